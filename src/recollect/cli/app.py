@@ -1,0 +1,39 @@
+"""The table of verbs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from recollect._version import __version__
+
+app = typer.Typer(
+    name="recollect",
+    help="Train, evaluate and ship image-retrieval embeddings by optimising recall@k itself.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # errors are sentences (see recollect.cli.main); bugs keep their plain traceback
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"recollect {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress lines.")] = False,
+) -> None:
+    """Options that stand before any verb."""
+    from recollect.common.progress import set_quiet
+
+    set_quiet(quiet)
+
+
+# Verbs, one import a file: each defines its command on import.

@@ -1,0 +1,1 @@
+"""The basement: what every room may use and what uses no room itself."""

@@ -1,0 +1,35 @@
+"""Errors meant for the person at the keyboard.
+
+Each message says what was wrong, with the value and the place, and what to do. The command line prints the
+message alone; a traceback is kept for errors that are ours. Raise the narrowest class that fits.
+"""
+
+from __future__ import annotations
+
+
+class RecollectError(Exception):
+    """Anything a user can put right. Its message is complete in itself."""
+
+
+class InputError(RecollectError, ValueError):
+    """An argument that cannot be: a wrong shape, a value out of range, lengths that differ."""
+
+
+class ConfigError(RecollectError, ValueError):
+    """A setting that is unknown, or two that exclude each other."""
+
+
+class DataError(RecollectError):
+    """A data set that is missing, incomplete or not in the layout it should have."""
+
+
+class ImageError(DataError):
+    """One image file that cannot be read, or may not be."""
+
+
+class WeightsError(RecollectError):
+    """A weights file that is missing, of another model, or not safe to open."""
+
+
+class MissingExtraError(RecollectError, ImportError):
+    """An optional package that is not installed."""

@@ -1,0 +1,131 @@
+"""Image files to pixels: the one safe way in, and the preprocessing a model was made for.
+
+Both the data room (training, evaluation) and the models room (``Embedder.embed``) read images here, so a picture looks
+the same to both. Files come from elsewhere and are treated so: sizes are checked before pixels are decoded.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+
+from recollect.common.errors import ConfigError, ImageError
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_PIXELS = 100_000_000
+"""Larger images are refused as decompression bombs: 100 megapixels decode to 300 MB."""
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "MPO", "AVIF", "JPEG2000")
+"""Formats PIL may try. Rare ones with fragile decoders are left out."""
+
+IMAGE_SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif", ".jp2"}
+)
+
+INTERPOLATIONS = ("bilinear", "bicubic", "lanczos")
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def read_image(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Read an image file as 8-bit RGB, upright by its EXIF orientation.
+
+    Palettes, greyscale, CMYK and 16-bit images are converted; transparency is laid on white.
+
+    Args:
+        source: a path, or the file's bytes.
+        max_pixels: images with more pixels are refused before they are decoded.
+
+    Raises:
+        ImageError: the file is missing, broken, truncated, too large or not an image; the message names it.
+    """
+    name = f"an image of {len(source)} bytes" if isinstance(source, bytes) else str(source)
+    try:
+        with warnings.catch_warnings():
+            # PIL's own bomb warning fires below our limit; ours is the one that is stated and enforced.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            file = io.BytesIO(source) if isinstance(source, bytes) else source
+            with Image.open(file, formats=FORMATS) as image:
+                if image.width * image.height > max_pixels:
+                    raise ImageError(
+                        f"{name}: {image.width}×{image.height} pixels, more than the limit of {max_pixels:,}. "
+                        "Shrink the file, or raise the limit if you trust it."
+                    )
+                return to_rgb(ImageOps.exif_transpose(image))
+    except ImageError:
+        raise
+    except FileNotFoundError as error:
+        raise ImageError(f"{name}: no such file.") from error
+    except (UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise ImageError(f"{name}: not an image that can be read ({type(error).__name__}).") from error
+    # PIL's decoders raise nearly anything on damaged files; all of it means the same to the user.
+    except (OSError, SyntaxError, ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
+        raise ImageError(f"{name}: damaged or unreadable ({error}).") from error
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Convert any PIL image to 8-bit RGB without surprises (see ``read_image``)."""
+    if image.mode in ("I;16", "I;16L", "I;16B", "I;16N", "I"):
+        # PIL's convert() clips 16-bit values at 255; keeping the high byte keeps the picture.
+        values = np.asarray(image).astype(np.int64)
+        shifted = values >> 8 if image.mode != "I" or values.max(initial=0) > 255 else values
+        image = Image.fromarray(np.clip(shifted, 0, 255).astype(np.uint8))
+    elif image.mode == "F":
+        image = Image.fromarray(np.clip(np.nan_to_num(np.asarray(image)), 0, 255).astype(np.uint8))
+    if image.mode in ("LA", "PA", "RGBA", "La", "RGBa") or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, rgba).convert("RGB")
+    if image.mode == "RGB":
+        image.load()
+        return image.copy() if isinstance(image, ImageFile.ImageFile) else image
+    return image.convert("RGB")
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What a model expects of an image: resize the shorter side, crop the centre, then its mean and deviation.
+
+    Calling it gives uint8 pixels; scaling and normalisation happen in the model, on its device, so that four times less
+    travels there. ``resize=None`` keeps the image's size and shape (instance search).
+    """
+
+    size: int = 224
+    resize: int | None = 256
+    interpolation: str = "bilinear"
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+
+    def __post_init__(self) -> None:
+        if self.interpolation not in INTERPOLATIONS:
+            raise ConfigError(
+                f"interpolation {self.interpolation!r} is unknown: choose one of {', '.join(INTERPOLATIONS)}."
+            )
+        if self.resize is not None and self.resize < self.size:
+            raise ConfigError(f"resize {self.resize} is smaller than the crop of {self.size}: raise resize.")
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        """RGB image to a uint8 tensor, 3 × size × size (or 3 × its own height × width)."""
+        from recollect.common import torchvision_fix
+
+        torchvision_fix.apply()
+        from torchvision.transforms.v2 import functional
+
+        if self.resize is not None:
+            mode = functional.InterpolationMode(self.interpolation)
+            image = functional.resize(image, [self.resize], interpolation=mode)
+            image = functional.center_crop(image, [self.size, self.size])
+        tensor: torch.Tensor = functional.pil_to_tensor(image)
+        return tensor
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as written into ``embedder.json``."""
+        return {**self.__dict__, "mean": list(self.mean), "std": list(self.std)}

@@ -1,0 +1,47 @@
+"""Makes ``import torchvision`` work beside a CPU build of torch.
+
+The registry's torchvision wheel is a CUDA build. Beside a CPU-only torch its compiled operators do not load, and
+importing it stops at ``operator torchvision::nms does not exist``, which takes timm down as well. Declaring the two
+operators that torchvision asks for at import is enough for transforms, models and timm; the operators themselves
+(box suppression for detectors) stay without an implementation, and nothing in recollect calls them.
+
+On a healthy install this module does nothing. It must be imported before torchvision or timm: write
+``from recollect.common import torchvision_fix`` and call ``torchvision_fix.apply()`` above those imports.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+_SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+_declared: list[object] = []  # torch drops an operator when its library object is collected
+
+
+def apply() -> bool:
+    """Import torchvision, declaring the missing operators first if need be.
+
+    Returns:
+        Whether the repair was needed (now or on an earlier call).
+    """
+    if "torchvision" in sys.modules:
+        return bool(_declared)
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise
+        _declare_operators()
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        importlib.import_module("torchvision")
+    return bool(_declared)
+
+
+def _declare_operators() -> None:
+    import torch
+
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        library.define(name + _SIGNATURE)
+    _declared.append(library)
