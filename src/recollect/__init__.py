@@ -21,7 +21,16 @@ _PUBLIC = {
     "large_batch_step": "recollect.training",
 }
 
-__all__ = ["Embedder", "RecallAtK", "Roadmap", "SmoothAP", "SupAP", "__version__", "evaluate", "large_batch_step"]
+__all__ = [
+    "Embedder",
+    "RecallAtK",
+    "Roadmap",
+    "SmoothAP",
+    "SupAP",
+    "__version__",
+    "evaluate",
+    "large_batch_step",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,118 @@
+"""``ImageSet``: images with labels, the one type that every source makes and everything else reads.
+
+A set is a description, cheap to make, slice and compare: no pixel is read until ``read``. Sources (``data/sources``) make
+sets; the sampler needs only ``labels``; the pipeline needs ``read``; a run's manifest keeps ``fingerprint``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from recollect.common.errors import InputError
+from recollect.common.images import MAX_PIXELS, read_image
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """N images with integer labels, as files below a root or as arrays in memory.
+
+    Args:
+        name: what it is, e.g. ``"sop"``; for messages and manifests.
+        names: N names, unique: paths relative to ``root`` (with ``/``), or any names for arrays.
+        labels: N class numbers, indices into ``class_names``.
+        class_names: the name of every class.
+        root: the folder that ``names`` are below; None for arrays.
+        arrays: N × H × W (grey) or N × H × W × 3 uint8 pixels, instead of files.
+        split: which part this is: ``"train"``, ``"test"``, ``"val"``, ``"all"`` or a source's own word.
+        boxes: N × 4 boxes (x1, y1, x2, y2) to crop to, in pixels of the upright image; NaN rows mean the whole image.
+
+    Example:
+        >>> pixels = np.zeros((4, 8, 8), np.uint8)
+        >>> images = ImageSet("demo", list("abcd"), [0, 0, 1, 1], ["x", "y"], arrays=pixels)
+        >>> len(images), images.num_classes, images.subset([0, 1]).num_classes
+        (4, 2, 1)
+    """
+
+    name: str
+    names: Sequence[str]
+    labels: NDArray[np.int64]
+    class_names: Sequence[str]
+    root: Path | None = None
+    arrays: NDArray[np.uint8] | None = None
+    split: str = "all"
+    boxes: NDArray[np.float64] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", np.asarray(self.labels, dtype=np.int64))
+        count = len(self.names)
+        if (self.root is None) == (self.arrays is None):
+            raise InputError(f"{self.name}: an image set has either a root folder or arrays, one of the two.")
+        for what, value in (("labels", self.labels), ("arrays", self.arrays), ("boxes", self.boxes)):
+            if value is not None and len(value) != count:
+                raise InputError(f"{self.name}: {count} names but {len(value)} {what}.")
+        if count and not 0 <= self.labels.min() <= self.labels.max() < len(self.class_names):
+            raise InputError(f"{self.name}: labels must be numbers from 0 to {len(self.class_names) - 1}.")
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes have at least one image here."""
+        return len(np.unique(self.labels))
+
+    @cached_property
+    def class_sizes(self) -> NDArray[np.int64]:
+        """The number of images of each class in ``class_names``."""
+        return np.bincount(self.labels, minlength=len(self.class_names)).astype(np.int64)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over names, class names and boxes: equal for equal sets wherever their root lies."""
+        digest = hashlib.sha256()
+        for index, (name, label) in enumerate(zip(self.names, self.labels.tolist(), strict=True)):
+            box = "" if self.boxes is None else np.array2string(self.boxes[index], precision=3)
+            digest.update(f"{name}\0{self.class_names[label]}\0{box}\n".encode())
+        return digest.hexdigest()
+
+    def path(self, index: int) -> Path:
+        """The file of image ``index``."""
+        if self.root is None:
+            raise InputError(f"{self.name}: its images are arrays in memory and have no files.")
+        return self.root / self.names[index]
+
+    def read(self, index: int, max_pixels: int = MAX_PIXELS) -> Image.Image:
+        """Image ``index`` as upright RGB, cropped to its box if it has one."""
+        if self.arrays is not None:
+            image = Image.fromarray(self.arrays[index]).convert("RGB")
+        else:
+            image = read_image(self.path(index), max_pixels=max_pixels)
+        if self.boxes is not None and not np.isnan(self.boxes[index]).any():
+            image = image.crop(tuple(self.boxes[index].tolist()))
+        return image
+
+    def subset(self, indices: Sequence[int] | NDArray[np.int64], split: str | None = None) -> ImageSet:
+        """The images at ``indices``, in that order; classes without an image are dropped and renumbered in order."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        kept, labels = np.unique(self.labels[chosen], return_inverse=True)
+        return replace(
+            self,
+            names=[self.names[i] for i in chosen.tolist()],
+            labels=labels.astype(np.int64),
+            class_names=[self.class_names[c] for c in kept.tolist()],
+            arrays=None if self.arrays is None else self.arrays[chosen],
+            boxes=None if self.boxes is None else self.boxes[chosen],
+            split=self.split if split is None else split,
+        )
+
+    def of_classes(self, classes: Sequence[int] | NDArray[np.int64], split: str | None = None) -> ImageSet:
+        """All images of the given classes, in their present order."""
+        return self.subset(np.flatnonzero(np.isin(self.labels, np.asarray(classes))), split)

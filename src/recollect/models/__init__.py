@@ -1,0 +1,1 @@
+"""Pixels to unit vectors: embedders, the initialisations they start from, and whitening."""

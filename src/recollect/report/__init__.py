@@ -1,0 +1,1 @@
+"""Runs to pages: curves, galleries, tables beside the paper's."""

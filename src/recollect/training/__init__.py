@@ -1,0 +1,1 @@
+"""One large-batch step, then many."""
