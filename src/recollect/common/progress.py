@@ -5,7 +5,7 @@ Quiet unless standard error is a terminal, so logs and pipes stay clean. One pla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from types import TracebackType
 from typing import TypeVar
 
@@ -98,7 +98,7 @@ def track(
     quiet: bool | None = None,
 ) -> Iterator[T]:
     """Yield ``items`` while a progress line counts them."""
-    if total is None and hasattr(items, "__len__"):
+    if total is None and isinstance(items, Sized):
         total = len(items)
     with ProgressLine(description, total, unit, quiet) as line:
         for item in items:

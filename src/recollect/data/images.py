@@ -1,7 +1,7 @@
 """``ImageSet``: images with labels, the one type that every source makes and everything else reads.
 
-A set is a description, cheap to make, slice and compare: no pixel is read until ``read``. Sources (``data/sources``) make
-sets; the sampler needs only ``labels``; the pipeline needs ``read``; a run's manifest keeps ``fingerprint``.
+A set is a description, cheap to make, slice and compare: no pixel is read until ``read``. Sources (``data/sources``)
+make sets; the sampler needs only ``labels``; the pipeline needs ``read``; a run's manifest keeps ``fingerprint``.
 """
 
 from __future__ import annotations
