@@ -59,8 +59,8 @@ class _Calibration(torch.autograd.Function):
                 short = margins[0] - similarities  # how much a positive lacks
                 excess = similarities - margins[1]  # how much a negative has too much
                 if same:  # a query is no pair with itself
-                    short.scatter_(1, torch.arange(begin, rows.stop, device=device)[:, None], -1.0)
-                pull, push = is_positive & (short > 0), ~is_positive & (excess > 0)
+                    short.scatter_(1, torch.arange(begin, rows.stop).to(device)[:, None], -1.0)
+                pull, push = is_positive & (short > 0), is_positive.logical_not() & (excess > 0)
                 value += (short * pull).sum() / positives + (excess * push).sum() / negatives
                 gradient = push.to(dtype) / negatives - pull.to(dtype) / positives
                 of_queries[rows] += gradient @ others
