@@ -34,20 +34,18 @@ def _list(as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(entry) for entry in entries], indent=2, ensure_ascii=False))
         return
-    table = Table("loss", "family", "what it is", "memory", "extra", "own parameters", "reference set", box=None)
+    table = Table(box=None, pad_edge=False)
+    for column in ("loss", "family", "memory", "extra", "own", "what it is"):
+        table.add_column(column, no_wrap=column != "what it is")
     for entry in entries:
-        table.add_row(
-            entry.name,
-            entry.family,
-            entry.description,
-            entry.memory,
-            entry.extra or "",
-            "yes" if entry.parameters else "",
-            "yes" if entry.references else "no",
-        )
-    console = Console()
+        own = "yes" if entry.parameters else ""
+        table.add_row(entry.name, entry.family, entry.memory, entry.extra or "", own, entry.description)
+    console = Console(highlight=False)
     console.print(table)
-    console.print("\nrecollect losses NAME shows a loss's options.", highlight=False)
+    console.print(
+        "\nmemory: M batch, N references, d dimensions, C classes, m images a class; own: has parameters of its own."
+        "\nrecollect losses NAME shows a loss's options."
+    )
 
 
 def _show(name: str, as_json: bool) -> None:
@@ -55,6 +53,7 @@ def _show(name: str, as_json: bool) -> None:
     import json
 
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from recollect.losses.registry import describe
@@ -67,9 +66,10 @@ def _show(name: str, as_json: bool) -> None:
     console = Console(highlight=False)
     console.print(f"[bold]{entry.name}[/bold] ({entry.family})\n")
     console.print(description.summary, markup=False)
-    table = Table("option", "type", "default", box=None)
+    table = Table("option", "type", "default", box=None, pad_edge=False)
     for option in description.options:
-        table.add_row(option.name, option.type, "required" if option.required else repr(option.default))
+        default = "required" if option.required else repr(option.default)
+        table.add_row(option.name, escape(option.type), escape(default))
     console.print()
     console.print(table)
     console.print(f"\nMemory: {entry.memory}.")

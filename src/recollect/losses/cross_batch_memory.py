@@ -6,7 +6,7 @@ because the library's loses its position in ``state_dict`` and is written to by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from recollect.losses import baselines
 from recollect.losses.metric_learning import MetricLearningLoss, call_in
 from recollect.losses.tiled import compute_dtype, count_matches, zero_loss
 
-_WRAPPABLE = {
+_WRAPPABLE: dict[str, Callable[..., MetricLearningLoss]] = {
     "contrastive": baselines.contrastive,
     "triplet": baselines.triplet,
     "margin": baselines.margin,
@@ -36,7 +36,7 @@ class CrossBatchMemory(nn.Module):
     leaving out each embedding's pair with itself. In ``eval()`` the memory is read and not written. One call is one
     step: the large-batch step calls a loss once, with all embeddings of the step, so they are stored once; with several
     processes each holds the same memory, since each sees the gathered batch. Labels must mean the same class in every
-    batch. The gradient reaches the batch only, not the memory. The memory is float32; ``loss.double()`` makes it float64.
+    batch. The gradient reaches the batch only, not the memory, which is float32 unless ``loss.double()`` is called.
 
     Args:
         dim: dimension of the embeddings.
@@ -79,7 +79,7 @@ class CrossBatchMemory(nn.Module):
         from recollect.losses.registry import check_options
 
         check_options(loss, _WRAPPABLE[loss], loss_options)
-        self.wrapped: MetricLearningLoss = _WRAPPABLE[loss](**loss_options)
+        self.wrapped = _WRAPPABLE[loss](**loss_options)
         self.wrapped.dim = dim
         self.memory_size = memory_size
         self.register_buffer("stored_embeddings", torch.zeros(memory_size, dim))

@@ -1,4 +1,4 @@
-"""A loss of pytorch-metric-learning behind recollect's call: ``loss(embeddings, labels, ref_emb=None, ref_labels=None)``.
+"""A loss of pytorch-metric-learning behind ``loss(embeddings, labels, ref_emb=None, ref_labels=None)``.
 
 The adapter checks the input, computes in float32 or better, mines if the loss has a miner, and answers batches without
 any positive. Which losses there are, with which settings, is told in ``baselines.py``; the memory of earlier batches is
@@ -102,7 +102,7 @@ class MetricLearningLoss(nn.Module):
             if parameter.device != embeddings.device:
                 raise InputError(
                     f"{self.name} has parameters on {parameter.device} but the embeddings are on "
-                    f"{embeddings.device}: move it with loss.to({str(embeddings.device)!r}) before making the optimiser."
+                    f"{embeddings.device}: call loss.to({str(embeddings.device)!r}) before making the optimiser."
                 )
 
     def extra_repr(self) -> str:

@@ -54,13 +54,13 @@ class _Ranking(torch.autograd.Function):
     """rk(y) / n, with the gradient of Rolínek et al.'s interpolation in place of its own, which is 0."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, lambda_val: float) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, y: Tensor, lambda_val: float) -> Tensor:
         ctx.save_for_backward(y)
         ctx.lambda_val = lambda_val
         return _rk(y) / len(y)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         (y,) = ctx.saved_tensors
         return -(_rk(y) - _rk(y + ctx.lambda_val * g)) / len(y) / ctx.lambda_val, None
 

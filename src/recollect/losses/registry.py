@@ -29,7 +29,8 @@ class LossEntry:
         family: ``rank`` (the order of a query's whole list), ``pair``, ``triplet``, ``proxy`` (class vectors),
             ``memory``.
         description: one line.
-        memory: the order of what it holds beside the embeddings; M batch, N references, C classes, m images a class.
+        memory: the order of what it holds; M batch, N references (M without), d dimensions, C classes, m images a
+            class. Losses that go tile by tile hold one tile of bounded size beside it.
         extra: the extra of recollect it needs, if any.
         parameters: whether it has parameters of its own, which must reach the optimiser.
         references: whether it takes a separate reference set.
@@ -71,7 +72,7 @@ def _baseline(
     return LossEntry(name, target, family, description, memory, "baselines", parameters, references)
 
 
-_TILED = "tiles of at most memory_mib"
+_TILED = "(M + N)·d"
 _ENTRIES = (
     LossEntry("recall_at_k", "recollect.losses.recall_at_k:RecallAtK", "rank", "RS@k, the recall@k surrogate", _TILED),
     LossEntry("smooth_ap", "recollect.losses.smooth_ap:SmoothAP", "rank", "AP with sigmoids for steps", _TILED),
@@ -142,7 +143,7 @@ def create(name: str, **options: Any) -> nn.Module:
 
 
 def describe(name: str) -> LossDescription:
-    """What ``recollect losses NAME`` prints: options with defaults, and the first paragraphs of the documentation."""
+    """What ``recollect losses NAME`` prints: options with defaults, and the documentation up to its arguments."""
     entry = _entry(name)
     maker = _load(entry)
     options = tuple(
@@ -154,8 +155,9 @@ def describe(name: str) -> LossDescription:
         )
         for parameter in _parameters(maker).values()
     )
-    text = inspect.getdoc(maker) or entry.description
-    return LossDescription(entry, options, text.split("\nArgs:")[0].strip())
+    text = (inspect.getdoc(maker) or entry.description).split("\nArgs:")[0].replace("``", "")
+    paragraphs = [" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n")]
+    return LossDescription(entry, options, "\n\n".join(paragraphs))
 
 
 def check_options(name: str, maker: Callable[..., Any], options: Mapping[str, Any]) -> None:

@@ -106,7 +106,7 @@ class _Tiled(torch.autograd.Function):
     """Value and gradient in one pass; ``backward`` only scales what ``forward`` has found."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         embeddings: Tensor,
         references: Tensor | None,
@@ -140,7 +140,7 @@ class _Tiled(torch.autograd.Function):
         return (total / len(queries)).to(embeddings.dtype)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         grad, ref_grad = ctx.saved_tensors
         return (
