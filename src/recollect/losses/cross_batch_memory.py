@@ -16,7 +16,7 @@ from recollect.common.errors import ConfigError, InputError
 from recollect.common.extras import require
 from recollect.losses import baselines
 from recollect.losses.metric_learning import MetricLearningLoss, call_in
-from recollect.losses.tiled import compute_dtype, count_matches, zero_loss
+from recollect.losses.tiled import compute_dtype, count_matches, same_set, zero_loss
 
 _WRAPPABLE: dict[str, Callable[..., MetricLearningLoss]] = {
     "contrastive": baselines.contrastive,
@@ -97,7 +97,7 @@ class CrossBatchMemory(nn.Module):
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
         """The loss of M × d embeddings against the memory."""
-        if ref_emb is not None and ref_emb is not embeddings:
+        if not same_set(embeddings, labels, ref_emb, ref_labels):
             raise InputError("cross_batch_memory takes no separate reference set: its memory is the reference set.")
         self.wrapped.check(embeddings, labels)
         if self.stored_embeddings.device != embeddings.device:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from recollect.common.errors import InputError
 from recollect.losses.checks import check_inputs
-from recollect.losses.tiled import compute_dtype, count_matches, zero_loss
+from recollect.losses.tiled import compute_dtype, count_matches, same_set, zero_loss
 
 
 class MetricLearningLoss(nn.Module):
@@ -56,11 +56,11 @@ class MetricLearningLoss(nn.Module):
     ) -> Tensor:
         """The loss of M × d embeddings, within the batch or against N × d references."""
         self.check(embeddings, labels, ref_emb, ref_labels)
-        # The library leaves out self-pairs only if it sees no reference set at all.
-        if ref_emb is embeddings:
+        if same_set(embeddings, labels, ref_emb, ref_labels):
             ref_emb = ref_labels = None
         ids = labels.to(embeddings.device, torch.int64)
-        ref_ids = None if ref_labels is None else ref_labels.to(embeddings.device, torch.int64)
+        # A copy: given one tensor as both kinds of labels, the library takes the two sets for one and drops pairs.
+        ref_ids = None if ref_labels is None else ref_labels.to(embeddings.device, torch.int64, copy=True)
         if self.needs_positives and not _any_positive(ids, ref_ids):
             return zero_loss(embeddings, ref_emb)
         dtype = compute_dtype(embeddings, ref_emb)
@@ -81,7 +81,7 @@ class MetricLearningLoss(nn.Module):
                 another dimension or on another device than the loss's own parameters.
         """
         check_inputs(embeddings, labels, ref_emb, ref_labels)
-        if ref_emb is not None and ref_emb is not embeddings and not self.takes_references:
+        if not self.takes_references and not same_set(embeddings, labels, ref_emb, ref_labels):
             raise InputError(
                 f"{self.name} takes no separate reference set: call it with embeddings and labels alone, "
                 "or choose another loss (recollect losses)."

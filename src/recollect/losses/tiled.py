@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from recollect.common.errors import ConfigError
 from recollect.losses.checks import check_inputs
@@ -27,7 +26,7 @@ class Tile(NamedTuple):
 
     similarities: Tensor  # rows × N, may be overwritten
     positives: Tensor  # rows × N, bool; the query itself is not among them
-    num_positives: Tensor  # rows
+    num_positives: Tensor  # rows, in the similarities' type
     own: Tensor | None  # rows: the column of the query itself; None with a separate reference set
     num_queries: int  # Q, over all tiles: what the loss is averaged over
 
@@ -60,7 +59,7 @@ def tiled_loss(
     check_inputs(embeddings, labels, ref_emb, ref_labels)
     if memory_mib <= 0:
         raise ConfigError(f"memory_mib is {memory_mib}: give the number of MiB a tile may take, e.g. 512.")
-    if ref_emb is embeddings:
+    if same_set(embeddings, labels, ref_emb, ref_labels):
         ref_emb = ref_labels = None
     dtype = compute_dtype(embeddings, ref_emb)
     device = embeddings.device
@@ -74,6 +73,13 @@ def tiled_loss(
     references = None if ref_emb is None else ref_emb.to(dtype)
     loss: Tensor = _Tiled.apply(embeddings.to(dtype), references, ids, ref_ids, num_positives, row_loss, rows)
     return loss
+
+
+def same_set(embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None, ref_labels: Tensor | None) -> bool:
+    """Whether the batch is its own reference set, so that a query is not to be compared with itself."""
+    if ref_emb is None or ref_labels is None:
+        return True
+    return ref_emb is embeddings and (ref_labels is labels or torch.equal(ref_labels, labels))
 
 
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
@@ -131,7 +137,8 @@ class _Tiled(torch.autograd.Function):
                 if same:
                     positives[torch.arange(len(index), device=index.device), index] = False
                 own = index if same else None
-                values, G = row_loss(Tile(E @ R.T, positives, num_positives[index], own, len(queries)))
+                counts = num_positives[index].to(R.dtype)
+                values, G = row_loss(Tile(E @ R.T, positives, counts, own, len(queries)))
                 total += values.sum(dtype=torch.float64)
                 if grad is not None and ref_grad is not None:
                     grad.index_add_(0, index, G @ R)
@@ -140,8 +147,9 @@ class _Tiled(torch.autograd.Function):
         return (total / len(queries)).to(embeddings.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # only with create_graph=True; the graph made would silently miss this loss
+            raise RuntimeError("this loss cannot be differentiated twice: leave out create_graph=True.")
         grad, ref_grad = ctx.saved_tensors
         return (
             None if grad is None else grad * scale,
