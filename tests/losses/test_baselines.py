@@ -214,7 +214,7 @@ def test_types(case: Case, dtype: torch.dtype) -> None:
 def test_batch_of_singletons_is_zero_with_a_zero_gradient(case: Case) -> None:
     loss = create(case[0], **case[1])
     E = unit(CLASSES, 1).requires_grad_()
-    with pytest.warns(UserWarning, match="no query of this batch has a positive"):
+    with pytest.warns(UserWarning, match="No image of this batch has a positive"):
         value = loss(E, torch.arange(CLASSES))
     value.backward()
     assert value.item() == 0
@@ -336,7 +336,7 @@ def test_evaluation_reads_the_memory_without_writing() -> None:
     loss = create("cross_batch_memory", dim=DIM, memory_size=16)
     (E, y), (other, z) = batches(2)
     loss.eval()
-    with pytest.warns(UserWarning, match="no query"):
+    with pytest.warns(UserWarning, match="No image"):
         assert loss(E, y) == 0
     assert loss.filled == 0
     loss.train()

@@ -88,7 +88,7 @@ def test_every_loss_tells_about_itself(name: str) -> None:
 
 def test_defaults_are_told() -> None:
     options = {option.name: option.default for option in describe("binned_ap").options}
-    assert options == {"bins": 25, "low": -1.0, "high": 1.0, "memory_mib": 512.0}
+    assert options == {"bins": 25, "low": -1.0, "high": 1.0, "memory": 512 * 2**20}
 
 
 @pytest.mark.parametrize(("wrong", "right"), [("proxy_ancor", "proxy_anchor"), ("Binned-AP", "binned_ap")])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError
-from recollect.losses.tiled import Tile, tiled_loss
+from recollect.losses.tiled import MEMORY, Tile, tiled_loss
 
 # Similarities, positions, indices, two weights, gradient and masks, for one pair in float32.
 _BYTES_PER_PAIR = 48
@@ -27,7 +27,7 @@ class BinnedAP(nn.Module):
         bins: number of bins. 25 is the default of the authors' released code.
         low: centre of the last bin. −1 is the paper's; the released code's default is 0.
         high: centre of the first bin.
-        memory_mib: the most that one tile of similarities may take.
+        memory: the most that one tile may take, in bytes (512 MiB).
 
     Raises:
         ConfigError: fewer than 2 bins, or ``low`` not below ``high``.
@@ -38,7 +38,7 @@ class BinnedAP(nn.Module):
         >>> loss.backward()
     """
 
-    def __init__(self, bins: int = 25, low: float = -1.0, high: float = 1.0, memory_mib: float = 512.0) -> None:
+    def __init__(self, bins: int = 25, low: float = -1.0, high: float = 1.0, memory: int = MEMORY) -> None:
         super().__init__()
         if bins < 2:
             raise ConfigError(f"bins is {bins}: a histogram needs at least 2 bins (the published number is 25).")
@@ -47,7 +47,7 @@ class BinnedAP(nn.Module):
         self.bins = bins
         self.low = low
         self.high = high
-        self.memory_mib = memory_mib
+        self.memory = memory
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
@@ -60,7 +60,7 @@ class BinnedAP(nn.Module):
             ref_emb,
             ref_labels,
             bytes_per_pair=_BYTES_PER_PAIR,
-            memory_mib=self.memory_mib,
+            memory=self.memory,
         )
 
     def _rows(self, tile: Tile) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError
-from recollect.losses.tiled import Tile, tiled_loss
+from recollect.losses.tiled import MEMORY, Tile, tiled_loss
 
 # Scores, two rankings with the indices of their sorts, and the gradient, for one pair in float32.
 _BYTES_PER_PAIR = 64
@@ -31,7 +31,7 @@ class BlackboxAP(nn.Module):
         lambda_val: the interpolation's strength λ; larger is smoother and further from the true loss. 4 and a margin of
             0.02 are the settings of published comparisons on these benchmarks.
         margin: α, the margin between positives' and negatives' scores.
-        memory_mib: the most that one tile of similarities may take.
+        memory: the most that one tile may take, in bytes (512 MiB).
 
     Raises:
         ConfigError: λ ≤ 0 or a negative margin.
@@ -42,7 +42,7 @@ class BlackboxAP(nn.Module):
         >>> loss.backward()
     """
 
-    def __init__(self, lambda_val: float = 4.0, margin: float = 0.02, memory_mib: float = 512.0) -> None:
+    def __init__(self, lambda_val: float = 4.0, margin: float = 0.02, memory: int = MEMORY) -> None:
         super().__init__()
         if lambda_val <= 0:
             raise ConfigError(f"lambda_val is {lambda_val}: the interpolation needs a positive λ (published: 4).")
@@ -50,7 +50,7 @@ class BlackboxAP(nn.Module):
             raise ConfigError(f"margin is {margin}: it must be 0 or more (published: 0.02).")
         self.lambda_val = lambda_val
         self.margin = margin
-        self.memory_mib = memory_mib
+        self.memory = memory
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
@@ -63,7 +63,7 @@ class BlackboxAP(nn.Module):
             ref_emb,
             ref_labels,
             bytes_per_pair=_BYTES_PER_PAIR,
-            memory_mib=self.memory_mib,
+            memory=self.memory,
         )
 
     def _rows(self, tile: Tile) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,4 @@
-"""What every loss asks of its input, checked in one place so that each mistake has one sentence.
-
-Every loss calls ``check_inputs`` first; nothing here knows any loss.
-"""
+"""What every loss demands of its input, said once: shapes, lengths, types, finite numbers."""
 
 from __future__ import annotations
 
@@ -10,49 +7,59 @@ from torch import Tensor
 
 from recollect.common.errors import InputError
 
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+
 
 def check_inputs(
     embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
 ) -> None:
-    """Refuse embeddings and labels no loss can work with.
+    """Refuse what no loss can use, with a sentence that says what was given.
 
     Raises:
-        InputError: not 2-D, not floating, empty, not finite; labels not 1-D integers of the same length; a reference
-            set without labels, without embeddings, or of another dimension.
+        InputError: (a ``ValueError``) for the first thing that is wrong.
     """
     _check_pair(embeddings, labels, "embeddings", "labels")
     if (ref_emb is None) != (ref_labels is None):
-        given, missing = ("ref_labels", "ref_emb") if ref_emb is None else ("ref_emb", "ref_labels")
-        raise InputError(f"{given} was given without {missing}: a reference set needs both.")
-    if ref_emb is not None and ref_labels is not None:
+        missing = "ref_emb" if ref_emb is None else "ref_labels"
+        raise InputError(f"ref_emb and ref_labels go together, but {missing} is missing.")
+    if ref_emb is not None and ref_labels is not None and ref_emb is not embeddings:
         _check_pair(ref_emb, ref_labels, "ref_emb", "ref_labels")
         if ref_emb.shape[1] != embeddings.shape[1]:
             raise InputError(
-                f"embeddings have {embeddings.shape[1]} dimensions but ref_emb has {ref_emb.shape[1]}: "
+                f"embeddings have {embeddings.shape[1]} dimensions and ref_emb {ref_emb.shape[1]}: "
                 "both must come from the same model."
+            )
+        if ref_emb.device != embeddings.device:
+            raise InputError(
+                f"embeddings are on {embeddings.device} and ref_emb on {ref_emb.device}: move one of them."
             )
 
 
 def _check_pair(embeddings: Tensor, labels: Tensor, name: str, labels_name: str) -> None:
-    if embeddings.ndim != 2 or not embeddings.is_floating_point():
+    if not isinstance(embeddings, Tensor) or not isinstance(labels, Tensor):
+        raise InputError(f"{name} and {labels_name} must be tensors.")
+    if embeddings.ndim != 2:
+        raise InputError(f"{name} must be a matrix (images × dimensions), but its shape is {tuple(embeddings.shape)}.")
+    if not embeddings.is_floating_point():
+        raise InputError(f"{name} must be floating point, but are {embeddings.dtype}.")
+    if labels.ndim != 1 or labels.dtype not in _INTEGERS:
         raise InputError(
-            f"{name} must be a 2-D floating-point tensor, one row an image; got shape "
-            f"{tuple(embeddings.shape)} of {embeddings.dtype}."
-        )
-    if embeddings.numel() == 0:
-        raise InputError(f"{name} is empty (shape {tuple(embeddings.shape)}): a loss needs at least one embedding.")
-    integer = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
-    if labels.ndim != 1 or not integer:
-        raise InputError(
-            f"{labels_name} must be a 1-D tensor of integers; got shape {tuple(labels.shape)} of {labels.dtype}."
+            f"{labels_name} must be a vector of integers, but has shape {tuple(labels.shape)} and type {labels.dtype}."
         )
     if len(labels) != len(embeddings):
-        raise InputError(
-            f"{len(embeddings)} rows in {name} but {len(labels)} in {labels_name}: one label an embedding."
-        )
+        raise InputError(f"{len(embeddings)} {name} but {len(labels)} {labels_name}: one label an embedding is needed.")
+    if embeddings.numel() == 0:
+        raise InputError(f"{name} are empty (shape {tuple(embeddings.shape)}): a batch needs at least one image.")
     if not bool(torch.isfinite(embeddings).all()):
-        rows = (~torch.isfinite(embeddings).all(dim=1)).nonzero().flatten()
+        row = int((~torch.isfinite(embeddings)).any(dim=1).nonzero()[0])
         raise InputError(
-            f"{name} has NaN or infinite values in {len(rows)} of {len(embeddings)} rows (first: row {int(rows[0])}): "
-            "lower the learning rate or look for a bad image."
+            f"{name} contain NaN or infinite values (first in row {row}): "
+            "lower the learning rate, or look at the image of that row."
         )
+
+
+def check_positive(name: str, value: float) -> float:
+    """``value`` if it is a number above zero."""
+    if not value > 0 or value == float("inf"):
+        raise InputError(f"{name} must be a number above zero, but is {value}.")
+    return float(value)

@@ -40,8 +40,8 @@ class CrossBatchMemory(nn.Module):
 
     Args:
         dim: dimension of the embeddings.
-        memory_size: how many embeddings are kept; at least the batch size. The paper keeps from half of the training
-            set to all of it; 8192 is a choice that fits beside batches of 4000.
+        memory_size: how many embeddings are kept; at least the batch size. The paper's memories grow up to the whole
+            training set; 8192 is our choice, to fit beside batches of 4000.
         loss: contrastive, triplet, margin, multi_similarity or supcon.
         loss_options: options of that loss; for contrastive the paper's if left out.
 

@@ -17,6 +17,9 @@ from torch import Tensor
 from recollect.common.errors import ConfigError
 from recollect.losses.checks import check_inputs
 
+MEMORY = 512 * 2**20
+"""Default memory budget of a tile in bytes."""
+
 # Beyond this a tile only falls out of the processor's caches; it never gets faster.
 _TILE_BYTES = 32 * 2**20
 
@@ -43,7 +46,7 @@ def tiled_loss(
     ref_labels: Tensor | None,
     *,
     bytes_per_pair: int,
-    memory_mib: float,
+    memory: int,
 ) -> Tensor:
     """The mean of ``row_loss`` over all queries that have a positive.
 
@@ -54,11 +57,11 @@ def tiled_loss(
         ref_emb: N × d references; None (or ``embeddings`` itself) ranks the batch against itself without the query.
         ref_labels: N integers.
         bytes_per_pair: what ``row_loss`` holds for one similarity, in float32.
-        memory_mib: the most that a tile may take.
+        memory: the most that a tile may take, in bytes.
     """
     check_inputs(embeddings, labels, ref_emb, ref_labels)
-    if memory_mib <= 0:
-        raise ConfigError(f"memory_mib is {memory_mib}: give the number of MiB a tile may take, e.g. 512.")
+    if memory <= 0:
+        raise ConfigError(f"memory is {memory}: give the number of bytes a tile may take, e.g. 512 * 2**20.")
     if same_set(embeddings, labels, ref_emb, ref_labels):
         ref_emb = ref_labels = None
     dtype = compute_dtype(embeddings, ref_emb)
@@ -68,7 +71,7 @@ def tiled_loss(
     num_positives = count_matches(ids, ref_ids) - (1 if ref_emb is None else 0)
     if not bool((num_positives > 0).any()):
         return zero_loss(embeddings, ref_emb)
-    tile_bytes = min(memory_mib * 2**20, _TILE_BYTES)
+    tile_bytes = min(memory, _TILE_BYTES)
     rows = max(1, int(tile_bytes / (len(ref_ids) * bytes_per_pair * (dtype.itemsize / 4))))
     references = None if ref_emb is None else ref_emb.to(dtype)
     loss: Tensor = _Tiled.apply(embeddings.to(dtype), references, ids, ref_ids, num_positives, row_loss, rows)
@@ -100,9 +103,7 @@ def count_matches(ids: Tensor, ref_ids: Tensor) -> Tensor:
 def zero_loss(embeddings: Tensor, ref_emb: Tensor | None = None) -> Tensor:
     """0 with a zero gradient, for a batch in which nothing has a positive; warns, since it trains nothing."""
     warnings.warn(
-        "no query of this batch has a positive (every class has one image): the loss is 0 and trains nothing. "
-        "Sample at least two images a class.",
-        stacklevel=3,
+        "No image of this batch has a positive, so the loss is 0: sample at least 2 images a class.", stacklevel=3
     )
     zero = (embeddings * 0).sum(dtype=compute_dtype(embeddings))
     return zero if ref_emb is None else zero + (ref_emb * 0).sum()
