@@ -7,8 +7,15 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
-from recollect.losses.soft_rank import MEMORY, compute_dtype, save_gradients, scaled_gradients
+from recollect.losses.one_pass import (
+    MEMORY,
+    compute_dtype,
+    same_set,
+    save_gradients,
+    scaled_gradients,
+)
 
 
 def calibration_loss(
@@ -24,7 +31,7 @@ def calibration_loss(
 
     ``share`` = (r, W) takes every W-th row of queries; the W results add up to the whole.
     """
-    same = ref_emb is None or ref_emb is embeddings
+    same = same_set(embeddings, labels, ref_emb, ref_labels)
     others = labels if same or ref_labels is None else ref_labels
     references = embeddings if ref_emb is None else ref_emb
     value: Tensor = _Calibration.apply(embeddings, references, labels, others, same, margins, memory, share)
@@ -34,7 +41,7 @@ def calibration_loss(
 class _Calibration(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx,
+        ctx: FunctionCtx,
         embeddings: Tensor,
         references: Tensor,
         labels: Tensor,
@@ -44,7 +51,7 @@ class _Calibration(torch.autograd.Function):
         memory: int,
         share: tuple[int, int],
     ) -> Tensor:
-        dtype, device = compute_dtype(embeddings), embeddings.device
+        dtype, device = compute_dtype(embeddings, references), embeddings.device
         labels, ref_labels = labels.detach().to(device).long(), ref_labels.detach().to(device).long()
         positives, negatives = _pair_counts(labels, ref_labels, same)
         queries, others = embeddings.detach().to(dtype), references.detach().to(dtype)
@@ -67,12 +74,11 @@ class _Calibration(torch.autograd.Function):
                 of_others += gradient.T @ queries[rows]
         if same:
             of_queries += of_others
-        gradients = (of_queries.to(embeddings.dtype), None if same else of_others.to(references.dtype))
-        save_gradients(ctx, (embeddings, references), gradients)
+        save_gradients(ctx, (embeddings, references), (of_queries, None if same else of_others))
         return value.to(dtype)
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         return (*scaled_gradients(ctx, grad_outputs[0]), None, None, None, None, None, None)
 
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from recollect.common.errors import InputError
 from recollect.losses.checks import check_inputs
+from recollect.losses.one_pass import MEMORY, same_set
 from recollect.losses.simix import MAX_PAIRS, Mixing, draw_mixing
-from recollect.losses.soft_rank import MEMORY, Ranks, Settings, soft_rank_loss
+from recollect.losses.soft_rank import Ranks, Settings, soft_rank_loss
 from recollect.losses.steps import Step
 
 
@@ -22,6 +23,8 @@ class RankLoss(nn.Module):
 
     Args:
         step: how "z is ahead of x" is smoothed.
+        count_query: rank each query among its own references.
+        rank_limit: a rank beyond which a positive no longer matters to ``query_loss``; None if every rank does.
         simix: enlarge the batch by mixtures of images of one class (see ``simix.py``).
         max_pairs: with SiMix, at most so many mixtures a class; None for all n(n − 1)/2.
         generator: a CPU generator that makes SiMix reproducible; its state is part of ``state_dict``.
@@ -32,14 +35,14 @@ class RankLoss(nn.Module):
     def __init__(
         self,
         step: Step,
+        count_query: bool = False,
+        rank_limit: float | None = None,
         *,
         simix: bool = False,
         max_pairs: int | None = MAX_PAIRS,
         generator: torch.Generator | None = None,
         memory: int = MEMORY,
         prune: bool = True,
-        count_query: bool = False,
-        rank_limit: float | None = None,
     ) -> None:
         super().__init__()
         if memory <= 0:
@@ -85,7 +88,8 @@ class RankLoss(nn.Module):
         share: tuple[int, int],
     ) -> Tensor:
         check_inputs(embeddings, labels, ref_emb, ref_labels)
-        mixing = self._mix(labels, None if ref_emb is embeddings else ref_labels) if self.simix else None
+        same = same_set(embeddings, labels, ref_emb, ref_labels)
+        mixing = self._mix(labels, None if same else ref_labels) if self.simix else None
         return soft_rank_loss(self.query_loss, embeddings, labels, ref_emb, ref_labels, self._settings, mixing, share)
 
     def _mix(self, labels: Tensor, ref_labels: Tensor | None) -> tuple[Mixing, Mixing]:

@@ -65,7 +65,7 @@ class RecallAtK(RankLoss):
         check_positive("tau2", tau2)
         # A positive this far behind the largest k has σ_tau1(k − rank) below rounding, in float64 too.
         limit = max(chosen) + tau1 * saturation(torch.float64)
-        super().__init__(make_step(step, tau2), simix=simix, count_query=count_query, rank_limit=limit, **options)
+        super().__init__(make_step(step, tau2), count_query, limit, simix=simix, **options)
         self.k, self.tau1, self.tau2 = chosen, float(tau1), float(tau2)
 
     def query_loss(self, ranks: Ranks) -> Tensor:

@@ -19,20 +19,26 @@ The equation itself is in ``reference.py``; tests hold this file to it. Losses (
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from recollect.losses.comparison import Comparison
 from recollect.losses.layout import Layout, Tile
+from recollect.losses.one_pass import (
+    MEMORY,
+    compute_dtype,
+    gradient_wanted,
+    same_set,
+    save_gradients,
+    scaled_gradients,
+    zero_loss,
+)
 from recollect.losses.simix import Mixing
 from recollect.losses.steps import Step
-
-MEMORY = 512 * 2**20
-"""Default memory budget in bytes, beside the embeddings and their gradient."""
 
 _BLOCK_BYTES = 2 * 2**20  # P × n × T blocks on a CPU: in the second-level caches, or nearly
 _CPU_QUERIES, _GPU_QUERIES = 256, 16384  # columns a tile at most; with 256 a CPU's products are at full speed
@@ -97,23 +103,14 @@ def soft_rank_loss(
     Returns:
         A scalar in float32, or float64 if the embeddings are.
     """
-    same = ref_emb is None or ref_emb is embeddings
+    same = same_set(embeddings, labels, ref_emb, ref_labels)
     layout = Layout.of(labels, None if same else ref_labels, mixing)
     if not layout.num_queries:
-        warnings.warn(
-            "No image of this batch has a positive, so the loss is 0: sample at least 2 images a class.", stacklevel=3
-        )
-        nothing = (embeddings * 0).sum() if ref_emb is None else (embeddings * 0).sum() + (ref_emb * 0).sum()
-        return nothing.to(compute_dtype(embeddings))
+        return zero_loss(embeddings, ref_emb)
     references = embeddings if same or ref_emb is None else ref_emb
-    wanted = torch.is_grad_enabled() and (embeddings.requires_grad or references.requires_grad)
+    wanted = gradient_wanted(embeddings, references)
     value: Tensor = _SoftRankLoss.apply(embeddings, references, wanted, query_loss, layout, settings, share)
     return value
-
-
-def compute_dtype(tensor: Tensor) -> torch.dtype:
-    """Half precision computes in float32; float64 stays."""
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 class _SoftRankLoss(torch.autograd.Function):
@@ -121,7 +118,7 @@ class _SoftRankLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx,
+        ctx: FunctionCtx,
         embeddings: Tensor,
         references: Tensor,
         wanted: bool,
@@ -130,49 +127,19 @@ class _SoftRankLoss(torch.autograd.Function):
         settings: Settings,
         share: tuple[int, int],
     ) -> Tensor:
-        dtype, same = compute_dtype(embeddings), references is embeddings
+        dtype, same = compute_dtype(embeddings, references), references is embeddings
         # Autocast would turn the products into half precision, where a step of tau = 0.01 drowns in rounding.
         with torch.autocast(embeddings.device.type, enabled=False):
             queries = embeddings.detach().to(dtype)
             engine = _Engine(queries, queries if same else references.detach().to(dtype), layout, settings)
             value, grads = engine.run(query_loss, share, wanted)
         if grads is not None:
-            of_references = None if same else grads[1].to(references.dtype)
-            save_gradients(ctx, (embeddings, references), (grads[0].to(embeddings.dtype), of_references))
+            save_gradients(ctx, (embeddings, references), (grads[0], None if same else grads[1]))
         return value
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         return (*scaled_gradients(ctx, grad_outputs[0]), None, None, None, None, None)
-
-
-def save_gradients(
-    ctx: torch.autograd.function.FunctionCtx, inputs: Gradients, gradients: tuple[Tensor, Tensor | None]
-) -> None:
-    """Keep what forward has found, and the inputs it depends on, for ``scaled_gradients``."""
-    ctx.save_for_backward(*inputs, *gradients)  # type: ignore[arg-type]
-
-
-def scaled_gradients(ctx: torch.autograd.function.FunctionCtx, factor: Tensor) -> list[Tensor | None]:
-    """The saved gradients times ``factor``; they know their inputs, so differentiating them again is refused in words."""
-    queries, references, *gradients = ctx.saved_tensors  # type: ignore[attr-defined]
-    return [g if g is None else _Once.apply(g, factor, queries, references) for g in gradients]
-
-
-class _Once(torch.autograd.Function):
-    """``gradient · factor``; a second derivative would be wrong, so there is a sentence instead."""
-
-    @staticmethod
-    def forward(
-        ctx: torch.autograd.function.FunctionCtx, gradient: Tensor, factor: Tensor, queries: Tensor, references: Tensor
-    ) -> Tensor:
-        return gradient * factor.to(gradient.dtype)
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *grad_outputs: Tensor) -> Tensor:
-        raise RuntimeError(
-            "recollect's rank losses give first derivatives only: a second backward through one is not supported."
-        )
 
 
 class _Engine:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from recollect.common.errors import InputError
 from recollect.losses.calibration import calibration_loss
-from recollect.losses.checks import check_inputs
 from recollect.losses.rank_loss import RankLoss
 from recollect.losses.smooth_ap import average_precision_loss
-from recollect.losses.soft_rank import MEMORY, Ranks
+from recollect.losses.soft_rank import Ranks
 from recollect.losses.steps import Asymmetric
 
 
@@ -40,11 +39,11 @@ class SupAP(RankLoss):
         return average_precision_loss(ranks)
 
 
-class Roadmap(nn.Module):
+class Roadmap(SupAP):
     """ROADMAP (Ramzi et al., 2021): ``(1 − λ) · SupAP + λ · calibration``.
 
-    The calibration draws positives above one similarity and negatives below another, so that scores of different queries
-    can be compared: mean over positive pairs of ``[0.9 − s]₊`` plus mean over negative pairs of ``[s − 0.6]₊``.
+    The calibration draws positives above one similarity and negatives below another, so that scores of different
+    queries can be compared: mean over positive pairs of ``[0.9 − s]₊`` plus mean over negative pairs of ``[s − 0.6]₊``.
 
     Args:
         calibration_weight: λ.
@@ -59,27 +58,21 @@ class Roadmap(nn.Module):
         negative_margin: float = 0.6,
         **options: Any,
     ) -> None:
-        super().__init__()
+        super().__init__(**options)
         if not 0 <= calibration_weight <= 1:
             raise InputError(f"calibration_weight must be between 0 and 1, but is {calibration_weight}.")
-        self.sup_ap = SupAP(**options)
         self.calibration_weight = calibration_weight
         self.margins = (positive_margin, negative_margin)
-        self.memory = int(options.get("memory", MEMORY))
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    def _compute(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        ref_emb: Tensor | None,
+        ref_labels: Tensor | None,
+        share: tuple[int, int],
     ) -> Tensor:
-        """The loss of a batch; arguments as for every loss."""
-        check_inputs(embeddings, labels, ref_emb, ref_labels)
-        ranking = self.sup_ap(embeddings, labels, ref_emb, ref_labels)
-        return self._join(ranking, calibration_loss(embeddings, labels, ref_emb, ref_labels, self.margins, self.memory))
-
-    def share(self, embeddings: Tensor, labels: Tensor, rank: int, world_size: int) -> Tensor:
-        """The part of one of ``world_size`` shares of the queries (see ``RankLoss.share``)."""
-        ranking = self.sup_ap.share(embeddings, labels, rank, world_size)
-        shared = calibration_loss(embeddings, labels, None, None, self.margins, self.memory, (rank, world_size))
-        return self._join(ranking, shared)
-
-    def _join(self, ranking: Tensor, calibration: Tensor) -> Tensor:
+        ranking = super()._compute(embeddings, labels, ref_emb, ref_labels, share)
+        memory = self._settings.memory
+        calibration = calibration_loss(embeddings, labels, ref_emb, ref_labels, self.margins, memory, share)
         return (1 - self.calibration_weight) * ranking + self.calibration_weight * calibration
