@@ -1,5 +1,7 @@
 """Images with labels: where they come from, how they are split, sampled, decoded and augmented."""
 
 from recollect.data.images import ImageSet
+from recollect.data.registry import Counts, Source, available, load
+from recollect.data.splits import class_disjoint_split, class_folds
 
-__all__ = ["ImageSet"]
+__all__ = ["Counts", "ImageSet", "Source", "available", "class_disjoint_split", "class_folds", "load"]
