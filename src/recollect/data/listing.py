@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,7 @@ def make_set(
     missing: str = "error",
     allow_outside: bool = False,
     boxes: NDArray[np.float64] | None = None,
+    titles: Mapping[int, str] | None = None,
 ) -> ImageSet:
     """The set of listed images; its classes are numbered in the order of their sorted keys.
 
@@ -41,10 +42,11 @@ def make_set(
         root: the folder that ``names`` are below.
         split: the part this is.
         names: a path a listed image.
-        classes: a key an image, all numbers or all text; the class is called ``str(key)``.
+        classes: a key an image, all numbers or all text.
         missing: ``"error"``, ``"drop"`` or ``"keep"``, see ``MISSING``.
         allow_outside: whether names may leave the root.
         boxes: a box an image.
+        titles: what the class of a key is called, if not ``str(key)``.
     """
     if missing not in MISSING:
         raise ConfigError(f"missing={missing!r} is unknown: choose one of {', '.join(MISSING)}.")
@@ -55,7 +57,7 @@ def make_set(
         source.name,
         names,
         labels.astype(np.int64),
-        [str(key) for key in keys.tolist()],
+        [str(key) if titles is None else titles[key] for key in keys.tolist()],
         root=root,
         split=split,
         boxes=boxes,

@@ -46,7 +46,8 @@ class Source:
         published: the counts each split is published with.
         test_splits: the splits that together are the test, e.g. the three lists of VehicleID.
         needs_root: False for a set that is made rather than found.
-        any_split: whether splits beyond ``splits`` may exist (a user's own list names its own).
+        find_splits: ``find_splits(root, **options)`` tells which splits there are, where that depends on the copy (a
+            user's own list names its own); ``splits`` are then only the usual ones.
     """
 
     name: str
@@ -59,7 +60,7 @@ class Source:
     published: Mapping[str, Counts] = field(default_factory=dict)
     test_splits: tuple[str, ...] = ("test",)
     needs_root: bool = True
-    any_split: bool = False
+    find_splits: Callable[..., tuple[str, ...]] | None = None
 
     def trouble(self, what: str) -> DataError:
         """An error about this data set that also says what belongs where and where it can be had."""
@@ -114,12 +115,12 @@ def load(name: str, root: Path | str | None = None, split: str = "train", **opti
         DataWarning: the counts differ from the published ones.
     """
     source = find_source(name)
-    if split not in source.splits and not source.any_split:
+    if split not in source.splits and source.find_splits is None:
         raise ConfigError(f"{name} has no split {split!r}: choose one of {', '.join(source.splits)}.")
     for option in options:
         if option not in source.options:
             raise ConfigError(f"{name} has no option {option!r}: it has {', '.join(source.options) or 'none'}.")
-    images = source.read(_check_root(source, root), split, **options)
+    images = source.read(check_root(source, root), split, **options)
     difference = count_difference(source, images, split)
     if difference is not None:
         warnings.warn(difference, DataWarning, stacklevel=2)
@@ -137,7 +138,8 @@ def count_difference(source: Source, images: ImageSet, split: str) -> str | None
     return f"{source.name}, {split}: {found} found, but it is published with {published}. Results will not compare."
 
 
-def _check_root(source: Source, root: Path | str | None) -> Path | None:
+def check_root(source: Source, root: Path | str | None) -> Path | None:
+    """``root`` as a path that exists, or an error that says what belongs there."""
     if not source.needs_root:
         return None if root is None else Path(root)
     if root is None:

@@ -40,9 +40,7 @@ def read(
     """
     if root.is_file() and csv is None:
         root, csv = root.parent, root.name
-    rows = list(_csv_rows(root, Path(csv)) if csv is not None else _folder_rows(root, allow_outside))
-    if not rows:
-        raise SOURCE.trouble(f"no images below {root} (looked for {', '.join(sorted(IMAGE_SUFFIXES))}).")
+    rows = _rows(root, csv, allow_outside)
     parts = sorted({part for _, _, part in rows if part})
     if split == "all":
         chosen = rows
@@ -58,7 +56,22 @@ def read(
     return make_set(SOURCE, root, split, names, classes, missing=policy, allow_outside=allow_outside)
 
 
+def find_splits(root: Path, *, csv: str | Path | None = None, allow_outside: bool = False) -> tuple[str, ...]:
+    """The splits this copy has, ``"train"`` first."""
+    if root.is_file() and csv is None:
+        root, csv = root.parent, root.name
+    parts = {part for _, _, part in _rows(root, csv, allow_outside) if part} or {"train", "test"}
+    return tuple(sorted(parts, key=lambda part: (part != "train", part)))
+
+
 Row = tuple[str, str, str]  # path relative to the root, class, split or ""
+
+
+def _rows(root: Path, csv: str | Path | None, allow_outside: bool) -> list[Row]:
+    rows = list(_csv_rows(root, Path(csv)) if csv is not None else _folder_rows(root, allow_outside))
+    if not rows:
+        raise SOURCE.trouble(f"no images below {root} (looked for {', '.join(sorted(IMAGE_SUFFIXES))}).")
+    return rows
 
 
 def _half(rows: list[Row], split: str, root: Path) -> list[Row]:
@@ -96,7 +109,7 @@ def _folder_rows(root: Path, allow_outside: bool) -> Iterator[Row]:
         raise SOURCE.trouble(f"{root} is not a folder.")
     parts = [part for part in PARTS if (root / part).is_dir()]
     if "train" not in parts or len(parts) < 2:
-        yield from ((name, label, "") for name, label in _class_folders(root, "", allow_outside))
+        yield from ((name, label, "") for name, label in class_images(root, "", allow_outside))
         return
     others = [entry for entry in _visible(root) if entry not in parts and (root / entry).is_dir()]
     if others:
@@ -106,13 +119,14 @@ def _folder_rows(root: Path, allow_outside: bool) -> Iterator[Row]:
             stacklevel=2,
         )
     for part in parts:
-        yield from ((name, label, part) for name, label in _class_folders(root, f"{part}/", allow_outside))
+        yield from ((name, label, part) for name, label in class_images(root, part, allow_outside))
 
 
-def _class_folders(root: Path, prefix: str, allow_outside: bool) -> Iterator[tuple[str, str]]:
+def class_images(root: Path, part: str, allow_outside: bool) -> Iterator[tuple[str, str]]:
+    """Path relative to ``root`` and class of every image in the class folders below ``root/part`` (or ``root``)."""
     loose = 0
-    for entry in _visible(root / prefix):
-        relative = prefix + entry
+    for entry in _visible(root / part):
+        relative = f"{part}/{entry}" if part else entry
         if (root / relative).is_dir():
             for name in walk_images(root, relative, allow_outside):
                 yield name, entry
@@ -120,7 +134,7 @@ def _class_folders(root: Path, prefix: str, allow_outside: bool) -> Iterator[tup
             loose += Path(entry).suffix.lower() in IMAGE_SUFFIXES
     if loose:
         warnings.warn(
-            f"{root / prefix}: {loose:,} images lie beside the class folders and are passed over; "
+            f"{root / part}: {loose:,} images lie beside the class folders and are passed over; "
             "put each into a folder named after its class.",
             DataWarning,
             stacklevel=2,
@@ -158,6 +172,6 @@ SOURCE = Source(
     layout="root/<class>/<image>, or root/{train,test}/<class>/<image>, or a CSV file with path,label[,split]",
     homepage="your own disk",
     licence="yours",
-    any_split=True,
+    find_splits=find_splits,
 )
 SOURCES = (SOURCE,)
