@@ -107,9 +107,12 @@ class Report:
         published = "" if split.published_images is None else f"   published {split.published_images:,}"
         if split.published_classes is not None:
             published += f" of {split.published_classes:,} classes"
-        yield f"{split.split}: {split.images:,} images of {split.classes:,} classes{published}"
+        classes = f" of {split.classes:,} classes" if split.classes > 1 else ""
+        yield f"{split.split}: {split.images:,} images{classes}{published}"
         if split.missing or split.unreadable:
             yield f"  missing {split.missing:,}, unreadable {split.unreadable:,}"
+        if split.classes < 2:
+            return  # a benchmark of instance search has no classes to speak of
         yield (
             f"  classes the sampler can use at {self.samples_per_class} images a class: "
             f"{split.usable_classes:,} of {split.classes:,} ({split.usable_images:,} images)"

@@ -45,9 +45,13 @@ def _mat_rows(path: Path) -> list[Row]:
         content = loadmat(path, squeeze_me=True)
         titles = [str(title) for title in content["class_names"].tolist()]
         rows = [(str(record[0]), int(record[5])) for record in content["annotations"].tolist()]
-        return [(name, number, titles[number - 1]) for name, number in rows]
-    except (OSError, KeyError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+    # A damaged file fails in scipy's own exceptions and in nearly any other way.
+    except Exception as error:
         raise DataError(f"{path}: not the annotations of Cars196 ({type(error).__name__}: {error}).") from error
+    numbers = {number for _, number in rows}
+    if not numbers <= set(range(1, len(titles) + 1)):
+        raise DataError(f"{path}: classes should be numbers from 1 to {len(titles)}, found up to {max(numbers)}.")
+    return [(name, number, titles[number - 1]) for name, number in rows]
 
 
 def _folder_rows(root: Path, allow_outside: bool) -> list[Row]:
