@@ -70,7 +70,9 @@ def verify(
     if allow_outside:
         options["allow_outside"] = True
     report = check(name, root, samples_per_class=samples_per_class, workers=workers, **options)
-    typer.echo(json.dumps(report.as_dict(), indent=2, ensure_ascii=False) if as_json else report.as_text())
+    text = json.dumps(report.as_dict(), indent=2, ensure_ascii=False) if as_json else report.as_text()
+    # File names need not be valid text; escaped like this they stay valid JSON.
+    typer.echo(text.encode("utf-8", "backslashreplace").decode())
     if not report.ok:
         raise typer.Exit(1)
 

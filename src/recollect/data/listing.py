@@ -92,7 +92,8 @@ def find_missing(root: Path, names: Sequence[str]) -> NDArray[np.bool_]:
                 folders[folder] = frozenset(os.listdir(root / folder))  # noqa: PTH208 (names, not paths)
             except OSError:
                 folders[folder] = frozenset()
-        absent[index] = file not in folders[folder]
+        # What the listing lacks is asked for again: some systems take a name in another case or spelling.
+        absent[index] = file not in folders[folder] and not (root / name).exists()
     return absent
 
 
