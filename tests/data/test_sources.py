@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from recollect.cli import _show_warning
 from recollect.common.errors import ConfigError, DataError, DataWarning, MissingExtraError
-from recollect.data import Counts, Source, available, load
+from recollect.data import Counts, Source, available, load, sources
 from recollect.data.sources import cars196
 
 
@@ -72,6 +73,32 @@ def test_published_counts_are_the_papers() -> None:
     assert sum(test.images for test in tests) == 40_365
     assert sum(test.classes or 0 for test in tests) == 4_800
     assert counts["vehicleid"]["train"] == Counts(110_178, 13_134)
+
+
+def test_a_data_set_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\n"
+        "from recollect.data import ImageSet, Source\n"
+        "def read(root, split, *, size=2):\n"
+        "    return ImageSet('mine', ['a'], [0], ['x'], arrays=np.zeros((1, size, size), np.uint8), split=split)\n"
+        "SOURCES = (Source('mine', 'mine', read, ('train',), 'none', 'here', 'mine', needs_root=False),)\n"
+    )
+    monkeypatch.setattr(sources, "__path__", [*sources.__path__, str(tmp_path)])
+    available.cache_clear()
+    try:
+        assert load("mine", size=3).read(0).size == (3, 3)
+        assert "folder" in available()
+    finally:
+        available.cache_clear()
+
+
+def test_warnings_about_data_are_sentences_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    others: list[str] = []
+    show = _show_warning(lambda message, *_: others.append(str(message)))
+    show(DataWarning("sop: too few."), DataWarning, "file.py", 3)
+    show(UserWarning("something else"), UserWarning, "file.py", 3)
+    assert capsys.readouterr().err == "recollect: sop: too few.\n"
+    assert others == ["something else"]
 
 
 def test_unknown_names_splits_and_options(tmp_path: Path) -> None:

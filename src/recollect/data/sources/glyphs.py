@@ -54,9 +54,12 @@ def read(root: Path | None, split: str, *, min_faces: int = MIN_FACES, system_fo
         raise ConfigError(f"min_faces must be at least 2, not {min_faces}: a class of one image has nothing to find.")
     glyphs = _cached(find_faces(system_fonts), min_faces, (root or cache_folder()) / "glyphs")
     images = ImageSet("glyphs", glyphs.names, glyphs.labels, glyphs.class_names, arrays=glyphs.pixels)
-    if split == "all":
-        return images
-    wanted = [label for label, name in enumerate(glyphs.class_names) if (_digest(name) < 0.5) == (split == "train")]
+    return images if split == "all" else on_side(images, split)
+
+
+def on_side(images: ImageSet, split: str) -> ImageSet:
+    """The characters that are on the side ``"train"`` or ``"test"``."""
+    wanted = [label for label, name in enumerate(images.class_names) if (_digest(name) < 0.5) == (split == "train")]
     return images.of_classes(wanted, split)
 
 
