@@ -34,6 +34,8 @@ class LossEntry:
         extra: the extra of recollect it needs, if any.
         parameters: whether it has parameters of its own, which must reach the optimiser.
         references: whether it takes a separate reference set.
+        passes_options_to: where a maker with ``**options`` hands them, if that is not its base class.
+        fixed: inherited options that the loss sets by itself.
     """
 
     name: str
@@ -44,6 +46,8 @@ class LossEntry:
     extra: str | None = None
     parameters: bool = False
     references: bool = True
+    passes_options_to: str | None = None
+    fixed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,12 +76,19 @@ def _baseline(
     return LossEntry(name, target, family, description, memory, "baselines", parameters, references)
 
 
+def _soft_rank(name: str, target: str, description: str, passes_options_to: str | None = None) -> LossEntry:
+    return LossEntry(
+        name, target, "rank", description, _TILED, passes_options_to=passes_options_to, fixed=("rank_limit",)
+    )
+
+
 _TILED = "(M + N)·d"
+_SUP_AP = "recollect.losses.sup_ap:SupAP"
 _ENTRIES = (
-    LossEntry("recall_at_k", "recollect.losses.recall_at_k:RecallAtK", "rank", "RS@k, the recall@k surrogate", _TILED),
-    LossEntry("smooth_ap", "recollect.losses.smooth_ap:SmoothAP", "rank", "AP with sigmoids for steps", _TILED),
-    LossEntry("sup_ap", "recollect.losses.sup_ap:SupAP", "rank", "AP with ROADMAP's asymmetric step", _TILED),
-    LossEntry("roadmap", "recollect.losses.sup_ap:Roadmap", "rank", "SupAP with ROADMAP's calibration term", _TILED),
+    _soft_rank("recall_at_k", "recollect.losses.recall_at_k:RecallAtK", "RS@k, the recall@k surrogate"),
+    _soft_rank("smooth_ap", "recollect.losses.smooth_ap:SmoothAP", "AP with sigmoids for steps"),
+    _soft_rank("sup_ap", _SUP_AP, "AP with ROADMAP's asymmetric step"),
+    _soft_rank("roadmap", "recollect.losses.sup_ap:Roadmap", "SupAP with ROADMAP's calibration term", _SUP_AP),
     LossEntry(
         "blackbox_ap",
         "recollect.losses.blackbox_ap:BlackboxAP",
@@ -135,17 +146,14 @@ def create(name: str, **options: Any) -> nn.Module:
     Example:
         >>> loss = create("binned_ap", bins=20)
     """
-    entry = _entry(name)
-    maker = _load(entry)
-    check_options(name, maker, options)
-    loss: nn.Module = maker(**options)
+    check_options(name, options)
+    loss: nn.Module = _load(_entry(name).target)(**options)
     return loss
 
 
 def describe(name: str) -> LossDescription:
     """What ``recollect losses NAME`` prints: options with defaults, and the documentation up to its arguments."""
     entry = _entry(name)
-    maker = _load(entry)
     options = tuple(
         LossOption(
             parameter.name,
@@ -153,20 +161,20 @@ def describe(name: str) -> LossDescription:
             None if parameter.default is parameter.empty else parameter.default,
             parameter.default is parameter.empty,
         )
-        for parameter in _parameters(maker).values()
+        for parameter in _parameters(entry).values()
     )
-    text = (inspect.getdoc(maker) or entry.description).split("\nArgs:")[0].replace("``", "")
+    text = (inspect.getdoc(_load(entry.target)) or entry.description).split("\nArgs:")[0].replace("``", "")
     paragraphs = [" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n")]
     return LossDescription(entry, options, "\n\n".join(paragraphs))
 
 
-def check_options(name: str, maker: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuse options that ``maker`` does not have, and name those it needs.
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that the loss does not have, and name those it needs.
 
     Raises:
         ConfigError: with the options that exist.
     """
-    parameters = _parameters(maker)
+    parameters = _parameters(_entry(name))
     known = ", ".join(parameters) or "none"
     for option in options:
         if option not in parameters:
@@ -187,14 +195,31 @@ def _entry(name: str) -> LossEntry:
     return entries[name]
 
 
-def _load(entry: LossEntry) -> Callable[..., Any]:
-    module, attribute = entry.target.split(":")
+def _load(target: str) -> Callable[..., Any]:
+    module, attribute = target.split(":")
     maker: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     return maker
 
 
-def _parameters(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(maker).parameters)
+def _parameters(entry: LossEntry) -> dict[str, inspect.Parameter]:
+    maker = _load(entry.target)
+    parameters = _named(maker)
+    if entry.passes_options_to is not None:
+        parameters = {**_named(_load(entry.passes_options_to)), **parameters}
+    return {name: parameter for name, parameter in parameters.items() if name not in entry.fixed}
+
+
+def _named(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The arguments of a function or class; ``**options`` of a class stand for its base's keyword-only arguments."""
+    parameters = dict(inspect.signature(maker).parameters)
+    catch_all = [p.name for p in parameters.values() if p.kind is p.VAR_KEYWORD]
+    for name in catch_all:
+        del parameters[name]
+    if catch_all and inspect.isclass(maker):
+        for name, parameter in _named(maker.__mro__[1]).items():
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                parameters.setdefault(name, parameter)
+    return parameters
 
 
 def _did_you_mean(word: str, choices: Iterable[str]) -> str:
