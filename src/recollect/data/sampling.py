@@ -54,7 +54,7 @@ class Coverage:
     def __str__(self) -> str:
         repeats = self.draws - self.images_seen
         return (
-            f"epoch {self.epoch}: {self.batches:,} batches, {self.draws:,} draws ({repeats:,} of an image seen before)\n"
+            f"epoch {self.epoch}: {self.batches:,} batches, {self.draws:,} draws, {repeats:,} of them repeats\n"
             f"  images  {self.images_seen:,} of {self.images:,} seen ({self.image_share:.1%})\n"
             f"  classes {self.classes_seen:,} of {self.classes:,} seen ({self.class_share:.1%}), "
             f"{self.classes_usable:,} usable"
@@ -191,7 +191,8 @@ class ClassBalancedSampler:
         if not 0 <= number < self._length(epoch):
             raise InputError(f"epoch {epoch} has batches 0 to {self._length(epoch) - 1}, not {number}.")
         if self.policy == "epoch":
-            return self._plan(epoch)[number]
+            planned: Indices = self._plan(epoch)[number]
+            return planned
         random = np.random.default_rng((self.seed, epoch, number))
         classes = random.permutation(len(self._size))[: self.batch_size // self.samples_per_class]
         shuffled, starts = self._shuffle_within(classes, random)
