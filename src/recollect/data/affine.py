@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
 from PIL import Image
 
 from recollect.common.errors import ConfigError
@@ -65,8 +64,9 @@ class GlyphAffine:
             image = Image.fromarray(image)
         width, height = image.size
         matrix = _inverse_affine(width, height, *self.parameters(width, height, random))
-        corners = [image.getpixel((x, y)) for x in (0, width - 1) for y in (0, height - 1)]
-        ground = tuple(int(value) for value in np.median(np.asarray(corners), axis=0))
+        corners = zip(*(image.getpixel((x, y)) for x in (0, width - 1) for y in (0, height - 1)), strict=True)
+        # The middle of the four corners, so that a stroke that reaches one of them does not set the ground.
+        ground = tuple(sum(sorted(values)[1:3]) // 2 for values in corners)
         moved = image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=ground)
         return resize_pil(moved, self.size, self.interpolation)
 
