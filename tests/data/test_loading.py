@@ -223,6 +223,12 @@ def test_skipping_keeps_the_balance_and_reports_every_file(damaged: ImageSet) ->
             expected = images, indices.tolist()
 
 
+def test_a_replacement_is_not_yet_in_the_batch_and_changes_with_the_epoch(damaged: ImageSet) -> None:
+    with Pipeline(damaged, TRAIN, workers=0, on_bad_image="skip") as pipeline:
+        chosen = [int(pipeline.load([3, 19], epoch).indices[0]) for epoch in range(12)]
+    assert set(chosen) == {27, 35}
+
+
 def test_when_the_class_has_no_other_image_a_copy_is_drawn_anew(damaged: ImageSet) -> None:
     with Pipeline(damaged, TRAIN, workers=2, on_bad_image="skip") as pipeline:
         images, labels, indices = pipeline.load([3, 11, 19, 27, 35])
