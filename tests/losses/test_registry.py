@@ -10,7 +10,7 @@ from torch import nn
 
 from recollect.common.errors import ConfigError
 from recollect.losses import available, create
-from recollect.losses.registry import _named, describe
+from recollect.losses.registry import _parameters, describe
 
 NAMES = [
     "recall_at_k",
@@ -101,10 +101,10 @@ class Derived(Base):
 
 
 def test_options_of_a_base_class() -> None:
-    found = _named(Derived)
+    found = _parameters(Derived)
     assert list(found) == ["depth", "size"]
     assert found["depth"].default == 2
-    assert list(_named(create)) == ["name"]
+    assert list(_parameters(create)) == ["name"]
 
 
 def test_options_handed_on_are_options_too() -> None:

@@ -79,7 +79,7 @@ class CrossBatchMemory(nn.Module):
             loss_options = _PAPER_CONTRASTIVE if loss == "contrastive" else {}
         from recollect.losses.registry import check_options
 
-        check_options(loss, loss_options)
+        check_options(loss, _WRAPPABLE[loss], loss_options)
         self.wrapped = _WRAPPABLE[loss](**loss_options)
         self.wrapped.dim = dim
         self.memory_size = memory_size
