@@ -35,7 +35,7 @@ def _list(rows: list[Initialisation]) -> None:
     for line in table:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     typer.echo(
-        "\n(NC): not for commercial use. dim: length of the features before the head. weights: on this machine or not.\n"
+        "\n(NC): not for commercial use. dim: length of features before the head. weights: whether on this machine.\n"
         "Any other timm model: --init timm:<full tag>. `recollect models NAME` says where weights are looked for."
     )
 

@@ -147,13 +147,14 @@ class Embedder(nn.Module):
         preprocessing = adapted_preprocessing(row, size, resize, interpolation, normalisation)
         no_head = dim is None
         chosen_dim = row.dim if dim == "default" else dim
+        if not row.pretrained and weights not in (None, "none"):
+            raise ConfigError(f"{init} is trained from scratch and has no weights to load from {weights}.")
+        # Found first, because a large network takes seconds to build.
+        wanted = row.pretrained and weights != "none"
+        path = obtain_weights(row, weights, download=download) if wanted else None
         architecture = row.timm_id or row.name
         backbone = backbones.build_backbone(architecture, preprocessing.size)
-        provenance = Provenance(licence=row.licence if not row.pretrained else "")
-        if row.pretrained and weights != "none":
-            provenance = load_weights(backbone, obtain_weights(row, weights, download=download), row)
-        elif weights not in (None, "none"):
-            raise ConfigError(f"{init} is trained from scratch and has no weights to load from {weights}.")
+        provenance = Provenance() if path is None else load_weights(backbone, path, row)
         config = EmbedderConfig(
             init=row.name,
             architecture=architecture,
