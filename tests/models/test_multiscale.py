@@ -13,7 +13,7 @@ from recollect.models.multiscale import fit, multiscale
 
 
 def test_the_scales() -> None:
-    assert INSTANCE_SEARCH_SCALES == (1.0, math.sqrt(2), 1 / math.sqrt(2))
+    assert list(INSTANCE_SEARCH_SCALES) == [1.0, math.sqrt(2), 1 / math.sqrt(2)]
 
 
 def test_it_is_the_mean_of_unit_descriptors() -> None:

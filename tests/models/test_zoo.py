@@ -118,7 +118,9 @@ def test_gem_on_any_convnet_and_on_channels_last_maps() -> None:
 
 
 def test_the_table_needs_neither_torch_nor_timm() -> None:
-    code = "import sys, recollect.models.zoo, recollect.models.weight_files; print({'torch', 'timm'} & set(sys.modules))"
+    code = (
+        "import sys, recollect.models.zoo, recollect.models.weight_files; print({'torch', 'timm'} & set(sys.modules))"
+    )
     source = str(Path(zoo.__file__).parents[2])
     environment = os.environ | {"PYTHONPATH": source}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)

@@ -326,22 +326,22 @@ class Embedder(nn.Module):
         was_training = self.training
         self.eval()
         try:
-            with torch.inference_mode():
-                return embed_images(
-                    lambda batch: self._vectors(batch, scales, before_head),
-                    images,
-                    self.preprocessing,
-                    batch_size=batch_size,
-                    device=self.device,
-                    length=self.feature_dim if before_head else self.dim,
-                    pixels=lambda height, width: multiscale.sizes_at(height, width, steps),
-                    progress=progress,
-                    on_bad_image=on_bad_image,
-                    workers=workers,
-                )
+            return embed_images(
+                lambda batch: self._vectors(batch, scales, before_head),
+                images,
+                self.preprocessing,
+                batch_size=batch_size,
+                device=self.device,
+                length=self.feature_dim if before_head else self.dim,
+                pixels=lambda height, width: multiscale.sizes_at(height, width, steps),
+                progress=progress,
+                on_bad_image=on_bad_image,
+                workers=workers,
+            )
         finally:
             self.train(was_training)
 
+    @torch.inference_mode()
     def _vectors(self, batch: Tensor, scales: Sequence[float] | None, before_head: bool) -> Tensor:
         if not backbones.takes_any_size(self.backbone):
             expected = (self.preprocessing.size, self.preprocessing.size)

@@ -169,7 +169,9 @@ _JAX_KINDS = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 def _jax_vit(state: Mapping[str, Tensor], backbone: nn.Module) -> Converted:
     plain = {key.removeprefix("opt/target/"): value for key, value in state.items()}
     renamed = _rename(plain, _JAX_RULES, drop=r"pre_logits/", head=r"head/")
-    converted = Converted({}, {"head.weight": value.T for key, value in renamed.head.items() if key == "head/kernel"})
+    converted = Converted({})
+    if "head/kernel" in renamed.head:
+        converted.head["head.weight"] = renamed.head["head/kernel"].T
     for key, value in renamed.tensors.items():
         name, slash, kind = key.rpartition("/")
         if slash and kind in _JAX_KINDS:

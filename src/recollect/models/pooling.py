@@ -25,7 +25,7 @@ def generalised_mean(x: Tensor, p: Tensor | float, eps: float = 1e-6) -> Tensor:
     x = x.to(torch.promote_types(x.dtype, torch.float32)).clamp(min=eps)
     peak = x.detach().amax(dim=(-2, -1), keepdim=True)
     mean = (x / peak).pow(p).mean(dim=(-2, -1))
-    return mean.pow(1.0 / p) * peak[..., 0, 0]
+    return mean.pow(1.0 / p) * peak.flatten(-3)
 
 
 class GeM(nn.Module):
@@ -67,7 +67,7 @@ class AveragePool(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """B×C×H×W or B×N×C → B×C."""
         if features.ndim == 3:
-            return features[:, self.prefix_tokens :].mean(dim=1)
+            return features.narrow(1, self.prefix_tokens, features.shape[1] - self.prefix_tokens).mean(dim=1)
         return _maps(features, "avg").mean(dim=(-2, -1))
 
 
@@ -88,7 +88,7 @@ class ClassToken(nn.Module):
             raise ConfigError(
                 'pooling "cls" takes the class token of a transformer; for a convnet choose "gem" or "avg".'
             )
-        return features[:, 0]
+        return features.select(1, 0)
 
 
 class ChannelsFirst(nn.Module):

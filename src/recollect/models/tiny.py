@@ -57,5 +57,6 @@ class _Luma(nn.Module):
     """Normalised RGB to one channel: mean and deviation are equal in all channels, so luma commutes with them."""
 
     def forward(self, x: Tensor) -> Tensor:
-        red, green, blue = _GREY
-        return x[:, 0:1] * red + x[:, 1:2] * green + x[:, 2:3] * blue
+        red, green, blue = x.split(1, dim=1)
+        luma: Tensor = red * _GREY[0] + green * _GREY[1] + blue * _GREY[2]
+        return luma

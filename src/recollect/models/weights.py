@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import pickle
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -67,7 +68,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             with np.load(path, allow_pickle=False) as arrays:
                 return {name: torch.from_numpy(np.asarray(arrays[name])) for name in arrays.files}
         if suffix in PICKLED:
-            return _unwrap(torch.load(path, map_location="cpu", weights_only=True), path)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about other pickle protocols and TorchScript; both end below
+                return _unwrap(torch.load(path, map_location="cpu", weights_only=True), path)
     except WeightsError:
         raise
     except FileNotFoundError as error:
@@ -109,7 +112,7 @@ def load_weights(backbone: nn.Module, path: Path, init: Initialisation) -> Prove
         state = _timm_filter(state, backbone)
     converted = layout.convert(state, backbone)
     _check_head(path, converted.head, init)
-    tensors = {key: value for key, value in converted.tensors.items() if not key.endswith(_COUNTER)}
+    tensors = dict(converted.tensors)
     if "pos_embed" in tensors:
         tensors["pos_embed"] = _resample_positions(tensors["pos_embed"], backbone)
     fill_strictly(backbone, tensors, f"{path} (layout {layout.name})", init.name)
@@ -119,7 +122,9 @@ def load_weights(backbone: nn.Module, path: Path, init: Initialisation) -> Prove
 
 def fill_strictly(module: nn.Module, tensors: Mapping[str, Tensor], source: str, model: str) -> None:
     """Copy ``tensors`` into ``module``; nothing may be missing, left over, of another shape or not finite."""
-    own = {key: value for key, value in module.state_dict().items() if not key.endswith(_COUNTER)}
+    own = module.state_dict()
+    own = {key: value for key, value in own.items() if key in tensors or not key.endswith(_COUNTER)}
+    tensors = {key: value for key, value in tensors.items() if key in own or not key.endswith(_COUNTER)}
     problems = [
         _list("missing", sorted(set(own) - set(tensors))),
         _list("not expected", sorted(set(tensors) - set(own))),
