@@ -16,19 +16,16 @@ positive among the negatives is a tie, whichever column it landed in.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from recollect.common.errors import InputError
 from recollect.evaluation.counting import count_above
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from recollect.evaluation.vectors import Vectors
+from recollect.evaluation.relevance import Pairs, to_tensor
+from recollect.evaluation.vectors import Vectors
 
 Ties = Literal["pessimistic", "optimistic"]
 
@@ -37,6 +34,9 @@ _SAFETY = 4.0
 
 The largest error measured (random, non-negative and one-signed vectors, d up to 4096) is under a tenth of this.
 """
+
+_ROWS_TOGETHER = 128
+"""Queries whose positives are looked up in one product: enough for whole classes, few enough to waste little."""
 
 _PAIRWISE_BELOW = 64
 """With fewer close entries than one in this many, single products are cheaper than whole float64 rows."""
@@ -63,26 +63,22 @@ def check_range(largest: float, dtype: torch.dtype, what: str) -> None:
         )
 
 
-def pair_similarities(
-    queries: Tensor, gallery: Vectors, rows: NDArray[np.int64], items: NDArray[np.int64], chunk: int
-) -> Tensor:
-    """Float64 similarities of the given (query row, gallery item) pairs.
+def pair_similarities(queries: Tensor, gallery: Vectors, pairs: Pairs, chunk: int) -> Tensor:
+    """Float64 similarities of (query row, gallery item) pairs given in the order of their rows.
 
-    Queries of one tile share their positives (a class), so one product with the distinct items is far cheaper than
+    Neighbouring queries share their positives (a class), so a few rows times their distinct items is far cheaper than
     one product a pair.
     """
-    import numpy as np
-
-    distinct, place = np.unique(items, return_inverse=True)
-    order = np.argsort(place, kind="stable")
-    found = torch.empty(len(items), dtype=torch.float64, device=queries.device)
-    left = queries.double()
-    for start in range(0, len(distinct), chunk):
-        some = order[np.searchsorted(place[order], start) : np.searchsorted(place[order], start + chunk)]
-        block = left @ gallery.take(distinct[start : start + chunk], queries.dtype).double().T
-        row = torch.from_numpy(rows[some]).to(queries.device)
-        column = torch.from_numpy(place[some] - start).to(queries.device)
-        found[torch.from_numpy(some).to(queries.device)] = block[row, column]
+    found = torch.empty(len(pairs.rows), dtype=torch.float64, device=queries.device)
+    for start in range(0, len(queries), _ROWS_TOGETHER):
+        first, last = np.searchsorted(pairs.rows, [start, start + _ROWS_TOGETHER])
+        left = queries[start : start + _ROWS_TOGETHER].double()
+        distinct, place = np.unique(pairs.items[first:last], return_inverse=True)
+        for column in range(0, len(distinct), chunk):
+            block = left @ gallery.take(distinct[column : column + chunk], queries.dtype).double().T
+            here = np.flatnonzero((place >= column) & (place < column + chunk))
+            entry = (pairs.rows[first:last][here] - start) * block.shape[1] + place[here] - column
+            found[to_tensor(here + first, found.device)] = block.view(-1)[to_tensor(entry, found.device)]
     return found
 
 

@@ -234,7 +234,7 @@ def _query_tile(
     positives, ignored = relevance.pairs(numbers)
     counts = relevance.counts[numbers]
     width = int(counts.max())
-    found = exact.pair_similarities(vectors, gallery, positives.rows, positives.items, plan.gallery_rows)
+    found = exact.pair_similarities(vectors, gallery, positives, plan.gallery_rows)
     # Pairs are in the order of their rows, so a pair's column is its distance from its row's first pair.
     column = np.arange(len(positives.rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     place = to_tensor(positives.rows, device), to_tensor(column, device)

@@ -60,9 +60,7 @@ class Lists:
     def pairs(self, queries: Ints) -> Pairs:
         """The pairs of the given queries."""
         lengths = self.lengths[queries]
-        return Pairs(
-            np.repeat(np.arange(len(queries)), lengths), self.values[_ranges(self.starts[queries], lengths)]
-        )
+        return Pairs(np.repeat(np.arange(len(queries)), lengths), self.values[_ranges(self.starts[queries], lengths)])
 
 
 class ByLabel:

@@ -109,7 +109,10 @@ def evaluate(
         progress=progress,
     )
     mine = [
-        (tile.queries.cpu().numpy(), {name: v.cpu().numpy() for name, v in metric_table.compute(tile, names, ks).items()})
+        (
+            tile.queries.cpu().numpy(),
+            {name: v.cpu().numpy() for name, v in metric_table.compute(tile, names, ks).items()},
+        )
         for tile in tiles
     ]
     for numbers, values in (part for process in gather(mine, distributed) for part in process):
