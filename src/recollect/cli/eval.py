@@ -161,8 +161,8 @@ def _index(vectors: Target, kind: str, ks: list[int]) -> dict[str, Any]:
         ks=[k for k in ks if k <= 100] or [1],
     )
     asked = list(cost.exact.neighbours)
-    table = Table(title=f"approximate search: {kind}")
-    for head in ("setting", *(f"neighbours@{k}" for k in asked), *(f"r@{k}" for k in cost.exact.r)):
+    table = Table(title=f"approximate search ({kind}): share of the exact first k found, percent")
+    for head in ("setting", *(f"found@{k}" for k in asked), *(f"r@{k}" for k in cost.exact.r)):
         table.add_column(head, justify="left" if head == "setting" else "right")
     for head in ("ms/query", "build s", "MiB"):
         table.add_column(head, justify="right")

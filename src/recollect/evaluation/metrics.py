@@ -35,13 +35,13 @@ def recall_at_k(ranks: Tensor, positives: Tensor, k: int) -> Tensor:
 
 def average_precision(ranks: Tensor, positives: Tensor) -> Tensor:
     """The mean over the positives of the precision at each one's rank, 1/R Σ_j j / r_j."""
-    return (_places(ranks) / ranks).sum(dim=1) / positives
+    return _total(_places(ranks) / ranks) / positives
 
 
 def average_precision_at_r(ranks: Tensor, positives: Tensor) -> Tensor:
     """1/R Σ_j j / r_j over the positives with r_j ≤ R: average precision cut at R, missing ones count 0."""
     inside = ranks <= positives.unsqueeze(1)
-    return (_places(ranks) / ranks * inside).sum(dim=1) / positives
+    return _total(_places(ranks) / ranks * inside) / positives
 
 
 def r_precision(ranks: Tensor, positives: Tensor) -> Tensor:
@@ -149,3 +149,8 @@ def columns(metrics: Sequence[str], ks: Sequence[int]) -> list[str]:
 
 def _places(ranks: Tensor) -> Tensor:
     return torch.arange(1, ranks.shape[1] + 1, dtype=torch.float64, device=ranks.device)
+
+
+def _total(values: Tensor) -> Tensor:
+    """Row sums, added from left to right: how far a row is padded must not change even the last digit."""
+    return values.cumsum(dim=1)[:, -1]

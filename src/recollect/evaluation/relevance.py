@@ -137,7 +137,7 @@ def as_labels(labels: Any, what: str) -> NDArray[Any]:
     array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if array.ndim != 1:
         raise InputError(f"{what}: one label a vector expected, but the shape is {tuple(array.shape)}.")
-    if array.dtype.kind in "iub":
+    if array.dtype.kind in "iub" or array.size == 0:
         return array.astype(np.int64)
     if array.dtype.kind in "US":
         return array
