@@ -180,7 +180,7 @@ def large(queries: int | None, repeats: int, noise: float) -> dict[str, Any]:
 
 def medium(repeats: int) -> dict[str, Any]:
     """10,000 vectors, against libraries that compute the metrics too."""
-    vectors, labels = make(10_000, 1870, 512, 2.0)
+    vectors, labels = make(10_000, 1870, 512, 3.0)
     print("10,000 × 512")
     results: dict[str, Any] = {}
 
