@@ -37,3 +37,4 @@ def common_options(
 
 
 # Verbs, one import a file: each defines its command on import.
+from recollect.cli import train  # noqa: E402, F401

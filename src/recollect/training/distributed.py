@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -139,6 +140,14 @@ class Team:
         ):
             if count > 0:
                 parameter.grad = part.view_as(parameter).to(parameter.dtype, copy=True)
+
+    def from_first(self, value: Any) -> Any:
+        """The first process's ``value``, on every process."""
+        if self.size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self.group)
+        return values[0]
 
     def barrier(self) -> None:
         """Wait for every process."""

@@ -122,7 +122,7 @@ def large_batch_step(
         return embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
 
     if chunk_size == "auto":
-        chunk_size = _auto_chunk(model, forward, images, total, device, dtype)
+        chunk_size = find_chunk(model, images, dtype)
     elif chunk_size < 1:
         raise ConfigError(f"chunk_size must be 1 or more, or 'auto', not {chunk_size}.")
     chunks = [slice(start, min(start + chunk_size, total)) for start in range(0, total, chunk_size)]
@@ -252,21 +252,27 @@ def check_trainable_in_chunks(model: nn.Module) -> None:
             )
 
 
-def _auto_chunk(
-    model: nn.Module,
-    forward: Callable[[slice | Tensor], Tensor],
-    images: Images,
-    total: int,
-    device: torch.device,
-    dtype: torch.dtype | None,
-) -> int:
-    def quietly(count: int) -> Tensor:
+def find_chunk(model: nn.Module, images: Images, autocast: torch.dtype | None = None, limit: int | None = None) -> int:
+    """The chunk size that ``"auto"`` means for such images; found once, then remembered with the model.
+
+    Args:
+        model: the network on its device.
+        images: as for ``large_batch_step``; only their shapes matter.
+        autocast: as for ``large_batch_step``.
+        limit: the number of images, if not all that are given.
+    """
+    device = next((parameter.device for parameter in model.parameters()), first_tensor(images).device)
+
+    def forward(count: int) -> Tensor:
         state = random_state(device)
         try:
-            return forward(slice(0, count))
+            with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None, cache_enabled=False):
+                embeddings: Tensor = call_model(model, take_rows(images, slice(0, count), device))
+            return embeddings
         finally:
             set_random_state(device, state)
 
+    total = limit or len(images if isinstance(images, list) else first_tensor(images))
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     shapes = tuple((tensor.shape[1:], tensor.dtype) for tensor in tensors_of(images) if not isinstance(images, list))
-    return fitting_chunk(model, quietly, total, device, (shapes, dtype, device, model.training, trained))
+    return fitting_chunk(model, forward, total, device, (shapes, autocast, device, model.training, trained))
