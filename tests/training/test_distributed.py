@@ -12,16 +12,20 @@ from typing import Any
 import pytest
 import torch
 import worker_step
+from small_runs import final_weights, losses, make_images, silent, small_config
 from training_toys import difference
 
+import recollect
 from recollect.training.distributed import Team
+from recollect.training.run_folder import RunFolder
+from recollect.training.trainer import train
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 
 
 def torchrun(processes: int, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{HERE}"}
+    package = Path(recollect.__file__).parents[1]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{package}{os.pathsep}{HERE}"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=timeout, env=environment)
 
@@ -75,3 +79,21 @@ def test_collectives_are_few_and_do_not_grow(results: Any) -> None:
             # A loss computed whole everywhere has its gradient at hand: one reduction, that of the parameters.
             assert one["npair"]["collectives"] == {"all_gather": 2, "all_reduce": 1}
     assert results["one"][0]["recall"]["collectives"] == {}
+
+
+@pytest.mark.slow
+def test_torchrun_trains_as_one_process_does(tmp_path: Path) -> None:
+    """The whole command line on two processes, with validation, against one process: the same losses and weights."""
+    root = make_images(make_images(tmp_path / "images"), classes=6, split="test", seed=1)
+    settings = {"optimiser.name": "sgd", "optimiser.lr": 0.1, "data.validation": "random"}
+    alone = train(small_config(root, **settings), tmp_path / "alone", say=silent)
+    config, folder = str(tmp_path / "alone" / "config.yaml"), tmp_path / "together"
+    done = torchrun(2, "-m", "recollect", "train", config, "--out", str(folder))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("8 on each of 2 processes") == 1, "one process speaks"
+    assert losses(folder) == pytest.approx(losses(tmp_path / "alone"), abs=1e-5)
+    one, other = final_weights(tmp_path / "alone"), final_weights(folder)
+    assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-5
+    outcome = RunFolder(folder).read_manifest()["outcome"]
+    assert outcome["chosen_step"] == alone.chosen_step
+    assert outcome["metrics"]["val"] == pytest.approx(alone.metrics["val"], abs=0.05)

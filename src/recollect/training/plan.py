@@ -67,7 +67,7 @@ class Plan:
             f"{frozen}",
             f"batch      {self.batch:,} images of {self.classes_a_batch:,} classes{virtual}{shared}",
             f"chunk      {self.chunk:,} images in the network at once",
-            f"length     {self.epochs:g} epochs × {self.batches_an_epoch:,} batches = {self.steps:,} steps",
+            f"length     {self.steps:,} steps: {self.epochs:.3g} epochs of {self.batches_an_epoch:,} batches",
             f"machine    {self.device}, {self.precision}; about {self.memory_mb:,} MB",
             f"time       about {_duration(self.seconds_a_step * self.steps)} for the network "
             f"({self.seconds_a_step:.2g} s a step), loss and evaluation not counted",
@@ -128,7 +128,7 @@ def make_plan(
         chunk=chunk,
         processes=processes,
         batches_an_epoch=batches_an_epoch,
-        epochs=config.run.epochs if isinstance(config.run.epochs, int) else round(steps / batches_an_epoch, 1),
+        epochs=config.run.epochs if isinstance(config.run.epochs, int) else steps / batches_an_epoch,
         steps=steps,
         parameters=parameters,
         trained_parameters=learned,

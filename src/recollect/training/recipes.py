@@ -119,7 +119,7 @@ def _find(name: str | Path, below: Path | None) -> Path:
             return path
     close = _closest(str(name), recipes)
     raise ConfigError(
-        f"there is no recipe {str(name)!r}{close}. recollect recipes lists them; a path to a YAML works too."
+        f"there is no recipe {str(name)!r}{close} recollect recipes lists them; a path to a YAML works too."
     )
 
 
@@ -174,7 +174,7 @@ def _build(kind: Any, values: Any, prefix: str, source: str) -> Any:
     for key in values:
         if key not in hints:
             raise ConfigError(
-                f"{source}: there is no setting {prefix + str(key)!r}{_closest(str(key), hints)}. "
+                f"{source}: there is no setting {prefix + str(key)!r}{_closest(str(key), hints)} "
                 f"{'Here are' if prefix else 'There are'}: {', '.join(hints)}."
             )
     built = {}
@@ -250,7 +250,7 @@ def _describe(kind: Any) -> str:
 
 def _closest(word: str, choices: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
-    return f": did you mean {close[0]}?" if close else ""
+    return f": did you mean {close[0]}?" if close else "."
 
 
 def _plain(value: Any) -> Any:

@@ -90,8 +90,10 @@ def train(
         speak = say if session.team.rank == 0 else _silent
         for line in session.plan.lines(session.choices):
             speak(line)
+        folder = start_run(session, run, out)
+        speak(f"run        {folder.path}")
         with stop_on_signals() as stop:
-            return Trainer(session, start_run(session, run, out), stop, speak).run()
+            return Trainer(session, folder, stop, speak).run()
 
 
 def plan(config: Config) -> tuple[Plan, list[str]]:
