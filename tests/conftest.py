@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile(
     "recollect",
     deadline=None,
-    max_examples=40,
+    max_examples=25,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=True,
 )

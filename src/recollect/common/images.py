@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 MAX_PIXELS = 100_000_000
 """Larger images are refused as decompression bombs: 100 megapixels decode to 300 MB."""
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "MPO", "AVIF", "JPEG2000")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000")
 """Formats PIL may try. Rare ones with fragile decoders are left out."""
 
 IMAGE_SUFFIXES = frozenset(
@@ -53,7 +54,7 @@ def read_image(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> I
             # PIL's own bomb warning fires below our limit; ours is the one that is stated and enforced.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             file = io.BytesIO(source) if isinstance(source, bytes) else source
-            with Image.open(file, formats=FORMATS) as image:
+            with Image.open(file, formats=_formats()) as image:
                 if image.width * image.height > max_pixels:
                     raise ImageError(
                         f"{name}: {image.width}×{image.height} pixels, more than the limit of {max_pixels:,}. "
@@ -69,6 +70,13 @@ def read_image(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> I
     # PIL's decoders raise nearly anything on damaged files; all of it means the same to the user.
     except (OSError, SyntaxError, ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
         raise ImageError(f"{name}: damaged or unreadable ({error}).") from error
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """The formats that this build of PIL has: asking for one it has not ends the search for the right one."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

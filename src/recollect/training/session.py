@@ -132,11 +132,10 @@ def _plan(
     batch = config.batch.size if isinstance(config.batch.size, int) else len(sets.train)
     mine = -(-batch // team.size)
     example = next(iter(feed.stream([np.zeros(1, np.int64)], 0))).inputs
-    chunk = config.batch.chunk
-    if chunk == "auto":
-        # One image seen M times weighs what M images weigh, and needs no reading.
-        chunk = find_chunk(network.trained, example.expand(mine, *example.shape[1:]), dtype)
-    chunk = min(chunk, mine)
+    # For "auto": one image seen M times weighs what M images weigh, and needs no reading.
+    copies = example.expand(mine, *example.shape[1:])
+    wanted = config.batch.chunk
+    chunk = min(find_chunk(network.trained, copies, dtype) if wanted == "auto" else wanted, mine)
     sampler.set_epoch(0)
     # Exact for the paper's policy, whose epochs are equally long; nearly so for the released code's.
     steps = config.run.steps or (len(sampler) * config.run.epochs if isinstance(config.run.epochs, int) else 0)
