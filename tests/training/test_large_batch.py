@@ -278,6 +278,8 @@ def test_images_without_gradient_need_no_second_forward() -> None:
     assert difference(gradients(model), expected) < 1e-9
     assert (info.reembedded, info.skipped) == (3, 15)
     assert info.gradient_norms.tolist() == [1.0] * 3 + [0.0] * 17
+    assert info.light_share(0.01) == pytest.approx(17 / 20)
+    assert info.light_share(0.34) == pytest.approx(18 / 20)
 
 
 class Graded(nn.Module):

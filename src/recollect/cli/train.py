@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from recollect.cli.app import app
+
+if TYPE_CHECKING:
+    from recollect.training.trainer import Outcome
 
 # Short options and the settings they stand for.
 _SHORT = {
@@ -121,7 +125,7 @@ def _data_settings(recipe: str | None, data: str | None, root: str | None) -> tu
     return recipe, settings
 
 
-def _stoppable(run):  # type: ignore[no-untyped-def]
+def _stoppable(run: Callable[[], Outcome]) -> Outcome:
     """``run()``; a training asked to stop ends with its own exit code and a sentence."""
     from recollect.training.trainer import TrainingStoppedError
 

@@ -57,6 +57,8 @@ class ModelConfig:
     """Length of the embedding."""
     image_size: int | None = None
     """Side of the images in pixels."""
+    resize: int | Literal["default"] | None = "default"
+    """The shorter side before the centre crop at test; by default in the model's own proportion to ``image_size``."""
     pooling: str | None = None
     p: float = 3.0
     learn_p: bool = True
@@ -176,6 +178,7 @@ def _refuse_numbers(config: Config) -> None:
         "batch.batches_per_epoch": config.batch.batches_per_epoch,
         "model.dim": config.model.dim,
         "model.image_size": config.model.image_size,
+        "model.resize": config.model.resize,
         "optimiser.lr": config.optimiser.lr,
         "optimiser.gamma": config.optimiser.gamma,
         "optimiser.clip": config.optimiser.clip,

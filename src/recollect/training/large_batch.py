@@ -49,6 +49,10 @@ class StepInfo:
     gradient_norms: Tensor = field(default_factory=lambda: torch.empty(0))
     """For each image of this process, the norm of the loss's gradient with respect to its embedding."""
 
+    def light_share(self, share: float = 0.01) -> float:
+        """The share of images whose gradients together make up at most ``share`` of the sum of all norms."""
+        return 1.0 - float(_matters(self.gradient_norms, share).float().mean())
+
 
 def large_batch_step(
     model: nn.Module,

@@ -78,6 +78,7 @@ def make_embedder(model: ModelConfig, seed: int) -> Embedder:
         l2_before_head=model.l2_before_head,
         batch_norm=model.batch_norm,
         size=model.image_size,
+        resize=model.resize,
         normalisation=model.normalisation,
         download=model.download,
     )

@@ -17,7 +17,7 @@ from recollect.training.config import Config
 from recollect.training.inputs import call_model
 from recollect.training.randomness import random_state, set_random_state
 
-_PROBE = 8  # images: enough to time, few enough to fit anywhere
+_PROBE = 32  # images: enough that their time is that of a large chunk
 _LOSS_MEMORY = 512 << 20  # what the rank losses allow themselves beside embeddings
 
 
@@ -110,7 +110,7 @@ def make_plan(
     sizes = images.class_sizes[images.class_sizes > 0]
     used = sizes if whole or config.batch.small_classes == "repeat" else sizes[sizes >= each]
     mine = -(-batch // processes)
-    weight, seconds = _probe(trained, inputs, device, dtype)
+    weight, seconds = _probe(trained, inputs, min(_PROBE, chunk), device, dtype)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     learned = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     # Weights, gradients and the optimiser's two moments; one chunk's graph; the batch and the one being read ahead.
@@ -140,29 +140,31 @@ def make_plan(
     )
 
 
-def _probe(network: nn.Module, inputs: Tensor, device: torch.device, dtype: torch.dtype | None) -> tuple[float, float]:
+def _probe(
+    network: nn.Module, inputs: Tensor, count: int, device: torch.device, dtype: torch.dtype | None
+) -> tuple[float, float]:
     """Bytes of graph an image, and seconds of forward and backward an image; leaves no trace."""
     state = random_state(device)
-    some = inputs[torch.arange(_PROBE) % len(inputs)].to(device)
+    some = inputs[torch.arange(count) % len(inputs)].to(device)
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
 
-    def forward(count: int) -> Tensor:
+    def forward(number: int) -> Tensor:
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False):
-            embeddings: Tensor = call_model(network, some[:count])
+            embeddings: Tensor = call_model(network, some[:number])
         return embeddings
 
-    weight = bytes_per_image(forward, network, _PROBE)
+    weight = bytes_per_image(forward, network, count)
     seconds = []
     for _ in range(2):  # the first pays for memory and kernels that later ones reuse
         start = time.perf_counter()
         with torch.enable_grad():
-            embeddings = forward(_PROBE)
+            embeddings = forward(count)
             torch.autograd.grad(embeddings, parameters, torch.zeros_like(embeddings), allow_unused=True)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - start)
     set_random_state(device, state)
-    return weight, seconds[-1] / _PROBE
+    return weight, seconds[-1] / count
 
 
 def _virtual(config: Config, batch: int) -> int:

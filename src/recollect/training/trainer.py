@@ -209,6 +209,7 @@ class Trainer:
             seconds=round(self.progress.seconds, 3),
             memory_mb=peak_memory_mb(self.session.device),
             skipped=info.skipped,
+            light=round(info.light_share(0.01), 4),
         )
 
     def _loss_and_gradient(self, batch: Fed, info: StepInfo) -> float:
