@@ -7,9 +7,11 @@
 Time: both steps on the same images in one process, turn by turn; the median of their ratios. With a backward pass of
 two forwards the limit of an exact two-pass method is 4/3; the target is ≤ 1.40. On a CPU a graph of hundreds of images
 is slow in itself (it misses the cache and faults its pages in), so a third step is timed as well: ordinary gradient
-accumulation over the same chunks, which computes no loss across chunks. Against it the second forward shows alone. Memory: peak resident memory of a
-process of its own per batch size, above what it held before the step; images (uint8) and embeddings are listed apart.
-The loss is a cheap one, so that the network is what is measured; losses have their own benchmark.
+accumulation over the same chunks, which computes no loss across chunks. Against it the second forward shows alone.
+
+Memory: peak resident memory of a process of its own per batch size, above what it held before the step; images (uint8)
+and embeddings are listed apart. The loss is a cheap one, so that the network is what is measured; losses have their own
+benchmark.
 """
 
 from __future__ import annotations
