@@ -105,7 +105,10 @@ def load_recipe(name: str | Path) -> Recipe:
         _merge(values, settings)
         for key in _leaves(settings):
             origins[key] = Origin(layer.where, layer.comments.get(key, ""))
-    notes = [note for layer in layers for note in _listed(layer.values.get("note"))]
+    notes: list[str] = []
+    for layer in layers:
+        # null takes back what was noted below: what holds for training a network says nothing of it untrained.
+        notes = [] if layer.values.get("note", "") is None else notes + _listed(layer.values.get("note"))
     values["name"] = values.get("name") if row is None and "name" in _read(path).values else _name(path, row)
     return Recipe(values["name"], _description(path, row, layers), tuple(dict.fromkeys(notes)), values, origins)
 

@@ -22,16 +22,16 @@ from recollect.common.errors import ConfigError
 from recollect.training.config import Config
 from recollect.training.recipe_files import available_recipes, load_recipe
 
-__all__ = ["as_mapping", "available_recipes", "from_mapping", "known_keys", "parse_setting", "read_recipe", "resolve"]
-
-
-def read_recipe(name: str | Path) -> dict[str, Any]:
-    """A recipe by name or path as one mapping, its inheritance resolved.
-
-    Raises:
-        ConfigError: no such recipe, no YAML, or a circle of inheritance.
-    """
-    return load_recipe(name).values
+__all__ = [
+    "as_mapping",
+    "available_recipes",
+    "from_mapping",
+    "known_keys",
+    "load_recipe",
+    "parse_setting",
+    "published_tests",
+    "resolve",
+]
 
 
 def resolve(recipe: str | Path | None = None, settings: Mapping[str, Any] | Iterable[str] = ()) -> Config:
@@ -49,7 +49,7 @@ def resolve(recipe: str | Path | None = None, settings: Mapping[str, Any] | Iter
         >>> config.batch.size, config.optimiser.lr
         (64, 0.0003)
     """
-    values: dict[str, Any] = {} if recipe is None else read_recipe(recipe)
+    values: dict[str, Any] = {} if recipe is None else load_recipe(recipe).values
     pairs = settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings)
     for key, value in pairs:
         _assign(values, key, value)
@@ -68,6 +68,20 @@ def as_mapping(config: Config) -> dict[str, Any]:
     if not isinstance(plain, dict):
         raise TypeError("a configuration is a mapping")
     return plain
+
+
+def published_tests(published: Any) -> dict[str, dict[str, float]]:
+    """Published numbers by test set and metric, in percent: ``{"sop/test": {"r@1": 82.8, …}}``.
+
+    A test set is called as ``recollect eval`` takes it, ``DATA/SPLIT``; numbers that a recipe gives without one stand
+    under ``""``.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for key, value in published.items() if isinstance(published, Mapping) else ():
+        numbers = value if isinstance(value, Mapping) else {key: value}
+        test = found.setdefault(str(key) if isinstance(value, Mapping) else "", {})
+        test.update({str(k): float(v) for k, v in numbers.items() if isinstance(v, int | float)})
+    return {test: metrics for test, metrics in found.items() if metrics}
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
