@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from recollect.cli.app import app
-from recollect.cli.eval_target import published_row
+from recollect.cli.eval_recipe import published_ks, published_row, test_name as name_of_test
 from recollect.common.errors import RecollectError
 from recollect.data.images import ImageSet
 from recollect.evaluation import Evaluation, evaluate
