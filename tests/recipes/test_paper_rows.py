@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from recipes.paper_tables import PUBLISHED_FOR, SETTINGS, expected_numbers, expected_settings
 from recollect.models.zoo import ZOO
-from recollect.training.recipe_files import available_recipes, load_recipe
+from recollect.training.recipe_files import available_recipes, family, load_recipe
 from recollect.training.recipes import published_tests, resolve
 
 NUMBERS = expected_numbers()
@@ -66,7 +69,19 @@ def test_every_setting_of_a_row_says_where_it_comes_from() -> None:
         assert silent - plain - ({"model.dim"} if "/r50-" in name else set()) == set(), name
 
 
-def test_the_released_code_can_be_laid_over(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_examples_of_the_documentation(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "recipes.md"
+    blocks = re.findall(r"^```yaml\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    for number, block in enumerate(blocks):
+        (tmp_path / f"{number}.yaml").write_text(block)
+        for name in family(tmp_path / f"{number}.yaml") or [tmp_path / f"{number}.yaml"]:
+            resolve(name)
+    assert [Path(name).name for name in family(tmp_path / "2.yaml")] == ["rsk", "rsk", "sap"]
+    assert resolve(tmp_path / "0.yaml").published == {}
+
+
+def test_the_released_code_can_be_laid_over(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("inherits: [cars196/vit-b16-in21k/rsk, _as_released]\n")
     config = resolve(tmp_path / "mine.yaml")
     assert config.loss.options["count_query"] is True

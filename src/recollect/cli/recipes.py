@@ -26,16 +26,17 @@ def recipes(
     recollect recipes sop b16 rsk                 those whose name contains every word
     recollect recipes cars196/r50-512/rsk-simix   this one: settings, where they come from, published numbers
     """
-    from recollect.training.recipe_files import available_recipes, load_recipe
+    from recollect.training.recipe_files import available_recipes, family, load_recipe
 
     known, wanted = available_recipes(), words or []
     named = len(wanted) == 1 and (wanted[0] in known or wanted[0].endswith((".yaml", ".yml")))
-    matching = [name for name in known if all(word.lower() in name for word in wanted)]
-    # Words that no name contains are taken as one name, so that the error has the closest.
-    if named or not matching:
-        _show(load_recipe(" ".join(wanted)), as_json)
+    names = [] if named else [name for name in known if all(word.lower() in name for word in wanted)]
+    # Words that no name contains are one name: of a file of one's own, or misspelt, and then the error has the closest.
+    names = names or family(" ".join(wanted))
+    if names:
+        _list([load_recipe(name) for name in names], as_json)
     else:
-        _list([load_recipe(name) for name in matching], as_json)
+        _show(load_recipe(" ".join(wanted)), as_json)
 
 
 def _list(recipes: list[Recipe], as_json: bool) -> None:

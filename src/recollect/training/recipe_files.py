@@ -91,11 +91,10 @@ def load_recipe(name: str | Path) -> Recipe:
         ConfigError: no such recipe, a family instead of a recipe, no YAML, or a circle of inheritance.
     """
     path, row = find_recipe(name)
-    rows = _rows(path)
-    if rows and row is None:
+    if row is None and (members := family(name)):
         raise ConfigError(
-            f"{name} is a family of {len(rows)} recipes: choose one, such as {name}/{next(iter(rows))}. "
-            f"recollect recipes {name} lists them."
+            f"{name} is a family of {len(members)} recipes: choose one, such as {members[0]}. recollect recipes {name} "
+            "lists them."
         )
     layers = _layers(path, row, ())
     values: dict[str, Any] = {}
@@ -111,6 +110,16 @@ def load_recipe(name: str | Path) -> Recipe:
         notes = [] if layer.values.get("note", "") is None else notes + _listed(layer.values.get("note"))
     values["name"] = values.get("name") if row is None and "name" in _read(path).values else _name(path, row)
     return Recipe(values["name"], _description(path, row, layers), tuple(dict.fromkeys(notes)), values, origins)
+
+
+def family(name: str | Path) -> list[str]:
+    """The names of a family's recipes, in order; none if ``name`` is a recipe itself.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    path, row = find_recipe(name)
+    return [] if row is not None else [f"{Path(name).with_suffix('').as_posix()}/{row}" for row in _rows(path)]
 
 
 def find_recipe(name: str | Path, below: Path | None = None) -> tuple[Path, str | None]:
@@ -130,7 +139,9 @@ def find_recipe(name: str | Path, below: Path | None = None) -> tuple[Path, str 
         for candidate, row in _readings(folder / name):
             if candidate.is_file() and (row is None or row in _rows(candidate)):
                 return candidate, row
-    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    parts = [part for part in str(name).split("/") if part]
+    close = [other for other in known if parts and all(part in other for part in parts)]
+    close = close or difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     hint = f": did you mean {close[0]}?" if close else "."
     raise ConfigError(f"there is no recipe {str(name)!r}{hint} recollect recipes lists them; a YAML file works too.")
 

@@ -80,7 +80,9 @@ def published_tests(published: Any) -> dict[str, dict[str, float]]:
     for key, value in published.items() if isinstance(published, Mapping) else ():
         numbers = value if isinstance(value, Mapping) else {key: value}
         test = found.setdefault(str(key) if isinstance(value, Mapping) else "", {})
-        test.update({str(k): float(v) for k, v in numbers.items() if isinstance(v, int | float) and not isinstance(v, bool)})
+        test.update(
+            {str(k): float(v) for k, v in numbers.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        )
     return {test: metrics for test, metrics in found.items() if metrics}
 
 
