@@ -40,7 +40,7 @@ from recollect.losses.one_pass import (
 from recollect.losses.simix import Mixing
 from recollect.losses.steps import Step
 
-_BLOCK_BYTES = 2 * 2**20  # P × n × T blocks on a CPU: in the second-level caches, or nearly
+_BLOCK_BYTES = 4 * 2**20  # P × n × T blocks on a CPU: in the second-level caches, or nearly
 _CPU_QUERIES, _GPU_QUERIES = 256, 16384  # columns a tile at most; with 256 a CPU's products are at full speed
 _HIDDEN = 1e6  # a similarity, in units of tau, that is behind (−) or ahead of (+) everything
 

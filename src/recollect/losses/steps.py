@@ -21,6 +21,10 @@ from recollect.common.errors import InputError
 from recollect.losses.checks import check_positive
 
 
+_PADDING = 1e5
+"""x above this, in units of tau, are padding: ahead of everything."""
+
+
 class Bound(Protocol):
     """A step bound to the similarities of a tile: ``z`` (N × T) against ``x`` (P × T)."""
 
@@ -78,31 +82,58 @@ class Sigmoid:
         return self
 
     def bind(self, z: Tensor, x: Tensor, lowest: Tensor, highest: Tensor) -> Bound:
-        """Bind to a tile, in the form that is fastest and safe there."""
-        margin = saturation(z.dtype)
-        # exp() of both sides must neither overflow nor reach subnormal numbers, whose arithmetic is 15 × slower.
-        widest = -math.log(torch.finfo(z.dtype).tiny) - margin
-        if z.device.type == "cpu" and float((highest - lowest).amax()) <= widest:
-            return _SigmoidOfRatio(z, x, lowest - margin, highest + margin)
-        return _SigmoidOfDifference(torch.maximum(z, lowest - margin, out=z), x)
+        """Bind to a tile, in the form that is fastest there."""
+        if z.device.type == "cpu":
+            groups = _windows(x, lowest, highest)
+            if 2 * len(groups) <= len(x) + 1:
+                return _SigmoidOfRatio(z, x, groups)
+        return _SigmoidOfDifference(torch.maximum(z, lowest - saturation(z.dtype), out=z), x)
+
+
+def _windows(x: Tensor, lowest: Tensor, highest: Tensor) -> list[slice]:
+    """Runs of x (descending in each column) that lie close enough together to share one exponential of z.
+
+    A window reaches from ``saturation`` below the lowest to as much above the highest, and exp() of half of it, with the
+    sum of two such numbers, must not overflow: 1.18 of similarity in float32 with tau = 0.01.
+    """
+    widest = 2 * (math.log(torch.finfo(x.dtype).max) - 1 - saturation(x.dtype))
+    true = torch.where(x > highest, lowest, x)  # padding counts as the lowest
+    starts = [0]
+    while starts[-1] < len(x):
+        near = (true[starts[-1]] - true[starts[-1] :]).amax(1) <= widest
+        starts.append(starts[-1] + int(near.sum()))
+    return [slice(begin, end) for begin, end in zip(starts, starts[1:], strict=False)]
 
 
 class _SigmoidOfRatio:
     """The sigmoid as ``u_z / (u_z + u_x)`` with ``u = exp(s)``: one exponential a similarity instead of one a pair.
 
-    Similarities beyond ``low`` and ``high`` are saturated against every x and are drawn in to them, which keeps ``u`` in
-    range. Measured on a CPU: a sixth of the time of the exponential a pair.
+    Similarities that are saturated against every x of a group are drawn in to the edge of the group's window, which
+    keeps ``u`` in range. Measured on a CPU: an addition and a division take a quarter of the time of a sigmoid.
     """
 
-    def __init__(self, z: Tensor, x: Tensor, low: Tensor, high: Tensor) -> None:
-        centre = (low + high) / 2
-        self.u_z = torch.clamp(z, low, high, out=z).sub_(centre).exp_()
-        self.u_x = x.clamp(low, high).sub_(centre).exp_()
+    def __init__(self, z: Tensor, x: Tensor, groups: list[slice]) -> None:
+        self.groups = []
+        margin = saturation(z.dtype)
+        for group in groups:
+            members = x[group]
+            # The last valid x of each column bounds the window from below; padding is above everything.
+            high = torch.where(members[:1] < _PADDING, members[:1], 0.0)
+            low = torch.where(members < _PADDING, members, high).amin(0, keepdim=True) - margin
+            high = high + margin
+            centre = (low + high) / 2
+            last = group is groups[-1]
+            u_z = torch.clamp(z, low, high, out=z) if last else torch.clamp(z, low, high)
+            self.groups.append((group, u_z.sub_(centre).exp_(), members.clamp(low, high).sub_(centre).exp_()))
 
     def rise(self, rows: slice, slots: int, out: Tensor) -> Tensor:
-        u_z = self.u_z[rows]
-        torch.add(u_z, self.u_x[:slots, None], out=out)
-        return torch.div(u_z, out, out=out)
+        for group, u_z, u_x in self.groups:
+            here = out[group]
+            if len(here):
+                numerator = u_z[rows]
+                torch.add(numerator, u_x[: len(here), None], out=here)
+                torch.div(numerator, here, out=here)
+        return out
 
     def slope(self, rows: slice, weights: Tensor, out: Tensor) -> Tensor:
         value = self.rise(rows, len(weights), out)
