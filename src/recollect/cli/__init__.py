@@ -7,16 +7,31 @@ One file a verb. A verb's file imports only typer at the top; what it calls is i
 from __future__ import annotations
 
 import sys
+import warnings
+from typing import Any
 
-from recollect.common.errors import RecollectError
+from recollect.common.errors import DataWarning, RecollectError
 
 
 def main() -> None:
     """Run the command line; errors a user can put right become one or two sentences and exit code 1."""
     from recollect.cli.app import app
 
+    warnings.showwarning = _show_warning(warnings.showwarning)
     try:
         app()
     except RecollectError as error:
         print(f"recollect: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+def _show_warning(otherwise: Any) -> Any:
+    """Warnings about data are sentences for the user; where in the code they arose is of no use to them."""
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:
+        if issubclass(category, DataWarning):
+            print(f"recollect: {message}", file=sys.stderr)
+        else:
+            otherwise(message, category, *place, **rest)
+
+    return show

@@ -33,3 +33,7 @@ class WeightsError(RecollectError):
 
 class MissingExtraError(RecollectError, ImportError):
     """An optional package that is not installed."""
+
+
+class DataWarning(UserWarning):
+    """A data set that can be used but is not what its publisher describes, e.g. other counts or missing files."""

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 
 _SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+_lock = threading.RLock()  # threads that decode images may all arrive here first
 _declared: list[object] = []  # torch drops an operator when its library object is collected
 
 
@@ -24,18 +26,19 @@ def apply() -> bool:
     Returns:
         Whether the repair was needed (now or on an earlier call).
     """
-    if "torchvision" in sys.modules:
+    with _lock:
+        if "torchvision" in sys.modules:
+            return bool(_declared)
+        try:
+            importlib.import_module("torchvision")
+        except RuntimeError as error:
+            if "torchvision::nms" not in str(error):
+                raise
+            _declare_operators()
+            for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+                del sys.modules[name]
+            importlib.import_module("torchvision")
         return bool(_declared)
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError as error:
-        if "torchvision::nms" not in str(error):
-            raise
-        _declare_operators()
-        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        importlib.import_module("torchvision")
-    return bool(_declared)
 
 
 def _declare_operators() -> None:

@@ -2,6 +2,7 @@
 
 A set is a description, cheap to make, slice and compare: no pixel is read until ``read``. Sources (``data/sources``)
 make sets; the sampler needs only ``labels``; the pipeline needs ``read``; a run's manifest keeps ``fingerprint``.
+Names may come from a list made elsewhere, so one that leads out of the root is refused here, once for all.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from recollect.common.errors import InputError
+from recollect.common.errors import DataError, InputError
 from recollect.common.images import MAX_PIXELS, read_image
 
 
@@ -33,6 +34,11 @@ class ImageSet:
         arrays: N × H × W (grey) or N × H × W × 3 uint8 pixels, instead of files.
         split: which part this is: ``"train"``, ``"test"``, ``"val"``, ``"all"`` or a source's own word.
         boxes: N × 4 boxes (x1, y1, x2, y2) to crop to, in pixels of the upright image; NaN rows mean the whole image.
+        allow_outside: whether names may lead out of ``root``, by ``..``, as absolute paths or through symbolic links.
+
+    Raises:
+        InputError: lengths that differ, labels out of range, a name twice, neither or both of root and arrays.
+        DataError: a name that leaves ``root``; one that does so through a symbolic link is refused by ``path``.
 
     Example:
         >>> pixels = np.zeros((4, 8, 8), np.uint8)
@@ -49,6 +55,7 @@ class ImageSet:
     arrays: NDArray[np.uint8] | None = None
     split: str = "all"
     boxes: NDArray[np.float64] | None = None
+    allow_outside: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", np.asarray(self.labels, dtype=np.int64))
@@ -60,6 +67,13 @@ class ImageSet:
                 raise InputError(f"{self.name}: {count} names but {len(value)} {what}.")
         if count and not 0 <= self.labels.min() <= self.labels.max() < len(self.class_names):
             raise InputError(f"{self.name}: labels must be numbers from 0 to {len(self.class_names) - 1}.")
+        if len(set(self.names)) != count:
+            twice = next(name for name in self.names if self.names.count(name) > 1)
+            raise InputError(f"{self.name}: names must differ, but {twice!r} is there more than once.")
+        if self.root is not None and not self.allow_outside:
+            for name in self.names:
+                if _leaves(name):
+                    raise _outside(name, self.root)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -76,18 +90,30 @@ class ImageSet:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over names, class names and boxes: equal for equal sets wherever their root lies."""
+        """SHA-256 over names, class names and boxes: equal for equal sets wherever their root lies.
+
+        Arrays have no files that their names could stand for, so their pixels are part of it.
+        """
         digest = hashlib.sha256()
         for index, (name, label) in enumerate(zip(self.names, self.labels.tolist(), strict=True)):
             box = "" if self.boxes is None else np.array2string(self.boxes[index], precision=3)
-            digest.update(f"{name}\0{self.class_names[label]}\0{box}\n".encode())
+            digest.update(f"{name}\0{self.class_names[label]}\0{box}\n".encode("utf-8", "surrogateescape"))
+        if self.arrays is not None:
+            digest.update(np.ascontiguousarray(self.arrays).data)
         return digest.hexdigest()
 
+    @cached_property
+    def _real_root(self) -> Path:
+        return Path() if self.root is None else self.root.resolve()
+
     def path(self, index: int) -> Path:
-        """The file of image ``index``."""
+        """The file of image ``index``, refused when a symbolic link on its way leaves the root."""
         if self.root is None:
             raise InputError(f"{self.name}: its images are arrays in memory and have no files.")
-        return self.root / self.names[index]
+        path = self.root / self.names[index]
+        if not self.allow_outside and not path.resolve().is_relative_to(self._real_root):
+            raise _outside(self.names[index], self.root)
+        return path
 
     def read(self, index: int, max_pixels: int = MAX_PIXELS) -> Image.Image:
         """Image ``index`` as upright RGB, cropped to its box if it has one."""
@@ -100,7 +126,10 @@ class ImageSet:
         return image
 
     def subset(self, indices: Sequence[int] | NDArray[np.int64], split: str | None = None) -> ImageSet:
-        """The images at ``indices``, in that order; classes without an image are dropped and renumbered in order."""
+        """The images at ``indices`` (each once), in that order.
+
+        Classes without an image are dropped and the rest renumbered in order.
+        """
         chosen = np.asarray(indices, dtype=np.int64)
         kept, labels = np.unique(self.labels[chosen], return_inverse=True)
         return replace(
@@ -116,3 +145,19 @@ class ImageSet:
     def of_classes(self, classes: Sequence[int] | NDArray[np.int64], split: str | None = None) -> ImageSet:
         """All images of the given classes, in their present order."""
         return self.subset(np.flatnonzero(np.isin(self.labels, np.asarray(classes))), split)
+
+
+def _leaves(name: str) -> bool:
+    """Whether a relative name points above its root by its spelling alone (links are for ``path`` to follow)."""
+    if ".." not in name and ":" not in name and not name.startswith(("/", "\\")):
+        return False  # nearly every name, decided without parsing it
+    # The Windows reading splits at both slashes and knows drives, so a list is judged the same on every system.
+    path = PureWindowsPath(name)
+    return bool(path.anchor) or ".." in path.parts
+
+
+def _outside(name: str, root: Path) -> DataError:
+    return DataError(
+        f"{name}: leads outside the folder {root}. Move the file inside, or pass allow_outside=True "
+        "(--allow-outside) if you trust where it leads."
+    )

@@ -1,0 +1,81 @@
+"""``recollect data``: the data sets there are, and ``recollect data verify``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from recollect.cli.app import app
+
+data = typer.Typer(help="List the data sets, or check a copy of one.")
+app.add_typer(data, name="data")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+@data.callback(invoke_without_command=True)
+def list_sources(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the data sets: what they are, their published counts, where they can be had, their terms."""
+    if context.invoked_subcommand is not None:
+        return
+    from recollect.data import available
+
+    if as_json:
+        keys = ("name", "title", "splits", "test_splits", "layout", "homepage", "licence", "needs_root", "options")
+        rows = [
+            {**{key: getattr(source, key) for key in keys}, "published": _published(source.published)}
+            for source in available().values()
+        ]
+        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    for source in available().values():
+        typer.echo(f"{source.name:<13}{source.title}")
+        counts = [f"{split} {count}" for split, count in source.published.items()]
+        for label, text in (
+            ("counts", "; ".join(counts)),
+            ("files", source.layout),
+            ("from", source.homepage),
+            ("terms", source.licence),
+        ):
+            if text:
+                typer.echo(f"{'':<13}{label:<8}{text}")
+    typer.echo("\nCheck a copy with  recollect data verify NAME ROOT")
+
+
+@data.command()
+def verify(
+    name: Annotated[str, typer.Argument(help="The data set, e.g. sop or folder.")],
+    root: Annotated[Path | None, typer.Argument(help="The folder it lies in; a CSV file for folder.")] = None,
+    samples_per_class: Annotated[
+        int, typer.Option("--samples-per-class", "-m", min=1, help="Images a class the sampler will ask for.")
+    ] = 4,
+    csv: Annotated[str | None, typer.Option(help="For folder: the CSV file, relative to ROOT.")] = None,
+    allow_outside: Annotated[bool, typer.Option(help="Let listed paths and links leave ROOT.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="Threads that read.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check every file of a data set: counts, missing, unreadable, identical, class sizes.
+
+    The exit code is 0 when all is well, and 1 when counts differ from the published ones, files are missing or cannot
+    be read, or identical images lie on both sides of the train/test border.
+    """
+    from recollect.data.verify import verify as check
+
+    options: dict[str, Any] = {}
+    if csv is not None:
+        options["csv"] = csv
+    if allow_outside:
+        options["allow_outside"] = True
+    report = check(name, root, samples_per_class=samples_per_class, workers=workers, **options)
+    text = json.dumps(report.as_dict(), indent=2, ensure_ascii=False) if as_json else report.as_text()
+    # File names need not be valid text; escaped like this they stay valid JSON.
+    typer.echo(text.encode("utf-8", "backslashreplace").decode())
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _published(published: Any) -> dict[str, dict[str, int | None]]:
+    return {split: {"images": count.images, "classes": count.classes} for split, count in published.items()}

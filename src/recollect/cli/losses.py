@@ -1,0 +1,81 @@
+"""``recollect losses``: which losses there are, and what can be set on each."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from recollect.cli.app import app
+
+
+@app.command("losses")
+def losses(
+    name: Annotated[str | None, typer.Argument(help="Show this loss with its options.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the losses, or show one with its options and defaults."""
+    if name is None:
+        _list(as_json)
+    else:
+        _show(name, as_json)
+
+
+def _list(as_json: bool) -> None:
+    import dataclasses
+    import json
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from recollect.losses.registry import available
+
+    entries = available().values()
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(entry) for entry in entries], indent=2, ensure_ascii=False))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("loss", "family", "memory", "extra", "own", "what it is"):
+        table.add_column(column, no_wrap=column != "what it is")
+    for entry in entries:
+        own = "yes" if entry.parameters else ""
+        table.add_row(entry.name, entry.family, entry.memory, entry.extra or "", own, entry.description)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        "\nmemory: M batch, N references, d dimensions, C classes, m images a class; own: has parameters of its own."
+        "\nrecollect losses NAME shows a loss's options."
+    )
+
+
+def _show(name: str, as_json: bool) -> None:
+    import dataclasses
+    import json
+
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from recollect.losses.registry import describe
+
+    description = describe(name)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(description), indent=2, ensure_ascii=False, default=str))
+        return
+    entry = description.entry
+    console = Console(highlight=False)
+    console.print(f"[bold]{entry.name}[/bold] ({entry.family})\n")
+    console.print(description.summary, markup=False)
+    table = Table("option", "type", "default", box=None, pad_edge=False)
+    for option in description.options:
+        default = "required" if option.required else repr(option.default)
+        table.add_row(option.name, escape(option.type), escape(default))
+    console.print()
+    console.print(table)
+    console.print(f"\nMemory: {entry.memory}.")
+    if entry.extra:
+        console.print(f'Needs: pip install "recollect\\[{entry.extra}]".')
+    if entry.parameters:
+        console.print("Has parameters of its own: give loss.parameters() to the optimiser.")
+    if not entry.references:
+        console.print("Takes no separate reference set.")

@@ -1,0 +1,167 @@
+"""From a list of files and classes to an ``ImageSet``: what the sources share.
+
+Reading text and CSV lists, finding which listed files are absent, and what happens then. Sources call this; nothing
+here knows a data set.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.common.errors import ConfigError, DataError, DataWarning
+from recollect.data.images import ImageSet
+from recollect.data.registry import Source
+
+MISSING = ("error", "drop", "keep")
+"""What happens to listed images without a file: refuse the set, leave them out with a warning, or say nothing."""
+
+
+def make_set(
+    source: Source,
+    root: Path,
+    split: str,
+    names: Sequence[str],
+    classes: Sequence[int] | Sequence[str],
+    *,
+    missing: str = "error",
+    allow_outside: bool = False,
+    boxes: NDArray[np.float64] | None = None,
+    titles: Mapping[int, str] | None = None,
+) -> ImageSet:
+    """The set of listed images; its classes are numbered in the order of their sorted keys.
+
+    Args:
+        source: the data set, for its name and for what an error must tell.
+        root: the folder that ``names`` are below.
+        split: the part this is.
+        names: a path a listed image.
+        classes: a key an image, all numbers or all text.
+        missing: ``"error"``, ``"drop"`` or ``"keep"``, see ``MISSING``.
+        allow_outside: whether names may leave the root.
+        boxes: a box an image.
+        titles: what the class of a key is called, if not ``str(key)``.
+    """
+    if missing not in MISSING:
+        raise ConfigError(f"missing={missing!r} is unknown: choose one of {', '.join(MISSING)}.")
+    if not names:
+        raise source.trouble(f"the list of the split {split!r} below {root} is empty.")
+    keys, labels = np.unique(np.asarray(classes), return_inverse=True)
+    images = ImageSet(
+        source.name,
+        names,
+        labels.astype(np.int64),
+        [str(key) if titles is None else titles[key] for key in keys.tolist()],
+        root=root,
+        split=split,
+        boxes=boxes,
+        allow_outside=allow_outside,
+    )
+    if missing == "keep":
+        return images
+    absent = find_missing(root, names)
+    if not absent.any():
+        return images
+    count, examples = int(absent.sum()), [names[i] for i in np.flatnonzero(absent)[:3].tolist()]
+    sentence = f"{count:,} of {len(names):,} images of the split {split!r} are not below {root}, e.g. {examples[0]}"
+    if missing == "error":
+        raise source.trouble(f"{sentence}. Complete the copy, or leave them out with missing='drop'.")
+    if absent.all():
+        raise source.trouble(f"{sentence}.")
+    warnings.warn(f"{source.name}: {sentence}; they are left out.", DataWarning, stacklevel=3)
+    return images.subset(np.flatnonzero(~absent))
+
+
+def find_missing(root: Path, names: Sequence[str]) -> NDArray[np.bool_]:
+    """Which of ``names`` have no file below ``root``.
+
+    Each folder is listed once, which for a million files takes seconds where a million look-ups take minutes.
+    """
+    folders: dict[str, frozenset[str]] = {}
+    absent = np.zeros(len(names), dtype=bool)
+    for index, name in enumerate(names):
+        folder, file = os.path.split(name)
+        if folder not in folders:
+            try:
+                folders[folder] = frozenset(os.listdir(root / folder))  # noqa: PTH208 (names, not paths)
+            except OSError:
+                folders[folder] = frozenset()
+        # What the listing lacks is asked for again: some systems take a name in another case or spelling.
+        absent[index] = file not in folders[folder] and not (root / name).exists()
+    return absent
+
+
+def need(source: Source, path: Path) -> Path:
+    """``path``, or an error that says it is missing."""
+    if not path.exists():
+        raise source.trouble(f"{path} is missing.")
+    return path
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a text list that are not blank, each with its number from 1."""
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line.strip()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not a text file in UTF-8 ({error}).") from error
+
+
+def read_fields(path: Path, count: int, what: str) -> Iterator[list[str]]:
+    """The fields of each line, split at blanks; the last field may hold blanks itself.
+
+    Args:
+        path: the list.
+        count: how many fields a line has.
+        what: what they are, for the error about a line with another number of fields.
+    """
+    for number, line in read_lines(path):
+        fields = line.split(maxsplit=count - 1)
+        if len(fields) != count:
+            raise DataError(f"{path}, line {number}: expected {what!r}, found {line[:80]!r}.")
+        yield fields
+
+
+def read_csv(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, str]]]:
+    """The rows of a CSV file with a header, each with its line number; columns are found by name.
+
+    Args:
+        path: the file.
+        columns: columns that must be there and be filled in every row.
+        optional: columns that may be absent or empty; other columns are ignored.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            header = [column.strip() for column in reader.fieldnames or ()]
+            reader.fieldnames = header
+            absent = [column for column in columns if column not in header]
+            if absent:
+                raise DataError(
+                    f"{path}: no column {', '.join(map(repr, absent))}; the first line names the columns "
+                    f"{', '.join(map(repr, header)) or 'none'}. Expected: {','.join([*columns, *optional])}."
+                )
+            for row in reader:
+                values = {column: (row.get(column) or "").strip() for column in (*columns, *optional)}
+                empty = [column for column in columns if not values[column]]
+                if empty:
+                    raise DataError(f"{path}, line {reader.line_num}: {empty[0]!r} is empty.")
+                yield reader.line_num, values
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: not a CSV file in UTF-8 ({error}).") from error
+
+
+def as_number(text: str, path: Path, what: str) -> int:
+    """``text`` as a whole number, or an error naming the list it stands in."""
+    try:
+        return int(text)
+    except ValueError as error:
+        raise DataError(f"{path}: {what} must be a number, found {text!r}.") from error

@@ -1,0 +1,150 @@
+"""The table of data sets: what is known of each, and ``load``, the one way to a set by its name.
+
+A data set is one file in ``data/sources`` with a tuple ``SOURCES``; it is found by being there, so adding one touches
+no other file. ``Source`` says what a source must tell. What sources share to read lists is in ``data/listing.py``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from recollect.common.errors import ConfigError, DataError, DataWarning
+from recollect.data.images import ImageSet
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many images and classes a part of a data set is published with; ``classes`` is None where it has none."""
+
+    images: int
+    classes: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.images:,} images" + ("" if self.classes is None else f" of {self.classes:,} classes")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One data set: its name, what it is, where it can be had, and the function that reads it.
+
+    Args:
+        name: the word users type.
+        title: what it is, in a line.
+        read: ``read(root, split, **options)`` gives the set; its keyword-only arguments are the options.
+        splits: the parts that can be asked for.
+        layout: which files it expects below the root.
+        homepage: the official page to get it from.
+        licence: what its terms allow, in a line.
+        published: the counts each split is published with.
+        test_splits: the splits that together are the test, e.g. the three lists of VehicleID.
+        needs_root: False for a set that is made rather than found.
+        find_splits: ``find_splits(root, **options)`` tells which splits there are, where that depends on the copy (a
+            user's own list names its own); ``splits`` are then only the usual ones.
+    """
+
+    name: str
+    title: str
+    read: Callable[..., ImageSet]
+    splits: tuple[str, ...]
+    layout: str
+    homepage: str
+    licence: str
+    published: Mapping[str, Counts] = field(default_factory=dict)
+    test_splits: tuple[str, ...] = ("test",)
+    needs_root: bool = True
+    find_splits: Callable[..., tuple[str, ...]] | None = None
+
+    def trouble(self, what: str) -> DataError:
+        """An error about this data set that also says what belongs where and where it can be had."""
+        return DataError(f"{self.name}: {what}\nExpected: {self.layout}\nIt can be had from: {self.homepage}")
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The keyword options that ``load`` passes on."""
+        parameters = inspect.signature(self.read).parameters.values()
+        return tuple(p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY)
+
+
+@cache
+def available() -> dict[str, Source]:
+    """Every data set by name, in alphabetical order.
+
+    Example:
+        >>> available()["sop"].published["train"].images
+        59551
+    """
+    from recollect.data import sources
+
+    found: list[Source] = []
+    for module in pkgutil.iter_modules(sources.__path__, f"{sources.__name__}."):
+        found.extend(getattr(importlib.import_module(module.name), "SOURCES", ()))
+    return {source.name: source for source in sorted(found, key=lambda source: source.name)}
+
+
+def find_source(name: str) -> Source:
+    """The data set called ``name``, or an error that lists them all."""
+    known = available()
+    if name in known:
+        return known[name]
+    hint = f" To read your own folder, use the data set 'folder' with the root {name!r}." if Path(name).exists() else ""
+    raise ConfigError(f"There is no data set {name!r}: choose one of {', '.join(known)}.{hint}")
+
+
+def load(name: str, root: Path | str | None = None, split: str = "train", **options: Any) -> ImageSet:
+    """Load a part of a data set by name.
+
+    Args:
+        name: a name from ``available()``, e.g. ``"folder"`` or ``"glyphs"``.
+        root: the folder the data set lies in; not needed for a set that is made, like ``glyphs``.
+        split: which part, usually ``"train"`` or ``"test"``.
+        **options: options of that source, e.g. ``missing="drop"``, ``allow_outside=True``.
+
+    Raises:
+        ConfigError: an unknown name, split or option.
+        DataError: files that are missing, with where they were looked for and where they can be had.
+
+    Warns:
+        DataWarning: the counts differ from the published ones.
+    """
+    source = find_source(name)
+    if split not in source.splits and source.find_splits is None:
+        raise ConfigError(f"{name} has no split {split!r}: choose one of {', '.join(source.splits)}.")
+    for option in options:
+        if option not in source.options:
+            raise ConfigError(f"{name} has no option {option!r}: it has {', '.join(source.options) or 'none'}.")
+    images = source.read(check_root(source, root), split, **options)
+    difference = count_difference(source, images, split)
+    if difference is not None:
+        warnings.warn(difference, DataWarning, stacklevel=2)
+    return images
+
+
+def count_difference(source: Source, images: ImageSet, split: str) -> str | None:
+    """A sentence on how the counts differ from the published ones; None when they agree or none are published."""
+    published = source.published.get(split)
+    if published is None:
+        return None
+    found = Counts(len(images), None if published.classes is None else images.num_classes)
+    if found == published:
+        return None
+    return f"{source.name}, {split}: {found} found, but it is published with {published}. Results will not compare."
+
+
+def check_root(source: Source, root: Path | str | None) -> Path | None:
+    """``root`` as a path that exists, or an error that says what belongs there."""
+    if not source.needs_root:
+        return None if root is None else Path(root)
+    if root is None:
+        raise source.trouble("it needs the folder it lies in, and no root was given.")
+    path = Path(root).expanduser()
+    if not path.exists():
+        raise source.trouble(f"there is no folder {path}.")
+    return path

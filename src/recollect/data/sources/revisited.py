@@ -1,0 +1,230 @@
+"""Instance search: Revisited Oxford and Paris, the million distractors, and the validation queries of SfM-120k.
+
+These have no classes but ground truth a query: which images of the database are easy, hard or junk. ``load_revisited``
+gives all of it as a ``RevisitedBenchmark``, whose lists of indices are what the evaluation of rankings takes. Through
+``load``, database, queries and distractors are plain image sets of one nameless class, to be embedded or verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.common.errors import ConfigError, DataError
+from recollect.data.images import ImageSet
+from recollect.data.listing import make_set, need, read_lines
+from recollect.data.registry import Counts, Source
+from recollect.data.safe_pickle import read_plain_pickle
+
+UNLABELLED = "unlabelled"
+SFM = "retrieval-SfM-120k"
+
+
+@dataclass(frozen=True, eq=False)
+class RevisitedBenchmark:
+    """A database, queries, and which images of the database each query should find.
+
+    Args:
+        name: ``"roxford5k"``, ``"rparis6k"`` or ``"sfm120k"``.
+        database: the images searched; indices below count in its order, and distractors are appended after it.
+        queries: the images searched with, cropped to their boxes.
+        easy: an array of indices a query: images that show its object clearly.
+        hard: the same for images that show it with difficulty.
+        junk: the same for images that are to be ignored.
+    """
+
+    name: str
+    database: ImageSet
+    queries: ImageSet
+    easy: Sequence[NDArray[np.int64]]
+    hard: Sequence[NDArray[np.int64]]
+    junk: Sequence[NDArray[np.int64]]
+
+
+def load_revisited(
+    name: str, root: Path | str, *, missing: str = "error", allow_outside: bool = False
+) -> RevisitedBenchmark:
+    """Load a benchmark of instance search.
+
+    Args:
+        name: ``"roxford5k"``, ``"rparis6k"``, or ``"sfm120k"``: validation, where positives count as easy, none is
+            hard, queries are whole images of the database, and the query itself is junk.
+        root: the folder that holds the benchmarks' folders.
+        missing: what to do about images that are not there: ``"error"`` or ``"keep"``; dropping would shift indices.
+        allow_outside: whether names and links may leave ``root``.
+    """
+    if name not in _BENCHMARKS:
+        raise ConfigError(f"There is no benchmark {name!r}: choose one of {', '.join(_BENCHMARKS)}.")
+    if missing == "drop":
+        raise ConfigError("missing='drop' would shift the indices of the ground truth: use 'error' or 'keep'.")
+    source, benchmark = _BENCHMARKS[name], _parse_sfm if name == "sfm120k" else _parse_revisited
+    if not Path(root).is_dir():
+        raise source.trouble(f"there is no folder {root}.")
+    parsed = benchmark(source, Path(root))
+
+    def images(split: str, names: Sequence[str], boxes: NDArray[np.float64] | None) -> ImageSet:
+        return make_set(
+            source,
+            Path(root),
+            split,
+            names,
+            [UNLABELLED] * len(names),
+            missing=missing,
+            allow_outside=allow_outside,
+            boxes=boxes,
+        )
+
+    return RevisitedBenchmark(
+        name, images("database", parsed.database, None), images("queries", parsed.queries, parsed.boxes), *parsed.lists
+    )
+
+
+def load_distractors(root: Path | str, *, missing: str = "error", allow_outside: bool = False) -> ImageSet:
+    """The million images of R1M, to be appended to a database."""
+    folder = "revisitop1m"
+    path = need(R1M, Path(root) / folder / f"{folder}.txt")
+    names = [f"{folder}/jpg/{name}" for _, name in read_lines(path)]
+    return make_set(
+        R1M, Path(root), "distractors", names, [UNLABELLED] * len(names), missing=missing, allow_outside=allow_outside
+    )
+
+
+Lists = tuple[list[NDArray[np.int64]], list[NDArray[np.int64]], list[NDArray[np.int64]]]  # easy, hard, junk
+
+
+@dataclass(frozen=True)
+class _Parsed:
+    database: list[str]
+    queries: list[str]
+    boxes: NDArray[np.float64] | None
+    lists: Lists
+
+
+def _parse_revisited(source: Source, root: Path) -> _Parsed:
+    name = source.name
+    path = need(source, root / name / f"gnd_{name}.pkl")
+    content = _dictionary(read_plain_pickle(path), ("imlist", "qimlist", "gnd"), path)
+    database, queries = (_texts(content[key], key, path) for key in ("imlist", "qimlist"))
+    truth = _truth(content["gnd"], len(queries), path)
+    try:
+        boxes = np.array([entry["bbx"] for entry in truth], dtype=np.float64).reshape(len(queries), 4)
+    except (KeyError, ValueError, TypeError) as error:
+        raise DataError(f"{path}: every query needs a box 'bbx' of four numbers ({error}).") from error
+    lists = tuple(_indices(truth, key, len(database), path) for key in ("easy", "hard", "junk"))
+    files = [[f"{name}/jpg/{image}.jpg" for image in images] for images in (database, queries)]
+    return _Parsed(files[0], files[1], boxes, lists)  # type: ignore[arg-type]
+
+
+def _parse_sfm(source: Source, root: Path) -> _Parsed:
+    folder = _sfm_folder(root)
+    path = need(source, root / folder / f"{SFM}-val-eccv2020.pkl")
+    content = _dictionary(read_plain_pickle(path), ("cids", "qidx", "gnd"), path)
+    identities = _texts(content["cids"], "cids", path)
+    # Images are spread over folders named by the last six characters of their identity, two by two.
+    database = [f"{folder}ims/{i[-2:]}/{i[-4:-2]}/{i[-6:-4]}/{i}" for i in identities]
+    queries = _checked(content["qidx"], "qidx", len(database), path)
+    truth = _truth(content["gnd"], len(queries), path)
+    easy = _indices(truth, "ok" if "ok" in truth[0] else "easy", len(database), path)
+    junk = [
+        np.union1d(_checked(entry.get("junk", []), "junk", len(database), path), [query])
+        for entry, query in zip(truth, queries.tolist(), strict=True)
+    ]
+    easy = [np.setdiff1d(found, ignored) for found, ignored in zip(easy, junk, strict=True)]
+    hard = [np.empty(0, np.int64) for _ in truth]
+    return _Parsed(database, [database[q] for q in queries.tolist()], None, (easy, hard, junk))
+
+
+def _sfm_folder(root: Path) -> str:
+    """Where it lies below ``root``: as its publishers unpack it, beside the benchmarks, or ``root`` itself."""
+    return next(
+        (f for f in (f"train/{SFM}/", f"{SFM}/", "") if (root / f / f"{SFM}-val-eccv2020.pkl").exists()), f"{SFM}/"
+    )
+
+
+def _dictionary(value: Any, keys: Sequence[str], path: Path) -> dict[str, Any]:
+    if not isinstance(value, dict) or not set(keys) <= value.keys():
+        raise DataError(f"{path}: expected a dict with {', '.join(keys)}.")
+    return value
+
+
+def _texts(value: Any, key: str, path: Path) -> list[str]:
+    if not isinstance(value, list | tuple) or not value or not all(isinstance(item, str) for item in value):
+        raise DataError(f"{path}: {key} should be a list of names.")
+    return list(value)
+
+
+def _truth(value: Any, count: int, path: Path) -> list[dict[str, Any]]:
+    if not isinstance(value, list | tuple) or len(value) != count or not all(isinstance(item, dict) for item in value):
+        raise DataError(f"{path}: gnd should be a list of {count} dicts, one a query.")
+    return list(value)
+
+
+def _indices(truth: list[dict[str, Any]], key: str, count: int, path: Path) -> list[NDArray[np.int64]]:
+    if not all(key in entry for entry in truth):
+        raise DataError(f"{path}: gnd has no list {key!r} for some query.")
+    return [_checked(entry[key], key, count, path) for entry in truth]
+
+
+def _checked(value: Any, key: str, count: int, path: Path) -> NDArray[np.int64]:
+    if not isinstance(value, list | tuple) or not all(isinstance(i, int) and 0 <= i < count for i in value):
+        raise DataError(f"{path}: {key} should be a list of indices from 0 to {count - 1}.")
+    return np.array(value, dtype=np.int64)
+
+
+def _reader(name: str) -> Any:
+    def read(root: Path, split: str, *, missing: str = "error", allow_outside: bool = False) -> ImageSet:
+        benchmark = load_revisited(name, root, missing=missing, allow_outside=allow_outside)
+        return benchmark.queries if split == "queries" else benchmark.database
+
+    return read
+
+
+def _read_distractors(root: Path, split: str, *, missing: str = "error", allow_outside: bool = False) -> ImageSet:
+    return load_distractors(root, missing=missing, allow_outside=allow_outside)
+
+
+_PAGE = "http://cmp.felk.cvut.cz/revisitop/"
+_TERMS = "research use; photos from Flickr under their owners' licences"
+
+ROXFORD, RPARIS = (
+    Source(
+        name=name,
+        title=f"Revisited {city}: {city}'s buildings, instance search with 70 queries",
+        read=_reader(name),
+        splits=("database", "queries"),
+        layout=f"root/{name}/gnd_{name}.pkl and root/{name}/jpg/<name>.jpg",
+        homepage=_PAGE,
+        licence=_TERMS,
+        published={"database": Counts(count), "queries": Counts(70)},
+        test_splits=("database", "queries"),
+    )
+    for name, city, count in (("roxford5k", "Oxford", 4_993), ("rparis6k", "Paris", 6_322))
+)
+R1M = Source(
+    name="revisitop1m",
+    title="R1M: a million distractors for Revisited Oxford and Paris",
+    read=_read_distractors,
+    splits=("distractors",),
+    layout="root/revisitop1m/revisitop1m.txt (a path a line) and root/revisitop1m/jpg/<path>",
+    homepage=_PAGE,
+    licence=_TERMS,
+    published={"distractors": Counts(1_001_001)},
+    test_splits=(),
+)
+SFM120K = Source(
+    name="sfm120k",
+    title="SfM-120k, validation: landmarks, to choose settings for instance search",
+    read=_reader("sfm120k"),
+    splits=("database", "queries"),
+    layout=f"root/{SFM}/{SFM}-val-eccv2020.pkl and root/{SFM}/ims/ (or root/train/{SFM}/, or root itself)",
+    homepage="http://cmp.felk.cvut.cz/cnnimageretrieval/ (images); the pickle comes with https://github.com/gtolias/how",
+    licence=_TERMS,
+    test_splits=(),
+)
+_BENCHMARKS = {source.name: source for source in (ROXFORD, RPARIS, SFM120K)}
+SOURCES = (ROXFORD, RPARIS, R1M, SFM120K)

@@ -1,0 +1,38 @@
+"""Stanford Online Products: shop photos, a few of each product; test products are unseen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recollect.data.images import ImageSet
+from recollect.data.listing import as_number, make_set, need, read_fields
+from recollect.data.registry import Counts, Source
+
+COLUMNS = "image_id class_id super_class_id path"
+
+
+def read(root: Path, split: str, *, missing: str = "error", allow_outside: bool = False) -> ImageSet:
+    """Read the list of a split; a class is a product, by its number."""
+    path = need(SOURCE, root / f"Ebay_{split}.txt")
+    rows = read_fields(path, 4, COLUMNS)
+    header = next(rows, None)
+    if header != COLUMNS.split():
+        raise SOURCE.trouble(f"the first line of {path} should be {COLUMNS!r}, found {' '.join(header or [])!r}.")
+    names, classes = [], []
+    for _, label, _, name in rows:
+        names.append(name)
+        classes.append(as_number(label, path, "class_id"))
+    return make_set(SOURCE, root, split, names, classes, missing=missing, allow_outside=allow_outside)
+
+
+SOURCE = Source(
+    name="sop",
+    title="Stanford Online Products: shop photos, by product",
+    read=read,
+    splits=("train", "test"),
+    layout="root/Ebay_{train,test}.txt and root/<category>_final/<file>.JPG",
+    homepage="https://cvgl.stanford.edu/projects/lifted_struct/",
+    licence="research use; the photos belong to their sellers",
+    published={"train": Counts(59_551, 11_318), "test": Counts(60_502, 11_316)},
+)
+SOURCES = (SOURCE,)

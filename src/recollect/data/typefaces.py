@@ -1,0 +1,175 @@
+"""Typefaces on this machine and how one character looks in one of them.
+
+Finds font files (inside matplotlib, in the ``fontpkg-*`` packages of the extra ``glyphs``, on request the system's),
+tells which characters each one truly draws, and renders a character centred on a small square. ``sources/glyphs.py``
+makes a data set of it. Whatever changes a pixel here must raise ``RENDERER``, which is part of the cache's key.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont, features
+
+from recollect.common.files import sha256
+
+RENDERER = 1
+
+SIZE = 48
+EM = 36  # pixels an em: capitals are then about half the picture's side, and few characters need shrinking
+MARGIN = 2
+MIN_EXTENT = 10  # pixels: what is smaller both ways is a dot or a mark that no one could name on its own
+
+WEIGHT = 400.0
+"""The weight a variable font is set to: it is one design, of which any number of near-copies could be made."""
+
+# Matplotlib's other files have no characters in the sense of Unicode: private codes, sizes of brackets, and Knuth's
+# fonts with their own encoding; LastResort draws a labelled box for everything.
+_MATPLOTLIB = ("DejaVuSans", "DejaVuSerif", "STIXGeneral")
+_MATPLOTLIB_NOT = ("DejaVuSansDisplay", "DejaVuSerifDisplay")
+
+FONT_SUFFIXES = frozenset({".ttf", ".otf"})
+
+
+@dataclass(frozen=True)
+class Face:
+    """One typeface: a font file, and for a variable font the values its axes are set to.
+
+    Args:
+        name: e.g. ``"DejaVuSans-Bold"`` or ``"Lora[wght]"``; unique among the faces of a set.
+        path: the font file.
+        axes: a value for each axis of a variable font, in its order; None for an ordinary font.
+    """
+
+    name: str
+    path: Path
+    axes: tuple[float, ...] | None = None
+
+    @cached_property
+    def _fonts(self) -> dict[int, ImageFont.FreeTypeFont]:
+        return {}
+
+    def font(self, size: int) -> ImageFont.FreeTypeFont:
+        """The face at ``size`` pixels an em."""
+        if size not in self._fonts:
+            # The basic layout is in every build of PIL; the other depends on libraries of the machine.
+            font = ImageFont.truetype(self.path, size, layout_engine=ImageFont.Layout.BASIC)
+            if self.axes is not None:
+                font.set_variation_by_axes(list(self.axes))
+            self._fonts[size] = font
+        return self._fonts[size]
+
+    def render(self, character: str) -> NDArray[np.uint8] | None:
+        """``character`` in black on white, SIZE × SIZE, its ink centred; None when there is next to nothing to see.
+
+        A character too large for the picture is set smaller, so that nothing is cut off.
+        """
+        room, size = SIZE - 2 * MARGIN, EM
+        ink = self._ink(character, size)
+        if max(ink.shape) < MIN_EXTENT or ink.max() < 128:
+            return None
+        while max(ink.shape) > room:
+            size = min(size - 1, size * room // max(ink.shape))
+            ink = self._ink(character, size)
+        height, width = ink.shape
+        top, left = (SIZE - height) // 2, (SIZE - width) // 2
+        picture = np.full((SIZE, SIZE), 255, np.uint8)
+        picture[top : top + height, left : left + width] -= ink
+        return picture
+
+    def _ink(self, character: str, size: int) -> NDArray[np.uint8]:
+        """How dark each pixel of the character is, cut to where there is any ink."""
+        font = self.font(size)
+        left, top, right, bottom = (int(value) for value in font.getbbox(character))  # the advance included
+        canvas = Image.new("L", (right - left + 2, bottom - top + 2), 0)
+        ImageDraw.Draw(canvas).text((1 - left, 1 - top), character, font=font, fill=255)
+        box = canvas.getbbox()
+        return np.zeros((1, 1), np.uint8) if box is None else np.asarray(canvas.crop(box))
+
+
+def find_faces(system_fonts: bool = False) -> list[Face]:
+    """The faces on this machine, in a fixed order: matplotlib's, those of ``fontpkg-*``, and the system's if asked for.
+
+    A font file with the content of one before it is left out.
+    """
+    files = [*_matplotlib_fonts(), *_package_fonts(), *(_system_fonts() if system_fonts else ())]
+    faces: list[Face] = []
+    contents: set[str] = set()
+    names: set[str] = set()
+    for path in files:
+        content = sha256(path)
+        if content in contents:
+            continue
+        contents.add(content)
+        face = _face(path)
+        if face is not None and face.name not in names:
+            names.add(face.name)
+            faces.append(face)
+    return faces
+
+
+def characters_of(path: Path) -> frozenset[str]:
+    """The characters a font file truly draws: letters, numbers, punctuation and symbols, one code point each."""
+    from fontTools.ttLib import TTFont
+
+    with TTFont(path, lazy=True) as font:
+        table = font.getBestCmap() or {}
+        notdef = font.getGlyphOrder()[0]  # by the format's rule, the first glyph is the box for what a font has not
+    return frozenset(chr(code) for code, glyph in table.items() if glyph != notdef and _is_visible(code))
+
+
+def renderer_version() -> str:
+    """Everything besides the font files that pixels depend on."""
+    return f"{RENDERER}, freetype {features.version('freetype2')}, Unicode {unicodedata.unidata_version}"
+
+
+def _is_visible(code: int) -> bool:
+    # No controls, blanks, private codes, or marks that only exist on top of a letter.
+    return unicodedata.category(chr(code))[0] in "LNPS"
+
+
+def _matplotlib_fonts() -> list[Path]:
+    import matplotlib
+
+    folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    return sorted(
+        path for path in folder.glob("*.ttf") if path.stem.startswith(_MATPLOTLIB) and path.stem not in _MATPLOTLIB_NOT
+    )
+
+
+def _package_fonts() -> list[Path]:
+    found: list[Path] = []
+    for distribution in metadata.distributions():
+        if not (distribution.name or "").lower().replace("_", "-").startswith("fontpkg-"):
+            continue
+        for file in distribution.files or ():
+            path = Path(str(distribution.locate_file(file)))
+            if path.suffix.lower() in FONT_SUFFIXES and path.is_file():
+                found.append(path)
+    return sorted(set(found), key=lambda path: (path.name, path))
+
+
+def _system_fonts() -> list[Path]:
+    from matplotlib.font_manager import findSystemFonts
+
+    paths = sorted(Path(path) for path in findSystemFonts())
+    return [path for path in paths if path.suffix.lower() in FONT_SUFFIXES]
+
+
+def _face(path: Path) -> Face | None:
+    from fontTools.ttLib import TTFont, TTLibError
+
+    try:
+        with TTFont(path, lazy=True) as font:
+            axes = font["fvar"].axes if "fvar" in font else []
+            ranges = [(axis.axisTag, axis.minValue, axis.defaultValue, axis.maxValue) for axis in axes]
+    except (TTLibError, OSError):
+        return None  # a system's font folder may hold anything
+    values = [min(max(WEIGHT, low), high) if tag == "wght" else default for tag, low, default, high in ranges]
+    return Face(path.stem, path, tuple(values) or None)

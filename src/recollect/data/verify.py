@@ -1,0 +1,192 @@
+"""Is this copy of a data set whole? One pass over every file: counts, missing, unreadable, duplicates, class sizes.
+
+``verify`` does the work and gives a ``Report``; how it reads is in ``data/verify_report.py``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recollect.common.errors import DataError, DataWarning, InputError
+from recollect.common.images import read_image
+from recollect.common.progress import ProgressLine
+from recollect.data.images import ImageSet
+from recollect.data.listing import find_missing
+from recollect.data.registry import Source, check_root, count_difference, find_source, load
+from recollect.data.verify_report import Report, SplitReport
+
+BLOCK = 512  # files in the hands of the threads at a time, so that a million do not queue up
+
+
+def verify(
+    name: str,
+    root: Path | str | None = None,
+    *,
+    samples_per_class: int = 4,
+    workers: int | None = None,
+    **options: Any,
+) -> Report:
+    """Check every file of a data set.
+
+    Args:
+        name: the data set.
+        root: where it lies.
+        samples_per_class: m of the sampler: how many classes have that many images is reported.
+        workers: threads that read and decode; by default as many as there are processors, at most 8.
+        **options: the source's own, as for ``load``.
+
+    Raises:
+        DataError: its lists are missing or cannot be read, so that there is nothing to check.
+    """
+    if samples_per_class < 1:
+        raise InputError(f"samples_per_class must be at least 1, not {samples_per_class}.")
+    started, source = time.monotonic(), find_source(name)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        sets = {split: load(name, root, split, **_listing(source, options)) for split in _splits(source, root, options)}
+    counts = {split: count_difference(source, images, split) for split, images in sets.items()}
+    notes = [str(w.message) for w in caught if issubclass(w.category, DataWarning)]
+
+    missing = {n for images in sets.values() for n in _missing(images)}
+    contents, unreadable = _read_all(sets, missing, workers)
+    bad = missing | set(unreadable)
+    sides: dict[str, set[str]] = defaultdict(set)
+    for split, images in sets.items():
+        for image in images.names:
+            sides[image].add(_side(split))
+    groups = _groups(contents, sides)
+    return Report(
+        name=name,
+        root=None if root is None else str(root),
+        samples_per_class=samples_per_class,
+        splits=[
+            _split_report(source, split, images, bad, missing, samples_per_class) for split, images in sets.items()
+        ],
+        count_differences=[difference for difference in counts.values() if difference is not None],
+        notes=[note for note in notes if note not in counts.values()] + _shared_classes(sets),
+        missing=sorted(missing),
+        unreadable=dict(sorted(unreadable.items())),
+        duplicates=[group for group in groups if not _crosses(group, sides)],
+        duplicates_across=[group for group in groups if _crosses(group, sides)],
+        seconds=time.monotonic() - started,
+    )
+
+
+def _splits(source: Source, root: Path | str | None, options: dict[str, Any]) -> tuple[str, ...]:
+    if source.find_splits is not None:
+        wanted = inspect.signature(source.find_splits).parameters
+        return source.find_splits(check_root(source, root), **{k: v for k, v in options.items() if k in wanted})
+    return ("train", *source.test_splits) if "train" in source.splits else source.splits
+
+
+def _listing(source: Source, options: dict[str, Any]) -> dict[str, Any]:
+    """Options under which missing files are kept in the list, unless the source leaves them out by its nature."""
+    parameter = inspect.signature(source.read).parameters.get("missing")
+    return {"missing": "keep", **options} if parameter is not None and parameter.default == "error" else options
+
+
+def _missing(images: ImageSet) -> list[str]:
+    if images.root is None:
+        return []
+    return [images.names[i] for i in np.flatnonzero(find_missing(images.root, images.names)).tolist()]
+
+
+def _read_all(
+    sets: dict[str, ImageSet], missing: set[str], workers: int | None
+) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Files by the hash of their content, and the reason for each that cannot be read."""
+    todo: dict[str, tuple[ImageSet, int]] = {}
+    for images in sets.values():
+        for index, name in enumerate(images.names):
+            if name not in missing:
+                todo.setdefault(name, (images, index))
+    contents: dict[str, list[str]] = defaultdict(list)
+    unreadable: dict[str, str] = {}
+    threads = workers or min(8, os.cpu_count() or 1)
+    with ProgressLine("verifying", len(todo)) as line, ThreadPoolExecutor(threads) as pool:
+        for block in _blocks(list(todo.items())):
+            for (name, _), (digest, trouble) in zip(block, pool.map(lambda item: _read(*item[1]), block), strict=True):
+                if digest is not None:
+                    contents[digest].append(name)
+                if trouble is not None:
+                    unreadable[name] = trouble
+                line.advance()
+    return contents, unreadable
+
+
+def _blocks(items: list[Any]) -> Iterator[list[Any]]:
+    for start in range(0, len(items), BLOCK):
+        yield items[start : start + BLOCK]
+
+
+def _read(images: ImageSet, index: int) -> tuple[str | None, str | None]:
+    """The hash of an image's content and what is wrong with it, either of which may be None."""
+    if images.arrays is not None:
+        return hashlib.sha256(images.arrays[index].tobytes()).hexdigest(), None
+    digest = None
+    try:
+        content = images.path(index).read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        read_image(content)
+    except DataError as error:
+        return digest, str(error)
+    except OSError as error:
+        return None, f"cannot be read ({error.strerror or error})."
+    return digest, None
+
+
+def _side(split: str) -> str:
+    return split if split in ("train", "val") else "test"
+
+
+def _groups(contents: dict[str, list[str]], sides: dict[str, set[str]]) -> list[list[str]]:
+    """Names with the same content; a single name counts when a list on each side of the border has it."""
+    return sorted(sorted(names) for names in contents.values() if len(names) > 1 or len(sides[names[0]]) > 1)
+
+
+def _crosses(group: Sequence[str], sides: dict[str, set[str]]) -> bool:
+    return len(set.union(*(sides[name] for name in group))) > 1
+
+
+def _shared_classes(sets: dict[str, ImageSet]) -> list[str]:
+    train = set(sets["train"].class_names) if "train" in sets else set()
+    notes = []
+    for split, images in sets.items():
+        shared = train & set(images.class_names) if _side(split) == "test" else set()
+        if shared:
+            example = min(shared)
+            notes.append(f"{len(shared):,} classes of {split} are in train too, e.g. {example!r}: they are not unseen.")
+    return notes
+
+
+def _split_report(
+    source: Source, split: str, images: ImageSet, bad: set[str], missing: set[str], samples_per_class: int
+) -> SplitReport:
+    good = np.array([name not in bad for name in images.names])
+    sizes = np.bincount(images.labels[good], minlength=len(images.class_names))
+    usable = sizes >= samples_per_class
+    published = source.published.get(split)
+    return SplitReport(
+        split=split,
+        images=len(images),
+        classes=images.num_classes,
+        published_images=None if published is None else published.images,
+        published_classes=None if published is None else published.classes,
+        missing=sum(name in missing for name in images.names),
+        unreadable=sum(name in bad and name not in missing for name in images.names),
+        class_sizes=[int(size) for size in sizes],
+        usable_classes=int(usable.sum()),
+        usable_images=int(sizes[usable].sum()),
+        fingerprint=images.fingerprint,
+    )

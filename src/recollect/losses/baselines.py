@@ -1,0 +1,215 @@
+"""The losses people compare with, as made by pytorch-metric-learning (extra ``baselines``), with published settings.
+
+One function a loss; its arguments are the options of ``recollect.losses.create`` and its docstring is what
+``recollect losses NAME`` prints. Add one here and a row in ``registry.py``. All distances are between L2-normalised
+vectors: the library normalises, so embeddings of any length may come in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recollect.common.errors import ConfigError
+from recollect.common.extras import require
+from recollect.losses.metric_learning import MetricLearningLoss
+
+_MINERS = ("semihard", "batch_hard", "distance_weighted", "all")
+
+
+def contrastive(pos_margin: float = 0.0, neg_margin: float = 1.0, distance: str = "euclidean") -> MetricLearningLoss:
+    """Contrastive: pulls positive pairs within a margin, pushes negative pairs beyond one (Hadsell et al. 2006).
+
+    Mean of [D⁺ − pos_margin]₊ over positive pairs plus mean of [neg_margin − D⁻]₊ over negative pairs, each over the
+    pairs where it is not zero. With ``distance="cosine"`` the margins are similarities: [pos_margin − s⁺]₊ and
+    [s⁻ − neg_margin]₊.
+    """
+    # 0 and 1: Roth et al. 2020 (arXiv:2002.08473), on unit vectors.
+    _choose("distance", distance, ("euclidean", "cosine"))
+    library = _library()
+    metric = library.distances.CosineSimilarity() if distance == "cosine" else library.distances.LpDistance()
+    loss = library.losses.ContrastiveLoss(pos_margin=pos_margin, neg_margin=neg_margin, distance=metric)
+    return MetricLearningLoss("contrastive", loss)
+
+
+def triplet(margin: float = 0.2, miner: str = "semihard", squared: bool = False) -> MetricLearningLoss:
+    """Triplet: a positive is closer than a negative by a margin (Schroff et al. 2015).
+
+    Mean of [D_ap − D_an + margin]₊ over the mined triplets where it is not zero. Miner: ``semihard`` (negatives beyond
+    the positive but within the margin, as in FaceNet), ``batch_hard`` (hardest positive and negative of each query),
+    ``distance_weighted`` (as for margin; draws from torch's generator), ``all``. ``squared=True`` uses squared
+    distances, as FaceNet does.
+    """
+    # 0.2: FaceNet, and Roth et al. 2020 with plain distances.
+    _choose("miner", miner, _MINERS)
+    _positive("margin", margin)
+    library = _library()
+    metric = library.distances.LpDistance(power=2 if squared else 1)
+    loss = library.losses.TripletMarginLoss(margin=margin, distance=metric)
+    return MetricLearningLoss("triplet", loss, _miner(library, miner, margin, metric))
+
+
+def margin(
+    margin: float = 0.2,
+    beta: float = 1.2,
+    nu: float = 0.0,
+    num_classes: int | None = None,
+    learn_beta: bool = True,
+    miner: str = "distance_weighted",
+) -> MetricLearningLoss:
+    """Margin: a learned boundary beta between positive and negative distances (Wu et al. 2017).
+
+    [D_ap − beta + margin]₊ + [beta − D_an + margin]₊, over the number of terms that are not zero, plus nu·beta.
+    beta is a parameter of the loss, one for each class with ``num_classes`` (labels 0 … num_classes − 1), otherwise one
+    for all. Negatives are drawn by distance-weighted sampling (cut off at 0.5 and 1.4) from torch's generator.
+    """
+    # 0.2, 1.2, 0 and the cut-offs: Wu et al. 2017 and Roth et al. 2020, who learn beta at a rate of 5e-4.
+    _choose("miner", miner, _MINERS)
+    _positive("margin", margin)
+    if num_classes is not None:
+        _positive("num_classes", num_classes)
+    library = _library()
+    loss = library.losses.MarginLoss(
+        margin=margin, beta=beta, nu=nu, num_classes=num_classes, learn_beta=learn_beta, triplets_per_anchor="all"
+    )
+    metric = library.distances.LpDistance()
+    return MetricLearningLoss("margin", loss, _miner(library, miner, margin, metric), num_classes=num_classes)
+
+
+def multi_similarity(
+    alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, epsilon: float | None = 0.1
+) -> MetricLearningLoss:
+    """Multi-similarity: soft weights over each query's hard pairs (Wang et al. 2019).
+
+    Mean over queries of log(1 + Σ⁺ e^(−alpha(s − base)))/alpha + log(1 + Σ⁻ e^(beta(s − base)))/beta. Pairs are those
+    of the paper's miner: positives less similar than the hardest negative plus ``epsilon``, negatives more similar than
+    the hardest positive minus ``epsilon``; None takes all pairs.
+    """
+    # alpha 2, beta 50, epsilon 0.1: the paper. base 0.5: the authors' released code (the paper's text has 1).
+    _positive("alpha", alpha)
+    _positive("beta", beta)
+    library = _library()
+    miner = None if epsilon is None else library.miners.MultiSimilarityMiner(epsilon=epsilon)
+    loss = library.losses.MultiSimilarityLoss(alpha=alpha, beta=beta, base=base)
+    return MetricLearningLoss("multi_similarity", loss, miner)
+
+
+def fast_ap(bins: int = 10) -> MetricLearningLoss:
+    """FastAP: average precision on a histogram of squared distances (Cakir et al. 2019).
+
+    As ``binned_ap``, on squared distances from 0 to 4. It holds bins × M × M numbers: for large batches take
+    ``binned_ap``. Takes no separate reference set.
+    """
+    # 10: the paper.
+    _positive("bins", bins)
+    loss = _library().losses.FastAPLoss(num_bins=bins)
+    return MetricLearningLoss("fast_ap", loss, takes_references=False)
+
+
+def supcon(temperature: float = 0.1) -> MetricLearningLoss:
+    """SupCon: each positive against all others by softmax (Khosla et al. 2020).
+
+    Mean over queries with a positive of −mean over positives of log softmax(s/temperature).
+    """
+    # 0.1: the paper.
+    _positive("temperature", temperature)
+    return MetricLearningLoss("supcon", _library().losses.SupConLoss(temperature=temperature))
+
+
+def norm_softmax(num_classes: int, dim: int, temperature: float = 0.05) -> MetricLearningLoss:
+    """NormSoftmax: classification with normalised class vectors (Zhai and Wu 2019).
+
+    Cross-entropy of s/temperature over all classes' vectors, which are parameters of the loss. Labels are
+    0 … num_classes − 1. Takes no separate reference set.
+    """
+    # 0.05: the paper.
+    _positive("temperature", temperature)
+    loss = _library().losses.NormalizedSoftmaxLoss(**_sizes(num_classes, dim), temperature=temperature)
+    return _with_class_vectors("norm_softmax", loss, num_classes, dim)
+
+
+def proxy_nca(num_classes: int, dim: int, scale: float = 1.0) -> MetricLearningLoss:
+    """ProxyNCA: neighbourhood components against one learned proxy a class (Movshovitz-Attias et al. 2017).
+
+    −log of the softmax of −scale·D² at the own class's proxy, D² the squared distance between unit vectors. The own
+    proxy counts in the denominator as well. Proxies are parameters of the loss. Labels are 0 … num_classes − 1. Takes
+    no separate reference set.
+    """
+    # 1: the paper, which has no temperature.
+    _positive("scale", scale)
+    loss = _library().losses.ProxyNCALoss(**_sizes(num_classes, dim), softmax_scale=scale)
+    return _with_class_vectors("proxy_nca", loss, num_classes, dim)
+
+
+def proxy_anchor(num_classes: int, dim: int, margin: float = 0.1, alpha: float = 32.0) -> MetricLearningLoss:
+    """Proxy-Anchor: each proxy pulls its class and pushes the rest of the batch (Kim et al. 2020).
+
+    Mean over the batch's classes of log(1 + Σ⁺ e^(−alpha(s − margin))) plus mean over all classes of
+    log(1 + Σ⁻ e^(alpha(s + margin))). Proxies are parameters of the loss; the paper gives them 100 times the learning
+    rate. Labels are 0 … num_classes − 1. Takes no separate reference set.
+    """
+    # 0.1 and 32: the paper.
+    _positive("alpha", alpha)
+    loss = _library().losses.ProxyAnchorLoss(**_sizes(num_classes, dim), margin=margin, alpha=alpha)
+    return _with_class_vectors("proxy_anchor", loss, num_classes, dim)
+
+
+def arcface(num_classes: int, dim: int, margin: float = 28.6, scale: float = 64.0) -> MetricLearningLoss:
+    """ArcFace: classification with a margin on the angle (Deng et al. 2019).
+
+    Cross-entropy of scale·cos θ, with the margin, in degrees, added to the own class's angle. Class vectors are
+    parameters of the loss. Labels are 0 … num_classes − 1. Takes no separate reference set.
+    """
+    # 0.5 radians = 28.6 degrees, and 64: the paper.
+    _positive("scale", scale)
+    loss = _library().losses.ArcFaceLoss(**_sizes(num_classes, dim), margin=margin, scale=scale)
+    return _with_class_vectors("arcface", loss, num_classes, dim)
+
+
+def cosface(num_classes: int, dim: int, margin: float = 0.35, scale: float = 64.0) -> MetricLearningLoss:
+    """CosFace: classification with a margin on the cosine (Wang et al. 2018).
+
+    Cross-entropy of scale·cos θ, with the margin taken from the own class's cosine. Class vectors are parameters of the
+    loss. Labels are 0 … num_classes − 1. Takes no separate reference set.
+    """
+    # 0.35 and 64: the paper.
+    _positive("scale", scale)
+    loss = _library().losses.CosFaceLoss(**_sizes(num_classes, dim), margin=margin, scale=scale)
+    return _with_class_vectors("cosface", loss, num_classes, dim)
+
+
+def _library() -> Any:
+    for part in ("losses", "miners", "distances"):
+        require(f"pytorch_metric_learning.{part}", "baselines", "This loss")
+    return require("pytorch_metric_learning", "baselines", "This loss")
+
+
+def _with_class_vectors(name: str, loss: Any, num_classes: int, dim: int) -> MetricLearningLoss:
+    return MetricLearningLoss(
+        name, loss, num_classes=num_classes, dim=dim, takes_references=False, needs_positives=False
+    )
+
+
+def _sizes(num_classes: int, dim: int) -> dict[str, int]:
+    _positive("num_classes", num_classes)
+    _positive("dim", dim)
+    return {"num_classes": num_classes, "embedding_size": dim}
+
+
+def _miner(library: Any, name: str, margin: float, metric: Any) -> Any:
+    if name == "semihard":
+        return library.miners.TripletMarginMiner(margin=margin, type_of_triplets="semihard", distance=metric)
+    if name == "batch_hard":
+        return library.miners.BatchHardMiner(distance=metric)
+    if name == "distance_weighted":
+        return library.miners.DistanceWeightedMiner(cutoff=0.5, nonzero_loss_cutoff=1.4)
+    return None
+
+
+def _choose(option: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{option} {value!r} is unknown: choose one of {', '.join(choices)}.")
+
+
+def _positive(option: str, value: float) -> None:
+    if not value > 0:
+        raise ConfigError(f"{option} is {value}: it must be greater than 0.")

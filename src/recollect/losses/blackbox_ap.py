@@ -1,0 +1,100 @@
+"""Blackbox-AP: the exact AP, with a gradient by blackbox differentiation of the ranking (Rolínek et al. 2020).
+
+"Optimizing Rank-based Metrics with Blackbox Differentiation", arXiv:1912.03500. One loss, one file. Its definition
+stands in ``reference_baselines.py``; the tiling in ``tiled.py``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from recollect.common.errors import ConfigError
+from recollect.losses.one_pass import MEMORY
+from recollect.losses.tiled import Tile, tiled_loss
+
+# Scores, two rankings with the indices of their sorts, and the gradient, for one pair in float32.
+_BYTES_PER_PAIR = 64
+
+
+class BlackboxAP(nn.Module):
+    """1 − mean AP of the true ranking; the gradient comes from ranking once more with perturbed scores.
+
+    Ranking is a solver, ``rk(y) = argmin_π y·π``, piecewise constant in the scores ``y``. With ``g = ∂loss/∂rk`` its
+    gradient is replaced by that of an interpolation, ``(rk(y + λ g) − rk(y)) / λ``. Positives' scores are lowered and
+    negatives' raised by half the margin first, so that a ranking has to be right by that margin.
+
+    Ranks are divided by the length of the list, as in the authors' code, which makes λ independent of the batch size.
+    λ applies to the loss as returned: scaling the loss (mixed precision, a weight) scales the gradient and does not
+    change the perturbation. Equal scores are ranked in the order of the batch.
+
+    Args:
+        lambda_val: the interpolation's strength λ; larger is smoother and further from the true loss. 4 and a margin of
+            0.02 are the settings of published comparisons on these benchmarks.
+        margin: α, the margin between positives' and negatives' scores.
+        memory: the most that one tile may take, in bytes (512 MiB).
+
+    Raises:
+        ConfigError: λ ≤ 0 or a negative margin.
+
+    Example:
+        >>> embeddings = nn.functional.normalize(torch.randn(8, 16), dim=1).requires_grad_()
+        >>> loss = BlackboxAP()(embeddings, torch.arange(8) // 2)
+        >>> loss.backward()
+    """
+
+    def __init__(self, lambda_val: float = 4.0, margin: float = 0.02, memory: int = MEMORY) -> None:
+        super().__init__()
+        if lambda_val <= 0:
+            raise ConfigError(f"lambda_val is {lambda_val}: the interpolation needs a positive λ (published: 4).")
+        if margin < 0:
+            raise ConfigError(f"margin is {margin}: it must be 0 or more (published: 0.02).")
+        self.lambda_val = lambda_val
+        self.margin = margin
+        self.memory = memory
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Tensor:
+        """The loss of M × d embeddings, ranked against themselves or against N × d references."""
+        return tiled_loss(
+            self._rows,
+            embeddings,
+            labels,
+            ref_emb,
+            ref_labels,
+            bytes_per_pair=_BYTES_PER_PAIR,
+            memory=self.memory,
+        )
+
+    def _rows(self, tile: Tile) -> tuple[Tensor, Tensor]:
+        scores = tile.similarities
+        row, column = tile.positives.nonzero(as_tuple=True)
+        length = scores.shape[1]
+        scores += self.margin / 2
+        scores[row, column] -= self.margin
+        if tile.own is not None:
+            # Last in both rankings: it moves nothing and gets no gradient.
+            scores.scatter_(1, tile.own[:, None], -torch.inf)
+            length -= 1
+
+        rank, order = _rank(scores)
+        rank_of = rank[row, column]
+        among_positives = tile.positives.gather(1, order).cumsum(1, dtype=torch.int32)
+        positive_rank_of = among_positives[row, rank_of.long() - 1]
+        num_positives = tile.num_positives[row]
+        precision = positive_rank_of / rank_of / num_positives
+        values = 1 - torch.zeros_like(scores[:, 0]).index_add_(0, row, precision)
+
+        # ∂loss/∂(rank/length); positive_rank_of is piecewise constant and counts as a constant.
+        g = precision / rank_of * (length / tile.num_queries)
+        scores[row, column] += self.lambda_val * g
+        perturbed, _ = _rank(scores)
+        return values, perturbed.sub_(rank).div_(self.lambda_val * length)
+
+
+def _rank(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Ranks from 1, highest score first, in the scores' type; and the order that sorts each row."""
+    order = scores.argsort(dim=1, descending=True, stable=True)
+    places = torch.arange(1, scores.shape[1] + 1, dtype=scores.dtype, device=scores.device)
+    return torch.empty_like(scores).scatter_(1, order, places.expand_as(scores)), order

@@ -1,0 +1,146 @@
+"""Cross-batch memory: a loss against the embeddings of earlier batches (Wang et al. 2020, arXiv:1912.06798).
+
+Wraps a pair loss of ``baselines.py``. Equal to pytorch-metric-learning's wrapper step by step; the queue is kept here
+because the library's loses its position in ``state_dict`` and is written to by evaluation as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recollect.common.errors import ConfigError, InputError
+from recollect.common.extras import require
+from recollect.losses import baselines
+from recollect.losses.metric_learning import MetricLearningLoss, call_in
+from recollect.losses.one_pass import compute_dtype, same_set, zero_loss
+from recollect.losses.tiled import count_matches
+
+_WRAPPABLE: dict[str, Callable[..., MetricLearningLoss]] = {
+    "contrastive": baselines.contrastive,
+    "triplet": baselines.triplet,
+    "margin": baselines.margin,
+    "multi_similarity": baselines.multi_similarity,
+    "supcon": baselines.supcon,
+}
+# Wang et al. 2020 pair the memory with a contrastive loss on cosines: [1 − s⁺]₊ and [s⁻ − 0.5]₊.
+_PAPER_CONTRASTIVE = {"distance": "cosine", "pos_margin": 1.0, "neg_margin": 0.5}
+
+
+class CrossBatchMemory(nn.Module):
+    """A pair loss between the batch and the last ``memory_size`` embeddings, the batch's own among them.
+
+    Each call in training mode first puts the batch, detached, into the memory, then compares the batch with all of it,
+    leaving out each embedding's pair with itself. In ``eval()`` the memory is read and not written. One call is one
+    step: the large-batch step calls a loss once, with all embeddings of the step, so they are stored once; with several
+    processes each holds the same memory, since each sees the gathered batch. Labels must mean the same class in every
+    batch. The gradient reaches the batch only, not the memory, which is float32 unless ``loss.double()`` is called.
+
+    Args:
+        dim: dimension of the embeddings.
+        memory_size: how many embeddings are kept; at least the batch size. The paper's memories grow up to the whole
+            training set; 8192 is our choice, to fit beside batches of 4000.
+        loss: contrastive, triplet, margin, multi_similarity or supcon.
+        loss_options: options of that loss; for contrastive the paper's if left out.
+
+    Raises:
+        ConfigError: a loss that cannot use a memory, an option it does not have, or a size below 1.
+
+    Example:
+        >>> loss = CrossBatchMemory(dim=16, memory_size=64)
+        >>> for _ in range(3):
+        ...     value = loss(torch.randn(8, 16, requires_grad=True), torch.arange(8) // 2)
+        >>> loss.filled
+        24
+    """
+
+    stored_embeddings: Tensor
+    stored_labels: Tensor
+    next_place: Tensor
+    num_stored: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        memory_size: int = 8192,
+        loss: str = "contrastive",
+        loss_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        for option, value in (("dim", dim), ("memory_size", memory_size)):
+            if value < 1:
+                raise ConfigError(f"{option} is {value}: it must be at least 1.")
+        if loss not in _WRAPPABLE:
+            raise ConfigError(f"loss {loss!r} cannot use a memory: choose one of {', '.join(_WRAPPABLE)}.")
+        if loss_options is None:
+            loss_options = _PAPER_CONTRASTIVE if loss == "contrastive" else {}
+        from recollect.losses.registry import check_options
+
+        check_options(loss, _WRAPPABLE[loss], loss_options)
+        self.wrapped = _WRAPPABLE[loss](**loss_options)
+        self.wrapped.dim = dim
+        self.memory_size = memory_size
+        self.register_buffer("stored_embeddings", torch.zeros(memory_size, dim))
+        self.register_buffer("stored_labels", torch.zeros(memory_size, dtype=torch.int64))
+        # Where the next embedding goes, and how many are stored: buffers, so that state_dict is the whole state.
+        self.register_buffer("next_place", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("num_stored", torch.zeros((), dtype=torch.int64))
+
+    @property
+    def filled(self) -> int:
+        """How many embeddings are in the memory."""
+        return int(self.num_stored)
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Tensor:
+        """The loss of M × d embeddings against the memory."""
+        if not same_set(embeddings, labels, ref_emb, ref_labels):
+            raise InputError("cross_batch_memory takes no separate reference set: its memory is the reference set.")
+        self.wrapped.check(embeddings, labels)
+        if self.stored_embeddings.device != embeddings.device:
+            raise InputError(
+                f"the memory is on {self.stored_embeddings.device} but the embeddings are on {embeddings.device}: "
+                f"move it with loss.to({str(embeddings.device)!r})."
+            )
+        if self.training and len(embeddings) > self.memory_size:
+            raise InputError(
+                f"a batch of {len(embeddings)} does not fit into a memory of {self.memory_size}: "
+                f"set memory_size to {len(embeddings)} or more."
+            )
+        queries = embeddings.to(compute_dtype(embeddings))
+        ids = labels.to(embeddings.device, torch.int64)
+        places = self._store(queries, ids) if self.training else None
+        references = self.stored_embeddings[: self.filled].to(queries.dtype)
+        ref_ids = self.stored_labels[: self.filled]
+        positives = count_matches(ids, ref_ids) - (0 if places is None else 1)
+        if not bool((positives > 0).any()):
+            return zero_loss(embeddings)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            pairs = self._pairs(queries, ids, references, ref_ids, places)
+            return call_in(self.wrapped.loss, queries.dtype, (queries, ids, pairs, references, ref_ids))
+
+    def _store(self, queries: Tensor, ids: Tensor) -> Tensor:
+        """Put the batch over the oldest entries; the places it went to."""
+        places = (int(self.next_place) + torch.arange(len(ids), device=ids.device)) % self.memory_size
+        self.stored_embeddings[places] = queries.detach().to(self.stored_embeddings.dtype)
+        self.stored_labels[places] = ids
+        self.next_place.copy_((self.next_place + len(ids)) % self.memory_size)
+        self.num_stored.copy_((self.num_stored + len(ids)).clamp(max=self.memory_size))
+        return places
+
+    def _pairs(
+        self, queries: Tensor, ids: Tensor, references: Tensor, ref_ids: Tensor, places: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """Pairs or triplets of batch and memory, without any embedding's pair with itself."""
+        tools = require("pytorch_metric_learning.utils.loss_and_miner_utils", "baselines", "Cross-batch memory")
+        if self.wrapped.miner is None:
+            pairs = tools.get_all_pairs_indices(ids, ref_ids)
+        else:
+            pairs = self.wrapped.miner(queries, ids, references, ref_ids)
+        if places is not None:
+            pairs = tools.remove_self_comparisons(pairs, places, self.memory_size)
+        return tuple(pairs)

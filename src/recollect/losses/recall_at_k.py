@@ -1,0 +1,90 @@
+"""RS@k: recall@k itself, made differentiable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from recollect.common.errors import InputError
+from recollect.losses.checks import check_positive
+from recollect.losses.rank_loss import RankLoss
+from recollect.losses.soft_rank import Ranks
+from recollect.losses.steps import Asymmetric, Sigmoid, Step, saturation
+
+K = (1, 2, 4, 8, 16)
+"""The paper's values of k."""
+
+K_SIMIX = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
+"""The paper's values of k with SiMix."""
+
+
+class RecallAtK(RankLoss):
+    """The recall@k surrogate RS@k of *Three Things to Know about Deep Metric Learning* (Patel, Tolias, Matas).
+
+    With ``rank(q, x) = 1 + Σ_z σ_tau2(s_qz − s_qx)``, ``hits_k = Σ_x σ_tau1(k − rank(q, x))`` over the positives x:
+    ``loss = mean_q mean_k 1 − min(hits_k, k) / min(k, |P_q|)``.
+
+    Args:
+        k: values of k to average over; by default the paper's, which differ with and without SiMix.
+        tau1: temperature of the step on ranks.
+        tau2: temperature of the step on similarities.
+        simix: enlarge the batch by SiMix.
+        count_query: rank over the batch with the query in it, as the authors' released code does; the paper, and the
+            default, ranks over the batch without it.
+        step: ``"sigmoid"``, ``"asymmetric"`` (ROADMAP's, with its published constants and ``tau2``), or a step object
+            of ``recollect.losses.steps``, whose own ``tau`` then counts.
+        **options: ``max_pairs``, ``generator``, ``memory``, ``prune``: see ``RankLoss``.
+
+    Raises:
+        InputError: (a ``ValueError``) for a k below 1 or a temperature not above 0.
+
+    Example:
+        >>> import torch
+        >>> loss = RecallAtK()
+        >>> embeddings = torch.nn.functional.normalize(torch.randn(8, 16), dim=1).requires_grad_()
+        >>> loss(embeddings, torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])).backward()
+    """
+
+    def __init__(
+        self,
+        k: Sequence[int] | None = None,
+        tau1: float = 1.0,
+        tau2: float = 0.01,
+        simix: bool = False,
+        count_query: bool = False,
+        step: Literal["sigmoid", "asymmetric"] | Step = "sigmoid",
+        **options: Any,
+    ) -> None:
+        chosen = (K_SIMIX if simix else K) if k is None else tuple(k)
+        if not chosen or any(value < 1 or value != int(value) for value in chosen):
+            raise InputError(f"k must be one or more whole numbers from 1 up, but is {tuple(chosen)}.")
+        check_positive("tau1", tau1)
+        check_positive("tau2", tau2)
+        # A positive this far behind the largest k has σ_tau1(k − rank) below rounding, in float64 too.
+        limit = max(chosen) + tau1 * saturation(torch.float64)
+        super().__init__(make_step(step, tau2), count_query, limit, simix=simix, **options)
+        self.k, self.tau1, self.tau2 = chosen, float(tau1), float(tau2)
+
+    def query_loss(self, ranks: Ranks) -> Tensor:
+        """``mean_k 1 − min(hits_k, k) / min(k, |P_q|)``, T."""
+        k = torch.tensor(self.k, dtype=ranks.all.dtype, device=ranks.all.device)[:, None]
+        hits = (torch.sigmoid((k[:, None] - ranks.all) / self.tau1) * ranks.mask).sum(1)  # number of k × T
+        return (1 - torch.minimum(hits, k) / torch.minimum(k, ranks.count)).mean(0)
+
+    def extra_repr(self) -> str:
+        """What ``print(loss)`` shows."""
+        return f"k={self.k}, tau1={self.tau1}, tau2={self.tau2}, simix={self.simix}, step={self._settings.step}"
+
+
+def make_step(step: str | Step, tau: float) -> Step:
+    """The step of that name with temperature ``tau``; a step object is returned as it is."""
+    if step == "sigmoid":
+        return Sigmoid(tau)
+    if step == "asymmetric":
+        return Asymmetric(tau)
+    if isinstance(step, str):
+        raise InputError(f"step {step!r} is unknown: use 'sigmoid', 'asymmetric' or a step of recollect.losses.steps.")
+    return step

@@ -1,0 +1,135 @@
+"""Every rank loss once more, as its equation: slow, plain, for one query after another.
+
+Nothing here is tiled, pruned or fused. Tests hold the fast losses to these functions in float64, gradients included; read
+them to learn what a loss computes. All take embeddings (M × d) and labels (M), optionally a separate reference set, and
+return a differentiable scalar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from recollect.losses.simix import Mixing
+
+StepFunction = Callable[[Tensor], Tensor]
+
+
+def sigmoid_step(tau: float) -> StepFunction:
+    """``σ_τ(u) = 1 / (1 + exp(−u/τ))``."""
+    return lambda u: torch.sigmoid(u / tau)
+
+
+def asymmetric_step(
+    tau: float = 0.01, rho: float = 100.0, delta: float = 0.05, start: float = 0.5, offset: float = 1.44
+) -> StepFunction:
+    """ROADMAP's step against a negative."""
+
+    def step(u: Tensor) -> Tensor:
+        near = torch.sigmoid(u / tau)
+        return torch.where(u <= 0, near, torch.where(u <= delta, start + near, rho * (u - delta) + offset))
+
+    return step
+
+
+def heaviside_step(u: Tensor) -> Tensor:
+    """The true step, without gradient."""
+    return (u >= 0).to(u.dtype)
+
+
+def mixed_batch(embeddings: Tensor, labels: Tensor, mixing: Mixing) -> tuple[Tensor, Tensor]:
+    """SiMix with its embeddings built: ``v = α x + (1 − α) z``."""
+    alpha = mixing.alpha.to(embeddings.dtype)[:, None]
+    mixed = alpha * embeddings[mixing.first] + (1 - alpha) * embeddings[mixing.second]
+    return mixed, labels[mixing.first]
+
+
+def queries(
+    embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """For each query with a positive: similarities to positives, to negatives, and to itself (None for two sets)."""
+    same = ref_emb is None or ref_labels is None
+    references = embeddings if ref_emb is None else ref_emb
+    others = labels if ref_labels is None else ref_labels
+    for q in range(len(embeddings)):
+        s = references @ embeddings[q]
+        positive = others == labels[q]
+        if same:
+            positive[q] = False
+        if positive.any():
+            yield s[positive], s[others != labels[q]], s[q] if same else None
+
+
+def ranks(
+    positives: Tensor, negatives: Tensor, step: StepFunction, step_positives: StepFunction | None = None
+) -> tuple[Tensor, Tensor]:
+    """``rank(q, x)`` among all and ``rank⁺(q, x)`` among the positives, for every positive x."""
+    x = positives[:, None]
+    among = (step_positives or step)(positives - x)
+    among = among.masked_fill(torch.eye(len(positives), dtype=torch.bool), 0)
+    rank_positives = 1 + among.sum(1)
+    return rank_positives + step(negatives - x).sum(1), rank_positives
+
+
+def recall_at_k(
+    embeddings: Tensor,
+    labels: Tensor,
+    ref_emb: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    k: tuple[int, ...] = (1, 2, 4, 8, 16),
+    tau1: float = 1.0,
+    tau2: float = 0.01,
+    count_query: bool = False,
+    step: StepFunction | None = None,
+    step_positives: StepFunction | None = None,
+) -> Tensor:
+    """RS@k: ``mean_q mean_k 1 − min(Σ_x σ_τ1(k − rank(q, x)), k) / min(k, |P_q|)``."""
+    step = step or sigmoid_step(tau2)
+    losses = []
+    for positives, negatives, itself in queries(embeddings, labels, ref_emb, ref_labels):
+        rank, _ = ranks(positives, negatives, step, step_positives)
+        if count_query and itself is not None:
+            rank = rank + (step_positives or step)(itself - positives)
+        for cut in k:
+            hits = torch.sigmoid((cut - rank) / tau1).sum()
+            losses.append(1 - hits.clamp(max=cut) / min(cut, len(positives)))
+    return torch.stack(losses).mean() if losses else embeddings.sum() * 0
+
+
+def smooth_ap(
+    embeddings: Tensor,
+    labels: Tensor,
+    ref_emb: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    tau: float = 0.01,
+    step: StepFunction | None = None,
+    step_positives: StepFunction | None = None,
+) -> Tensor:
+    """Smooth-AP: ``1 − mean_q mean_x rank⁺(q, x) / rank(q, x)``; with ROADMAP's two steps, SupAP."""
+    losses = []
+    for positives, negatives, _ in queries(embeddings, labels, ref_emb, ref_labels):
+        rank, rank_positives = ranks(positives, negatives, step or sigmoid_step(tau), step_positives)
+        losses.append(1 - (rank_positives / rank).mean())
+    return torch.stack(losses).mean() if losses else embeddings.sum() * 0
+
+
+def calibration(
+    embeddings: Tensor,
+    labels: Tensor,
+    ref_emb: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    positive_margin: float = 0.9,
+    negative_margin: float = 0.6,
+) -> Tensor:
+    """ROADMAP's calibration: mean over positive pairs of ``[0.9 − s]₊`` plus mean over negative pairs of ``[s − 0.6]₊``."""
+    similarities = embeddings @ (embeddings if ref_emb is None else ref_emb).T
+    positive = labels[:, None] == (labels if ref_labels is None else ref_labels)
+    negative = ~positive
+    if ref_emb is None:
+        positive = positive & ~torch.eye(len(labels), dtype=torch.bool)
+    pull = (positive_margin - similarities[positive]).clamp(min=0)
+    push = (similarities[negative] - negative_margin).clamp(min=0)
+    zero = embeddings.sum() * 0
+    return (pull.mean() if len(pull) else zero) + (push.mean() if len(push) else zero)

@@ -1,0 +1,130 @@
+"""How many images go through the network at once, found by measuring.
+
+``large_batch_step`` asks ``fitting_chunk`` when its chunk size is ``"auto"``. The answer follows from what one image's
+graph weighs (measured on a few images) and the memory at hand, is tried once with a forward and a backward pass, is
+halved for as long as that runs out of memory, and is remembered with the model. ``bytes_per_image`` also serves the
+memory estimate that a training prints before it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from recollect.common.errors import ConfigError
+
+CPU_BUDGET = 1 << 30
+"""Bytes of saved activations a chunk may hold on a CPU, where running out of memory ends the process unannounced."""
+
+CUDA_SHARE = 0.7
+"""Share of the free GPU memory that a chunk's saved activations may take; backward needs some more beside them."""
+
+_PROBE = 4  # images measured: enough to tell what grows with the batch from what does not
+
+
+@dataclass
+class _Memory:
+    """What is known of one model on one kind of input."""
+
+    capacity: int
+    proven: int = 0
+
+
+_remembered: WeakKeyDictionary[nn.Module, dict[Hashable, _Memory]] = WeakKeyDictionary()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is the device's or the machine's refusal of memory."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and ("not enough memory" in text or "out of memory" in text)
+
+
+def bytes_per_image(forward: Callable[[int], Tensor], model: nn.Module, count: int = _PROBE) -> float:
+    """The memory that the graph of one image holds until its backward pass, in bytes.
+
+    Args:
+        forward: embeds the first so many images.
+        model: whose parameters do not count: they are there anyway.
+        count: how many images to measure on.
+    """
+    known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    known |= {buffer.untyped_storage().data_ptr() for buffer in model.buffers()}
+    saved: dict[int, int] = {}
+
+    def weigh(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(weigh, lambda tensor: tensor):
+        kept = forward(count)  # alive while it is weighed: a freed storage's address would be reused and counted once
+    del kept
+    return sum(saved.values()) / count
+
+
+def fitting_chunk(
+    model: nn.Module, forward: Callable[[int], Tensor], total: int, device: torch.device, key: Hashable
+) -> int:
+    """The number of images to embed at once: ``total`` if all fit.
+
+    Args:
+        model: the network; the answer is remembered with it.
+        forward: embeds the first so many images of the batch, leaving random states alone.
+        total: the images at hand.
+        device: where the network is.
+        key: what distinguishes this kind of input: shapes, types, precision.
+
+    Raises:
+        ConfigError: not even one image fits.
+    """
+    memories = _remembered.setdefault(model, {})
+    if key not in memories:
+        count = min(total, _PROBE)
+        weight = max(bytes_per_image(forward, model, count), 1.0)
+        memories[key] = _Memory(capacity=max(1, int(_budget(device) / weight)))
+    memory = memories[key]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    while min(total, memory.capacity) > memory.proven:
+        chunk = min(total, memory.capacity)
+        try:
+            _try(forward, chunk, parameters)
+            memory.proven = chunk
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if chunk == 1:
+                raise ConfigError(
+                    f"not even one image fits into the memory of {device} ({error}). Use smaller images (image_size), "
+                    "a smaller model, or a lower precision (bf16)."
+                ) from error
+            memory.capacity = chunk // 2
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return min(total, memory.capacity)
+
+
+def _try(forward: Callable[[int], Tensor], chunk: int, parameters: list[nn.Parameter]) -> None:
+    """One forward and backward pass whose gradients are thrown away."""
+    with torch.enable_grad():
+        embeddings = forward(chunk)
+        if embeddings.requires_grad:
+            gradients: Any = torch.autograd.grad(
+                embeddings, parameters, grad_outputs=torch.zeros_like(embeddings), allow_unused=True
+            )
+            del gradients
+
+
+def _budget(device: torch.device) -> float:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return (free + cached) * CUDA_SHARE
+    return float(CPU_BUDGET)

@@ -1,0 +1,76 @@
+"""Where a training's figures go: ``metrics.jsonl`` always, the live line in a terminal, TensorBoard on request."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from recollect.common.extras import require
+from recollect.common.progress import ProgressLine
+from recollect.training.run_folder import RunFolder
+
+
+class Log:
+    """Takes a record a step and one an evaluation.
+
+    Args:
+        folder: the run; None on all processes but the first, which then keep quiet.
+        line: the live line.
+        tensorboard: also write event files into the run.
+    """
+
+    def __init__(self, folder: RunFolder | None, line: ProgressLine, tensorboard: bool = False) -> None:
+        self.folder, self.line = folder, line
+        self.latest: dict[str, dict[str, float]] = {}
+        self._watched = ""
+        for record in () if folder is None else folder.read_metrics():  # of a run that is resumed
+            if record["kind"] == "evaluation":
+                values = {key: value for key, value in record.items() if key not in ("kind", "step", "split")}
+                self.latest[record["split"]] = values
+        self._writer: Any = None
+        if tensorboard and folder is not None:
+            module = require("torch.utils.tensorboard", "tensorboard", "run.tensorboard")
+            self._writer = module.SummaryWriter(str(folder.path / "tensorboard"))
+
+    def step(self, **record: Any) -> None:
+        """One optimiser step."""
+        note = (
+            f"epoch {record['epoch']:.1f} loss {record['loss']:.4f} {record['images_per_second']:,.0f} images/s "
+            f"{record['memory_mb']:,} MB{self._watched}"
+        )
+        self.line.advance(1, note=note)
+        self._write({"kind": "step", **record})
+
+    def evaluation(self, name: str, step: int, metrics: Mapping[str, float]) -> None:
+        """One evaluation of the set ``name``."""
+        self.latest[name] = dict(metrics)
+        first = next(iter(metrics))
+        self._watched = f" {name} {first} {100 * metrics[first]:.1f}"
+        self._write({"kind": "evaluation", "step": step, "split": name, **metrics})
+
+    def close(self) -> None:
+        """Finish the event files."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        if self.folder is None:
+            return
+        self.folder.append_metrics(record)
+        if self._writer is not None:
+            prefix = record.get("split", "train")
+            for key, value in record.items():
+                if isinstance(value, int | float) and key != "step":
+                    self._writer.add_scalar(f"{prefix}/{key}", value, record["step"])
+
+
+def peak_memory_mb(device: torch.device) -> int:
+    """The most memory held so far: of the GPU, or of this process."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device) >> 20)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak >> 20 if sys.platform == "darwin" else peak >> 10)

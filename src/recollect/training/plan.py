@@ -1,0 +1,182 @@
+"""What a training is about to do, said before it does it: sizes, memory, time, and every choice made for the user."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recollect.data import ImageSet
+from recollect.training.choices import Choice
+from recollect.training.chunking import bytes_per_image
+from recollect.training.config import Config
+from recollect.training.inputs import call_model
+from recollect.training.randomness import random_state, set_random_state
+
+_PROBE = 32  # images: enough that their time is that of a large chunk
+_LOSS_MEMORY = 512 << 20  # what the rank losses allow themselves beside embeddings
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The figures of a training before it starts."""
+
+    data: str
+    images: int
+    classes: int
+    classes_used: int
+    validation_classes: int
+    batch: int
+    classes_a_batch: int
+    virtual_batch: int
+    chunk: int
+    processes: int
+    batches_an_epoch: int
+    epochs: float
+    steps: int
+    parameters: int
+    trained_parameters: int
+    memory_mb: int
+    seconds_a_step: float
+    device: str
+    precision: str
+    frozen: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for the manifest."""
+        return asdict(self)
+
+    def lines(self, choices: Sequence[Choice] = ()) -> list[str]:
+        """The plan as text."""
+        virtual = f", with SiMix {self.virtual_batch:,}" if self.virtual_batch > self.batch else ""
+        shared = (
+            f", {self.batch // self.processes:,} on each of {self.processes} processes" if self.processes > 1 else ""
+        )
+        unused = (
+            "" if self.classes_used == self.classes else f" ({self.classes - self.classes_used:,} too small to use)"
+        )
+        held_out = f"; {self.validation_classes:,} classes validate" if self.validation_classes else ""
+        frozen = f", frozen up to {self.frozen}: features are computed once" if self.frozen != "none" else ""
+        text = [
+            f"data       {self.data}: {self.images:,} images, {self.classes_used:,} classes{unused}{held_out}",
+            f"model      {self.parameters / 1e6:.1f} M parameters, {self.trained_parameters / 1e6:.2f} M trained"
+            f"{frozen}",
+            f"batch      {self.batch:,} images of {self.classes_a_batch:,} classes{virtual}{shared}",
+            f"chunk      {self.chunk:,} images in the network at once",
+            f"length     {self.steps:,} steps: {self.epochs:.3g} epochs of {self.batches_an_epoch:,} batches",
+            f"machine    {self.device}, {self.precision}; about {self.memory_mb:,} MB",
+            f"time       about {_duration(self.seconds_a_step * self.steps)} for the network "
+            f"({self.seconds_a_step:.2g} s a step), loss and evaluation not counted",
+        ]
+        return text + [f"chosen     {choice}" for choice in choices]
+
+
+def make_plan(
+    config: Config,
+    images: ImageSet,
+    validation: ImageSet | None,
+    *,
+    model: nn.Module,
+    trained: nn.Module,
+    inputs: Tensor,
+    chunk: int,
+    batch: int,
+    batches_an_epoch: int,
+    steps: int,
+    processes: int,
+    device: torch.device,
+    dtype: torch.dtype | None,
+) -> Plan:
+    """Measure a few images and put the figures together.
+
+    Args:
+        config: settled.
+        images, validation: the sets.
+        model: the whole network.
+        trained: the part that the loop calls.
+        inputs: at least one input of it.
+        chunk: images in the network at once.
+        batch: images a step, over all processes.
+        batches_an_epoch, steps: how long it goes on.
+        processes: how many share it.
+        device, dtype: where and in which precision.
+    """
+    whole = config.batch.size == "all"
+    each = config.batch.samples_per_class
+    sizes = images.class_sizes[images.class_sizes > 0]
+    used = sizes if whole or config.batch.small_classes == "repeat" else sizes[sizes >= each]
+    mine = -(-batch // processes)
+    weight, seconds = _probe(trained, inputs, min(_PROBE, chunk), device, dtype)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    learned = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    # Weights, gradients and the optimiser's two moments; one chunk's graph; the batch and the one being read ahead.
+    held = 4 * parameters + 12 * learned + chunk * weight + 2 * mine * inputs[0].nbytes + _LOSS_MEMORY
+    passes = 1.0 if chunk >= mine else 4 / 3
+    return Plan(
+        data=config.data.name,
+        images=len(images),
+        classes=len(sizes),
+        classes_used=len(used),
+        validation_classes=0 if validation is None else validation.num_classes,
+        batch=batch,
+        classes_a_batch=len(used) if whole else batch // each,
+        virtual_batch=_virtual(config, batch),
+        chunk=chunk,
+        processes=processes,
+        batches_an_epoch=batches_an_epoch,
+        epochs=config.run.epochs if isinstance(config.run.epochs, int) else steps / batches_an_epoch,
+        steps=steps,
+        parameters=parameters,
+        trained_parameters=learned,
+        memory_mb=int(held / 2**20),
+        seconds_a_step=seconds * mine * passes,
+        device=str(device),
+        precision=config.run.precision,
+        frozen=config.model.freeze,
+    )
+
+
+def _probe(
+    network: nn.Module, inputs: Tensor, count: int, device: torch.device, dtype: torch.dtype | None
+) -> tuple[float, float]:
+    """Bytes of graph an image, and seconds of forward and backward an image; leaves no trace."""
+    state = random_state(device)
+    some = inputs[torch.arange(count) % len(inputs)].to(device)
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+
+    def forward(number: int) -> Tensor:
+        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False):
+            embeddings: Tensor = call_model(network, some[:number])
+        return embeddings
+
+    weight = bytes_per_image(forward, network, count)
+    seconds = []
+    for _ in range(2):  # the first pays for memory and kernels that later ones reuse
+        start = time.perf_counter()
+        with torch.enable_grad():
+            embeddings = forward(count)
+            torch.autograd.grad(embeddings, parameters, torch.zeros_like(embeddings), allow_unused=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    set_random_state(device, state)
+    return weight, seconds[-1] / count
+
+
+def _virtual(config: Config, batch: int) -> int:
+    if not config.loss.options.get("simix"):
+        return batch
+    each = config.batch.samples_per_class
+    return batch + batch // each * (each * (each - 1) // 2)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

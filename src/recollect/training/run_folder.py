@@ -1,0 +1,196 @@
+"""A training on disk: one folder that says what was done, with what, and what came of it.
+
+    config.yaml      every setting, resolved; ``recollect train RUN/config.yaml`` does it again
+    manifest.json    versions, machine, command, data fingerprints, weights, plan, and the outcome once there is one
+    metrics.jsonl    a line a step and a line an evaluation, in order
+    checkpoints/     last.pt to go on from, best.pt by validation
+    model/           the final embedder
+    stopped/         the batch at which a run stopped on a loss that is no number
+
+Everything but ``metrics.jsonl`` is written whole or not at all. A folder that holds anything is never written over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import yaml
+
+from recollect._version import __version__
+from recollect.common.errors import ConfigError, DataError
+from recollect.common.files import read_json, write_json, write_text
+from recollect.training.config import Config
+from recollect.training.recipes import as_mapping, from_mapping
+
+if TYPE_CHECKING:
+    from recollect.training.session import Session
+
+_PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "pytorch-metric-learning")
+
+
+class RunFolder:
+    """Paths of a run and the small files in it. Make one with ``create`` or ``open``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"
+        self.manifest_file = path / "manifest.json"
+        self.metrics_file = path / "metrics.jsonl"
+        self.last = path / "checkpoints" / "last.pt"
+        self.best = path / "checkpoints" / "best.pt"
+        self.model = path / "model"
+        self.stopped = path / "stopped"
+
+    @classmethod
+    def create(cls, path: Path | str | None, name: str) -> RunFolder:
+        """A new, empty run.
+
+        Args:
+            path: where; None for ``runs/<name>-<date>-<time>``.
+            name: what it is called by default.
+
+        Raises:
+            ConfigError: there is something already.
+        """
+        if path is None:
+            stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+            base = Path("runs") / f"{name.replace('/', '-')}-{stamp}"
+            path = next(p for n in range(1, 1000) if not (p := base if n == 1 else Path(f"{base}-{n}")).exists())
+        path = Path(path)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            hint = f", or go on with it: recollect train --resume {path}" if (path / "config.yaml").exists() else ""
+            raise ConfigError(
+                f"{path} exists and is not empty; a run is never written over. Choose another --out{hint}."
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunFolder:
+        """A run that exists.
+
+        Raises:
+            DataError: there is none.
+        """
+        run = cls(Path(path))
+        if not run.config_file.is_file():
+            raise DataError(f"{path} is no run: it has no config.yaml.")
+        return run
+
+    def write_config(self, config: Config) -> None:
+        """Write the resolved configuration."""
+        text = yaml.safe_dump(as_mapping(config), sort_keys=False, allow_unicode=True, width=120)
+        write_text(self.config_file, f"# Written by recollect {__version__}: every setting of this run.\n{text}")
+
+    def read_config(self) -> Config:
+        """The configuration that was written."""
+        try:
+            values = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:
+            raise DataError(f"{self.config_file}: not a YAML file ({error}).") from error
+        return from_mapping(values, str(self.config_file))
+
+    def update_manifest(self, **values: Any) -> None:
+        """Add entries to ``manifest.json``."""
+        known = read_json(self.manifest_file) if self.manifest_file.exists() else {}
+        write_json(self.manifest_file, {**known, **values})
+
+    def read_manifest(self) -> dict[str, Any]:
+        """What ``manifest.json`` says; empty without one."""
+        return dict(read_json(self.manifest_file)) if self.manifest_file.exists() else {}
+
+    def append_metrics(self, record: Mapping[str, Any]) -> None:
+        """Add a line to ``metrics.jsonl``."""
+        with self.metrics_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, allow_nan=False) + "\n")
+
+    def read_metrics(self) -> Iterator[dict[str, Any]]:
+        """The lines of ``metrics.jsonl``; a last line cut short by a crash is left out."""
+        if not self.metrics_file.exists():
+            return
+        for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                continue
+
+    def forget_after(self, step: int) -> None:
+        """Drop the lines of steps after ``step``: a resumed run takes them again."""
+        kept = [record for record in self.read_metrics() if record["step"] <= step]
+        if self.metrics_file.exists():
+            write_text(self.metrics_file, "".join(json.dumps(record) + "\n" for record in kept))
+
+
+def start_run(session: Session, run: RunFolder | None, out: Path | str | None) -> RunFolder:
+    """Make a run's folder and its first files, or note that ``run`` is resumed. Every process calls it, one writes."""
+    if session.team.rank == 0:
+        if run is None:
+            run = RunFolder.create(out, session.config.name)
+            run.update_manifest(**_beginning(session))
+            run.write_config(session.config)
+        else:
+            run.update_manifest(resumed=[*run.read_manifest().get("resumed", []), now()])
+    place = session.team.from_first(None if run is None else str(run.path))
+    return RunFolder(Path(place))
+
+
+def _beginning(session: Session) -> dict[str, Any]:
+    """What the manifest of a new run says."""
+    config, sets = session.config, session.sets
+    named = (("train", sets.train), ("validation", sets.validation), ("test", sets.test))
+    return {
+        **circumstances(session.device, session.team.size),
+        "data": {
+            "name": config.data.name,
+            "root": config.data.root,
+            "fingerprints": {name: images.fingerprint for name, images in named if images is not None},
+        },
+        "weights": session.network.embedder.config.provenance.as_dict(),
+        "choices": [str(choice) for choice in session.choices],
+        "plan": session.plan.as_dict(),
+    }
+
+
+def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
+    """With what and on what a run is done."""
+    versions = {"recollect": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    machine: dict[str, Any] = {
+        "system": platform.platform(),
+        "host": platform.node(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+        "processes": processes,
+    }
+    if device.type == "cuda":
+        machine["gpu"] = torch.cuda.get_device_name(device)
+        machine["cuda"] = torch.version.cuda
+    return {"started": now(), "command": sys.argv, "versions": versions, "machine": machine}
+
+
+def now() -> str:
+    """This moment, to the second, with its offset."""
+    return datetime.now(UTC).astimezone().isoformat(timespec="seconds")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()

@@ -1,0 +1,344 @@
+"""The training loop. ``train`` is the way in; ``Trainer.run`` reads as a table of contents.
+
+What each line does lives in a file of its own: settings (``config.py``, ``recipes.py``, ``choices.py``), things made
+from them (``parts.py``, ``session.py``), the step (``large_batch.py``), learning rates (``schedule.py``,
+``optimiser.py``), evaluation (``validation.py``), state (``checkpoint.py``), files (``run_folder.py``, ``logs.py``),
+several processes (``distributed.py``), interruptions (``signals.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from recollect.common.errors import ConfigError, RecollectError
+from recollect.common.progress import ProgressLine
+from recollect.data import shard
+from recollect.training import distributed
+from recollect.training.checkpoint import Progress, load_checkpoint, read_checkpoint, save_best, save_checkpoint
+from recollect.training.choices import choose_device
+from recollect.training.chunking import is_out_of_memory
+from recollect.training.config import Config
+from recollect.training.feeds import Fed
+from recollect.training.inspection import save_for_inspection
+from recollect.training.large_batch import StepInfo, large_batch_step
+from recollect.training.logs import Log, peak_memory_mb
+from recollect.training.optimiser import clip_gradients, set_learning_rates
+from recollect.training.plan import Plan
+from recollect.training.run_folder import RunFolder, now, start_run
+from recollect.training.schedule import Position
+from recollect.training.session import Session, prepare
+from recollect.training.signals import StopRequest, stop_on_signals
+from recollect.training.validation import chosen_value, measure
+from recollect.training.whitening import whiten_last_layer
+
+
+class TrainingStoppedError(RecollectError):
+    """A run that ended early: by a loss that is no number, or a wish to stop. ``exit_code`` is the process's."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a training."""
+
+    folder: Path
+    steps: int
+    seconds: float
+    chosen_step: int
+    """The step whose weights are in ``folder/model``."""
+    metrics: dict[str, dict[str, float]]
+    """The last evaluation of each watched set, as fractions."""
+
+
+def train(
+    config: Config | None = None,
+    out: Path | str | None = None,
+    *,
+    resume: Path | str | None = None,
+    say: Callable[[str], None] = print,
+) -> Outcome:
+    """Train, from the start or from where a run was left.
+
+    Args:
+        config: what to do (see ``recipes.resolve``); not with ``resume``.
+        out: the run folder to make; by default a new one in ``runs``.
+        resume: a run folder to go on with. The result is that of the uninterrupted run, to the bit on a CPU.
+        say: receives the plan and remarks, a line each.
+
+    Raises:
+        ConfigError: settings that cannot be, or a run folder that is in use.
+        TrainingStoppedError: stopped by a signal (after writing a checkpoint) or by a loss that is no number.
+    """
+    run = None if resume is None else RunFolder.open(resume)
+    if run is not None and (finished := run.read_manifest().get("outcome")):
+        say(f"{run.path} is finished; nothing is left to do.")
+        return Outcome(run.path, **{name: finished[name] for name in ("steps", "seconds", "chosen_step", "metrics")})
+    if (config is None) == (run is None):
+        raise ConfigError("give either a configuration or a run to resume.")
+    with _session(run.read_config() if config is None and run is not None else config) as session:
+        speak = say if session.team.rank == 0 else _silent
+        for line in session.plan.lines(session.choices):
+            speak(line)
+        folder = start_run(session, run, out)
+        speak(f"run        {folder.path}")
+        with stop_on_signals() as stop:
+            return Trainer(session, folder, stop, speak).run()
+
+
+def plan(config: Config) -> tuple[Plan, list[str]]:
+    """What ``train`` would do, without doing it: the plan and its lines. Writes nothing but cached features."""
+    with _session(config) as session:
+        return session.plan, session.plan.lines(session.choices)
+
+
+@contextlib.contextmanager
+def _session(config: Config | None) -> Iterator[Session]:
+    if config is None:
+        raise ConfigError("there is no configuration.")
+    if config.run.epochs == 0:
+        raise ConfigError(
+            f"{config.name} trains nothing (run.epochs 0): measure it with recollect eval --recipe {config.name}, or "
+            "set run.epochs."
+        )
+    device = choose_device(config.run.device)
+    team = distributed.start(device.type)
+    if device.type == "cuda" and team.size > 1:
+        device = torch.device("cuda", torch.cuda.current_device())
+    try:
+        session = prepare(config, device, team)
+        try:
+            yield session
+        finally:
+            session.close()
+    finally:
+        distributed.stop()
+
+
+class Trainer:
+    """The loop over a prepared session; use ``train``."""
+
+    def __init__(self, session: Session, folder: RunFolder, stop: StopRequest, say: Callable[[str], None]) -> None:
+        self.session, self.folder, self.stop, self.say = session, folder, stop, say
+        self.config, self.team, self.progress = session.config, session.team, Progress()
+        self.first = session.team.rank == 0
+
+    def run(self) -> Outcome:
+        """The whole training."""
+        self._restore()
+        with self._logging():
+            if self.progress.step == 0:
+                self._evaluate()
+            self.tick = time.perf_counter()
+            for batch in self._batches():
+                self._step(batch)
+                if self._evaluation_is_due():
+                    self._evaluate()
+                self._save_if_due()
+                self.tick = time.perf_counter()
+            return self._finish()
+
+    def _restore(self) -> None:
+        resumed = self.folder.last.exists()
+        if resumed:
+            self.progress, sampler, self.session.chunk = load_checkpoint(self.folder.last, self.session.trained)
+            self.session.sampler.load_state_dict(sampler)
+            self.say(f"resumed    after step {self.progress.step:,}")
+        else:
+            whiten_last_layer(self.session, self.say)
+        if self.first:
+            self.folder.forget_after(self.progress.step if resumed else -1)
+        self.saved_at = time.monotonic()
+        self.started_at = time.monotonic() - self.progress.seconds
+
+    @contextlib.contextmanager
+    def _logging(self) -> Iterator[None]:
+        quiet = None if self.first else True
+        with ProgressLine("training", self.session.total_steps, "steps", quiet) as line:
+            line.advance(self.progress.step)
+            self.log = Log(self.folder if self.first else None, line, self.config.run.tensorboard)
+            try:
+                yield
+            finally:
+                self.log.close()
+
+    # One step ---------------------------------------------------------------------------------------------------------
+
+    def _batches(self) -> Iterator[Fed]:
+        """Every batch from where we are to the end; of each, this process's part."""
+        sampler = self.session.sampler
+        while not self._is_over():
+            sampler.set_epoch(self.progress.epoch)
+            self.batches_in_epoch = len(sampler)
+            mine = (shard(indices, self.team.rank, self.team.size) for indices in sampler)
+            stream = self.session.feed.stream(mine, self.progress.epoch)
+            with contextlib.closing(_closable(stream)) as batches:
+                for batch in batches:
+                    yield batch
+                    if self._is_over():
+                        return
+            self.progress.epoch, self.progress.batch = self.progress.epoch + 1, 0
+
+    def _is_over(self) -> bool:
+        if self.config.run.steps is not None:
+            return self.progress.step >= self.config.run.steps
+        return self.progress.epoch >= int(self.config.run.epochs or 0)
+
+    def _step(self, batch: Fed) -> None:
+        info, trained = StepInfo(), self.session.trained
+        factor = set_learning_rates(trained.optimiser, self.config.optimiser, self._position())
+        trained.optimiser.zero_grad(set_to_none=True)
+        loss = self._loss_and_gradient(batch, info)
+        trained.scaler.unscale_(trained.optimiser)
+        norm = clip_gradients(trained.optimiser, self.config.optimiser.clip)
+        self._stop_if_lost(batch, loss, norm)
+        trained.scaler.step(trained.optimiser)
+        trained.scaler.update()
+        self.progress.step += 1
+        self.progress.batch += 1
+        self.progress.seconds = time.monotonic() - self.started_at
+        self.log.step(
+            step=self.progress.step,
+            epoch=round(self.progress.epoch + self.progress.batch / self.batches_in_epoch, 4),
+            loss=loss,
+            lr_factor=factor,
+            lr=trained.optimiser.param_groups[0]["lr"],
+            gradient_norm=norm if math.isfinite(norm) else None,
+            images_per_second=round(len(batch.labels) * self.team.size / (time.perf_counter() - self.tick), 1),
+            seconds=round(self.progress.seconds, 3),
+            memory_mb=peak_memory_mb(self.session.device),
+            skipped=info.skipped,
+            light=round(info.light_share(0.01), 4),
+        )
+
+    def _loss_and_gradient(self, batch: Fed, info: StepInfo) -> float:
+        session, scaler = self.session, self.session.trained.scaler
+        try:
+            value = large_batch_step(
+                session.network.trained,
+                session.loss,
+                batch.inputs,
+                batch.labels,
+                session.chunk,
+                autocast=session.dtype,
+                scaler=scaler if scaler.is_enabled() else None,
+                skip_share=self.config.batch.skip_share,
+                info=info,
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            half = max(1, session.chunk // 2)
+            raise ConfigError(
+                f"out of memory with {session.chunk} images in the network at once ({str(error).splitlines()[0]}) Set "
+                f"batch.chunk to {half} (--set batch.chunk={half}): the result stays the same. If that does not help: "
+                "run.precision=bf16, a smaller model.image_size, or a smaller batch.size."
+            ) from error
+        return float(value)
+
+    def _position(self) -> Position:
+        epoch = self.progress.epoch + self.progress.batch / self.batches_in_epoch
+        steps = self.config.run.steps
+        fraction = self.progress.step / steps if steps else epoch / int(self.config.run.epochs or 1)
+        return Position(epoch, fraction, 1 / self.batches_in_epoch)
+
+    def _stop_if_lost(self, batch: Fed, loss: float, norm: float) -> None:
+        # fp16 overflows now and then: the scaler then skips the step and lowers its factor.
+        sound = math.isfinite(norm) or self.session.trained.scaler.is_enabled()
+        if math.isfinite(loss) and abs(loss) <= self.config.run.loss_limit and sound:
+            return
+        train_set = self.session.sets.train
+        path = save_for_inspection(self.folder.stopped, self.team.rank, self.progress, batch, train_set, loss, norm)
+        raise TrainingStoppedError(
+            f"stopped at step {self.progress.step + 1}: the loss is {loss:g} and the gradient's norm {norm:g}. The "
+            f"batch is kept in {path}. Look at its images, lower optimiser.lr, or set optimiser.clip."
+        )
+
+    # Between steps ----------------------------------------------------------------------------------------------------
+
+    def _evaluation_is_due(self) -> bool:
+        epoch_over = self.progress.batch >= self.batches_in_epoch
+        done, every = self.progress.epoch + 1, self.config.run.evaluate_every
+        if self.config.run.steps is not None and self.progress.step >= self.config.run.steps:
+            return True
+        return epoch_over and (done == self.config.run.epochs or (isinstance(every, int) and done % every == 0))
+
+    def _evaluate(self) -> None:
+        session = self.session
+        for watched in session.watched:
+            metrics = measure(session.network.trained, watched, self.team, session.device, session.dtype)
+            self.log.evaluation(watched.name, self.progress.step, metrics)
+            if watched.name == "val":
+                self._keep_if_best(chosen_value(metrics, self.config.run.select))
+
+    def _keep_if_best(self, value: float) -> None:
+        if value > self.progress.best.get("value", -1.0):
+            self.progress.best = {"step": self.progress.step, "value": value}
+            if self.first:
+                save_best(self.folder.best, self.session.network.embedder, self.progress.step, value)
+
+    def _save_if_due(self) -> None:
+        every = self.config.run.checkpoint_steps
+        due = time.monotonic() - self.saved_at > 60 * self.config.run.checkpoint_minutes
+        due = due or (every is not None and self.progress.step % every == 0)
+        if self.team.size > 1:  # clocks differ between processes, but all must take part
+            wish = torch.tensor([int(due)], device=self.session.device)
+            dist.broadcast(wish, src=0)
+            due = bool(wish)
+        signal = self.stop.agreed(self.team, self.session.device)
+        if due or signal is not None:
+            self._save()
+        if signal is not None:
+            raise TrainingStoppedError(
+                f"asked to stop: saved after step {self.progress.step:,}. Go on with: recollect train --resume "
+                f"{self.folder.path}",
+                128 + signal,
+            )
+
+    def _save(self) -> None:
+        state = self.session.sampler.state_dict(consumed=self.progress.batch)
+        progress = replace(self.progress, epoch=state["epoch"], batch=state["batch"])
+        save_checkpoint(self.folder.last, self.session.trained, progress, state, self.session.chunk)
+        self.saved_at = time.monotonic()
+
+    # After the last step ----------------------------------------------------------------------------------------------
+
+    def _finish(self) -> Outcome:
+        embedder, best = self.session.network.embedder, self.progress.best
+        if best:
+            self.team.barrier()  # the file is written by the first process
+            embedder.load_state_dict(read_checkpoint(self.folder.best)["model"])
+        outcome = Outcome(
+            folder=self.folder.path,
+            steps=self.progress.step,
+            seconds=round(self.progress.seconds, 1),
+            chosen_step=int(best["step"]) if best else self.progress.step,
+            metrics=self.log.latest,
+        )
+        if self.first:
+            embedder.save(self.folder.model, overwrite=True)
+            by = f"{self.config.run.select} of the validation classes" if best else "being the last"
+            known: dict[str, Any] = {**vars(outcome), "chosen_by": by}
+            self.folder.update_manifest(finished=now(), outcome={k: v for k, v in known.items() if k != "folder"})
+        self.team.barrier()
+        return outcome
+
+
+def _closable(stream: Iterator[Fed]) -> Generator[Fed]:
+    """A stream that can be closed early, ending its read-ahead."""
+    yield from stream
+
+
+def _silent(line: str) -> None:
+    """What processes other than the first say."""

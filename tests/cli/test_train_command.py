@@ -1,0 +1,92 @@
+"""``recollect train``: options become settings, errors become sentences."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from recollect.cli import main
+from recollect.cli.app import app
+from recollect.training import trainer
+from recollect.training.config import Config
+from recollect.training.trainer import Outcome, TrainingStoppedError
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the command asks of the trainer, which does nothing here."""
+    calls: list[tuple[Any, ...]] = []
+
+    def train(config: Config | None = None, out: Path | None = None, **options: Any) -> Outcome:
+        calls.append((config, out, options.get("resume")))
+        return Outcome(Path("runs/x"), 10, 1.0, 7, {"val": {"r@1": 0.5, "r@2": 0.75}})
+
+    monkeypatch.setattr(trainer, "train", train)
+    return calls
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["train", *arguments])
+
+
+def test_defaults_train_on_the_embedded_characters(asked: list[Any]) -> None:
+    result = run()
+    config, out, _ = asked[0]
+    assert (config.name, config.data.name, config.model.init, out) == ("glyphs", "glyphs", "tiny", None)
+    assert "r@1 50.0  r@2 75.0" in result.output
+    assert "(step 7)" in result.output
+
+
+def test_a_folder_takes_the_recipe_for_folders(asked: list[Any], tmp_path: Path) -> None:
+    run("--data", str(tmp_path))
+    config = asked[0][0]
+    assert (config.name, config.data.name, config.data.root, config.model.freeze) == (
+        "folder", "folder", str(tmp_path), "auto",
+    )  # fmt: skip
+
+
+def test_options_beat_the_recipe_and_set_beats_options(asked: list[Any], tmp_path: Path) -> None:
+    run("glyphs", "--root", str(tmp_path), "--batch-size", "80", "--steps", "9", "--lr", "3e-4", "--watch-test",
+        "--freeze", "none", "--set", "batch.size=120", "--set", "loss.options.simix=true", "--out", "r")  # fmt: skip
+    config, out, _ = asked[0]
+    assert (config.batch.size, config.run.steps, config.run.epochs, config.optimiser.lr) == (120, 9, None, 3e-4)
+    assert config.run.watch_test
+    assert config.loss.options == {"simix": True}
+    assert config.data.root == str(tmp_path)
+    assert out == Path("r")
+
+
+def test_a_recipe_with_data_somewhere(asked: list[Any], tmp_path: Path) -> None:
+    run("glyphs", "--data", str(tmp_path))
+    assert (asked[0][0].data.name, asked[0][0].data.root) == ("glyphs", str(tmp_path))
+    run("--data", "cars196", "--root", str(tmp_path))
+    assert (asked[1][0].data.name, asked[1][0].data.root, asked[1][0].name) == ("cars196", str(tmp_path), "folder")
+
+
+def test_resume_stands_alone(asked: list[Any], tmp_path: Path) -> None:
+    run("--resume", str(tmp_path))
+    assert asked == [(None, None, tmp_path)]
+    result = run("--resume", str(tmp_path), "--seed", "3")
+    assert "leave every other option out" in str(result.exception)
+
+
+def test_a_stopped_training_ends_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*arguments: Any, **options: Any) -> None:
+        raise TrainingStoppedError("asked to stop: saved after step 4.", 143)
+
+    monkeypatch.setattr(trainer, "train", stop)
+    result = run()
+    assert result.exit_code == 143
+    assert "saved after step 4" in result.output
+
+
+def test_mistakes_are_sentences(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["recollect", "train", "--set", "batch.sise=3"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith("recollect: glyphs: there is no setting 'batch.sise': did you mean size?")

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from recollect.common.errors import ConfigError, DataError, DataWarning
+from recollect.data import load
+
+
+def touch(root: Path, *names: str) -> None:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (2, 2)).save(path, format="PNG")
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_class_folders_split_by_sorted_halves(tmp_path: Path) -> None:
+    touch(tmp_path, "b/1.jpg", "a/2.png", "a/1.JPEG", "c/1.webp", "d/deep/er/1.jpg", "e/1.jpg")
+    write(tmp_path / "a" / "notes.txt", "not an image")
+    touch(tmp_path, "a/.hidden.jpg", ".thumbs/x/1.jpg", "__MACOSX/a/1.jpg")
+    train, test = load("folder", tmp_path), load("folder", tmp_path, "test")
+    assert list(train.class_names) == ["a", "b", "c"]
+    assert list(train.names) == ["a/1.JPEG", "a/2.png", "b/1.jpg", "c/1.webp"]
+    assert train.labels.tolist() == [0, 0, 1, 2]
+    assert list(test.names) == ["d/deep/er/1.jpg", "e/1.jpg"]
+    assert len(load("folder", tmp_path, "all")) == 6
+    assert train.read(0).size == (2, 2)
+    with pytest.raises(DataError, match="splits 'train', 'test' and 'all', not 'val'"):
+        load("folder", tmp_path, "val")
+
+
+def test_train_and_test_folders(tmp_path: Path) -> None:
+    touch(tmp_path, "train/a/1.png", "train/b/1.png", "test/c/1.png", "val/d/1.png")
+    assert list(load("folder", tmp_path).names) == ["train/a/1.png", "train/b/1.png"]
+    assert list(load("folder", tmp_path, "test").class_names) == ["c"]
+    assert list(load("folder", tmp_path, "val").names) == ["val/d/1.png"]
+    whole = load("folder", tmp_path, "all")
+    assert (len(whole), list(whole.class_names)) == (4, ["a", "b", "c", "d"])
+    touch(tmp_path, "extra/x/1.png")
+    with pytest.warns(DataWarning, match="extra beside them is passed over"):
+        load("folder", tmp_path)
+
+
+def test_a_class_called_train_is_a_class_when_alone(tmp_path: Path) -> None:
+    touch(tmp_path, "train/1.png", "bus/1.png")
+    assert list(load("folder", tmp_path, "all").class_names) == ["bus", "train"]
+
+
+def test_loose_images_are_named(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.png", "b/1.png", "loose.png")
+    with pytest.warns(DataWarning, match="1 images lie beside the class folders"):
+        load("folder", tmp_path)
+
+
+def test_csv_with_and_without_split(tmp_path: Path) -> None:
+    touch(tmp_path, "im/1.png", "im/2.png", "im/3.png")
+    write(
+        tmp_path / "list.csv",
+        "\ufefflabel, path ,split,more\nx,im/1.png,train,9\n\ny,im/2.png,train,\nz,im/3.png,gallery,\n",
+    )
+    train = load("folder", tmp_path, csv="list.csv")
+    assert (list(train.names), list(train.class_names)) == (["im/1.png", "im/2.png"], ["x", "y"])
+    assert list(load("folder", tmp_path / "list.csv", "gallery").names) == ["im/3.png"]
+    with pytest.raises(DataError, match="no images of the split 'test'; there are 'gallery', 'train'"):
+        load("folder", tmp_path / "list.csv", "test")
+    write(tmp_path / "plain.csv", 'path,label\n"im/1.png",b\nim/2.png,a\nim/3.png,c\n')
+    assert list(load("folder", tmp_path / "plain.csv").class_names) == ["a", "b"]
+    assert list(load("folder", tmp_path / "plain.csv", "test").class_names) == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("file,label\na.png,x\n", "no column 'path'.*names the columns 'file', 'label'"),
+        ("path,label\na.png,\n", "line 2: 'label' is empty"),
+        ("path,label\na.png,x\na.png,y\n", "line 3: 'a.png' is there already, in line 2"),
+        ("path,label,split\na.png,x,train\nb.png,x,\n", "line 3: fill 'split' in every row or in none"),
+        ("path,label\na.png,x\ngone.png,y\n", r"1 of 2 images .* e.g. gone.png.*missing='drop'"),
+        ("", "no column 'path', 'label'; the first line names the columns none"),
+    ],
+)
+def test_faults_of_a_csv_are_named(tmp_path: Path, text: str, message: str) -> None:
+    touch(tmp_path, "a.png", "b.png")
+    with pytest.raises(DataError, match=message):
+        load("folder", write(tmp_path / "list.csv", text), "all")
+
+
+def test_missing_files_of_a_csv(tmp_path: Path) -> None:
+    touch(tmp_path, "a.png")
+    path = write(tmp_path / "list.csv", "path,label\na.png,x\ngone/b.png,y\n")
+    with pytest.warns(DataWarning, match="1 of 2 images"):
+        assert list(load("folder", path, "all", missing="drop").names) == ["a.png"]
+    assert len(load("folder", path, "all", missing="keep")) == 2
+    with pytest.raises(ConfigError, match="missing='ignore' is unknown"):
+        load("folder", path, "all", missing="ignore")
+
+
+def test_csv_paths_out_of_the_root_are_refused_unless_allowed(tmp_path: Path) -> None:
+    touch(tmp_path, "outside.png", "root/a.png")
+    for name in ("../outside.png", str(tmp_path / "outside.png")):
+        path = write(tmp_path / "root" / "list.csv", f"path,label\na.png,x\n{name},y\n")
+        with pytest.raises(DataError, match="leads outside the folder"):
+            load("folder", path, "all")
+        assert load("folder", path, "all", allow_outside=True).read(1).size == (2, 2)
+
+
+def test_links_out_of_the_root_are_refused_unless_allowed(tmp_path: Path) -> None:
+    touch(tmp_path, "outside/1.png", "root/a/1.png")
+    (tmp_path / "root" / "b").symlink_to(tmp_path / "outside")
+    with pytest.raises(DataError, match="b: leads outside the folder"):
+        load("folder", tmp_path / "root", "all")
+    assert list(load("folder", tmp_path / "root", "all", allow_outside=True).names) == ["a/1.png", "b/1.png"]
+    (tmp_path / "root" / "b").unlink()
+    (tmp_path / "root" / "a" / "2.png").symlink_to(tmp_path / "outside" / "1.png")
+    with pytest.raises(DataError, match=r"a/2\.png: leads outside"):
+        load("folder", tmp_path / "root", "all")
+
+
+def test_links_in_a_circle_end(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.png", "b/1.png")
+    (tmp_path / "a" / "round").symlink_to(tmp_path / "a")
+    (tmp_path / "c").symlink_to(tmp_path / "b")
+    assert list(load("folder", tmp_path, "all").names) == ["a/1.png", "b/1.png", "c/1.png"]
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no images below"):
+        load("folder", tmp_path)
+    with pytest.raises(DataError, match=r"there is no folder .*nowhere"):
+        load("folder", tmp_path / "nowhere")
+    with pytest.raises(DataError, match="no root was given"):
+        load("folder")
+    touch(tmp_path, "one/1.png")
+    with pytest.raises(DataError, match="one class"):
+        load("folder", tmp_path)

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recollect.common.errors import ConfigError, DataError, DataWarning
+from recollect.data import load, load_distractors, load_revisited
+from recollect.data.safe_pickle import read_plain_pickle
+
+TRUTH = [
+    {"bbx": [1.0, 2.0, 5.0, 7.0], "easy": [0, 2], "hard": [], "junk": [1]},
+    {"bbx": [0.0, 0.0, 4.0, 4.0], "easy": [], "hard": [1], "junk": []},
+]
+
+
+def touch(root: Path, names: list[str]) -> None:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 9)).save(path, format="JPEG")
+
+
+def dump(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(pickle.dumps(value))
+
+
+def make_oxford(root: Path, truth: Any = TRUTH) -> None:
+    content = {"imlist": ["all_souls_1", "b", "c"], "qimlist": ["q1", "q2"], "gnd": truth}
+    dump(root / "roxford5k" / "gnd_roxford5k.pkl", content)
+    touch(root, [f"roxford5k/jpg/{name}.jpg" for name in ("all_souls_1", "b", "c", "q1", "q2")])
+
+
+def test_benchmark(tmp_path: Path) -> None:
+    make_oxford(tmp_path)
+    benchmark = load_revisited("roxford5k", tmp_path)
+    assert list(benchmark.database.names) == [f"roxford5k/jpg/{name}.jpg" for name in ("all_souls_1", "b", "c")]
+    assert [indices.tolist() for indices in benchmark.easy] == [[0, 2], []]
+    assert [indices.tolist() for indices in benchmark.hard] == [[], [1]]
+    assert [indices.tolist() for indices in benchmark.junk] == [[1], []]
+    assert benchmark.queries.read(0).size == (4, 5)
+    assert benchmark.database.read(0).size == (8, 9)
+    with pytest.warns(DataWarning, match="2 images found, but it is published with 70 images"):
+        assert load("roxford5k", tmp_path, "queries").fingerprint == benchmark.queries.fingerprint
+    with pytest.warns(DataWarning, match="published with 4,993 images"):
+        assert len(load("roxford5k", tmp_path, "database")) == 3
+
+
+def test_missing_images(tmp_path: Path) -> None:
+    make_oxford(tmp_path)
+    (tmp_path / "roxford5k" / "jpg" / "b.jpg").unlink()
+    with pytest.raises(DataError, match=r"1 of 3 images .* roxford5k/jpg/b\.jpg"):
+        load_revisited("roxford5k", tmp_path)
+    assert len(load_revisited("roxford5k", tmp_path, missing="keep").database) == 3
+    with pytest.raises(ConfigError, match="would shift the indices"):
+        load_revisited("roxford5k", tmp_path, missing="drop")
+    with pytest.raises(DataError, match=r"gnd_rparis6k\.pkl is missing.*\n.*\n.*revisitop"):
+        load_revisited("rparis6k", tmp_path)
+    with pytest.raises(DataError, match="there is no folder"):
+        load_revisited("rparis6k", tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="no benchmark 'oxford5k'"):
+        load_revisited("oxford5k", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("truth", "message"),
+    [
+        (TRUTH[:1], "a list of 2 dicts"),
+        ([{**TRUTH[0], "easy": [3]}, TRUTH[1]], "easy should be a list of indices from 0 to 2"),
+        ([{**TRUTH[0], "junk": [-1]}, TRUTH[1]], "junk should be a list of indices"),
+        ([{**TRUTH[0], "bbx": [1, 2]}, TRUTH[1]], "a box 'bbx' of four numbers"),
+        ([{"bbx": [1, 2, 3, 4], "easy": [], "hard": []}, TRUTH[1]], "no list 'junk'"),
+    ],
+)
+def test_wrong_ground_truth_is_refused(tmp_path: Path, truth: Any, message: str) -> None:
+    make_oxford(tmp_path, truth)
+    with pytest.raises(DataError, match=message):
+        load_revisited("roxford5k", tmp_path)
+
+
+def test_names_leaving_the_root_are_refused(tmp_path: Path) -> None:
+    content = {"imlist": ["../../../etc/x"], "qimlist": ["q"], "gnd": [{**TRUTH[0], "easy": [], "junk": []}]}
+    dump(tmp_path / "roxford5k" / "gnd_roxford5k.pkl", content)
+    with pytest.raises(DataError, match="leads outside"):
+        load_revisited("roxford5k", tmp_path)
+
+
+def test_distractors(tmp_path: Path) -> None:
+    touch(tmp_path, ["revisitop1m/jpg/0/a.jpg", "revisitop1m/jpg/1/b.jpg"])
+    (tmp_path / "revisitop1m" / "revisitop1m.txt").write_text("0/a.jpg\n1/b.jpg\n")
+    distractors = load_distractors(tmp_path)
+    assert list(distractors.names) == ["revisitop1m/jpg/0/a.jpg", "revisitop1m/jpg/1/b.jpg"]
+    with pytest.warns(DataWarning, match="published with 1,001,001 images"):
+        assert load("revisitop1m", tmp_path, "distractors").fingerprint == distractors.fingerprint
+
+
+@pytest.mark.parametrize("folder", ["retrieval-SfM-120k/", "train/retrieval-SfM-120k/", ""])
+def test_sfm_validation(tmp_path: Path, folder: str) -> None:
+    identities = ["00aabbcc", "11ddeeff", "22aa0011"]
+    dump(
+        tmp_path / folder / "retrieval-SfM-120k-val-eccv2020.pkl",
+        {"cids": identities, "qidx": [1], "gnd": [{"ok": [0, 1], "junk": [2]}]},
+    )
+    touch(
+        tmp_path, [f"{folder}ims/cc/bb/aa/00aabbcc", f"{folder}ims/ff/ee/dd/11ddeeff", f"{folder}ims/11/00/aa/22aa0011"]
+    )
+    benchmark = load_revisited("sfm120k", tmp_path)
+    assert benchmark.database.names[0] == f"{folder}ims/cc/bb/aa/00aabbcc"
+    assert list(benchmark.queries.names) == [benchmark.database.names[1]]
+    assert benchmark.queries.boxes is None
+    assert benchmark.junk[0].tolist() == [1, 2]  # the query itself among them
+    assert benchmark.easy[0].tolist() == [0]
+    assert benchmark.hard[0].tolist() == []
+    assert benchmark.database.read(2).size == (8, 9)
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return (Path.touch, (Path("run-by-the-pickle"),))
+
+
+def test_a_pickle_that_runs_something_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for value in (Evil(), {"imlist": [Evil()]}, np.arange(3), len):
+        dump(tmp_path / "evil.pkl", value)
+        with pytest.raises(DataError, match=r"evil\.pkl: names .*would be run"):
+            read_plain_pickle(tmp_path / "evil.pkl")
+    assert not (tmp_path / "run-by-the-pickle").exists()
+    pickle.loads((tmp_path / "evil.pkl").read_bytes())  # what is refused here is a working pickle
+
+
+def test_persistent_references_and_damage_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.pkl"
+    path.write_bytes(b"\x80\x04\x8c\x01aQ.")
+    with pytest.raises(DataError, match="refers to something outside"):
+        read_plain_pickle(path)
+    whole = pickle.dumps({"a": [1, 2.5, "x", None, True, (1,), b"y"]})
+    for damaged in (b"", b"nonsense", whole[:-4]):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match="not a pickle that can be read"):
+            read_plain_pickle(path)
+    path.write_bytes(whole)
+    assert read_plain_pickle(path) == {"a": [1, 2.5, "x", None, True, (1,), b"y"]}
+    with pytest.raises(DataError, match="cannot be read"):
+        read_plain_pickle(tmp_path / "absent.pkl")

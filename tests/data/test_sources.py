@@ -1,0 +1,308 @@
+"""Every data set in its true format, made small, against published counts made small likewise."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recollect.cli import _show_warning
+from recollect.common.errors import ConfigError, DataError, DataWarning, MissingExtraError
+from recollect.data import Counts, Source, available, load, sources
+from recollect.data.sources import cars196
+
+
+def touch(root: Path, names: Iterable[str]) -> None:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (2, 2)).save(path, format="JPEG")
+
+
+def write(path: Path, lines: Iterable[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let a source be published with other counts for the length of a test."""
+
+    def publish(name: str, **counts: Counts) -> None:
+        changed: dict[str, Source] = {**available(), name: replace(available()[name], published=counts)}
+        monkeypatch.setattr("recollect.data.registry.available", lambda: changed)
+
+    return publish
+
+
+def quiet_load(*arguments: Any, **options: Any) -> Any:
+    """Load, and fail on any warning about counts or files."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DataWarning)
+        return load(*arguments, **options)
+
+
+def test_the_table_is_complete() -> None:
+    names = "cars196 cub folder gldv1 glyphs inaturalist revisitop1m roxford5k rparis6k sfm120k sop vehicleid"
+    assert " ".join(available()) == names
+    for source in available().values():
+        assert source.title
+        assert source.layout
+        assert source.homepage
+        assert source.licence
+        assert set(source.published) <= set(source.splits)
+        assert set(source.test_splits) <= set(source.splits)
+
+
+def test_published_counts_are_the_papers() -> None:
+    counts = {name: source.published for name, source in available().items()}
+    assert counts["inaturalist"] == {"train": Counts(325_846, 5_690), "test": Counts(136_093, 2_452)}
+    assert counts["sop"] == {"train": Counts(59_551, 11_318), "test": Counts(60_502, 11_316)}
+    assert counts["cars196"] == {"train": Counts(8_054, 98), "test": Counts(8_131, 98)}
+    assert counts["gldv1"] == {"train": Counts(1_060_709, 12_894)}
+    assert counts["roxford5k"]["database"] == Counts(4_993)
+    assert counts["rparis6k"]["database"] == Counts(6_322)
+    tests = [counts["vehicleid"][split] for split in available()["vehicleid"].test_splits]
+    # The paper prints one row for the three lists together.
+    assert sum(test.images for test in tests) == 40_365
+    assert sum(test.classes or 0 for test in tests) == 4_800
+    assert counts["vehicleid"]["train"] == Counts(110_178, 13_134)
+
+
+def test_a_data_set_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\n"
+        "from recollect.data import ImageSet, Source\n"
+        "def read(root, split, *, size=2):\n"
+        "    return ImageSet('mine', ['a'], [0], ['x'], arrays=np.zeros((1, size, size), np.uint8), split=split)\n"
+        "SOURCES = (Source('mine', 'mine', read, ('train',), 'none', 'here', 'mine', needs_root=False),)\n"
+    )
+    monkeypatch.setattr(sources, "__path__", [*sources.__path__, str(tmp_path)])
+    available.cache_clear()
+    try:
+        assert load("mine", size=3).read(0).size == (3, 3)
+        assert "folder" in available()
+    finally:
+        available.cache_clear()
+
+
+def test_warnings_about_data_are_sentences_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    others: list[str] = []
+    show = _show_warning(lambda message, *_: others.append(str(message)))
+    show(DataWarning("sop: too few."), DataWarning, "file.py", 3)
+    show(UserWarning("something else"), UserWarning, "file.py", 3)
+    assert capsys.readouterr().err == "recollect: sop: too few.\n"
+    assert others == ["something else"]
+
+
+def test_unknown_names_splits_and_options(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no data set 'sops': choose one of cars196, .*vehicleid\.$"):
+        load("sops", tmp_path)
+    with pytest.raises(ConfigError, match="use the data set 'folder' with the root"):
+        load(str(tmp_path))
+    with pytest.raises(ConfigError, match="sop has no split 'val': choose one of train, test"):
+        load("sop", tmp_path, "val")
+    with pytest.raises(ConfigError, match="sop has no option 'mising': it has missing, allow_outside"):
+        load("sop", tmp_path, mising="drop")
+
+
+def test_a_missing_list_says_where_and_whence(tmp_path: Path) -> None:
+    for name, file in (
+        ("sop", "Ebay_train.txt"),
+        ("inaturalist", "Inaturalist_train_set1.txt"),
+        ("vehicleid", "train_list.txt"),
+        ("gldv1", "train.csv"),
+        ("cub", "images.txt"),
+        ("cars196", "no cars_annos.mat"),
+    ):
+        with pytest.raises(DataError) as caught:
+            load(name, tmp_path)
+        message = str(caught.value)
+        assert file in message
+        assert str(tmp_path) in message
+        assert available()[name].homepage in message
+        assert available()[name].layout in message
+
+
+def make_sop(root: Path) -> None:
+    header = "image_id class_id super_class_id path"
+    write(
+        root / "Ebay_train.txt",
+        [header, "1 10 1 chair_final/a b.JPG", "2 10 1 chair_final/b.JPG", "3 9 1 chair_final/c.JPG"],
+    )
+    write(root / "Ebay_test.txt", [header, "4 11 2 lamp_final/d.JPG"])
+    touch(root, ["chair_final/a b.JPG", "chair_final/b.JPG", "chair_final/c.JPG", "lamp_final/d.JPG"])
+
+
+def test_sop(tmp_path: Path, published: Any) -> None:
+    make_sop(tmp_path)
+    published("sop", train=Counts(3, 2), test=Counts(2, 1))
+    train = quiet_load("sop", tmp_path)
+    assert list(train.names) == ["chair_final/a b.JPG", "chair_final/b.JPG", "chair_final/c.JPG"]
+    assert list(train.class_names) == ["9", "10"]  # by number, not by spelling
+    assert train.labels.tolist() == [1, 1, 0]
+    assert train.read(0).size == (2, 2)
+    with pytest.warns(DataWarning, match="1 images of 1 classes found, but it is published with 2 images of 1 classes"):
+        assert len(load("sop", tmp_path, "test")) == 1
+
+
+def test_sop_faults(tmp_path: Path, published: Any) -> None:
+    make_sop(tmp_path)
+    published("sop")
+    (tmp_path / "chair_final" / "c.JPG").unlink()
+    with pytest.raises(DataError, match=r"1 of 3 images of the split 'train' .* e\.g\. chair_final/c\.JPG"):
+        load("sop", tmp_path)
+    with pytest.warns(DataWarning, match="1 of 3 images"):
+        assert load("sop", tmp_path, missing="drop").class_names == ["10"]
+    write(tmp_path / "Ebay_train.txt", ["1 10 1 chair_final/b.JPG"])
+    with pytest.raises(DataError, match=r"the first line of .*Ebay_train\.txt should be 'image_id"):
+        load("sop", tmp_path)
+    write(tmp_path / "Ebay_train.txt", ["image_id class_id super_class_id path", "1 10 chair_final/b.JPG"])
+    with pytest.raises(DataError, match="line 2: expected 'image_id class_id super_class_id path', found '1 10 chair"):
+        load("sop", tmp_path)
+    write(tmp_path / "Ebay_train.txt", ["image_id class_id super_class_id path", "1 ten 1 chair_final/b.JPG"])
+    with pytest.raises(DataError, match="class_id must be a number, found 'ten'"):
+        load("sop", tmp_path)
+    write(tmp_path / "Ebay_train.txt", ["image_id class_id super_class_id path", "1 1 1 ../../etc/passwd"])
+    with pytest.raises(DataError, match="leads outside the folder"):
+        load("sop", tmp_path)
+    (tmp_path / "Ebay_train.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="not a text file in UTF-8"):
+        load("sop", tmp_path)
+
+
+def test_inaturalist(tmp_path: Path, published: Any) -> None:
+    names = ["train_val2018/Aves/7/a.jpg", "train_val2018/Aves/12/b.jpg", "train_val2018/Insecta/7/c.jpg"]
+    touch(tmp_path, names)
+    write(tmp_path / "Inat_dataset_splits" / "Inaturalist_train_set1.txt", names)
+    write(tmp_path / "Inat_dataset_splits" / "Inaturalist_test_set1.txt", ["b.jpg"])
+    published("inaturalist", train=Counts(3, 3))
+    train = quiet_load("inaturalist", tmp_path)
+    assert list(train.names) == names
+    assert [train.class_names[label] for label in train.labels] == ["Aves/7", "Aves/12", "Insecta/7"]
+    with pytest.raises(DataError, match=r"line 1: expected 'train_val2018/<super>/<category>/<file>', found 'b\.jpg'"):
+        load("inaturalist", tmp_path, "test")
+
+
+def test_vehicleid_has_three_tests(tmp_path: Path, published: Any) -> None:
+    lists = {
+        "train_list": ["12 3", "13 3"],
+        "test_list_800": ["1 5"],
+        "test_list_1600": ["1 5", "2 6"],
+        "test_list_2400": ["7 8"],
+    }
+    for name, lines in lists.items():
+        write(tmp_path / "train_test_split" / f"{name}.txt", lines)
+    touch(tmp_path, [f"image/{number:07d}.jpg" for number in (12, 13, 1, 2, 7)])
+    published(
+        "vehicleid", train=Counts(2, 1), test_small=Counts(1, 1), test_medium=Counts(2, 2), test_large=Counts(1, 1)
+    )
+    assert list(quiet_load("vehicleid", tmp_path).names) == ["image/0000012.jpg", "image/0000013.jpg"]
+    assert list(quiet_load("vehicleid", tmp_path, "test_medium").class_names) == ["5", "6"]
+    assert list(quiet_load("vehicleid", tmp_path, "test_large").names) == ["image/0000007.jpg"]
+    assert quiet_load("vehicleid", tmp_path, "test").names == quiet_load("vehicleid", tmp_path, "test_small").names
+
+
+def test_gldv1_counts_what_is_missing_and_drops_small_classes(tmp_path: Path, published: Any) -> None:
+    rows = [f"{landmark}{i:x},http://x/{i},{landmark}" for landmark, n in ((1, 5), (2, 4), (3, 6)) for i in range(n)]
+    write(tmp_path / "train.csv", ["id,url,landmark_id", *rows, "ff,http://x,None"])
+    present = [f"1{i:x}" for i in range(5)] + [f"2{i:x}" for i in range(3)] + [f"3{i:x}" for i in range(4)]
+    touch(tmp_path, [f"images/{identity}.jpg" for identity in present])
+    published("gldv1", train=Counts(9, 2))
+    with pytest.warns(DataWarning) as caught:
+        images = load("gldv1", tmp_path)
+    texts = [str(warning.message) for warning in caught]
+    assert len(texts) == 2
+    assert "3 of 15 images" in texts[0]
+    assert "1 of 3 landmarks have fewer than 4 photos and are dropped, 3 photos with them" in texts[1]
+    assert list(images.class_names) == ["1", "3"]
+    assert images.class_sizes.tolist() == [5, 4]
+    assert images.names[0] == "images/10.jpg"
+    with pytest.raises(DataError, match="3 of 15"):
+        load("gldv1", tmp_path, missing="error")
+    write(tmp_path / "train.csv", ["id,url,landmark_id", "nothing,http://x,1"])
+    with pytest.raises(DataError, match=r"none of the 1 photos of train\.csv is in .*images"):
+        load("gldv1", tmp_path)
+    write(tmp_path / "train.csv", ["id,url,landmark_id", "../x,http://x,1"])
+    with pytest.raises(DataError, match=r"'\.\./x' is not an image id"):
+        load("gldv1", tmp_path)
+
+
+def test_cub_splits_at_a_hundred(tmp_path: Path, published: Any) -> None:
+    files = {1: ("001.Albatross/a.jpg", 1), 2: ("100.Pelican/b.jpg", 100), 3: ("101.White_Pelican/c.jpg", 101)}
+    write(tmp_path / "images.txt", [f"{i} {name}" for i, (name, _) in files.items()])
+    write(tmp_path / "image_class_labels.txt", [f"{i} {label}" for i, (_, label) in files.items()])
+    touch(tmp_path, [f"images/{name}" for name, _ in files.values()])
+    published("cub", train=Counts(2, 2), test=Counts(1, 1))
+    assert list(quiet_load("cub", tmp_path).class_names) == ["001.Albatross", "100.Pelican"]
+    assert list(quiet_load("cub", tmp_path, "test").names) == ["images/101.White_Pelican/c.jpg"]
+    write(tmp_path / "image_class_labels.txt", ["1 1"])
+    with pytest.raises(DataError, match=r"image 2 of images\.txt has no class"):
+        load("cub", tmp_path)
+
+
+def make_cars(root: Path, classes: int = 196) -> list[str]:
+    scipy_io = pytest.importorskip("scipy.io")
+    fields = ("relative_im_path", "bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "test")
+    records = np.zeros((1, classes), dtype=[(field, object) for field in fields])
+    names = [f"car_ims/{number:06d}.jpg" for number in range(1, classes + 1)]
+    for index, name in enumerate(names):
+        records[0, index] = (name, 1, 1, 2, 2, index + 1, index % 2)
+    titles = np.array([[f"Car {number:03d}" for number in range(1, classes + 1)]], dtype=object)
+    scipy_io.savemat(root / "cars_annos.mat", {"annotations": records, "class_names": titles})
+    touch(root, names)
+    return names
+
+
+def test_cars196_from_annotations(tmp_path: Path, published: Any) -> None:
+    names = make_cars(tmp_path)
+    published("cars196", train=Counts(98, 98), test=Counts(98, 98))
+    train, test = (quiet_load("cars196", tmp_path, split) for split in ("train", "test"))
+    assert list(train.names) == names[:98]
+    assert list(test.names) == names[98:]
+    assert (train.class_names[0], train.class_names[97], test.class_names[0]) == ("Car 001", "Car 098", "Car 099")
+    assert train.boxes is None
+    (tmp_path / "cars_annos.mat").write_bytes(b"no matrix at all")
+    with pytest.raises(DataError, match=r"cars_annos\.mat: not the annotations of Cars196"):
+        load("cars196", tmp_path)
+
+
+def test_cars196_without_scipy_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cars_annos.mat").touch()
+
+    def absent(module: str, extra: str, purpose: str) -> Any:
+        raise MissingExtraError(f"{module} {extra}")
+
+    monkeypatch.setattr(cars196, "require", absent)
+    with pytest.raises(MissingExtraError, match=r"scipy\.io cars196"):
+        load("cars196", tmp_path)
+
+
+@pytest.mark.parametrize("form", ["plain", "halves", "classification"])
+def test_cars196_from_class_folders(tmp_path: Path, published: Any, form: str) -> None:
+    titles = [f"Model {number:03d}" for number in range(196)]
+    parts = {
+        "plain": lambda number: [""],
+        "halves": lambda number: ["train/" if number < 98 else "test/"],
+        "classification": lambda number: ["train/", "test/"],
+    }[form]
+    touch(
+        tmp_path,
+        [f"{part}{title}/{i}.jpg" for number, title in enumerate(titles) for part in parts(number) for i in range(2)],
+    )
+    count = 98 * 2 * (2 if form == "classification" else 1)
+    published("cars196", train=Counts(count, 98), test=Counts(count, 98))
+    assert list(quiet_load("cars196", tmp_path).class_names) == titles[:98]
+    assert list(quiet_load("cars196", tmp_path, "test").class_names) == titles[98:]
+
+
+def test_cars196_with_too_few_folders(tmp_path: Path) -> None:
+    touch(tmp_path, ["a/1.jpg", "b/1.jpg"])
+    with pytest.raises(DataError, match="2 class folders with images instead of 196"):
+        load("cars196", tmp_path)

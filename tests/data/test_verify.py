@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from recollect.cli.app import app
+from recollect.common.errors import ConfigError, DataError, InputError
+from recollect.data.verify import verify
+
+
+def photo(path: Path, seed: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path, format="PNG")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two training classes of 5 and 2 images, one test class of 3, all different."""
+    seed = 0
+    for folder, count in (("train/a", 5), ("train/b", 2), ("test/c", 3)):
+        for index in range(count):
+            photo(tmp_path / folder / f"{index}.png", seed)
+            seed += 1
+    return tmp_path
+
+
+def test_all_well(root: Path) -> None:
+    report = verify("folder", root)
+    assert report.ok
+    assert report.problems == report.notes == report.missing == report.duplicates == []
+    train, test = report.splits
+    assert (train.split, train.images, train.classes, train.class_sizes) == ("train", 7, 2, [5, 2])
+    assert (train.usable_classes, train.usable_images) == (1, 5)
+    assert train.histogram == {"2–3": 1, "4–7": 1}
+    assert (test.usable_classes, test.histogram) == (0, {"2–3": 1})
+    assert verify("folder", root, samples_per_class=2).splits[0].usable_images == 7
+    assert "All well." in report.as_text()
+
+
+def test_unreadable_files_are_named_and_not_counted(root: Path) -> None:
+    whole = (root / "train/a/0.png").read_bytes()
+    (root / "train/a/0.png").write_bytes(whole[: len(whole) // 2])
+    (root / "train/a/1.png").write_text("not an image")
+    report = verify("folder", root)
+    assert not report.ok
+    assert set(report.unreadable) == {"train/a/0.png", "train/a/1.png"}
+    assert "not an image that can be read" in report.unreadable["train/a/1.png"]
+    assert report.splits[0].class_sizes == [3, 2]
+    assert report.splits[0].usable_classes == 0
+    assert report.splits[0].unreadable == 2
+    assert "2 files cannot be read." in report.as_text()
+
+
+def test_duplicates_inside_are_a_remark_and_across_a_fault(root: Path) -> None:
+    shutil.copy(root / "train/a/0.png", root / "train/b/copy.png")
+    report = verify("folder", root)
+    assert report.ok
+    assert report.duplicates == [["train/a/0.png", "train/b/copy.png"]]
+    shutil.copy(root / "train/a/3.png", root / "test/c/leak.png")
+    report = verify("folder", root)
+    assert not report.ok
+    assert report.duplicates_across == [["test/c/leak.png", "train/a/3.png"]]
+    assert report.duplicates == [["train/a/0.png", "train/b/copy.png"]]
+    assert "1 images are on both sides of the train/test border." in report.problems
+
+
+def test_missing_files_of_a_list(root: Path) -> None:
+    (root / "list.csv").write_text(
+        "path,label,split\ntrain/a/0.png,a,train\ngone.png,a,train\ntest/c/0.png,c,probe\ntrain/a/0.png,a,probe\n"
+    )
+    with pytest.raises(DataError, match="is there already"):
+        verify("folder", root / "list.csv")
+    (root / "list.csv").write_text("path,label,split\ntrain/a/0.png,a,train\ngone.png,a,train\ntest/c/0.png,a,probe\n")
+    report = verify("folder", root, csv="list.csv")
+    assert report.missing == ["gone.png"]
+    assert [(split.split, split.missing, split.images) for split in report.splits] == [("train", 1, 2), ("probe", 0, 1)]
+    assert report.splits[0].class_sizes == [1]
+    assert report.notes == ["1 classes of probe are in train too, e.g. 'a': they are not unseen."]
+    assert "1 files are missing." in report.problems
+
+
+def test_links_out_of_the_root_count_as_unreadable(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "x.png"
+    photo(elsewhere, 99)
+    (root / "link.png").symlink_to(elsewhere)
+    (root / "list.csv").write_text("path,label\nlink.png,a\ntrain/a/0.png,b\n")
+    report = verify("folder", root, csv="list.csv")
+    assert "leads outside" in report.unreadable["link.png"]
+    assert verify("folder", root, csv="list.csv", allow_outside=True).ok
+
+
+def test_counts_against_the_published_ones(tmp_path: Path) -> None:
+    header = "image_id class_id super_class_id path"
+    for split, number in (("train", 1), ("test", 2)):
+        photo(tmp_path / f"x/{number}.JPG", number)
+        (tmp_path / f"Ebay_{split}.txt").write_text(f"{header}\n{number} {number} 1 x/{number}.JPG\n")
+    report = verify("sop", tmp_path)
+    assert len(report.count_differences) == 2
+    assert "published with 59,551 images of 11,318 classes" in report.problems[0]
+    assert not report.notes
+    assert not report.missing
+    (tmp_path / "x/1.JPG").unlink()
+    assert verify("sop", tmp_path).missing == ["x/1.JPG"]
+
+
+def test_many_blocks_and_any_number_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recollect.data.verify.BLOCK", 3)
+    for index in range(20):
+        photo(tmp_path / f"{index % 4}" / f"{index}.png", index // 2)
+    reports = [verify("folder", tmp_path, workers=workers).as_dict() for workers in (1, 4)]
+    for report in reports:
+        report.pop("seconds")
+    assert reports[0] == reports[1]
+    assert len(reports[0]["duplicates"]) == 10
+
+
+def test_faults_of_the_call(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no data set"):
+        verify("nothing", tmp_path)
+    with pytest.raises(DataError, match="Ebay_train"):
+        verify("sop", tmp_path)
+    with pytest.raises(InputError, match="at least 1"):
+        verify("folder", tmp_path, samples_per_class=0)
+
+
+def test_command_line(root: Path) -> None:
+    runner = CliRunner()
+    listing = runner.invoke(app, ["data"])
+    assert listing.exit_code == 0
+    assert "vehicleid" in listing.stdout
+    assert "59,551 images of 11,318 classes" in listing.stdout
+    names = [row["name"] for row in json.loads(runner.invoke(app, ["data", "--json"]).stdout)]
+    assert names == sorted(names)
+    fine = runner.invoke(app, ["data", "verify", "folder", str(root), "-m", "2"])
+    assert fine.exit_code == 0
+    assert "at 2 images a class: 2 of 2 (7 images)" in fine.stdout
+    (root / "train/a/1.png").write_text("broken")
+    broken = runner.invoke(app, ["data", "verify", "folder", str(root), "--json"])
+    assert broken.exit_code == 1
+    content = json.loads(broken.stdout)
+    assert content["ok"] is False
+    assert list(content["unreadable"]) == ["train/a/1.png"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file names are text elsewhere")
+def test_names_that_are_not_text(root: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    try:
+        photo(root / "train" / name / "1.png", 50)
+    except OSError:
+        pytest.skip("this file system takes text only")
+    (root / "train" / name / "2.png").write_text("broken")
+    result = CliRunner().invoke(app, ["data", "verify", "folder", str(root), "--json"])
+    assert result.exit_code == 1
+    assert list(json.loads(result.stdout)["unreadable"]) == [f"train/{name}/2.png"]
+
+
+def test_glyphs_need_no_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from recollect.data.sources import glyphs
+    from recollect.data.typefaces import find_faces
+
+    faces = [face for face in find_faces() if face.name.startswith("STIXGeneral")]
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
+    monkeypatch.setattr(glyphs, "find_faces", lambda system_fonts: faces)
+    report = verify("glyphs", min_faces=4)
+    assert report.ok
+    assert [split.split for split in report.splits] == ["train", "test"]
+    assert not report.duplicates

@@ -1,0 +1,70 @@
+"""A training small enough to repeat in a test: coloured patterns in a folder, the tiny network, six steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from recollect.training.config import Config
+from recollect.training.recipes import resolve
+from recollect.training.run_folder import RunFolder
+
+
+def make_images(
+    root: Path, classes: int = 12, each: int = 6, size: int = 24, split: str = "train", seed: int = 0
+) -> Path:
+    """``root/split/class/image.png``: every class has a pattern of its own, every image its own noise."""
+    random = np.random.default_rng(seed)
+    for number in range(classes):
+        pattern = random.integers(0, 256, (4, 4, 3))
+        folder = root / split / f"{split}-{number:02d}"
+        folder.mkdir(parents=True)
+        for image in range(each):
+            noisy = np.kron(pattern, np.ones((size // 4, size // 4, 1))) + random.normal(0, 60, (size, size, 3))
+            Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(folder / f"{image}.png")
+    return root
+
+
+def small_config(root: Path, **settings: Any) -> Config:
+    """Two epochs of three batches of 16: crops, SiMix and a cosine, so that every state counts."""
+    small = {
+        "data.name": "folder",
+        "data.root": str(root),
+        "data.workers": 0,
+        "data.augmentation": "crop",
+        "model.init": "tiny",
+        "model.image_size": 24,
+        "model.dim": 16,
+        "loss.options": {"simix": True},
+        "batch.size": 16,
+        "batch.chunk": 6,
+        "batch.batches_per_epoch": 3,
+        "optimiser.lr": 1e-3,
+        "optimiser.schedule": "cosine",
+        "run.epochs": 2,
+        "run.device": "cpu",
+        "run.checkpoint_minutes": 0,
+    }
+    return resolve(None, {**small, **settings})
+
+
+def final_weights(folder: Path) -> dict[str, torch.Tensor]:
+    from recollect.models import Embedder
+
+    return {name: tensor.clone() for name, tensor in Embedder.load(RunFolder(folder).model).state_dict().items()}
+
+
+def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def losses(folder: Path) -> list[float]:
+    return [record["loss"] for record in RunFolder(folder).read_metrics() if record["kind"] == "step"]
+
+
+def silent(line: str) -> None:
+    pass

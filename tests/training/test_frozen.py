@@ -1,0 +1,154 @@
+"""A frozen part: features once, the rest trained on them, an ordinary embedder at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_runs import final_weights, losses, make_images, same_bits, silent, small_config
+
+from recollect.common.errors import ConfigError
+from recollect.data import load
+from recollect.evaluation import evaluate
+from recollect.models import Embedder
+from recollect.training import features, logs
+from recollect.training.choices import settle
+from recollect.training.recipes import resolve
+from recollect.training.run_folder import RunFolder
+from recollect.training.trainer import train
+
+FROZEN = {
+    "data.augmentation": "none",
+    "model.freeze": "backbone",
+    "batch.size": "all",
+    "batch.chunk": "auto",
+    "batch.batches_per_epoch": None,
+    "loss.options": {},
+    "optimiser.lr": 1e-2,
+    "run.epochs": 8,
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = make_images(tmp_path_factory.mktemp("images"))
+    return make_images(root, classes=6, split="test", seed=1)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("upto", ["backbone", "pooling"])
+def test_only_the_rest_learns_and_the_result_is_an_ordinary_embedder(root: Path, tmp_path: Path, upto: str) -> None:
+    config = small_config(root, **{**FROZEN, "model.freeze": upto, "run.watch_test": True})
+    outcome = train(config, tmp_path / "run", say=silent)
+    assert outcome.steps == 8
+    torch.manual_seed(0)
+    start = Embedder.create("tiny", dim=16, size=24).state_dict()
+    end = final_weights(tmp_path / "run")
+    changed = {name.split(".")[0] for name in start if not torch.equal(start[name], end[name])}
+    assert changed == ({"head", "pooling"} if upto == "backbone" else {"head"})
+    values = losses(tmp_path / "run")
+    assert values[-1] < values[0]
+    # The embedder on pixels finds what the rest found on features.
+    images = load("folder", root, "test")
+    embeddings = Embedder.load(outcome.folder / "model").embed(
+        list(map(images.path, range(len(images)))), progress=False
+    )
+    assert evaluate(embeddings, images.labels, ks=(1,)).metrics["r@1"] == outcome.metrics["test"]["r@1"]
+
+
+def test_features_are_those_of_the_frozen_part_and_computed_once(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = load("folder", root, "train")
+    embedder = Embedder.create("tiny", dim=16, size=24)
+    frozen, rest = embedder.split("backbone")
+    found = features.frozen_features(embedder, frozen, images, "backbone", folder=tmp_path, batch_size=7, workers=0)
+    rest.eval()
+    with torch.no_grad():
+        ours = rest(torch.from_numpy(np.array(found)))
+    theirs = embedder.embed([images.path(i) for i in range(len(images))], progress=False)
+    assert torch.allclose(ours, theirs, atol=1e-5)
+
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("computed again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(features, "_compute", refuse)
+        features.frozen_features(embedder, frozen, images, "backbone", folder=tmp_path)
+        with torch.no_grad():
+            next(frozen.parameters()).add_(1)
+        with pytest.raises(AssertionError, match="computed again"):
+            features.frozen_features(embedder, frozen, images, "backbone", folder=tmp_path)
+
+
+def test_changed_files_are_noticed(tmp_path: Path) -> None:
+    root = make_images(make_images(tmp_path / "images", classes=3), classes=3, split="test")
+    embedder = Embedder.create("tiny", dim=16, size=24)
+    frozen, _ = embedder.split("backbone")
+
+    def compute() -> Any:
+        images = load("folder", root, "train")
+        return features.frozen_features(embedder, frozen, images, "backbone", folder=tmp_path, workers=0).copy()
+
+    before = compute()
+    first, second = (root / "train" / "train-00" / f"{i}.png" for i in (0, 1))
+    first.write_bytes(second.read_bytes())
+    after = compute()
+    assert np.array_equal(after[0], before[1])
+
+
+def test_the_digest_takes_weights_in_any_memory_order(root: Path) -> None:
+    images, embedder = load("folder", root, "train"), Embedder.create("tiny", dim=16, size=24)
+    plain = torch.nn.Conv2d(4, 6, 1)
+    last = torch.nn.Conv2d(4, 6, 1).to(memory_format=torch.channels_last)
+    last.load_state_dict(plain.state_dict())
+    one, other = (features._digest(embedder, part, images, "x") for part in (plain, last))
+    assert one == other
+
+
+def test_resuming_on_features_is_exact(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_config(root, **{**FROZEN, "run.checkpoint_steps": 3, "run.checkpoint_minutes": 60})
+    train(config, tmp_path / "whole", say=silent)
+    record = logs.Log.step
+
+    def killing(self: logs.Log, **values: Any) -> None:
+        record(self, **values)
+        if values["step"] == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(logs.Log, "step", killing)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "killed", say=silent)
+    train(resume=tmp_path / "killed", say=silent)
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+    assert same_bits(final_weights(tmp_path / "killed"), final_weights(tmp_path / "whole"))
+
+
+def test_a_folder_on_a_cpu_starts_frozen_and_says_so(root: Path) -> None:
+    images = load("folder", root, "train")
+    config = resolve("folder", {"data.root": str(root)})
+    settled, choices = settle(config, images, torch.device("cpu"), pretrained=True)
+    assert (settled.model.freeze, settled.batch.size, settled.data.augmentation) == ("pooling", "all", "none")
+    assert settled.optimiser.lr == 1e-3
+    assert any("only the last layer is trained" in str(choice) for choice in choices)
+    settled, _ = settle(config, images, torch.device("cuda"), pretrained=True)
+    assert (settled.model.freeze, settled.batch.size, settled.data.augmentation) == ("none", 48, "crop")
+    assert settled.optimiser.lr == 1e-4
+    settled, _ = settle(config, images, torch.device("cpu"), pretrained=False)
+    assert settled.model.freeze == "none"
+    cropped = resolve("folder", {"data.root": str(root), "data.augmentation": "crop"})
+    assert settle(cropped, images, torch.device("cpu"), pretrained=True)[0].model.freeze == "none"
+
+
+def test_an_unknown_stage_is_refused_with_those_there_are(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no stage 'layer9'"):
+        train(small_config(root, **{**FROZEN, "model.freeze": "layer9"}), tmp_path / "run", say=silent)
+    assert not RunFolder(tmp_path / "run").path.exists()

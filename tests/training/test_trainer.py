@@ -1,0 +1,354 @@
+"""Whole trainings: what they write, how they stop, how they go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_runs import final_weights, losses, make_images, same_bits, silent, small_config
+from torch import Tensor
+
+from recollect.common.errors import ConfigError, DataError
+from recollect.models import Embedder
+from recollect.training import checkpoint, large_batch, logs, recipes, session, trainer
+from recollect.training.run_folder import RunFolder
+from recollect.training.trainer import TrainingStoppedError, plan, train
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = make_images(tmp_path_factory.mktemp("images"))
+    return make_images(root, classes=6, split="test", seed=1)
+
+
+@pytest.fixture(scope="module")
+def whole(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    torch.set_num_threads(1)
+    train(small_config(root, **{"data.validation": "random"}), folder, say=silent)
+    return folder
+
+
+class Killed(BaseException):
+    """A process that ends here."""
+
+
+def test_what_a_run_leaves(whole: Path, root: Path) -> None:
+    run = RunFolder(whole)
+    names = {path.relative_to(whole).as_posix() for path in whole.rglob("*") if path.is_file()}
+    assert names == {
+        "config.yaml", "manifest.json", "metrics.jsonl", "checkpoints/last.pt", "checkpoints/best.pt",
+        "model/model.safetensors", "model/embedder.json",
+    }  # fmt: skip
+    manifest = run.read_manifest()
+    assert manifest["versions"]["torch"] == torch.__version__
+    assert set(manifest["data"]["fingerprints"]) == {"train", "validation"}
+    assert manifest["outcome"]["steps"] == 6
+    assert manifest["outcome"]["chosen_by"] == "r@1 of the validation classes"
+    assert manifest["plan"]["virtual_batch"] == 40
+    config = run.read_config()
+    assert (config.run.evaluate_every, config.data.root) == (1, str(root))
+    records = list(run.read_metrics())
+    assert [r["step"] for r in records if r["kind"] == "step"] == [1, 2, 3, 4, 5, 6]
+    assert [(r["step"], r["split"]) for r in records if r["kind"] == "evaluation"] == [
+        (0, "val"),
+        (3, "val"),
+        (6, "val"),
+    ]
+    assert all(0 <= r["r@1"] <= 1 for r in records if r["kind"] == "evaluation")
+    assert records[1]["lr"] == pytest.approx(1e-3)
+    assert records[-2]["lr"] == pytest.approx(1e-3 * 0.5 * (1 + np.cos(np.pi * 5 / 6)))
+    embedder = Embedder.load(run.model)
+    assert embedder.embed(torch.zeros(2, 3, 24, 24, dtype=torch.uint8)).shape == (2, 16)
+
+
+def test_a_run_repeats_itself(whole: Path, tmp_path: Path) -> None:
+    config = recipes.resolve(whole / "config.yaml")
+    train(config, tmp_path / "again", say=silent)
+    assert losses(tmp_path / "again") == losses(whole)
+    assert same_bits(final_weights(tmp_path / "again"), final_weights(whole))
+
+
+# Steps 1 to 3 are the first epoch: before any checkpoint, in the middle of both epochs, at their ends, after the last.
+@pytest.mark.parametrize(("kill_after", "every"), [(0, 1), (1, 1), (2, 2), (3, 3), (4, 5), (5, 1), (6, 6), (6, 5)])
+def test_resuming_is_exact(
+    root: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, kill_after: int
+) -> None:
+    """Killed after any step, with checkpoints every so many: the same bits as the run that was never interrupted."""
+    settings = {"data.validation": "random", "run.checkpoint_steps": every, "run.checkpoint_minutes": 60}
+    config = small_config(root, **settings)
+    record = logs.Log.step
+
+    def killing(self: logs.Log, **values: Any) -> None:
+        record(self, **values)
+        if values["step"] > kill_after:
+            raise Killed
+
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(logs.Log, "step", killing)
+        if kill_after == 6:  # after the last step, before the model is written
+            patch.setattr(trainer.Trainer, "_finish", lambda self: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            train(config, folder, say=silent)
+    torch.manual_seed(99)  # the new process begins with other random states
+    train(resume=folder, say=silent)
+    assert losses(folder) == losses(whole)
+    assert same_bits(final_weights(folder), final_weights(whole))
+    outcome = RunFolder(folder).read_manifest()["outcome"]
+    assert outcome["metrics"] == RunFolder(whole).read_manifest()["outcome"]["metrics"]
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "recollect", "train", *arguments]
+
+
+def _environment() -> dict[str, str]:
+    package = Path(trainer.__file__).parents[2]
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(package)}
+
+
+def _wait_for_steps(folder: Path, steps: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if (folder / "metrics.jsonl").exists() and len(losses(folder)) >= steps:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"no step {steps}: {process.communicate()}")
+
+
+@pytest.mark.slow
+def test_kill_9_and_sigterm_of_real_processes(root: Path, tmp_path: Path) -> None:
+    settings = {"run.epochs": 20, "run.checkpoint_steps": 7, "run.checkpoint_minutes": 60}
+    config = small_config(root, **settings)
+    train(config, tmp_path / "whole", say=silent)
+    (tmp_path / "config.yaml").write_text((tmp_path / "whole" / "config.yaml").read_text())
+    folder = tmp_path / "killed"
+    command = _command(str(tmp_path / "config.yaml"), "--out", str(folder))
+    process = subprocess.Popen(command, env=_environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    _wait_for_steps(folder, 10, process)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert "outcome" not in RunFolder(folder).read_manifest()
+
+    command = _command("--resume", str(folder))
+    before = len(losses(folder))
+    process = subprocess.Popen(command, env=_environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    _wait_for_steps(folder, before + 3, process)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert "saved after step" in errors
+    assert "Traceback" not in errors
+    assert checkpoint.read_checkpoint(RunFolder(folder).last)["progress"]["step"] == len(losses(folder))
+
+    train(resume=folder, say=silent)
+    assert losses(folder) == losses(tmp_path / "whole")
+    assert same_bits(final_weights(folder), final_weights(tmp_path / "whole"))
+
+
+def test_a_signal_saves_first(root: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = logs.Log.step
+
+    def signalling(self: logs.Log, **values: Any) -> None:
+        record(self, **values)
+        if values["step"] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(logs.Log, "step", signalling)
+    settings = {"data.validation": "random", "run.checkpoint_minutes": 60}
+    with pytest.raises(TrainingStoppedError, match=r"saved after step 2.*--resume") as stopped:
+        train(small_config(root, **settings), tmp_path / "run", say=silent)
+    assert stopped.value.exit_code == 128 + signal.SIGINT
+    monkeypatch.undo()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    train(resume=tmp_path / "run", say=silent)
+    assert same_bits(final_weights(tmp_path / "run"), final_weights(whole))
+
+
+def test_a_run_is_never_written_over(root: Path, whole: Path, tmp_path: Path) -> None:
+    before = (whole / "metrics.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match=r"never written over.*--resume"):
+        train(small_config(root), whole, say=silent)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="exists and is not empty"):
+        train(small_config(root), tmp_path, say=silent)
+    assert (whole / "metrics.jsonl").read_bytes() == before
+    said: list[str] = []
+    outcome = train(resume=whole, say=said.append)
+    assert "is finished" in said[0]
+    assert outcome.steps == 6
+    with pytest.raises(DataError, match="is no run"):
+        train(resume=tmp_path, say=silent)
+
+
+def _scripted(monkeypatch: pytest.MonkeyPatch, values: dict[str, list[float]]) -> dict[int, dict[str, Tensor]]:
+    """Evaluations that return ``values`` in turn; keeps the weights they saw."""
+    seen: dict[int, dict[str, Tensor]] = {}
+    counts = dict.fromkeys(values, 0)
+
+    def measure(network: Any, watched: Any, *rest: Any) -> dict[str, float]:
+        number = counts[watched.name]
+        counts[watched.name] += 1
+        if watched.name == "val" or "val" not in values:
+            seen[number] = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+        return {"r@1": values[watched.name][number]}
+
+    monkeypatch.setattr(trainer, "measure", measure)
+    return seen
+
+
+def test_validation_picks_the_best(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = _scripted(monkeypatch, {"val": [0.1, 0.5, 0.5, 0.2], "test": [0.0, 0.0, 0.9, 1.0]})
+    settings = {"data.validation": "paper", "run.watch_test": True, "run.epochs": 3}
+    outcome = train(small_config(root, **settings), tmp_path / "run", say=silent)
+    assert outcome.chosen_step == 3, "the first of equals, and never by the test set"
+    assert same_bits(final_weights(tmp_path / "run"), seen[1])
+    assert outcome.metrics["test"]["r@1"] == 1.0
+
+
+def test_without_validation_the_last_is_kept_whatever_the_test_says(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = _scripted(monkeypatch, {"test": [0.9, 0.5, 0.1]})
+    outcome = train(small_config(root, **{"run.watch_test": True}), tmp_path / "run", say=silent)
+    assert outcome.chosen_step == 6
+    assert same_bits(final_weights(tmp_path / "run"), seen[2])
+    assert not (tmp_path / "run" / "checkpoints" / "best.pt").exists()
+    assert RunFolder(tmp_path / "run").read_manifest()["outcome"]["chosen_by"] == "being the last"
+
+
+def test_watching_the_test_changes_no_weight(root: Path, tmp_path: Path) -> None:
+    train(small_config(root), tmp_path / "blind", say=silent)
+    train(small_config(root, **{"run.watch_test": True}), tmp_path / "watched", say=silent)
+    assert same_bits(final_weights(tmp_path / "blind"), final_weights(tmp_path / "watched"))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e9])
+def test_a_lost_loss_stops_with_its_batch(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    step = large_batch.large_batch_step
+    count = iter(range(10))
+    monkeypatch.setattr(
+        trainer, "large_batch_step", lambda *a, **o: step(*a, **o) * 0 + (value if next(count) == 3 else 1.0)
+    )
+    with pytest.raises(TrainingStoppedError, match=r"stopped at step 4: the loss is .* Look at its images"):
+        train(small_config(root), tmp_path / "run", say=silent)
+    folder = tmp_path / "run" / "stopped" / "step-4" / "process-0"
+    kept = torch.load(folder / "batch.pt", weights_only=True)
+    assert kept["inputs"].shape == (16, 3, 24, 24)
+    about = json.loads((folder / "batch.json").read_text())
+    assert len(about["images"]) == 16
+    assert (root / "train" / about["images"][0]).exists() or (root / about["images"][0]).exists()
+    assert len(losses(tmp_path / "run")) == 3
+
+
+def test_out_of_memory_names_the_knob(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+    monkeypatch.setattr(trainer, "large_batch_step", fail)
+    with pytest.raises(ConfigError, match=r"6 images in the network at once .*--set batch\.chunk=3"):
+        train(small_config(root), tmp_path / "run", say=silent)
+
+
+def test_chunks_never_change_the_result(root: Path, tmp_path: Path) -> None:
+    for chunk in (5, 16):
+        # Not Adam, which divides by the gradient's size and so makes much of its rounding.
+        settings = {"batch.chunk": chunk, "optimiser.name": "sgd", "optimiser.lr": 0.1}
+        train(small_config(root, **settings), tmp_path / str(chunk), say=silent)
+    one, other = final_weights(tmp_path / "5"), final_weights(tmp_path / "16")
+    assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-5
+
+
+def test_steps_instead_of_epochs_and_the_released_codes_policy(root: Path, tmp_path: Path) -> None:
+    settings = {"run.epochs": None, "run.steps": 5, "batch.policy": "epoch", "batch.batches_per_epoch": None}
+    outcome = train(small_config(root, **settings), tmp_path / "run", say=silent)
+    assert outcome.steps == 5
+    assert len(losses(tmp_path / "run")) == 5
+
+
+def test_losses_with_parameters_are_trained_and_resumed(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pytorch_metric_learning")
+    settings = {
+        "loss.name": "proxy_anchor",
+        "loss.options": {},
+        "run.checkpoint_steps": 2,
+        "run.checkpoint_minutes": 60,
+    }
+    config = small_config(root, **settings)
+    train(config, tmp_path / "whole", say=silent)
+    record = logs.Log.step
+
+    def killing(self: logs.Log, **values: Any) -> None:
+        record(self, **values)
+        if values["step"] == 5:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(logs.Log, "step", killing)
+        with pytest.raises(Killed):
+            train(config, tmp_path / "killed", say=silent)
+    train(resume=tmp_path / "killed", say=silent)
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+    kept = checkpoint.read_checkpoint(RunFolder(tmp_path / "killed").last)
+    assert any(tensor.ndim == 2 and len(tensor) == 12 for tensor in kept["loss"].values() if torch.is_tensor(tensor))
+
+
+def test_the_plan(root: Path) -> None:
+    figures, lines = plan(small_config(root, **{"batch.chunk": "auto", "run.evaluate_every": "auto"}))
+    text = "\n".join(lines)
+    assert (figures.batch, figures.virtual_batch, figures.batches_an_epoch, figures.steps) == (16, 40, 3, 6)
+    assert figures.chunk == 16
+    assert "12 classes" in text
+    assert "with SiMix 40" in text
+    assert "chosen     run.evaluate_every = 1" in text
+    assert figures.memory_mb > 0
+    assert figures.seconds_a_step > 0
+
+
+def test_an_unreadable_checkpoint_is_named(whole: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.pt").write_bytes(b"nonsense")
+    with pytest.raises(DataError, match=r"bad\.pt: not a checkpoint"):
+        checkpoint.read_checkpoint(tmp_path / "bad.pt")
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (os.system, ("true",))
+
+    torch.save({"format": 1, "evil": Evil()}, tmp_path / "evil.pt")
+    with pytest.raises(DataError, match="not a checkpoint"):
+        checkpoint.read_checkpoint(tmp_path / "evil.pt")
+
+
+def test_tensorboard(root: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    train(small_config(root, **{"run.tensorboard": True, "run.epochs": 1}), tmp_path / "run", say=silent)
+    assert list((tmp_path / "run" / "tensorboard").glob("events*"))
+
+
+def test_sessions_are_the_same_twice(root: Path) -> None:
+    """What is built before the first step depends on the configuration alone, not on what was drawn before."""
+    from recollect.training.distributed import Team
+
+    states = []
+    for noise in (1, 2):
+        torch.manual_seed(noise)
+        made = session.prepare(small_config(root), torch.device("cpu"), Team())
+        states.append((made.network.embedder.state_dict(), torch.get_rng_state()))
+        made.close()
+    assert same_bits(states[0][0], states[1][0])
+    assert torch.equal(states[0][1], states[1][1])
