@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from recollect.evaluation import evaluate, reference
 from recollect.evaluation import ranks as ranks_module
 from recollect.evaluation.metrics import METRICS
+from recollect.evaluation.ranks import stream_ranks
+from recollect.evaluation.relevance import ByLabel
+from recollect.evaluation.vectors import Vectors
 
 KS = (1, 2, 5, 1000)  # 1000 exceeds every gallery here
 
@@ -203,3 +206,26 @@ def test_cosine_is_dot_of_normalised_vectors():
     assert evaluate(longer, labels).metrics["map"] != pytest.approx(wanted["map"].mean(), abs=1e-3)
     for name, column in wanted.items():
         np.testing.assert_allclose(found[name], column, err_msg=name)
+
+
+def test_ranks_beyond_the_limit_are_the_first_beyond_it():
+    """What a saturated count stands at depends on tile sizes; what is returned must not."""
+    rng = np.random.default_rng(8)
+    vectors = torch.from_numpy(rng.standard_normal((300, 8)).astype(np.float32))
+    relevance = ByLabel(np.arange(300) % 60, None)
+    sources = [Vectors([vectors], "v", torch.device("cpu")) for _ in range(2)]
+
+    def ranks(limit):
+        tiles = stream_ranks(*sources, relevance, lambda positives, width: torch.full((len(positives), width), limit))
+        return {int(q): (r, i) for t in tiles for q, r, i in zip(t.queries, t.ranks, t.items, strict=True)}
+
+    full, cut = ranks(10_000), ranks(5)
+    assert len(full) == 300
+    place = torch.arange(1, 5)
+    for query, (found, items) in full.items():
+        assert torch.equal(cut[query][0], torch.minimum(found, (place + 5).double()))
+        similarities = vectors[query].double() @ vectors.double().T
+        assert torch.equal(similarities[items], similarities[items].sort(descending=True).values)
+        negatives = torch.arange(300) % 60 != query % 60
+        above = (similarities[negatives] > similarities[items].unsqueeze(1)).sum(dim=1)
+        assert torch.equal(found, (above + place).double())

@@ -30,9 +30,10 @@ from recollect.evaluation.vectors import Vectors
 Ties = Literal["pessimistic", "optimistic"]
 
 _SAFETY = 4.0
-"""Rounding errors of a sum of d products grow like √d with overwhelming probability; 4√d units is far beyond any seen.
+"""Errors of a sum of d products are at most d units of rounding, and grow like √d with overwhelming probability.
 
-The largest error measured (random, non-negative and one-signed vectors, d up to 4096) is under a tenth of this.
+4√d units is a strict bound up to d = 16. The largest error measured (random, non-negative, nearly constant and sparse
+vectors) is 0.27 of it at small d, 0.1 at d = 512 and 0.02 at d = 4096.
 """
 
 _ROWS_TOGETHER = 128
@@ -121,7 +122,9 @@ def count_close(
         between = (entries > low[some].unsqueeze(1)) & (entries <= high[some].unsqueeze(1))
         place, column = between.nonzero().unbind(1)
         place = place + start
-        for few in torch.arange(len(place), device=place.device).split(4096):
+        for few in torch.arange(len(place), device=place.device).split(
+            max(64, scratch.numel() // (2 * items.shape[1]))
+        ):
             products = queries[pairs[place[few]]].double() * items[column[few]].double()
             above = products.sum(dim=1) > exact[place[few]]
             counts += torch.bincount(place[few][above], minlength=len(pairs))
