@@ -11,6 +11,7 @@ results collected. The target is a ratio of at least 0.95.
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 import time
 from collections.abc import Callable
@@ -62,11 +63,14 @@ def embedding(count: int, size: int, repeats: int) -> list[dict[str, object]]:
     images = torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8)
     features = Embedder.create("lite0-in1k", dim=None, size=size).eval()
     headed = Embedder.create("lite0-in1k", size=size).eval()
-    # All sides run the very same network: two equal copies differ by several per cent through where they lie in memory.
+    # One network for all sides, so that only the loops differ; the controls show what is noise and what a copy costs.
     model = headed.backbone = features.backbone
+    twin = copy.deepcopy(model)
     separate = list(images)
     sides: dict[str, Callable[[], object]] = {
         "bare timm loop": lambda: bare_loop(model, images),
+        "control: the same loop again": lambda: bare_loop(model, images),
+        "control: the loop on a copy": lambda: bare_loop(twin, images),
         "embed, features, one tensor": lambda: features.embed(images, batch_size=BATCH, progress=False),
         "embed, features, list of tensors": lambda: features.embed(separate, batch_size=BATCH, progress=False),
         "embed, GeM + LayerNorm + Linear": lambda: headed.embed(images, batch_size=BATCH, progress=False),
@@ -118,7 +122,7 @@ def show(rows: list[dict[str, object]]) -> None:
     table = [titles] + [[cell(title, row[title]) for title in titles] for row in rows]
     widths = [max(len(line[i]) for line in table) for i in range(len(titles))]
     for line in table:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)))
+        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)), flush=True)
     print()
 
 
