@@ -11,7 +11,7 @@ import torch
 from small_runs import final_weights, losses, make_images, same_bits, silent, small_config
 
 from recollect.common.errors import ConfigError
-from recollect.data import load
+from recollect.data import ImageSet, load
 from recollect.evaluation import evaluate
 from recollect.models import Embedder
 from recollect.training import features, logs
@@ -144,6 +144,10 @@ def test_a_folder_on_a_cpu_starts_frozen_and_says_so(root: Path) -> None:
     assert settled.optimiser.lr == 1e-4
     settled, _ = settle(config, images, torch.device("cpu"), pretrained=False)
     assert settled.model.freeze == "none"
+    # 98 classes of 82 images are 5e9 comparisons, ten seconds a step: batches then.
+    many = ImageSet("many", [str(i) for i in range(8036)], np.arange(8036) % 98, list(map(str, range(98))), root=root)
+    settled, _ = settle(config, many, torch.device("cpu"), pretrained=True)
+    assert (settled.model.freeze, settled.batch.size, settled.run.epochs) == ("pooling", 392, 7)
     cropped = resolve("folder", {"data.root": str(root), "data.augmentation": "crop"})
     assert settle(cropped, images, torch.device("cpu"), pretrained=True)[0].model.freeze == "none"
 
