@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -164,14 +163,6 @@ def test_impossible_wishes(three_faces: Path) -> None:
         load("glyphs", split="val")
     with pytest.raises(DataError, match="no character has 9 different pictures in the 3 faces"):
         load("glyphs", min_faces=9)
-
-
-def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
-    assert glyphs.cache_folder() == tmp_path
-    monkeypatch.delenv("RECOLLECT_CACHE")
-    assert glyphs.cache_folder().name in ("recollect", "cache")
-    assert str(glyphs.cache_folder()).startswith((str(Path.home()), os.environ.get("XDG_CACHE_HOME", "?")))
 
 
 @pytest.mark.slow

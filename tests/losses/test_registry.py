@@ -10,7 +10,7 @@ from torch import nn
 
 from recollect.common.errors import ConfigError
 from recollect.losses import available, create
-from recollect.losses.registry import describe
+from recollect.losses.registry import _parameters, describe
 
 NAMES = [
     "recall_at_k",
@@ -89,6 +89,35 @@ def test_every_loss_tells_about_itself(name: str) -> None:
 def test_defaults_are_told() -> None:
     options = {option.name: option.default for option in describe("binned_ap").options}
     assert options == {"bins": 25, "low": -1.0, "high": 1.0, "memory": 512 * 2**20}
+
+
+class Base:
+    def __init__(self, given: int, *, size: int = 3, depth: int = 1) -> None: ...
+
+
+class Derived(Base):
+    def __init__(self, depth: int = 2, **options: int) -> None:
+        super().__init__(1, depth=depth, **options)
+
+
+def test_options_of_a_base_class() -> None:
+    found = _parameters(Derived)
+    assert list(found) == ["depth", "size"]
+    assert found["depth"].default == 2
+    assert list(_parameters(create)) == ["name"]
+
+
+def test_options_handed_on_are_options_too() -> None:
+    need("roadmap")
+    for name in ("recall_at_k", "smooth_ap", "sup_ap", "roadmap"):
+        options = {option.name for option in describe(name).options}
+        assert {"simix", "memory", "generator"} <= options
+        assert not {"options", "rank_limit"} & options
+    assert "calibration_weight" in {option.name for option in describe("roadmap").options}
+    assert "rho" in {option.name for option in describe("roadmap").options}
+    create("roadmap", rho=50.0, memory=2**20)
+    with pytest.raises(ConfigError, match="no option 'rank_limit'"):
+        create("recall_at_k", rank_limit=3)
 
 
 @pytest.mark.parametrize(("wrong", "right"), [("proxy_ancor", "proxy_anchor"), ("Binned-AP", "binned_ap")])

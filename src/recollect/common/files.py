@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,3 +82,14 @@ def inside(root: Path | str, relative: str | Path, *, allow_outside: bool = Fals
             "--allow-outside if you trust the list."
         )
     return path
+
+
+def cache_folder() -> Path:
+    """Where made things are kept: ``RECOLLECT_CACHE``, or the folder for caches that this system has."""
+    if chosen := os.environ.get("RECOLLECT_CACHE"):
+        return Path(chosen).expanduser()
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "recollect" / "cache"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "recollect"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recollect"

@@ -35,8 +35,8 @@ class RankLoss(nn.Module):
     def __init__(
         self,
         step: Step,
-        count_query: bool = False,
-        rank_limit: float | None = None,
+        count_query: bool,
+        rank_limit: float | None,
         *,
         simix: bool = False,
         max_pairs: int | None = MAX_PAIRS,

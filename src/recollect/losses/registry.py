@@ -194,16 +194,15 @@ def _load(entry: LossEntry) -> Callable[..., Any]:
 
 
 def _parameters(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """A maker's options; ``**options`` stands for those of its base class (for the last one, the keyword-only ones)."""
+    """A maker's options; ``**options`` of a class stands for the options of its base: its arguments with a default."""
     found = dict(inspect.signature(maker).parameters)
-    rest = [name for name, parameter in found.items() if parameter.kind is parameter.VAR_KEYWORD]
-    if rest and inspect.isclass(maker):
-        del found[rest[0]]
-        base = maker.__mro__[1]
-        inherited = _parameters(base)
-        keywords = {n: p for n, p in inherited.items() if p.kind is p.KEYWORD_ONLY or p.default is not p.empty}
-        internal = {"count_query", "rank_limit"} if base.__name__ == "RankLoss" else set()
-        found.update({n: p for n, p in keywords.items() if n not in found and n not in internal})
+    catch_all = [name for name, parameter in found.items() if parameter.kind is parameter.VAR_KEYWORD]
+    for name in catch_all:
+        del found[name]
+    if catch_all and inspect.isclass(maker):
+        for name, parameter in _parameters(maker.__mro__[1]).items():
+            if parameter.default is not parameter.empty:
+                found.setdefault(name, parameter)
     return found
 
 

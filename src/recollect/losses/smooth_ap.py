@@ -26,7 +26,7 @@ class SmoothAP(RankLoss):
     """
 
     def __init__(self, tau: float = 0.01, **options: Any) -> None:
-        super().__init__(Sigmoid(tau), **options)
+        super().__init__(Sigmoid(tau), False, None, **options)
 
     def query_loss(self, ranks: Ranks) -> Tensor:
         """``1 − AP``, T."""

@@ -32,7 +32,7 @@ class SupAP(RankLoss):
         offset: float = 1.44,
         **options: Any,
     ) -> None:
-        super().__init__(Asymmetric(tau, rho, delta, start, offset), **options)
+        super().__init__(Asymmetric(tau, rho, delta, start, offset), False, None, **options)
 
     def query_loss(self, ranks: Ranks) -> Tensor:
         """``1 − AP`` with the asymmetric ranks, T."""

@@ -8,8 +8,6 @@ else the pixels depend on, so other fonts make another set. Which fonts, and how
 from __future__ import annotations
 
 import hashlib
-import os
-import sys
 import warnings
 import zipfile
 import zlib
@@ -21,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common.errors import ConfigError, DataWarning
-from recollect.common.files import atomic_write, sha256
+from recollect.common.files import atomic_write, cache_folder, sha256
 from recollect.common.progress import ProgressLine
 from recollect.data.images import ImageSet
 from recollect.data.lookalikes import merge_lookalikes
@@ -61,17 +59,6 @@ def on_side(images: ImageSet, split: str) -> ImageSet:
     """The characters that are on the side ``"train"`` or ``"test"``."""
     wanted = [label for label, name in enumerate(images.class_names) if (_digest(name) < 0.5) == (split == "train")]
     return images.of_classes(wanted, split)
-
-
-def cache_folder() -> Path:
-    """Where made things are kept: ``RECOLLECT_CACHE``, or the folder for caches that this system has."""
-    if chosen := os.environ.get("RECOLLECT_CACHE"):
-        return Path(chosen).expanduser()
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "recollect" / "cache"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "recollect"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recollect"
 
 
 def make_glyphs(faces: list[Face], min_faces: int = MIN_FACES) -> Glyphs:

@@ -1,0 +1,18 @@
+"""Runs the named benchmarks, or all of them, each in a process of its own: ``python -m benchmarks [name …]``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    known = sorted(
+        p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_") and p.stem != "timing"
+    )
+    names = sys.argv[1:] or known
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        sys.exit(f"no benchmark {', '.join(unknown)}: there are {', '.join(known)}")
+    failed = [name for name in names if subprocess.run([sys.executable, "-m", f"benchmarks.{name}"]).returncode]
+    sys.exit(f"failed: {', '.join(failed)}" if failed else 0)

@@ -1,0 +1,186 @@
+"""Images a second and peak memory of the pipeline, against a plain torchvision ImageFolder + DataLoader.
+
+Run from the root of the repository:  python -m benchmarks.pipeline  [--images 1600] [--repeats 5] [--workers N]
+
+Every way to load does the same epoch over the same JPEG files (500×375, made here, in the system's file cache for all)
+with the same transforms: random resized crop to 224, horizontal flip, uint8. The ways take turns, and the median of the
+repeats counts. Peak memory is a process of its own that streams batches of 4,000 and reports its largest resident size,
+interpreter and torch included. Prints a table and writes benchmarks/results/pipeline.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from recollect.common import torchvision_fix
+from recollect.common.images import Preprocessing
+from recollect.data.images import ImageSet
+from recollect.data.loading import Pipeline, processors
+from recollect.data.reading import Reader
+from recollect.data.transforms import train_transform
+
+BATCH = 400
+LARGE_BATCH, LARGE_BATCHES = 4000, 3
+LIMIT_GB, COLD_TARGET, RAM_TARGET = 1.6, 1.0, 4.0
+RESULTS = Path(__file__).parent / "results" / "pipeline.json"
+
+
+def make_photos(root: Path, count: int) -> ImageSet:
+    """Files that cost about what photographs cost: coarse colour, some texture, 500×375, quality 90."""
+    random = np.random.default_rng(0)
+    names = [f"{number % 20:02}/{number:05}.jpg" for number in range(count)]
+    texture = random.normal(0, 12, (375, 500, 3))
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        coarse = Image.fromarray(random.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize((500, 375), 3)
+        pixels = np.clip(np.asarray(coarse) + np.roll(texture, random.integers(0, 300), 0), 0, 255)
+        Image.fromarray(pixels.astype(np.uint8)).save(root / name, quality=90)
+    order = sorted(names)
+    return ImageSet("photos", order, [int(n[:2]) for n in order], [f"{c:02}" for c in range(20)], root=root)
+
+
+def batches(count: int, epoch: int) -> list[np.ndarray]:
+    shuffled = np.random.default_rng(epoch).permutation(count)
+    return [shuffled[start : start + BATCH] for start in range(0, count, BATCH)]
+
+
+def plain_torchvision(images: ImageSet, workers: int) -> Callable[[int], int]:
+    torchvision_fix.apply()
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms import v2
+
+    transform = v2.Compose([v2.RandomResizedCrop(224), v2.RandomHorizontalFlip(), v2.PILToTensor()])
+    loader = torch.utils.data.DataLoader(
+        ImageFolder(str(images.root), transform), BATCH, shuffle=True, num_workers=workers, persistent_workers=True
+    )
+    return lambda epoch: sum(len(pixels) for pixels, _ in loader)
+
+
+def our_pipeline(images: ImageSet, workers: int, kernel: str, **options: object) -> Callable[[int], int]:
+    pipeline = Pipeline(images, train_transform(Preprocessing(), kernel=kernel), workers, **options)  # type: ignore[arg-type]
+    return lambda epoch: sum(len(b.images) for b in pipeline.stream(batches(len(images), epoch), epoch))
+
+
+_worker: dict[str, object] = {}
+
+
+def _fill_in_process(task: tuple[int, list[int], list[int]]) -> None:
+    slot, positions, indices = task
+    reader, buffers = _worker["reader"], _worker["buffers"]
+    random = np.random.default_rng(indices[0]).random((len(indices), 23))
+    for row, (position, index) in enumerate(zip(positions, indices, strict=True)):
+        buffers[slot][position] = reader.pixels(index, random[row])  # type: ignore[index, attr-defined]
+
+
+def worker_processes(images: ImageSet, workers: int) -> Callable[[int], int]:
+    """The same decoding in processes that write into a shared tensor: what threads are chosen over."""
+    shared = torch.empty((2, BATCH, 224, 224, 3), dtype=torch.uint8).share_memory_()
+    _worker["reader"] = Reader(images, train_transform(Preprocessing()))
+    _worker["buffers"] = shared.numpy()
+    pool = multiprocessing.get_context("fork").Pool(workers)
+
+    def tasks(epoch: int) -> Iterator[tuple[int, list[int], list[int]]]:
+        for number, batch in enumerate(batches(len(images), epoch)):
+            for start in range(0, len(batch), 16):
+                part = batch[start : start + 16].tolist()
+                yield number % 2, list(range(start, start + len(part))), part
+
+    def epoch_of(epoch: int) -> int:
+        for _ in pool.imap(_fill_in_process, tasks(epoch)):
+            pass
+        return len(images)
+
+    return epoch_of
+
+
+def throughput(images: ImageSet, workers: int, repeats: int, folder: Path) -> dict[str, float]:
+    ways = {
+        "torchvision ImageFolder + DataLoader": plain_torchvision(images, workers),
+        "worker processes, shared tensor": worker_processes(images, workers),
+        "pipeline, no cache": our_pipeline(images, workers, "torch"),
+        "pipeline, no cache, PIL kernel": our_pipeline(images, workers, "pil"),
+        "pipeline, RAM cache": our_pipeline(images, workers, "torch", cache="ram"),
+        "pipeline, RAM cache, PIL kernel": our_pipeline(images, workers, "pil", cache="ram"),
+        "pipeline, disk cache": our_pipeline(images, workers, "torch", cache="disk", cache_dir=folder / "cache"),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for repeat in range(repeats + 1):
+        for name, run in ways.items():
+            start = time.perf_counter()
+            assert run(repeat) == len(images)
+            if repeat:  # the first epoch starts workers and fills caches
+                seconds[name].append(time.perf_counter() - start)
+    return {name: len(images) / statistics.median(times) for name, times in seconds.items()}
+
+
+def large_batches(root: Path, workers: int) -> None:
+    """In a process of its own: stream batches of 4,000 at 224 px and print the peak resident size in bytes."""
+    names = sorted(str(path.relative_to(root)) for path in root.rglob("*.jpg"))
+    images = ImageSet("photos", names, [int(name[:2]) for name in names], [f"{c:02}" for c in range(20)], root=root)
+    random = np.random.default_rng(0)
+    with Pipeline(images, train_transform(Preprocessing()), workers) as pipeline:
+        for batch in pipeline.stream(random.integers(0, len(images), (LARGE_BATCHES, LARGE_BATCH))):
+            assert batch.images.shape == (LARGE_BATCH, 3, 224, 224)
+            time.sleep(1)  # a step in which the workers run ahead as far as they may
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def peak_memory(images: ImageSet, workers: int) -> int:
+    command = [sys.executable, "-m", "benchmarks.pipeline", "--large", str(images.root), "--workers", str(workers)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return int(subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=1600)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=min(16, processors()))
+    parser.add_argument("--large", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.large:
+        large_batches(options.large, options.workers)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        images = make_photos(folder / "photos", options.images)
+        rates = throughput(images, options.workers, options.repeats, folder)
+        peak = peak_memory(images, options.workers) / 1e9
+    base = rates["torchvision ImageFolder + DataLoader"]
+    print(
+        f"{options.images} JPEG files of 500×375, to 224 px, {options.workers} workers, median of {options.repeats}\n"
+    )
+    for name, rate in rates.items():
+        print(f"{name:40}{rate:8.0f} images/s{rate / base:8.2f}×")
+    cold, cached = rates["pipeline, no cache"] / base, rates["pipeline, RAM cache"] / base
+    print(f"\npeak memory, batches of {LARGE_BATCH:,} at 224 px: {peak:.2f} GB all told")
+    met = {
+        f"no cache >= {COLD_TARGET}x": cold >= COLD_TARGET,
+        f"RAM cache >= {RAM_TARGET}x": cached >= RAM_TARGET,
+        f"peak memory <= {LIMIT_GB} GB": peak <= LIMIT_GB,
+    }
+    for target, reached in met.items():
+        print(f"{'met   ' if reached else 'MISSED'}  {target}")
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    result = {"workers": options.workers, "images_per_second": rates, "peak_memory_gb": peak, "targets": met}
+    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+    sys.exit(not all(met.values()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""Decoded pixels kept for the next epoch, in memory or on disk.
+
+A cache maps an image's number to H × W × 3 uint8 pixels. What goes in is decided by the pipeline: decoded pixels before
+random augmentation, or the result of a deterministic transform; either way a hit gives the same pixels as a miss. To
+add a kind of cache, write ``get``, ``put`` and ``stats``, safe to call from several threads, and add it to ``CACHES``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import os
+import struct
+import tempfile
+import threading
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import PIL
+
+from recollect.data.crops import Pixels
+from recollect.data.images import ImageSet
+
+CACHES = ("none", "ram", "disk")
+
+_MAGIC = b"recollect px 1\n\0"
+_HEADER = struct.Struct("<16sIII4x")  # magic, height, width, crc32 of the pixels
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """What a cache did in this process; ``entries`` and ``bytes`` are what it took in.
+
+    ``full`` says why it takes no more, or is empty.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    entries: int = 0
+    bytes: int = 0
+    full: str = ""
+
+
+class Cache(Protocol):
+    """What the pipeline asks of a cache."""
+
+    def get(self, index: int) -> Pixels | None:
+        """The pixels of image ``index``, or None."""
+
+    def put(self, index: int, pixels: Pixels) -> None:
+        """Keep the pixels of image ``index``, if there is room."""
+
+    def stats(self) -> CacheStats:
+        """What it did so far."""
+
+
+class _Counters:
+    """Counts shared by threads, and the limit in bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.hits = self.misses = self.entries = self.bytes = 0
+        self.full = ""
+        self._lock = threading.Lock()
+
+    def count(self, hit: bool) -> None:
+        with self._lock:
+            self.hits += hit
+            self.misses += not hit
+
+    def reserve(self, size: int) -> bool:
+        """Whether ``size`` more bytes fit; if so they are counted as used."""
+        with self._lock:
+            if self.full:
+                return False
+            if self.bytes + size > self.limit:
+                self.full = f"the limit of {self.limit:,} bytes is reached"
+                return False
+            self.bytes += size
+            self.entries += 1
+            return True
+
+    def stats(self) -> CacheStats:
+        return CacheStats(self.hits, self.misses, self.entries, self.bytes, self.full)
+
+
+class RamCache:
+    """Pixels in this process's memory, up to ``limit`` bytes.
+
+    When full it keeps what it has. An epoch visits images in random order, so throwing out the oldest for the newest
+    would only turn hits into misses. Each process of a distributed run has a cache of its own.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._counters = _Counters(available_memory() // 2 if limit is None else limit)
+        self._pixels: dict[int, Pixels] = {}
+
+    def get(self, index: int) -> Pixels | None:
+        """The pixels of image ``index``, or None."""
+        pixels = self._pixels.get(index)
+        self._counters.count(pixels is not None)
+        return pixels
+
+    def put(self, index: int, pixels: Pixels) -> None:
+        """Keep the pixels of image ``index``, if there is room."""
+        if index not in self._pixels and self._counters.reserve(pixels.nbytes):
+            # A view would keep the whole array it was cut from alive.
+            self._pixels[index] = np.array(pixels, order="C")
+
+    def stats(self) -> CacheStats:
+        """What it did so far."""
+        return self._counters.stats()
+
+
+class DiskCache:
+    """Pixels in files below a folder, one an image, mapped into memory when read.
+
+    An entry's name is a hash of the image's path, size and time of change, its box, the given description of what was
+    done to it, and the version of the decoder; so a changed file or setting is another entry, and several runs and
+    processes may share a folder. Entries are written beside their place and moved there. Each is checked against its
+    checksum when this process first reads it; a damaged one is removed and made again.
+
+    Args:
+        folder: where entries are kept; made when missing.
+        images: the set whose files are cached.
+        description: of everything besides the file that decides the pixels.
+        limit: most bytes this process may write; None for no limit but the disk's.
+    """
+
+    def __init__(self, folder: Path | str, images: ImageSet, description: str, limit: int | None = None) -> None:
+        self.folder = Path(folder)
+        self._images = images
+        self._description = f"{description}\0Pillow {PIL.__version__}"
+        self._counters = _Counters(2**63 if limit is None else limit)
+        self._checked: set[str] = set()
+
+    def path(self, index: int) -> Path:
+        """Where the entry of image ``index`` is, whether or not it exists."""
+        file = self._images.path(index)
+        status = file.stat()
+        boxes = self._images.boxes
+        box = "" if boxes is None else boxes[index].tolist()
+        identity = f"{file.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\0{box}\0{self._description}"
+        name = hashlib.sha256(identity.encode()).hexdigest()[:40]
+        return self.folder / name[:2] / f"{name}.pixels"
+
+    def get(self, index: int) -> Pixels | None:
+        """The pixels of image ``index``, or None."""
+        pixels = None
+        with contextlib.suppress(OSError):  # no entry, or no image: reading the image will say so
+            path = self.path(index)
+            pixels = self._read(path)
+            if pixels is None:
+                path.unlink(missing_ok=True)
+        self._counters.count(pixels is not None)
+        return pixels
+
+    def put(self, index: int, pixels: Pixels) -> None:
+        """Keep the pixels of image ``index``, if there is room."""
+        if not self._counters.reserve(_HEADER.size + pixels.nbytes):
+            return
+        pixels = np.ascontiguousarray(pixels)
+        header = _HEADER.pack(_MAGIC, *pixels.shape[:2], zlib.crc32(pixels.data))
+        try:
+            self._write(self.path(index), header, pixels)
+        except OSError as error:
+            # A cache that cannot be written slows a run down; it must not end it.
+            self._counters.full = f"it cannot be written ({error})"
+
+    def stats(self) -> CacheStats:
+        """What it did so far."""
+        return self._counters.stats()
+
+    @staticmethod
+    def _write(path: Path, header: bytes, pixels: Pixels) -> None:
+        # Not common.files.atomic_write: that waits for the disk, once an image. Here a torn entry after a power cut is
+        # harmless, since the checksum finds it.
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(header)
+                file.write(pixels.data.cast("B"))
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    def _read(self, path: Path) -> Pixels | None:
+        """The pixels of an entry; None if it is damaged. Raises FileNotFoundError if it does not exist."""
+        with path.open("rb") as file:
+            length = os.fstat(file.fileno()).st_size
+            if length < _HEADER.size:
+                return None
+            # A private mapping: writable for torch's sake, but nothing ever reaches the file.
+            mapped = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_COPY)
+        magic, height, width, checksum = _HEADER.unpack_from(mapped)
+        if magic != _MAGIC or length != _HEADER.size + height * width * 3:
+            return None
+        pixels = np.frombuffer(mapped, np.uint8, offset=_HEADER.size).reshape(height, width, 3)
+        if path.name not in self._checked:
+            if zlib.crc32(pixels.data) != checksum:
+                return None
+            self._checked.add(path.name)
+        return pixels
+
+
+def available_memory(read: Callable[[], str] = lambda: Path("/proc/meminfo").read_text()) -> int:
+    """Bytes that can be used without swapping; 8 GiB where the system does not tell."""
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        line = next(line for line in read().splitlines() if line.startswith("MemAvailable:"))
+        return int(line.split()[1]) * 1024
+    return 8 * 2**30

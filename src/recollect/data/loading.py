@@ -1,0 +1,312 @@
+"""``Pipeline``: numbers of images in, one uint8 tensor a batch out; decoded by threads, ahead of use, within a budget.
+
+Why threads: PIL's decoders and both resize kernels work without the interpreter's lock, so threads scale, and they
+write each image straight into its place in the batch. Nothing is pickled, sent or collated, no shared-memory files can
+run out, and no worker process can die unseen (``docs/pipeline.md`` has the measurements). What may be changed here is
+how fast and how far ahead; never which pixels come out: they are a function of (seed, epoch, image). Training and
+evaluation depend on this file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from recollect.common.errors import ConfigError, DataError, InputError
+from recollect.common.images import MAX_PIXELS
+from recollect.data.cache import CacheStats
+from recollect.data.crops import Pixels
+from recollect.data.draws import Indices, Uniforms, occurrences, uniforms
+from recollect.data.images import ImageSet
+from recollect.data.instance import size_buckets
+from recollect.data.reading import BadImage, Reader
+from recollect.data.transforms import Transform
+
+_CHUNK = 16  # images a task: small enough to share evenly, large enough that handing out tasks costs nothing
+_WINDOW = 2048  # images whose headers are read at a time, to find those of equal size
+
+
+class Batch(NamedTuple):
+    """Images B × 3 × H × W uint8 (channels last in memory), labels B int64, and which images they are."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    indices: Indices
+
+
+class Pipeline:
+    """Loads batches of an ``ImageSet`` through a transform.
+
+    The same (seed, epoch, image) gives the same pixels with any number of workers or processes, with or without a
+    cache. Pixels stay uint8; scaling and normalisation are the model's, on its device.
+
+    Args:
+        images: the set.
+        transform: see ``data/transforms.py``.
+        workers: threads that decode; 0 works in the calling thread; None takes a thread a processor, at most 16.
+        prefetch_bytes: how much ``stream`` and ``sequential`` may decode ahead of the batch in use. Memory in use is
+            this and the batch handed over; for a moment between two batches, two batches if those are larger.
+        cache: ``"none"``, ``"ram"`` or ``"disk"``. Decoded pixels are kept, or with a deterministic transform its
+            results. Images given as arrays are decoded already; for them only results are kept, and only in RAM.
+        cache_bytes: the most to keep: for RAM half of what is free now by default, for the disk no limit.
+        cache_dir: where the disk cache lies; by default below the user's cache folder.
+        cache_size: shrink images so that the shorter side is at most this before they are kept. Takes less room, but
+            gives other pixels: crops of a small part then come from a shrunk image. Off by default.
+        on_bad_image: ``"error"`` stops; ``"skip"`` puts another image of the same class in its place (in
+            ``sequential``: leaves it out) and lists it in ``bad_images``.
+        seed: of the augmentation, from 0 up.
+        max_pixels: larger images are refused.
+
+    Example:
+        >>> from recollect.common.images import Preprocessing
+        >>> from recollect.data.transforms import train_transform
+        >>> pixels = np.zeros((4, 40, 40), np.uint8)
+        >>> images = ImageSet("demo", list("abcd"), [0, 0, 1, 1], ["x", "y"], arrays=pixels)
+        >>> with Pipeline(images, train_transform(Preprocessing(32, 32)), workers=0) as pipeline:
+        ...     batch = pipeline.load([0, 3], epoch=0)
+        >>> batch.images.shape, batch.labels.tolist()
+        (torch.Size([2, 3, 32, 32]), [0, 1])
+    """
+
+    def __init__(
+        self,
+        images: ImageSet,
+        transform: Transform,
+        workers: int | None = None,
+        prefetch_bytes: int = 2**29,
+        cache: str = "none",
+        cache_bytes: int | None = None,
+        cache_dir: Path | str | None = None,
+        cache_size: int | None = None,
+        on_bad_image: str = "error",
+        seed: int = 0,
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
+        for name, value in (("workers", workers), ("prefetch_bytes", prefetch_bytes), ("seed", seed)):
+            if value is not None and value < 0:
+                raise ConfigError(f"{name} is {value}: it must be 0 or more.")
+        self.images, self.transform = images, transform
+        self.workers = min(16, processors()) if workers is None else workers
+        self.prefetch_bytes, self.seed = prefetch_bytes, seed
+        self._reader = Reader(images, transform, cache, cache_bytes, cache_dir, cache_size, on_bad_image, max_pixels)
+        self._pool = ThreadPoolExecutor(self.workers, "recollect-loader") if self.workers else None
+
+    def load(self, indices: Sequence[int] | Indices, epoch: int = 0) -> Batch:
+        """Load one batch now.
+
+        Raises:
+            ImageError: an image cannot be read and ``on_bad_image`` is ``"error"``.
+            DataError: a class has no readable image, or a worker failed; the message names the file.
+            InputError: a number is no image's, or images of different sizes were asked for together.
+        """
+        return next(self.stream([indices], epoch))
+
+    def stream(self, batches: Iterable[Sequence[int] | Indices], epoch: int = 0) -> Iterator[Batch]:
+        """Load batches in order, decoding ahead of use within ``prefetch_bytes``.
+
+        ``batches`` is read ahead too: a sampler's state must then be saved with the number of batches consumed.
+        """
+
+        def finish(pending: _Pending) -> Batch:
+            self._replace_bad(pending, epoch)
+            return self._batch(pending)
+
+        return self._ahead(batches, epoch, finish)
+
+    def sequential(self, batch_size: int) -> Iterator[Batch]:
+        """Every image once, for evaluation. Images that cannot be read are left out under ``"skip"``.
+
+        In order, if all results have one size. With a transform that keeps sizes, batches hold images of equal size,
+        gathered from a window of 2,048 images; ``indices`` tells which they are.
+        """
+        if batch_size < 1:
+            raise InputError(f"batch_size is {batch_size}: it must be at least 1.")
+
+        def finish(pending: _Pending) -> Batch | None:
+            whole = self._batch(pending)
+            if not pending.bad:
+                return whole
+            kept = np.setdiff1d(np.arange(len(pending.indices)), sorted(pending.bad))
+            rows = torch.from_numpy(kept)
+            return Batch(whole.images[rows], whole.labels[rows], whole.indices[kept]) if len(kept) else None
+
+        return self._ahead(self._sequential_batches(batch_size), 0, finish)
+
+    @property
+    def bad_images(self) -> list[BadImage]:
+        """Every image that could not be read so far, in order."""
+        return self._reader.bad_images
+
+    def cache_stats(self) -> CacheStats:
+        """Hits, misses and size of the cache; all 0 without one."""
+        return self._reader.cache_stats()
+
+    def close(self) -> None:
+        """Stop the workers. The pipeline cannot load afterwards."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _sequential_batches(self, batch_size: int) -> Iterator[Indices]:
+        count = len(self.images)
+        if self.transform.size is not None:
+            yield from (np.arange(start, min(start + batch_size, count)) for start in range(0, count, batch_size))
+            return
+        for start in range(0, count, _WINDOW):
+            sizes = {index: self._reader.size(index) for index in range(start, min(start + _WINDOW, count))}
+            readable = np.array([index for index, size in sizes.items() if size is not None])
+            for bucket in size_buckets([size for size in sizes.values() if size is not None], batch_size):
+                yield readable[bucket]
+
+    def _ahead(
+        self,
+        batches: Iterable[Sequence[int] | Indices],
+        epoch: int,
+        finish: Callable[[_Pending], Batch | None],
+    ) -> Iterator[Batch]:
+        """Finished batches in order; tasks are handed to the pool as far ahead as the budget allows."""
+        source = iter(batches)
+        queue: deque[_Pending] = deque()
+
+        def begin_next() -> bool:
+            indices = next(source, None)
+            if indices is not None:
+                queue.append(self._begin(indices, epoch))
+            return indices is not None
+
+        def top_up() -> None:
+            """Start tasks, oldest batch first, until ``prefetch_bytes`` are decoded or being decoded."""
+            used = sum(pending.started * pending.row_bytes for pending in queue)
+            while self._pool is not None and used < self.prefetch_bytes:
+                if (not queue or queue[-1].all_started) and not begin_next():
+                    return
+                used += self._start_chunk(queue[-1])
+
+        try:
+            while queue or begin_next():
+                while not queue[0].all_started:
+                    self._start_chunk(queue[0])
+                top_up()
+                for task in queue[0].tasks:
+                    task.result()
+                # In a list that is emptied on the way out: a name would keep the batch alive until the next one.
+                finished = [finish(queue.popleft())]
+                top_up()
+                if finished[0] is not None:
+                    yield finished.pop()  # type: ignore[misc]
+        finally:
+            for pending in queue:
+                for task in pending.tasks:
+                    task.cancel()
+
+    def _begin(self, indices: Sequence[int] | Indices, epoch: int) -> _Pending:
+        chosen = np.array(indices, dtype=np.int64)
+        if chosen.ndim != 1 or len(chosen) == 0:
+            raise InputError(f"a batch is a list of at least one image number, not of shape {chosen.shape}.")
+        if not 0 <= chosen.min() <= chosen.max() < len(self.images):
+            raise InputError(
+                f"images {chosen.min()} to {chosen.max()} were asked for, but {self.images.name} has "
+                f"{len(self.images)}, numbered from 0."
+            )
+        size = next((size for index in chosen.tolist() if (size := self._reader.size(index))), (1, 1))
+        return _Pending(chosen, self._draw(chosen, occurrences(chosen), epoch), size)
+
+    def _draw(self, indices: Indices, occurrence: Indices, epoch: int) -> Uniforms:
+        return uniforms(self.seed, epoch, indices, occurrence, self.transform.draws)
+
+    def _start_chunk(self, pending: _Pending) -> int:
+        """Start the next task of a batch and return how many bytes it will fill."""
+        positions = range(pending.started, min(pending.started + _CHUNK, len(pending.indices)))
+        pending.started = positions.stop
+        if self._pool is None:
+            self._fill(pending, positions)
+        else:
+            pending.tasks.append(self._pool.submit(self._fill, pending, positions))
+        return len(positions) * pending.row_bytes
+
+    def _fill(self, pending: _Pending, positions: Iterable[int]) -> None:
+        """Load some images of a batch into their places; the work of one task."""
+        for position in positions:
+            index = int(pending.indices[position])
+            pixels = self._reader.pixels(index, pending.random[position])
+            if pixels is None:
+                pending.bad.add(position)
+                continue
+            if pixels.shape != pending.pixels.shape[1:]:
+                raise InputError(
+                    f"{self.images.names[index]} is {pixels.shape[1]}×{pixels.shape[0]} pixels in a batch of "
+                    f"{pending.pixels.shape[2]}×{pending.pixels.shape[1]}: batch images of equal size, as "
+                    "Pipeline.sequential does."
+                )
+            pending.pixels[position] = pixels
+
+    def _replace_bad(self, pending: _Pending, epoch: int) -> None:
+        """Put another image of the same class in the place of each bad one; the same choice with any workers.
+
+        Preferably one that is not in the batch, since a copy is no challenge to a ranking; else a copy, drawn anew.
+        """
+        for position in sorted(pending.bad):
+            bad = int(pending.indices[position])
+            label = self.images.labels[bad]
+            members = np.flatnonzero(self.images.labels == label)
+            order = np.argsort(uniforms(self.seed, epoch, members, np.full_like(members, bad), 1)[:, 0], kind="stable")
+            members = members[order]
+            present = np.isin(members, pending.indices)
+            for candidate in np.concatenate([members[~present], members[present]]).tolist():
+                if self._reader.is_bad(candidate):
+                    continue
+                copies = np.array([np.count_nonzero(pending.indices == candidate)])
+                pending.indices[position] = candidate
+                pending.random[position] = self._draw(np.array([candidate]), copies, epoch)[0]
+                pending.bad.discard(position)
+                self._fill(pending, [position])
+                if position not in pending.bad:
+                    break
+            else:
+                raise DataError(
+                    f"no image of class {self.images.class_names[label]!r} can be read, the last being "
+                    f"{self.images.names[bad]}. Repair them or remove the class."
+                )
+
+    def _batch(self, pending: _Pending) -> Batch:
+        labels = torch.from_numpy(self.images.labels[pending.indices])
+        return Batch(pending.tensor.permute(0, 3, 1, 2), labels, pending.indices)
+
+
+class _Pending:
+    """A batch being made: its place in memory, and the tasks that fill it."""
+
+    def __init__(self, indices: Indices, random: Uniforms, size: tuple[int, int]) -> None:
+        self.indices, self.random = indices, random
+        # The system gives memory to a large tensor page by page as it is written, so an unfinished batch costs only
+        # what is decoded.
+        self.tensor = torch.empty((len(indices), *size, 3), dtype=torch.uint8)
+        self.pixels: Pixels = self.tensor.numpy()
+        self.row_bytes = size[0] * size[1] * 3
+        self.bad: set[int] = set()  # positions without pixels
+        self.started = 0  # positions handed to tasks
+        self.tasks: list[Future[None]] = []
+
+    @property
+    def all_started(self) -> bool:
+        return self.started == len(self.indices)
+
+
+def processors() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,335 @@
+"""Which images make a batch: M/m classes × m images, stateful, the same for any number of processes.
+
+A batch is a function of (seed, epoch, number of the batch) and the labels alone, never of workers or processes: every
+process draws the whole batch and keeps its ``shard``. Changing the order of the draws here changes every run's
+batches; ``tests/data/test_sampling.py`` pins some of them. The training room depends on this file; it depends on
+labels only, not on images.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.common.errors import ConfigError, DataError, InputError
+
+POLICIES = ("paper", "epoch")
+SMALL_CLASSES = ("drop", "repeat")
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What one epoch shows of a set; ``str()`` gives it as a few lines.
+
+    ``images`` and ``classes`` count the whole set, so dropped classes lower the shares. ``draws`` counts images with
+    their repeats.
+    """
+
+    epoch: int
+    batches: int
+    draws: int
+    images: int
+    images_seen: int
+    classes: int
+    classes_usable: int
+    classes_seen: int
+
+    @property
+    def image_share(self) -> float:
+        """Distinct images seen, as a share of all."""
+        return self.images_seen / self.images
+
+    @property
+    def class_share(self) -> float:
+        """Classes seen, as a share of all that have an image."""
+        return self.classes_seen / self.classes
+
+    def __str__(self) -> str:
+        repeats = self.draws - self.images_seen
+        return (
+            f"epoch {self.epoch}: {self.batches:,} batches, {self.draws:,} draws, {repeats:,} of them repeats\n"
+            f"  images  {self.images_seen:,} of {self.images:,} seen ({self.image_share:.1%})\n"
+            f"  classes {self.classes_seen:,} of {self.classes:,} seen ({self.class_share:.1%}), "
+            f"{self.classes_usable:,} usable"
+        )
+
+
+def shard(batch: Indices, rank: int, world_size: int, group: int = 1) -> Indices:
+    """The contiguous slice of ``batch`` that process ``rank`` of ``world_size`` works on.
+
+    The slices, in order of rank, concatenate to the whole batch. Their lengths differ by at most ``group``.
+
+    Args:
+        batch: the whole batch, as the sampler yields it.
+        rank: this process, from 0.
+        world_size: how many processes there are.
+        group: cut only at multiples of this. With ``group=samples_per_class`` a class stays on one process, which
+            SiMix inside a shard needs, and repeated images too (see ``small_classes="repeat"``).
+
+    Raises:
+        InputError: the rank is not one of the processes, or there are fewer groups than processes.
+
+    Example:
+        >>> [shard(np.arange(10), rank, 3).tolist() for rank in range(3)]
+        [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
+    """
+    if not 0 <= rank < world_size:
+        raise InputError(f"rank {rank} is not one of {world_size} processes: ranks go from 0 to {world_size - 1}.")
+    if group < 1 or len(batch) % group:
+        raise InputError(f"a batch of {len(batch)} cannot be cut into groups of {group}.")
+    groups = len(batch) // group
+    if groups < world_size:
+        raise InputError(
+            f"a batch of {groups} groups of {group} leaves nothing for some of {world_size} processes: "
+            "raise the batch size or use fewer processes."
+        )
+    return batch[rank * groups // world_size * group : (rank + 1) * groups // world_size * group]
+
+
+class ClassBalancedSampler:
+    """Batches of M/m classes × m images; the images of a class lie next to each other.
+
+    Policies:
+
+    - ``"paper"``: every batch is a fresh draw: M/m classes without replacement, all equally likely whatever their
+      size, and m different images of each. An epoch is ``floor(N / M)`` batches (at least 1), N being the images of
+      usable classes; an image may come in several of them, another in none.
+    - ``"epoch"``: the released code's. The images of each class are shuffled, and so is the list of classes; each
+      batch walks that list from its start and takes the next m unused images of every class that has m left, until it
+      is full; when no full batch can be made the epoch ends, and the order of its batches is shuffled. No image comes
+      twice an epoch. The length depends a little on the shuffle: ask ``len`` after ``set_epoch``.
+
+    Long tails: under ``"paper"`` an image of a large class is seen more rarely than one of a small class. Under
+    ``"epoch"`` the epoch ends once fewer than M/m classes have m images left, so most images of a few very large
+    classes are left out of that epoch (others come in the next). ``coverage`` tells how much of a set an epoch shows.
+
+    Args:
+        labels: the class number of every image.
+        batch_size: M, the images of a whole batch over all processes.
+        samples_per_class: m.
+        policy: ``"paper"`` or ``"epoch"``.
+        small_classes: what becomes of a class with fewer than m images: ``"drop"`` leaves it out, as the paper does;
+            ``"repeat"`` fills up with its own images again, each as often as any other, give or take one.
+        seed: anything from 0 up; other seeds give other batches.
+        batches_per_epoch: instead of the policy's own number; under ``"epoch"`` it can only shorten.
+
+    Raises:
+        ConfigError: the batch is no multiple of m, or larger than the usable classes allow (the message has the
+            largest possible size), or a setting is unknown.
+        DataError: no class can be used at all.
+
+    Example:
+        >>> sampler = ClassBalancedSampler([0, 0, 0, 1, 1, 1, 2, 2], batch_size=4, samples_per_class=2)
+        >>> sampler.set_epoch(3)
+        >>> [len(batch) for batch in sampler]
+        [4, 4]
+    """
+
+    def __init__(
+        self,
+        labels: Sequence[int] | Indices,
+        batch_size: int,
+        samples_per_class: int = 4,
+        policy: str = "paper",
+        small_classes: str = "drop",
+        seed: int = 0,
+        batches_per_epoch: int | None = None,
+    ) -> None:
+        _check_settings(batch_size, samples_per_class, policy, small_classes, seed, batches_per_epoch)
+        self.labels = np.asarray(labels, dtype=np.int64)
+        self.batch_size, self.samples_per_class = batch_size, samples_per_class
+        self.policy, self.small_classes = policy, small_classes
+        self.seed, self.batches_per_epoch = seed, batches_per_epoch
+
+        # Images in order of class; class c of the usable ones has _order[_start[c] : _start[c] + _size[c]].
+        self._order = np.argsort(self.labels, kind="stable").astype(np.int64)
+        _, first, sizes = np.unique(self.labels[self._order], return_index=True, return_counts=True)
+        usable = sizes >= samples_per_class if small_classes == "drop" else sizes >= 1
+        self._num_classes = len(sizes)
+        self._start, self._size = first[usable].astype(np.int64), sizes[usable].astype(np.int64)
+        self._check_batch_fits()
+
+        self._epoch = 0
+        self._position = 0  # batches of this epoch already yielded
+        self._resume_at = 0  # where the next __iter__ begins; set by load_state_dict
+        self._plans: dict[int, Indices] = {}
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that iterating gives."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch. A position loaded by ``load_state_dict`` is kept if it lies in this very epoch."""
+        if epoch < 0:
+            raise InputError(f"epoch {epoch} is negative: epochs count from 0.")
+        if epoch != self._epoch:
+            self._epoch, self._position, self._resume_at = epoch, 0, 0
+
+    def __len__(self) -> int:
+        """Batches of the current epoch, counted from its start."""
+        return self._length(self._epoch)
+
+    def __iter__(self) -> Iterator[Indices]:
+        """The batches of the current epoch; after ``load_state_dict``, those that are left of it."""
+        epoch, first = self._epoch, self._resume_at
+        self._resume_at = 0
+        for number in range(first, self._length(epoch)):
+            # Counted before it is handed over: a state saved while this batch is in use goes on with the next.
+            self._position = number + 1
+            yield self.batch(epoch, number)
+
+    def batch(self, epoch: int, number: int) -> Indices:
+        """Batch ``number`` of ``epoch``: M indices, m of a class in a row."""
+        if not 0 <= number < self._length(epoch):
+            raise InputError(f"epoch {epoch} has batches 0 to {self._length(epoch) - 1}, not {number}.")
+        if self.policy == "epoch":
+            planned: Indices = self._plan(epoch)[number]
+            return planned
+        random = np.random.default_rng((self.seed, epoch, number))
+        classes = random.permutation(len(self._size))[: self.batch_size // self.samples_per_class]
+        shuffled, starts = self._shuffle_within(classes, random)
+        return self._take(shuffled, starts, self._size[classes], np.zeros_like(classes))
+
+    def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
+        """Where we are, exact in the middle of an epoch; plain values, fit for JSON.
+
+        Args:
+            consumed: batches of the current epoch already trained on. Needed when a reader pulls batches ahead of
+                their use, as ``Pipeline.stream`` does; by default, the batches handed out so far.
+        """
+        position = self._position if consumed is None else consumed
+        length = len(self)
+        if not 0 <= position <= length:
+            raise InputError(f"{position} batches consumed, but epoch {self._epoch} has {length}.")
+        # A finished epoch is the start of the next, so that going on never means an empty epoch.
+        epoch, position = (self._epoch + 1, 0) if position == length else (self._epoch, position)
+        return {"epoch": epoch, "batch": position, **self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken.
+
+        Raises:
+            ConfigError: the state is of other labels or other settings, so its batches would not be the same.
+        """
+        for key, value in self._identity().items():
+            if state.get(key) != value:
+                raise ConfigError(
+                    f"the saved sampler had {key} {state.get(key)!r}, this one has {value!r}: going on would give "
+                    "other batches. Use the settings and data of the saved run, or start a new one."
+                )
+        self._epoch = int(state["epoch"])
+        self._position = self._resume_at = int(state["batch"])
+
+    def coverage(self, epoch: int | None = None) -> Coverage:
+        """How much of the set an epoch (by default the current one) shows; found by drawing it."""
+        epoch = self._epoch if epoch is None else epoch
+        seen = np.zeros(len(self.labels), dtype=bool)
+        length = self._length(epoch)
+        for number in range(length):
+            seen[self.batch(epoch, number)] = True
+        return Coverage(
+            epoch=epoch,
+            batches=length,
+            draws=length * self.batch_size,
+            images=len(self.labels),
+            images_seen=int(seen.sum()),
+            classes=self._num_classes,
+            classes_usable=len(self._size),
+            classes_seen=len(np.unique(self.labels[seen])),
+        )
+
+    def _check_batch_fits(self) -> None:
+        m, usable = self.samples_per_class, len(self._size)
+        if usable == 0:
+            raise DataError(
+                f"none of {self._num_classes} classes has {m} images or more, so there is nothing to sample from "
+                f"{len(self.labels)} images. Lower samples_per_class, or set small_classes to 'repeat'."
+            )
+        if self.batch_size > usable * m:
+            hint = "" if self.small_classes == "repeat" else ", or set small_classes to 'repeat'"
+            raise ConfigError(
+                f"a batch of {self.batch_size} needs {self.batch_size // m} classes with {m} images each, but "
+                f"{usable} of {self._num_classes} classes can be used: the largest possible batch_size is "
+                f"{usable * m}. Lower it{hint}."
+            )
+
+    def _length(self, epoch: int) -> int:
+        if self.policy == "epoch":
+            return len(self._plan(epoch))
+        if self.batches_per_epoch is not None:
+            return self.batches_per_epoch
+        return max(1, int(self._size.sum()) // self.batch_size)
+
+    def _plan(self, epoch: int) -> Indices:
+        """Policy ``"epoch"``: all batches of an epoch, batches × M. The last plan is kept."""
+        if epoch in self._plans:
+            return self._plans[epoch]
+        m, per_batch = self.samples_per_class, self.batch_size // self.samples_per_class
+        random = np.random.default_rng((self.seed, epoch))
+        classes = random.permutation(len(self._size))
+        shuffled, starts = self._shuffle_within(classes, random)
+        sizes = self._size[classes]
+        left = np.maximum(sizes // m, 1)  # a class is here with fewer than m images only under "repeat"
+        used = np.zeros_like(left)
+        batches = []
+        while len(chosen := np.flatnonzero(left)[:per_batch]) == per_batch:
+            batches.append(self._take(shuffled, starts[chosen], sizes[chosen], used[chosen] * m))
+            left[chosen] -= 1
+            used[chosen] += 1
+        plan = np.stack(batches)[random.permutation(len(batches))][: self.batches_per_epoch]
+        self._plans = {epoch: plan}
+        return plan
+
+    def _shuffle_within(self, classes: Indices, random: np.random.Generator) -> tuple[Indices, Indices]:
+        """The images of ``classes``, each class shuffled, in one array; and where in it each class starts."""
+        sizes = self._size[classes]
+        starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        members = np.arange(sizes.sum()) + np.repeat(self._start[classes] - starts, sizes)
+        shuffle = np.lexsort((random.random(len(members)), np.repeat(np.arange(len(classes)), sizes)))
+        return self._order[members[shuffle]], starts
+
+    def _take(self, shuffled: Indices, starts: Indices, sizes: Indices, skip: Indices) -> Indices:
+        """m images of each class after the first ``skip``; a class that is too small starts over."""
+        within = (skip[:, None] + np.arange(self.samples_per_class)) % sizes[:, None]
+        return shuffled[(starts[:, None] + within).reshape(-1)]
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be equal for two samplers to give the same batches."""
+        return {
+            "policy": self.policy,
+            "batch_size": self.batch_size,
+            "samples_per_class": self.samples_per_class,
+            "small_classes": self.small_classes,
+            "seed": self.seed,
+            "batches_per_epoch": self.batches_per_epoch,
+            "labels": hashlib.sha256(self.labels.astype("<i8").tobytes()).hexdigest()[:16],
+        }
+
+
+def _check_settings(
+    batch_size: int, samples_per_class: int, policy: str, small_classes: str, seed: int, batches_per_epoch: int | None
+) -> None:
+    for name, value, known in (("policy", policy, POLICIES), ("small_classes", small_classes, SMALL_CLASSES)):
+        if value not in known:
+            raise ConfigError(f"{name} {value!r} is unknown: choose one of {', '.join(known)}.")
+    for name, number in (("batch_size", batch_size), ("samples_per_class", samples_per_class)):
+        if number < 1:
+            raise ConfigError(f"{name} is {number}: it must be at least 1.")
+    if batches_per_epoch is not None and batches_per_epoch < 1:
+        raise ConfigError(f"batches_per_epoch is {batches_per_epoch}: it must be at least 1.")
+    if seed < 0:
+        raise ConfigError(f"seed is {seed}: it must be 0 or more.")
+    if batch_size % samples_per_class:
+        lower = batch_size // samples_per_class * samples_per_class
+        near = f"{lower} or {lower + samples_per_class}" if lower else str(samples_per_class)
+        raise ConfigError(
+            f"batch_size {batch_size} is not a multiple of samples_per_class {samples_per_class}: take {near}."
+        )

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recollect.data.cache import DiskCache, RamCache, available_memory
+from recollect.data.images import ImageSet
+
+
+def pixels(seed: int, height: int = 7, width: int = 5) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> ImageSet:
+    for number in range(4):
+        Image.fromarray(pixels(number)).save(tmp_path / f"{number}.png")
+    return ImageSet("files", [f"{n}.png" for n in range(4)], [0, 0, 1, 1], ["x", "y"], root=tmp_path)
+
+
+def test_ram_cache_keeps_what_fits_and_never_more() -> None:
+    cache = RamCache(limit=2 * 105 + 50)
+    for number in range(4):
+        assert cache.get(number) is None
+        cache.put(number, pixels(number))
+    assert [cache.get(number) is not None for number in range(4)] == [True, True, False, False]
+    assert np.array_equal(cache.get(1), pixels(1))
+    stats = cache.stats()
+    assert (stats.hits, stats.misses, stats.entries, stats.bytes) == (3, 6, 2, 210)
+    assert "limit of 260 bytes" in stats.full
+
+
+def test_ram_cache_copies_views() -> None:
+    cache = RamCache(limit=10**6)
+    whole = pixels(0, 40, 40)
+    cache.put(0, whole[3:10, 4:9])
+    kept = cache.get(0)
+    assert kept.base is None
+    expected = whole[3:10, 4:9].copy()
+    whole[:] = 0
+    assert np.array_equal(kept, expected)
+
+
+def test_disk_cache_gives_back_what_it_was_given(files: ImageSet, tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path / "cache", files, "as decoded")
+    assert cache.get(0) is None
+    cache.put(0, pixels(9, 11, 4))
+    again = DiskCache(tmp_path / "cache", files, "as decoded")
+    assert np.array_equal(again.get(0), pixels(9, 11, 4))
+    assert again.get(1) is None
+    assert (again.stats().hits, again.stats().misses) == (1, 1)
+    assert [path.suffix for path in (tmp_path / "cache").rglob("*.*")] == [".pixels"], "no half-written file is left"
+
+
+def test_disk_entries_belong_to_file_transform_and_box(files: ImageSet, tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path / "cache", files, "as decoded")
+    before = cache.path(0)
+    assert DiskCache(tmp_path / "cache", files, "shrunk").path(0) != before
+    boxed = ImageSet("f", files.names, files.labels, files.class_names, files.root, boxes=np.ones((4, 4)))
+    assert DiskCache(tmp_path / "cache", boxed, "as decoded").path(0) != before
+    os.utime(files.path(0), ns=(1, 1))
+    touched = cache.path(0)
+    assert touched != before
+    files.path(0).write_bytes(files.path(0).read_bytes() + b"\0")
+    os.utime(files.path(0), ns=(1, 1))
+    assert cache.path(0) != touched
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "grow", "magic"])
+def test_damaged_entries_are_removed_and_made_again(files: ImageSet, tmp_path: Path, damage: str) -> None:
+    cache = DiskCache(tmp_path / "cache", files, "")
+    cache.put(0, pixels(0))
+    entry = cache.path(0)
+    content = bytearray(entry.read_bytes())
+    if damage == "flip":
+        content[-3] ^= 1
+    elif damage == "magic":
+        content[0] ^= 1
+    entry.write_bytes({"cut": content[:-1], "empty": b"", "grow": content + b"\0"}.get(damage, content))
+    fresh = DiskCache(tmp_path / "cache", files, "")
+    assert fresh.get(0) is None
+    assert not entry.exists()
+    fresh.put(0, pixels(0))
+    assert np.array_equal(fresh.get(0), pixels(0))
+
+
+def test_a_mapped_entry_can_be_written_to_without_reaching_the_file(files: ImageSet, tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path / "cache", files, "")
+    cache.put(0, pixels(0))
+    cache.get(0)[:] = 0
+    assert np.array_equal(cache.get(0), pixels(0))
+
+
+def test_a_cache_that_cannot_be_written_says_so_and_goes_on(files: ImageSet, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    cache = DiskCache(tmp_path / "cache", files, "")
+    cache.put(0, pixels(0))
+    assert cache.get(0) is None
+    assert "cannot be written" in cache.stats().full
+
+
+def test_disk_limit(files: ImageSet, tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path / "cache", files, "", limit=300)
+    for number in range(4):
+        cache.put(number, pixels(number))
+    assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.pixels")) <= 300
+    assert cache.stats().entries == 2
+
+
+def test_available_memory() -> None:
+    assert available_memory(lambda: "MemTotal: 9 kB\nMemAvailable:    1024 kB\n") == 2**20
+
+    def absent() -> str:
+        raise FileNotFoundError
+
+    assert available_memory(absent) == 8 * 2**30

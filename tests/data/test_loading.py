@@ -1,0 +1,448 @@
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from recollect.common.errors import ConfigError, DataError, ImageError, InputError
+from recollect.common.images import Preprocessing
+from recollect.data import transforms
+from recollect.data.draws import uniforms
+from recollect.data.images import ImageSet
+from recollect.data.instance import LongerSide
+from recollect.data.loading import Pipeline
+from recollect.data.sampling import ClassBalancedSampler, shard
+
+SMALL = Preprocessing(16, 18)
+TRAIN = transforms.train_transform(SMALL)
+TEST = transforms.test_transform(SMALL)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
+    """40 JPEG files of various sizes, 8 classes of 5."""
+    root = tmp_path_factory.mktemp("photos")
+    random = np.random.default_rng(0)
+    names = [f"{number % 8}/{number:02}.jpg" for number in range(40)]
+    for name in names:
+        (root / name).parent.mkdir(exist_ok=True)
+        width, height = random.choice([24, 30, 41]), random.choice([20, 33])
+        coarse = Image.fromarray(random.integers(0, 256, (4, 4, 3), dtype=np.uint8))
+        coarse.resize((int(width), int(height)), Image.Resampling.BICUBIC).save(root / name, quality=92)
+    return ImageSet("photos", names, np.arange(40) % 8, list("abcdefgh"), root=root)
+
+
+@pytest.fixture
+def damaged(photos: ImageSet, tmp_path: Path) -> ImageSet:
+    """The photos, with image 3 cut in half and image 11, of the same class, empty."""
+    for name in photos.names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((photos.root / name).read_bytes())
+    (tmp_path / photos.names[3]).write_bytes((photos.root / photos.names[3]).read_bytes()[:200])
+    (tmp_path / photos.names[11]).write_bytes(b"")
+    return ImageSet("damaged", photos.names, photos.labels, photos.class_names, root=tmp_path)
+
+
+def epoch_of(images: ImageSet, epoch: int = 1, **kwargs) -> list[torch.Tensor]:
+    sampler = ClassBalancedSampler(images.labels, 16, 4)
+    sampler.set_epoch(epoch)
+    with Pipeline(images, **{"transform": TRAIN, **kwargs}) as pipeline:
+        return [batch.images.clone() for batch in pipeline.stream(sampler, epoch)]
+
+
+def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    return len(first) == len(second) and all(map(torch.equal, first, second))
+
+
+def test_a_batch_is_each_image_transformed_with_its_own_numbers(photos: ImageSet) -> None:
+    indices = np.array([5, 0, 39, 0])
+    with Pipeline(photos, TRAIN, workers=2, seed=4) as pipeline:
+        images, labels, found = pipeline.load(indices, epoch=3)
+    assert images.shape == (4, 3, 16, 16)
+    assert images.dtype == torch.uint8
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert labels.dtype == torch.int64
+    assert labels.tolist() == [5, 0, 7, 0]
+    assert found.tolist() == indices.tolist()
+    for row, (index, occurrence) in enumerate([(5, 0), (0, 0), (39, 0), (0, 1)]):
+        random = uniforms(4, 3, np.array([index]), np.array([occurrence]), TRAIN.draws)[0]
+        expected = TRAIN(photos.read(index), random)
+        assert np.array_equal(images[row].permute(1, 2, 0).numpy(), expected)
+    assert not torch.equal(images[1], images[3]), "a repeated image is augmented anew"
+
+
+def test_the_same_with_any_number_of_workers(photos: ImageSet) -> None:
+    expected = epoch_of(photos, workers=0)
+    assert len(expected) == 2
+    for workers in (1, 2, 4):
+        assert same(expected, epoch_of(photos, workers=workers))
+        assert same(expected, epoch_of(photos, workers=workers, prefetch_bytes=0))
+    assert not same(expected, epoch_of(photos, workers=0, seed=1))
+    assert not same(expected, epoch_of(photos, epoch=2, workers=0))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_the_same_with_any_number_of_processes(photos: ImageSet, world_size: int) -> None:
+    sampler = ClassBalancedSampler(photos.labels, 16, 4)
+    with Pipeline(photos, TRAIN, workers=2) as pipeline:
+        for batch in sampler:
+            whole = pipeline.load(batch)
+            parts = [pipeline.load(shard(batch, rank, world_size, group=4)) for rank in range(world_size)]
+            assert torch.equal(torch.cat([part.images for part in parts]), whole.images)
+            assert torch.equal(torch.cat([part.labels for part in parts]), whole.labels)
+
+
+def test_the_same_with_any_cache(photos: ImageSet, tmp_path: Path) -> None:
+    for transform in (TRAIN, transforms.train_transform(SMALL, kernel="pil"), TEST):
+        expected = epoch_of(photos, workers=0, transform=transform)
+        for options in (
+            {"cache": "ram"},
+            {"cache": "disk", "cache_dir": tmp_path},
+            {"cache": "ram", "cache_bytes": 9000},
+        ):
+            with Pipeline(photos, transform, workers=2, **options) as pipeline:
+                sampler = ClassBalancedSampler(photos.labels, 16, 4)
+                sampler.set_epoch(1)
+                for _ in range(2):
+                    assert same(expected, [batch.images for batch in pipeline.stream(sampler, 1)])
+                assert pipeline.cache_stats().hits > 0
+
+
+def test_a_cached_image_is_not_read_again(photos: ImageSet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    reads: list[int] = []
+    original = ImageSet.read
+    monkeypatch.setattr(
+        ImageSet, "read", lambda self, index, *rest: reads.append(index) or original(self, index, *rest)
+    )
+    for options in ({"cache": "ram"}, {"cache": "disk", "cache_dir": tmp_path}):
+        with Pipeline(photos, TRAIN, workers=0, **options) as pipeline:
+            first = pipeline.load(range(10), epoch=0).images
+            assert sorted(reads) == list(range(10))
+            second = pipeline.load(range(10), epoch=1).images
+            assert len(reads) == 10
+            assert not torch.equal(first, second), "augmentation comes after the cache"
+        reads.clear()
+    with Pipeline(photos, TRAIN, workers=0, cache="disk", cache_dir=tmp_path) as pipeline:
+        pipeline.load(range(10))
+    assert reads == [], "another run finds the entries"
+
+
+def test_a_changed_file_is_read_again_from_the_disk_cache(damaged: ImageSet, photos: ImageSet, tmp_path: Path) -> None:
+    with Pipeline(damaged, TEST, workers=0, cache="disk", cache_dir=tmp_path / "cache") as pipeline:
+        before = pipeline.load([0]).images
+        Image.new("RGB", (30, 30), "red").save(damaged.path(0))
+        after = pipeline.load([0]).images
+    assert not torch.equal(before, after)
+    assert after[0, 0].min() > 200
+
+
+def test_cache_size_shrinks_what_is_kept(photos: ImageSet) -> None:
+    with Pipeline(photos, TRAIN, workers=0, cache="ram", cache_size=10) as pipeline:
+        first = pipeline.load(range(8)).images
+        assert torch.equal(first, pipeline.load(range(8)).images), "a hit gives what the miss gave"
+        assert pipeline.cache_stats().bytes < 8 * 10 * 25 * 3
+    with pytest.raises(ConfigError, match="cache_size"):
+        Pipeline(photos, TRAIN, cache_size=10)
+    with pytest.raises(ConfigError, match="cache_size"):
+        Pipeline(photos, TEST, cache="ram", cache_size=10)
+
+
+def test_arrays_need_no_cache() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 20, 20), dtype=np.uint8)
+    images = ImageSet("arrays", list("abcdef"), [0, 0, 0, 1, 1, 1], ["x", "y"], arrays=pixels)
+    for cache in ("none", "ram", "disk"):
+        with Pipeline(images, TRAIN, workers=2, cache=cache) as pipeline:
+            batch = pipeline.load(range(6))
+            assert torch.equal(batch.images[:, 0], batch.images[:, 2]), "grey"
+            assert pipeline.cache_stats().entries == 0
+    with Pipeline(images, TEST, cache="ram") as pipeline:
+        pipeline.load(range(6))
+        assert pipeline.cache_stats().entries == 6
+
+
+def test_sequential_shows_every_image_once_in_order(photos: ImageSet) -> None:
+    for workers in (0, 2):
+        with Pipeline(photos, TEST, workers=workers) as pipeline:
+            found = list(pipeline.sequential(12))
+        assert [len(batch.labels) for batch in found] == [12, 12, 12, 4]
+        assert np.concatenate([batch.indices for batch in found]).tolist() == list(range(40))
+        for batch in found:
+            for row, index in enumerate(batch.indices.tolist()):
+                assert torch.equal(batch.images[row], SMALL(photos.read(index)))
+
+
+def test_sequential_batches_images_of_equal_size(photos: ImageSet) -> None:
+    transform = LongerSide(28)
+    with Pipeline(photos, transform, workers=2) as pipeline:
+        found = list(pipeline.sequential(4))
+    assert sorted(np.concatenate([batch.indices for batch in found]).tolist()) == list(range(40))
+    assert len({batch.images.shape[2:] for batch in found}) > 3
+    assert max(len(batch.labels) for batch in found) == 4
+    for batch in found:
+        assert batch.labels.tolist() == photos.labels[batch.indices].tolist()
+        for row, index in enumerate(batch.indices.tolist()):
+            expected = np.asarray(transform.read(photos, index))
+            assert np.array_equal(batch.images[row].permute(1, 2, 0).numpy(), expected)
+    with Pipeline(photos, transform) as pipeline, pytest.raises(InputError, match="equal size"):
+        pipeline.load(range(20))
+
+
+def test_a_bad_image_stops_by_default_and_is_named(damaged: ImageSet) -> None:
+    for workers in (0, 2):
+        with Pipeline(damaged, TRAIN, workers=workers) as pipeline, pytest.raises(ImageError) as caught:
+            pipeline.load([0, 1, 2, 3])
+        assert "03.jpg" in str(caught.value)
+        assert "on_bad_image to 'skip'" in str(caught.value)
+
+
+def test_skipping_keeps_the_balance_and_reports_every_file(damaged: ImageSet) -> None:
+    expected = None
+    for workers in (0, 2, 4):
+        with Pipeline(damaged, TRAIN, workers=workers, on_bad_image="skip") as pipeline:
+            images, labels, indices = pipeline.load([3, 11, 19, 0, 8], epoch=2)
+            assert labels.tolist() == [3, 3, 3, 0, 0]
+            assert set(indices[:2].tolist()) == {27, 35}, "images of the class that are not in the batch"
+            assert indices[2:].tolist() == [19, 0, 8]
+            assert [(bad.index, bad.name) for bad in pipeline.bad_images] == [(3, "3/03.jpg"), (11, "3/11.jpg")]
+            assert "3/03.jpg" in pipeline.bad_images[0].reason
+            random = uniforms(0, 2, indices[:1], np.array([0]), TRAIN.draws)[0]
+            assert np.array_equal(images[0].permute(1, 2, 0).numpy(), TRAIN(damaged.read(int(indices[0])), random))
+            assert expected is None or (torch.equal(images, expected[0]) and indices.tolist() == expected[1])
+            expected = images, indices.tolist()
+
+
+def test_a_replacement_is_not_yet_in_the_batch_and_changes_with_the_epoch(damaged: ImageSet) -> None:
+    with Pipeline(damaged, TRAIN, workers=0, on_bad_image="skip") as pipeline:
+        chosen = [int(pipeline.load([3, 19], epoch).indices[0]) for epoch in range(12)]
+    assert set(chosen) == {27, 35}
+
+
+def test_when_the_class_has_no_other_image_a_copy_is_drawn_anew(damaged: ImageSet) -> None:
+    with Pipeline(damaged, TRAIN, workers=2, on_bad_image="skip") as pipeline:
+        images, labels, indices = pipeline.load([3, 11, 19, 27, 35])
+    assert labels.tolist() == [3] * 5
+    assert set(indices.tolist()) == {19, 27, 35}
+    rows = {images[row].numpy().tobytes() for row in range(5)}
+    assert len(rows) == 5, "no two rows have the same pixels"
+
+
+def test_a_class_without_a_readable_image_is_an_error(damaged: ImageSet) -> None:
+    only = damaged.subset([3, 11, 0, 8])
+    with Pipeline(only, TRAIN, on_bad_image="skip") as pipeline, pytest.raises(DataError, match="class 'd'"):
+        pipeline.load([0, 1])
+
+
+def test_sequential_leaves_bad_images_out(damaged: ImageSet) -> None:
+    for transform in (TEST, LongerSide(20)):
+        with Pipeline(damaged, transform, workers=2, on_bad_image="skip") as pipeline:
+            found = list(pipeline.sequential(4))
+            shown = np.concatenate([batch.indices for batch in found])
+            assert sorted(shown.tolist()) == sorted(set(range(40)) - {3, 11})
+            assert all(len(batch.images) == len(batch.labels) == len(batch.indices) > 0 for batch in found)
+            for batch in found:
+                assert batch.labels.tolist() == damaged.labels[batch.indices].tolist()
+            assert [bad.index for bad in pipeline.bad_images] == [3, 11]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A transform that waits for leave, counting the images it was asked for."""
+
+    allowed: threading.Semaphore
+    asked: list[int]
+
+    size = (8, 8)
+    draws = 1
+    key = "gate"
+
+    def __call__(self, image, random) -> np.ndarray:
+        self.asked.append(1)
+        self.allowed.acquire()
+        return np.zeros((8, 8, 3), np.uint8)
+
+
+def settled(asked: list[int], at_least: int) -> int:
+    """How many images were asked for once nothing more happens."""
+    deadline = time.monotonic() + 10
+    while len(asked) < at_least and time.monotonic() < deadline:
+        time.sleep(0.005)
+    time.sleep(0.1)
+    return len(asked)
+
+
+def test_prefetch_is_bounded_in_bytes(photos: ImageSet) -> None:
+    """A batch of 40 images in tasks of 16; the budget of 64 images lets 4 tasks start beyond the batch in use."""
+    gate = Gate(threading.Semaphore(10**6), [])
+    taken: list[int] = []
+
+    def batches() -> Iterator[np.ndarray]:
+        for number in range(100):
+            taken.append(number)
+            yield np.arange(40)
+
+    with Pipeline(photos, gate, workers=2, prefetch_bytes=64 * 8 * 8 * 3) as pipeline:
+        stream = pipeline.stream(batches())
+        next(stream)
+        assert settled(gate.asked, 104) == 40 + 40 + 32  # the whole second batch and two tasks of the third
+        assert taken == [0, 1, 2]
+        next(stream)
+        assert settled(gate.asked, 152) == 2 * 40 + 40 + 32
+        stream.close()
+    with Pipeline(photos, gate, workers=2, prefetch_bytes=0) as pipeline:
+        gate.asked.clear()
+        stream = pipeline.stream(batches())
+        next(stream)
+        assert settled(gate.asked, 40) == 40, "no budget, nothing ahead"
+
+
+@dataclass(frozen=True)
+class HoldDark:
+    """A transform that lets bright images pass and holds dark ones until ``released``."""
+
+    reached: threading.Event
+    released: threading.Event
+
+    size = (8, 8)
+    draws = 1
+    key = "hold"
+
+    def __call__(self, image, random) -> np.ndarray:
+        if not image.getpixel((0, 0))[0]:
+            self.reached.set()
+            assert self.released.wait(20)
+        return np.zeros((8, 8, 3), np.uint8)
+
+
+def test_work_goes_on_while_a_batch_is_in_use() -> None:
+    pixels = np.repeat(np.array([255, 0], np.uint8), 20)[:, None, None] * np.ones((1, 8, 8), np.uint8)
+    images = ImageSet("bright and dark", [str(n) for n in range(40)], [0] * 40, ["x"], arrays=pixels)
+    transform = HoldDark(threading.Event(), threading.Event())
+    with Pipeline(images, transform, workers=2) as pipeline:
+        stream = pipeline.stream([np.arange(20), np.arange(20, 40)])
+        assert next(stream).indices.tolist() == list(range(20))
+        assert transform.reached.wait(20), "nobody works at the second batch while the first is in use"
+        transform.released.set()
+        assert next(stream).indices.tolist() == list(range(20, 40))
+
+
+def test_a_released_batch_is_freed(photos: ImageSet) -> None:
+    with Pipeline(photos, TRAIN, workers=2) as pipeline:
+        stream = pipeline.stream([np.arange(16)] * 3)
+        images, _, _ = next(stream)
+        memory = weakref.ref(images.untyped_storage())
+        del images
+        gc.collect()
+        assert memory() is None, "the pipeline holds on to a batch it handed over"
+        next(stream)
+
+
+@dataclass(frozen=True)
+class Broken:
+    size = (8, 8)
+    draws = 1
+    key = "broken"
+
+    def __call__(self, image, random) -> np.ndarray:
+        raise ZeroDivisionError("oops")
+
+
+def test_a_failing_worker_names_the_file_and_does_not_hang(photos: ImageSet) -> None:
+    for workers in (0, 2):
+        with Pipeline(photos, Broken(), workers=workers) as pipeline:
+            with pytest.raises(
+                DataError, match=r"0/00\.jpg: a worker failed on this image \(ZeroDivisionError: oops\)"
+            ):
+                pipeline.load([0])
+            with pytest.raises(DataError, match="a worker failed"):
+                list(pipeline.stream([np.arange(40)] * 5))
+
+
+def test_an_error_in_the_list_of_batches_reaches_the_caller(photos: ImageSet) -> None:
+    def batches() -> Iterator[list[int]]:
+        yield [0, 1]
+        raise RuntimeError("from the sampler")
+
+    with Pipeline(photos, TRAIN, workers=2) as pipeline, pytest.raises(RuntimeError, match="from the sampler"):
+        list(pipeline.stream(batches()))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"cache": "gpu"}, "none, ram, disk"),
+        ({"on_bad_image": "ignore"}, "error, skip"),
+        ({"workers": -1}, "0 or more"),
+        ({"prefetch_bytes": -1}, "0 or more"),
+        ({"seed": -1}, "0 or more"),
+    ],
+)
+def test_impossible_settings_are_refused(photos: ImageSet, kwargs: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Pipeline(photos, TRAIN, **kwargs)
+
+
+@pytest.mark.parametrize("indices", [[], [40], [-1], [[0, 1]]])
+def test_numbers_that_are_no_images_are_refused(photos: ImageSet, indices: list) -> None:
+    with Pipeline(photos, TRAIN, workers=0) as pipeline, pytest.raises(InputError):
+        pipeline.load(indices)
+
+
+def test_bombs_are_refused(photos: ImageSet) -> None:
+    with (
+        Pipeline(photos, TRAIN, workers=0, max_pixels=100) as pipeline,
+        pytest.raises(ImageError, match="limit of 100"),
+    ):
+        pipeline.load([0])
+
+
+def test_importing_the_room_does_not_import_torch() -> None:
+    code = (
+        "import sys, recollect.data; from recollect.data import ClassBalancedSampler; sys.exit('torch' in sys.modules)"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, check=False).returncode
+        == 0
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.shared_data
+def test_a_real_epoch(shared_data: Path, tmp_path: Path) -> None:
+    """Photographs of groceries, unequal classes: one epoch, cold and cached, one worker and four."""
+    with tarfile.open(shared_data / "grocery_96px.tar") as archive:
+        archive.extractall(tmp_path, filter="data")
+    root = tmp_path / "grocery_96px" / "train"
+    root = root if root.is_dir() else next(tmp_path.rglob("train"))
+    classes = sorted(path.name for path in root.iterdir())
+    names = sorted(str(path.relative_to(root)) for path in root.rglob("*.jpg"))
+    assert len(classes) == 40
+    assert len(names) == 2795
+    images = ImageSet("grocery", names, [classes.index(name.split("/")[0]) for name in names], classes, root=root)
+    sampler = ClassBalancedSampler(images.labels, 160, 4, policy="epoch")
+    coverage = sampler.coverage()
+    assert coverage.classes_usable == 40
+    assert coverage.class_share == 1.0
+    transform = transforms.train_transform(Preprocessing(64, 72))
+    sums = []
+    for workers, cache in ((1, "none"), (4, "ram")):
+        with Pipeline(images, transform, workers=workers, cache=cache) as pipeline:
+            for _ in range(2 if cache == "ram" else 1):
+                found = list(pipeline.stream(sampler, 0))
+                assert len(found) == len(sampler)
+                for batch in found:
+                    assert (torch.bincount(batch.labels)[torch.unique(batch.labels)] == 4).all()
+                sums.append([int(batch.images.sum(dtype=torch.int64)) for batch in found])
+            assert pipeline.bad_images == []
+    assert sums[0] == sums[1] == sums[2]
