@@ -7,8 +7,11 @@ the same to both. Files come from elsewhere and are treated so: sizes are checke
 from __future__ import annotations
 
 import io
+import struct
 import warnings
-from dataclasses import dataclass
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 MAX_PIXELS = 100_000_000
 """Larger images are refused as decompression bombs: 100 megapixels decode to 300 MB."""
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "MPO", "AVIF", "JPEG2000")
 """Formats PIL may try. Rare ones with fragile decoders are left out."""
 
 IMAGE_SUFFIXES = frozenset(
@@ -54,7 +57,7 @@ def read_image(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> I
             # PIL's own bomb warning fires below our limit; ours is the one that is stated and enforced.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             file = io.BytesIO(source) if isinstance(source, bytes) else source
-            with Image.open(file, formats=_formats()) as image:
+            with Image.open(file, formats=_known_formats()) as image:
                 if image.width * image.height > max_pixels:
                     raise ImageError(
                         f"{name}: {image.width}×{image.height} pixels, more than the limit of {max_pixels:,}. "
@@ -67,14 +70,28 @@ def read_image(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> I
         raise ImageError(f"{name}: no such file.") from error
     except (UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise ImageError(f"{name}: not an image that can be read ({type(error).__name__}).") from error
-    # PIL's decoders raise nearly anything on damaged files; all of it means the same to the user.
-    except (OSError, SyntaxError, ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
+    except _DECODER_ERRORS as error:
         raise ImageError(f"{name}: damaged or unreadable ({error}).") from error
 
 
+# PIL's decoders raise nearly anything on damaged files; all of it means the same to the user.
+_DECODER_ERRORS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    struct.error,
+    zlib.error,
+)
+
+
 @cache
-def _formats() -> tuple[str, ...]:
-    """The formats that this build of PIL has: asking for one it has not ends the search for the right one."""
+def _known_formats() -> tuple[str, ...]:
+    # Asking an older PIL for a format it does not have fails with a KeyError on every file.
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
@@ -103,7 +120,8 @@ class Preprocessing:
     """What a model expects of an image: resize the shorter side, crop the centre, then its mean and deviation.
 
     Calling it gives uint8 pixels; scaling and normalisation happen in the model, on its device, so that four times less
-    travels there. ``resize=None`` keeps the image's size and shape (instance search).
+    travels there. ``resize=None`` keeps the image's shape (instance search): it is only shrunk when its longer side is
+    above ``max_side``.
     """
 
     size: int = 224
@@ -111,6 +129,7 @@ class Preprocessing:
     interpolation: str = "bilinear"
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
+    max_side: int | None = None
 
     def __post_init__(self) -> None:
         if self.interpolation not in INTERPOLATIONS:
@@ -131,9 +150,27 @@ class Preprocessing:
             mode = functional.InterpolationMode(self.interpolation)
             image = functional.resize(image, [self.resize], interpolation=mode)
             image = functional.center_crop(image, [self.size, self.size])
+        elif self.max_side is not None and max(image.size) > self.max_side:
+            # thumbnail() keeps the aspect ratio and never enlarges, as the instance-search protocol asks.
+            image = image.copy()
+            image.thumbnail((self.max_side, self.max_side), Image.Resampling[self.interpolation.upper()])
         tensor: torch.Tensor = functional.pil_to_tensor(image)
         return tensor
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as written into ``embedder.json``."""
         return {**self.__dict__, "mean": list(self.mean), "std": list(self.std)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
+        """The inverse of ``as_dict``; names it does not know are refused."""
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise ConfigError(
+                f"preprocessing has no setting {', '.join(unknown)}: it knows {', '.join(sorted(known))}."
+            )
+        settings: dict[str, Any] = dict(values)
+        for name in ("mean", "std"):
+            if name in settings:
+                settings[name] = tuple(settings[name])
+        return cls(**settings)

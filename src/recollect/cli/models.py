@@ -1,0 +1,88 @@
+"""``recollect models [NAME]``: what an embedder can start from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from recollect.cli.app import app
+
+if TYPE_CHECKING:
+    from recollect.models.zoo import Initialisation
+
+
+@app.command("models")
+def models(
+    name: Annotated[str | None, typer.Argument(help="Show one: a name of the list, or any timm:<full tag>.")] = None,
+) -> None:
+    """List the initialisations an embedder can start from, or show one in full."""
+    from recollect.models.zoo import ZOO, find
+
+    if name is None:
+        _list(list(ZOO.values()))
+    else:
+        _show(find(name))
+
+
+def _list(rows: list[Initialisation]) -> None:
+    table = [("name", "paper", "architecture", "dim", "size", "mean/std", "params", "weights", "licence")]
+    for row in rows:
+        licence = row.licence + ("  (NC)" if row.non_commercial else "")
+        shape = (str(row.feature_dim), _size(row), str(row.normalisation), f"{row.parameters / 1e6:.1f}M")
+        table.append((row.name, row.paper_row or "–", row.architecture, *shape, _at_hand(row), licence))
+    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
+    for line in table:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    typer.echo(
+        "\n(NC): not for commercial use. dim: length of features before the head. weights: whether on this machine.\n"
+        "Any other timm model: --init timm:<full tag>. `recollect models NAME` says where weights are looked for."
+    )
+
+
+def _show(row: Initialisation) -> None:
+    from recollect.models.weight_files import FOLDER_VARIABLE, find_weights
+
+    preprocessing = row.preprocessing
+    head = (
+        f"{row.pooling} pooling, " + ("LayerNorm, " if row.layer_norm else "") + ("L2, " if row.l2_before_head else "")
+    )
+    found = find_weights(row) if row.pretrained else None
+    non_commercial = "  (not for commercial use)" if row.non_commercial else ""
+    lines = {
+        "name": row.name,
+        "paper row": row.paper_row or "– (not in the paper)",
+        "architecture": f"{row.architecture} ({row.timm_id or 'our own'}), activation {row.activation}",
+        "parameters": f"{row.parameters:,} without head",
+        "features": str(row.feature_dim),
+        "default head": f"{head}Linear to {row.dim}, L2",
+        "input": f"{_size(row)} px, {preprocessing.interpolation}",
+        "mean": ", ".join(f"{value:g}" for value in preprocessing.mean),
+        "std": ", ".join(f"{value:g}" for value in preprocessing.std),
+        "licence": row.licence + non_commercial,
+        "weights": str(found) if found else ("not on this machine" if row.pretrained else "none exist: from scratch"),
+    }
+    if row.pretrained:
+        lines["file names"] = ", ".join([*row.files, f"{row.name}.safetensors (.pth, ...)"])
+        lines["searched in"] = f"${FOLDER_VARIABLE}, the caches; --download fetches from " + (
+            f"the hub ({row.hub})" if row.hub else row.url or "nowhere: no safe address is known"
+        )
+        lines["layouts"] = ", ".join(row.layouts) or "any that fits exactly"
+        lines["sha256"] = row.sha256 or "not published"
+        lines["page"] = row.page
+    for title, value in lines.items():
+        typer.echo(f"{title:13} {value}")
+
+
+def _size(row: Initialisation) -> str:
+    return str(row.size) if row.resize is not None else f"any, ≤ {row.max_side}"
+
+
+def _at_hand(row: Initialisation) -> str:
+    from recollect.models.weight_files import find_weights
+
+    if not row.pretrained:
+        return "from scratch"
+    if find_weights(row) is None:
+        return "no"
+    return "bundled" if row.name == "lite0-in1k" else "yes"

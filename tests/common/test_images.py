@@ -1,0 +1,222 @@
+"""Files to pixels: every kind of picture looks as it should, and nothing else gets in."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageCms
+
+from recollect.common.errors import ConfigError, ImageError
+from recollect.common.images import Preprocessing, read_image, to_rgb
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def gradient(width: int = 24, height: int = 16) -> Image.Image:
+    rows, columns = np.mgrid[0:height, 0:width]
+    pixels = np.stack([rows * 10, columns * 8, (rows + columns) * 4], axis=-1)
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
+def test_rgb_comes_back_as_it_is(tmp_path: Path) -> None:
+    gradient().save(tmp_path / "a.png")
+    for source in (tmp_path / "a.png", str(tmp_path / "a.png"), (tmp_path / "a.png").read_bytes()):
+        image = read_image(source)
+        assert image.mode == "RGB"
+        np.testing.assert_array_equal(np.asarray(image), np.asarray(gradient()))
+
+
+# orientation tag → what has been done to the stored pixels
+TURNS = {
+    1: [],
+    2: [Image.Transpose.FLIP_LEFT_RIGHT],
+    3: [Image.Transpose.ROTATE_180],
+    4: [Image.Transpose.FLIP_TOP_BOTTOM],
+    5: [Image.Transpose.TRANSPOSE],
+    6: [Image.Transpose.ROTATE_90],
+    7: [Image.Transpose.TRANSVERSE],
+    8: [Image.Transpose.ROTATE_270],
+}
+
+
+@pytest.mark.parametrize("tag", TURNS)
+def test_exif_orientation(tag: int) -> None:
+    stored = gradient()
+    for turn in TURNS[tag]:
+        stored = stored.transpose(turn)
+    exif = Image.Exif()
+    exif[0x0112] = tag
+    upright = read_image(encoded(stored, exif=exif))
+    np.testing.assert_array_equal(np.asarray(upright), np.asarray(gradient()))
+
+
+def test_grey_bilevel_and_palette() -> None:
+    grey = gradient().convert("L")
+    np.testing.assert_array_equal(np.asarray(read_image(encoded(grey))), np.asarray(grey)[..., None].repeat(3, -1))
+    one_bit = grey.point(lambda v: 255 if v > 60 else 0).convert("1")
+    assert set(np.unique(np.asarray(read_image(encoded(one_bit))))) == {0, 255}
+    palette = gradient().quantize(200)
+    np.testing.assert_array_equal(np.asarray(read_image(encoded(palette))), np.asarray(palette.convert("RGB")))
+
+
+def test_transparency_is_laid_on_white() -> None:
+    image = gradient().convert("RGBA")
+    image.putalpha(0)
+    assert np.asarray(read_image(encoded(image))).min() == 255
+    image.putalpha(255)
+    np.testing.assert_array_equal(np.asarray(read_image(encoded(image))), np.asarray(gradient()))
+    grey = Image.new("LA", (4, 4), (0, 51))
+    assert np.unique(np.asarray(read_image(encoded(grey)))).tolist() == [204]
+    palette = Image.new("P", (4, 4), 0)
+    palette.putpalette([10, 20, 30])
+    assert np.asarray(read_image(encoded(palette, transparency=0))).min() == 255
+
+
+def test_sixteen_bits_keep_the_picture() -> None:
+    values = (np.arange(256, dtype=np.uint16) * 257).reshape(16, 16)
+    image = Image.fromarray(values)
+    expected = np.arange(256).reshape(16, 16, 1).repeat(3, -1)
+    np.testing.assert_array_equal(np.asarray(read_image(encoded(image))), expected)
+    np.testing.assert_array_equal(np.asarray(read_image(encoded(image, "TIFF"))), expected)
+
+
+def test_floating_point_and_integers() -> None:
+    floats = Image.fromarray(np.array([[-5.0, 12.7], [300.0, np.nan]], np.float32))
+    assert np.asarray(to_rgb(floats))[..., 0].tolist() == [[0, 12], [255, 0]]
+    integers = Image.fromarray(np.array([[0, 200]], np.int32))
+    assert np.asarray(to_rgb(integers))[..., 0].tolist() == [[0, 200]]
+
+
+def test_cmyk() -> None:
+    red = Image.new("CMYK", (8, 8), (0, 255, 255, 0))
+    pixels = np.asarray(read_image(encoded(red, "JPEG", quality=95))).astype(int)
+    assert np.abs(pixels - [255, 0, 0]).max() < 8
+
+
+def test_lab_and_other_modes_of_tiff() -> None:
+    lab = ImageCms.applyTransform(
+        gradient(),
+        ImageCms.buildTransform(ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB"), "RGB", "LAB"),
+    )
+    assert lab is not None
+    assert read_image(encoded(lab, "TIFF")).mode == "RGB"
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM"])
+def test_formats(kind: str) -> None:
+    image = read_image(encoded(gradient(), kind))
+    assert image.size == (24, 16)
+    assert image.mode == "RGB"
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM"])
+def test_truncated_files_are_named(kind: str, tmp_path: Path) -> None:
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
+    path = tmp_path / f"cut.{kind.lower()}"
+    data = encoded(noise, kind)
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(ImageError, match=path.name):
+        read_image(path)
+
+
+def test_things_that_are_not_images(tmp_path: Path) -> None:
+    for name, content in (("text.jpg", b"hello"), ("empty.png", b""), ("page.gif", b"<html></html>" * 50)):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ImageError, match=name):
+            read_image(tmp_path / name)
+    with pytest.raises(ImageError, match="no such file"):
+        read_image(tmp_path / "absent.png")
+    with pytest.raises(ImageError, match=str(tmp_path)):
+        read_image(tmp_path)
+    with pytest.raises(ImageError, match="an image of 5 bytes"):
+        read_image(b"hello")
+
+
+def test_formats_with_fragile_decoders_are_not_tried(tmp_path: Path) -> None:
+    gradient().save(tmp_path / "a.eps")
+    with pytest.raises(ImageError):
+        read_image(tmp_path / "a.eps")
+
+
+def png_bomb(side: int) -> bytes:
+    """A PNG of a few kilobytes that says it is ``side`` × ``side``."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize("side", [10_001, 20_000, 60_000])
+def test_bombs_are_refused_before_they_are_decoded(side: int, tmp_path: Path) -> None:
+    (tmp_path / "bomb.png").write_bytes(png_bomb(side))
+    with pytest.raises(ImageError, match=r"bomb\.png"):
+        read_image(tmp_path / "bomb.png")
+
+
+def test_the_limit_can_be_set() -> None:
+    data = encoded(gradient(24, 16))
+    with pytest.raises(ImageError, match="24×16 pixels, more than the limit of 383"):
+        read_image(data, max_pixels=383)
+    assert read_image(data, max_pixels=384).size == (24, 16)
+
+
+@settings(max_examples=150)
+@given(kind=st.sampled_from(["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM"]), data=st.data())
+def test_damage_is_an_image_error_or_an_image(kind: str, data: st.DataObject) -> None:
+    content = bytearray(encoded(gradient(), kind))
+    for _ in range(data.draw(st.integers(1, 6))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(ImageError):
+        assert read_image(bytes(content), max_pixels=10**6).mode == "RGB"
+
+
+def test_preprocessing_resizes_the_shorter_side_and_crops_the_centre() -> None:
+    image = Image.new("RGB", (100, 50))
+    image.paste((255, 255, 255), (25, 0, 75, 50))  # the central square is white
+    out = Preprocessing(size=20, resize=20)(image)
+    assert out.dtype == torch.uint8
+    assert out.shape == (3, 20, 20)
+    assert out[:, :, 2:-2].min() == 255
+    assert Preprocessing(size=16, resize=20)(image).shape == (3, 16, 16)
+
+
+def test_preprocessing_that_keeps_images_whole() -> None:
+    keep = Preprocessing(size=224, resize=None)
+    assert keep(gradient(24, 16)).shape == (3, 16, 24)
+    np.testing.assert_array_equal(keep(gradient()).permute(1, 2, 0), np.asarray(gradient()))
+    shrink = Preprocessing(size=224, resize=None, max_side=12, interpolation="lanczos")
+    assert shrink(gradient(24, 16)).shape == (3, 8, 12)
+    assert shrink(gradient(16, 24)).shape == (3, 12, 8)
+    assert shrink(gradient(12, 10)).shape == (3, 10, 12)
+
+
+def test_preprocessing_as_dict_and_back() -> None:
+    made = Preprocessing(96, 110, "bicubic", (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), 1024)
+    assert Preprocessing.from_dict(made.as_dict()) == made
+    with pytest.raises(ConfigError, match="no setting colour"):
+        Preprocessing.from_dict({"colour": 1})
+
+
+def test_preprocessing_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match="smaller than the crop"):
+        Preprocessing(size=224, resize=200)
+    with pytest.raises(ConfigError, match="unknown"):
+        Preprocessing(interpolation="nearest")
