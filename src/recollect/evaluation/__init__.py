@@ -1,1 +1,36 @@
-"""Ranks to metrics: one streaming pass, every metric a short function of what it found."""
+"""Ranks to metrics: one streaming pass, every metric a short function of what it found.
+
+Vectors and labels are all this room needs; it knows no model. Start with ``evaluate``.
+"""
+
+from recollect.evaluation.approximate import IndexCost, index_cost
+from recollect.evaluation.bootstrap import (
+    Changes,
+    Comparison,
+    Interval,
+    changed_queries,
+    confidence_interval,
+    paired_bootstrap,
+)
+from recollect.evaluation.reid import ReidResult, evaluate_reid
+from recollect.evaluation.result import Evaluation
+from recollect.evaluation.retrieval import evaluate
+from recollect.evaluation.revisited import RevisitedResult, evaluate_rankings, evaluate_revisited
+
+__all__ = [
+    "Changes",
+    "Comparison",
+    "Evaluation",
+    "IndexCost",
+    "Interval",
+    "ReidResult",
+    "RevisitedResult",
+    "changed_queries",
+    "confidence_interval",
+    "evaluate",
+    "evaluate_rankings",
+    "evaluate_reid",
+    "evaluate_revisited",
+    "index_cost",
+    "paired_bootstrap",
+]

@@ -1,0 +1,193 @@
+"""``recollect eval``'s first half: from what the user named to vectors and labels.
+
+A target is a file of vectors, a trained run, a saved embedder, or an initialisation as it comes. This is where the
+models and the data room meet the evaluation room, which knows neither.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recollect.common.errors import ConfigError, DataError, InputError
+
+REVISITED = ("roxford5k", "rparis6k", "sfm120k")
+
+
+@dataclass
+class Target:
+    """Vectors and what is known of them.
+
+    Attributes:
+        name: for titles. folder: where results go by default.
+        embeddings, labels, gallery, gallery_labels: as ``evaluate`` takes them; for instance search ``gallery`` is the
+            database and ``gnd`` the ground truth.
+        published: metric → percent, the recipe's row in the paper, if it has one.
+        source: what was embedded, for ``metrics.json``.
+    """
+
+    name: str
+    folder: Path
+    embeddings: Any
+    labels: Any = None
+    gallery: Any = None
+    gallery_labels: Any = None
+    gnd: list[dict[str, Any]] | None = None
+    published: dict[str, float] = field(default_factory=dict)
+    source: dict[str, Any] = field(default_factory=dict)
+
+
+def from_file(path: Path) -> Target:
+    """Vectors from an ``.npz``: ``embeddings``, ``labels``, and possibly ``gallery``, ``gallery_labels``, ``gnd``."""
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file.") from error
+    except Exception as error:  # numpy raises several kinds for a file that is none of its own
+        raise DataError(f"{path}: cannot be read as an .npz of arrays ({error}).") from error
+    if "embeddings" not in arrays:
+        raise DataError(f"{path}: has no array 'embeddings' (it has {', '.join(arrays) or 'nothing'}).")
+    gnd = None
+    if "gnd" in arrays:
+        gnd = json.loads(str(arrays["gnd"]))
+    elif "labels" not in arrays:
+        raise DataError(f"{path}: has no array 'labels' beside 'embeddings' (it has {', '.join(arrays)}).")
+    return Target(
+        name=path.stem,
+        folder=path.with_name(f"{path.stem}-eval"),
+        embeddings=arrays["embeddings"],
+        labels=arrays.get("labels"),
+        gallery=arrays.get("gallery"),
+        gallery_labels=arrays.get("gallery_labels"),
+        gnd=gnd,
+        source={"vectors": str(path)},
+    )
+
+
+def result_folder(target: Path | None, init: str | None, data: str, split: str) -> Path:
+    """Where the results of a run, an embedder or an initialisation go by default."""
+    if target is not None:
+        return target / "eval" / f"{data}-{split}"
+    return Path("runs") / f"init-{init}" / "eval" / f"{data}-{split}"
+
+
+def from_images(
+    target: Path | None,
+    init: str | None,
+    data: str | None,
+    root: Path | None,
+    split: str,
+    *,
+    weights: str | None,
+    batch_size: int,
+    device: str | None,
+    multiscale: bool,
+    allow_outside: bool,
+) -> Target:
+    """Embed a data set with a run's model, a saved embedder or a bare initialisation."""
+    if data is None:
+        raise ConfigError("--data NAME says which images to embed; only an .npz of vectors does without.")
+    from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
+
+    if target is not None:
+        model = Embedder.load(_model_folder(target))
+    else:
+        # Outputs of the backbone itself, without the new layer that training would add: the paper's *init* rows.
+        model = Embedder.create(init or "", dim=None, weights=weights)
+    scales = INSTANCE_SEARCH_SCALES if multiscale else None
+
+    def embed(images: Any, read: Callable[[Any, int], Any]) -> Any:
+        pictures = _Pictures(images, read)
+        return model.embed(pictures, batch_size=batch_size, device=device, progress=True, scales=scales)
+
+    where = result_folder(target, init, data, split)
+    name = target.name if target is not None else f"{init} (as it comes)"
+    if data in REVISITED:
+        from recollect.data import load_revisited
+        from recollect.data.instance import LongerSide
+
+        if root is None:
+            raise ConfigError(f"--root says where the folder {data} lies.")
+        benchmark = load_revisited(data, root, allow_outside=allow_outside)
+        gnd = [
+            {"easy": easy.tolist(), "hard": hard.tolist(), "junk": junk.tolist()}
+            for easy, hard, junk in zip(benchmark.easy, benchmark.hard, benchmark.junk, strict=True)
+        ]
+        # A query is a crop, to be shown at the scale its whole picture would have had.
+        read = LongerSide(model.preprocessing.max_side or 1024).read
+        vectors = Target(name, where, embed(benchmark.queries, read), gallery=embed(benchmark.database, read), gnd=gnd)
+        fingerprint = benchmark.database.fingerprint
+    else:
+        from recollect.data import load
+
+        options = {"allow_outside": True} if allow_outside else {}
+        images = load(data, root, split, **options)
+        vectors = Target(name, where, embed(images, lambda images, index: images.read(index)), labels=images.labels)
+        fingerprint = images.fingerprint
+    vectors.published = _published(target)
+    vectors.source = {
+        "model": str(target) if target is not None else f"init {init}",
+        "data": data,
+        "split": split,
+        "fingerprint": fingerprint,
+    }
+    return vectors
+
+
+class _Pictures:
+    """The images of a set one after the other, read when they are reached; its length feeds the progress line."""
+
+    def __init__(self, images: Any, read: Callable[[Any, int], Any]) -> None:
+        self._images, self._read = images, read
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self._read(self._images, index) for index in range(len(self._images)))
+
+
+def _model_folder(target: Path) -> Path:
+    """A run keeps its embedder in ``model``; a saved embedder is a folder itself."""
+    if not target.is_dir():
+        raise DataError(f"{target}: no such run or folder; an .npz of vectors, a run or a saved embedder is expected.")
+    return target / "model" if (target / "model").is_dir() else target
+
+
+def _published(target: Path | None) -> dict[str, float]:
+    """The paper's row, in percent, if the run's recipe has one."""
+    if target is None or not (target / "config.yaml").is_file():
+        return {}
+    import yaml
+
+    try:
+        config = yaml.safe_load((target / "config.yaml").read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise DataError(f"{target / 'config.yaml'}: not readable as YAML ({error}).") from error
+    return published_row(config.get("published") if isinstance(config, Mapping) else None)
+
+
+def published_row(published: Any) -> dict[str, float]:
+    """All numbers of a ``published`` block under their metric's name; ``recall@k`` in it means the papers' ``r@k``."""
+    row: dict[str, float] = {}
+    if isinstance(published, Mapping):
+        for key, value in published.items():
+            if isinstance(value, Mapping):
+                row.update(published_row(value))
+            elif isinstance(value, int | float) and not isinstance(value, bool):
+                row[str(key)] = float(value)
+    return row
+
+
+def check_choice(target: Path | None, init: str | None) -> None:
+    """Exactly one of the two names what to evaluate."""
+    if (target is None) == (init is None):
+        raise InputError(
+            "name either a TARGET (run, saved embedder or .npz of vectors) or --init NAME, one of the two."
+        )

@@ -1,0 +1,158 @@
+"""How sure a number is, and whether two runs differ: resampling of per-query values.
+
+Queries of one class share their positives, so their values move together and resampling single queries makes
+intervals too narrow; ``by="class"`` (the default) draws whole classes. Everything here reads ``Evaluation``s and
+nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.common.errors import InputError
+from recollect.evaluation.result import Evaluation
+
+Unit = Literal["class", "query"]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its percentile bootstrap interval."""
+
+    mean: float
+    low: float
+    high: float
+    level: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The difference ``second − first`` of a metric's means on the same queries.
+
+    Attributes:
+        p_value: two-sided: twice the share of resamples on the side of zero opposite to most, at least 1/resamples.
+    """
+
+    difference: float
+    low: float
+    high: float
+    level: float
+    p_value: float
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Query numbers whose value went up or down from the first run to the second, largest change first."""
+
+    better: NDArray[np.int64]
+    worse: NDArray[np.int64]
+
+
+def confidence_interval(
+    result: Evaluation,
+    metric: str,
+    *,
+    level: float = 0.95,
+    resamples: int = 1000,
+    by: Unit = "class",
+    seed: int = 0,
+) -> Interval:
+    """The interval that holds the middle ``level`` of the metric's mean over resampled classes (or queries).
+
+    Example:
+        >>> from recollect.evaluation import evaluate
+        >>> result = evaluate([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]], [0, 0, 1, 1], ks=[1])
+        >>> confidence_interval(result, "r@1").low
+        1.0
+    """
+    counted = result.positives > 0
+    values = result.values(metric)[counted]
+    means = _resampled_means(values, result.labels[counted], resamples, by, seed)
+    low, high = _percentiles(means, level)
+    return Interval(float(values.mean()), low, high, level)
+
+
+def paired_bootstrap(
+    first: Evaluation,
+    second: Evaluation,
+    metric: str,
+    *,
+    level: float = 0.95,
+    resamples: int = 1000,
+    by: Unit = "class",
+    seed: int = 0,
+) -> Comparison:
+    """Resample the per-query differences of two runs on the same queries.
+
+    Pairing removes what both runs share (hard queries are hard for both), so far smaller differences show than by
+    comparing two intervals.
+    """
+    difference, labels = _differences(first, second, metric)
+    means = _resampled_means(difference, labels, resamples, by, seed)
+    low, high = _percentiles(means, level)
+    smaller_side = min(float((means <= 0).mean()), float((means >= 0).mean()))
+    p_value = min(1.0, max(2 * smaller_side, 1 / resamples))
+    return Comparison(float(difference.mean()), low, high, level, p_value)
+
+
+def changed_queries(first: Evaluation, second: Evaluation, metric: str = "r@1") -> Changes:
+    """Which queries got better and which worse. For ``first_rank`` a smaller value is better."""
+    _check_same_queries(first, second)
+    change = np.nan_to_num(second.values(metric) - first.values(metric))
+    if metric == "first_rank":
+        change = -change
+    order = np.argsort(-np.abs(change), kind="stable")
+    return Changes(better=order[change[order] > 0], worse=order[change[order] < 0])
+
+
+def _differences(first: Evaluation, second: Evaluation, metric: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    _check_same_queries(first, second)
+    counted = first.positives > 0
+    return (second.values(metric) - first.values(metric))[counted], first.labels[counted]
+
+
+def _check_same_queries(first: Evaluation, second: Evaluation) -> None:
+    if len(first.labels) != len(second.labels) or not np.array_equal(first.labels, second.labels):
+        raise InputError(
+            f"the two results are of different queries ({len(first.labels)} and {len(second.labels)}, or with other "
+            "labels): evaluate both runs on the same set in the same order."
+        )
+    if not np.array_equal(first.positives, second.positives):
+        raise InputError(
+            "the two results have different positives for the same queries: use the same gallery and junk."
+        )
+
+
+def _resampled_means(
+    values: NDArray[np.float64], labels: NDArray[np.int64], resamples: int, by: Unit, seed: int
+) -> NDArray[np.float64]:
+    """The mean of each resample: units drawn with replacement, each with all its values."""
+    if resamples < 1:
+        raise InputError(f"resamples={resamples}: at least 1 expected; 1000 is usual.")
+    sums: NDArray[np.float64]
+    sizes: NDArray[np.float64]
+    if by == "class":
+        _, place = np.unique(labels, return_inverse=True)
+        sums = np.asarray(np.bincount(place, weights=values), dtype=np.float64)
+        sizes = np.bincount(place).astype(np.float64)
+    elif by == "query":
+        sums, sizes = values, np.ones(len(values))
+    else:
+        raise InputError(f"by={by!r} is unknown: choose 'class' or 'query'.")
+    random = np.random.default_rng(seed)
+    means = np.empty(resamples)
+    for number in range(resamples):
+        drawn = random.integers(0, len(sums), len(sums))
+        means[number] = sums[drawn].sum() / sizes[drawn].sum()
+    return means
+
+
+def _percentiles(means: NDArray[np.float64], level: float) -> tuple[float, float]:
+    if not 0 < level < 1:
+        raise InputError(f"level={level}: a share between 0 and 1 expected, such as 0.95.")
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)

@@ -1,0 +1,76 @@
+"""Every metric once more, as its definition: one query at a time, a full sort, float64. Slow, and meant to be read.
+
+Tests hold the streaming pass to this file. It shares no code with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def ranking(similarities: NDArray[np.float64], positive: NDArray[np.bool_], ties: str) -> list[int]:
+    """Ranks (from 1) of the positives when sorted by falling similarity; among equals, negatives first (or last)."""
+    order = sorted(
+        range(len(similarities)),
+        key=lambda i: (-similarities[i], bool(positive[i]) if ties == "pessimistic" else not positive[i]),
+    )
+    return [rank for rank, item in enumerate(order, start=1) if positive[item]]
+
+
+def metrics_of_ranks(ranks: Sequence[int], ks: Sequence[int]) -> dict[str, float]:
+    """All metrics of one query from the ranks of its R positives."""
+    R = len(ranks)
+    hits = list(enumerate(ranks, start=1))  # (j, rank of the j-th positive)
+    values: dict[str, float] = {}
+    for k in ks:
+        values[f"r@{k}"] = float(any(rank <= k for rank in ranks))
+        values[f"recall@{k}"] = sum(rank <= k for rank in ranks) / R
+    values["map"] = sum(j / rank for j, rank in hits) / R
+    values["map@r"] = sum(j / rank for j, rank in hits if rank <= R) / R
+    values["r_precision"] = sum(rank <= R for rank in ranks) / R
+    values["mrr"] = 1 / ranks[0]
+    values["first_rank"] = float(ranks[0])
+    return values
+
+
+def evaluate(
+    embeddings: Any,
+    labels: Sequence[Any],
+    gallery: Any = None,
+    gallery_labels: Sequence[Any] | None = None,
+    ks: Sequence[int] = (1, 10, 100, 1000),
+    junk: Sequence[Sequence[int]] | None = None,
+    distractors: Any = None,
+    ties: str = "pessimistic",
+) -> list[dict[str, float] | None]:
+    """One dict of metrics a query; None for a query without a positive."""
+    queries = np.asarray(embeddings, dtype=np.float64)
+    items = queries if gallery is None else np.asarray(gallery, dtype=np.float64)
+    item_labels = list(labels if gallery_labels is None else gallery_labels)
+    if distractors is not None:
+        items = np.concatenate([items, np.asarray(distractors, dtype=np.float64)])
+        item_labels += [None] * len(distractors)
+    results: list[dict[str, float] | None] = []
+    for number, (query, label) in enumerate(zip(queries, labels, strict=True)):
+        left_out = set() if junk is None else set(junk[number])
+        if gallery is None:
+            left_out.add(number)
+        kept = [i for i in range(len(items)) if i not in left_out]
+        similarities = np.array([(query * items[i]).sum() for i in kept])
+        positive = np.array([item_labels[i] == label for i in kept], dtype=bool)
+        ranks = ranking(similarities, positive, ties)
+        results.append(metrics_of_ranks(ranks, ks) if ranks else None)
+    return results
+
+
+def revisited_average_precision(positions: Sequence[int], positives: int) -> float:
+    """Revisited Oxford and Paris: trapezoids under the precision–recall curve, from 0-based ranks."""
+    total = 0.0
+    for j, position in enumerate(positions):
+        before = 1.0 if position == 0 else j / position
+        total += (before + (j + 1) / (position + 1)) / 2
+    return total / positives

@@ -1,0 +1,131 @@
+"""What an evaluation returns: one value a query and metric, from which every mean, interval and comparison comes.
+
+Kept as ``.npz`` with one array a metric, so that ``numpy.load(path)["r@1"]`` is all it takes to look inside.
+``bootstrap.py`` reads results; ``report`` and the command line print them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.common.errors import DataError, InputError
+from recollect.common.files import atomic_write, write_json
+
+_RESERVED = ("labels", "positives", "settings")
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Per-query values of every metric, and their means.
+
+    Attributes:
+        per_query: metric → N values as fractions (``first_rank`` as a rank); NaN for a query without a positive.
+        labels: N labels of the queries.
+        positives: N numbers of positives.
+        settings: what was computed, and how: ks, ties, sizes.
+
+    Example:
+        >>> result = Evaluation({"r@1": np.array([1.0, 0.0, 1.0])}, np.array([7, 7, 8]), np.array([1, 1, 1]))
+        >>> round(result.metrics["r@1"], 3), result.class_means("r@1")
+        (0.667, {7: 0.5, 8: 1.0})
+    """
+
+    per_query: Mapping[str, NDArray[np.float64]]
+    labels: NDArray[Any]
+    positives: NDArray[np.int64]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The mean of every metric over the queries that have a positive, as fractions from 0 to 1."""
+        counted = self.positives > 0
+        return {name: float(values[counted].mean()) for name, values in self.per_query.items()}
+
+    @property
+    def counted(self) -> int:
+        """How many queries have a positive, and so are part of the means."""
+        return int((self.positives > 0).sum())
+
+    def values(self, metric: str) -> NDArray[np.float64]:
+        """The per-query values of one metric, or a sentence naming those there are."""
+        if metric not in self.per_query:
+            raise InputError(f"{metric!r} was not computed; there are {', '.join(self.per_query)}.")
+        return self.per_query[metric]
+
+    def class_means(self, metric: str) -> dict[Any, float]:
+        """The mean of ``metric`` over the queries of each class; classes without a counted query are left out."""
+        values = self.values(metric)
+        counted = self.positives > 0
+        classes, place = np.unique(self.labels[counted], return_inverse=True)
+        means = np.bincount(place, weights=values[counted]) / np.bincount(place)
+        return dict(zip(classes.tolist(), means.tolist(), strict=True))
+
+    @property
+    def macro(self) -> dict[str, float]:
+        """Every metric averaged over classes instead of queries, so that large classes weigh no more than small."""
+        return {name: float(np.mean(list(self.class_means(name).values()))) for name in self.per_query}
+
+    def summary(self) -> dict[str, Any]:
+        """Plain values for ``metrics.json``."""
+        return {
+            "metrics": self.metrics,
+            "macro": self.macro,
+            "queries": len(self.positives),
+            "queries_without_positive": len(self.positives) - self.counted,
+            "settings": dict(self.settings),
+        }
+
+    def save(self, path: Path | str, *, overwrite: bool = False) -> Path:
+        """Write all per-query values as ``.npz``.
+
+        Raises:
+            InputError: the file exists and ``overwrite`` is not set, or the name does not end in ``.npz``.
+        """
+        path = Path(path)
+        if path.suffix != ".npz":
+            raise InputError(f"{path}: per-query results are kept as .npz; give a name that ends so.")
+        refuse_existing(path, overwrite)
+        with atomic_write(path) as file:
+            np.savez_compressed(
+                file,
+                labels=self.labels,
+                positives=self.positives,
+                settings=np.array(json.dumps(dict(self.settings))),
+                **self.per_query,  # type: ignore[arg-type]
+            )
+        return path
+
+    @classmethod
+    def load(cls, path: Path | str) -> Evaluation:
+        """Read what ``save`` wrote."""
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
+            settings = json.loads(str(arrays["settings"]))
+            labels, positives = arrays["labels"], arrays["positives"]
+        except (OSError, ValueError, KeyError, BadZipFile) as error:
+            raise DataError(f"{path}: not a file of per-query results ({error}).") from error
+        values = {name: array for name, array in arrays.items() if name not in _RESERVED}
+        return cls(values, labels, positives, settings)
+
+
+def write_summary(path: Path | str, summary: Mapping[str, Any], *, overwrite: bool = False) -> Path:
+    """Write a summary as JSON, never silently over another file."""
+    path = Path(path)
+    refuse_existing(path, overwrite)
+    write_json(path, dict(summary))
+    return path
+
+
+def refuse_existing(path: Path, overwrite: bool) -> None:
+    """Raise if ``path`` exists and may not be replaced."""
+    if path.exists() and not overwrite:
+        raise InputError(f"{path} exists already: choose another name, or allow it to be replaced (--overwrite).")

@@ -1,0 +1,188 @@
+"""The streaming pass against the plain reference, over cases made to be awkward."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.evaluation import evaluate, reference
+from recollect.evaluation import ranks as ranks_module
+from recollect.evaluation.metrics import METRICS
+
+KS = (1, 2, 5, 1000)  # 1000 exceeds every gallery here
+
+
+@st.composite
+def cases(draw):
+    """Small whole numbers: dot products are exact, and duplicates, ties and zero vectors are frequent."""
+    dim = draw(st.integers(1, 4))
+    classes = draw(st.integers(1, 6))
+
+    def vectors(count):
+        number = st.integers(-2, 2)
+        rows = draw(st.lists(st.lists(number, min_size=dim, max_size=dim), min_size=count, max_size=count))
+        return np.array(rows, dtype=np.float32).reshape(count, dim)
+
+    def labels(count):
+        return draw(st.lists(st.integers(0, classes - 1), min_size=count, max_size=count))
+
+    queries = draw(st.integers(2, 24))
+    case = {"embeddings": vectors(queries), "labels": labels(queries), "ties": draw(st.sampled_from(TIES))}
+    items = queries
+    if draw(st.booleans()):
+        items = draw(st.integers(1, 24))
+        case |= {"gallery": vectors(items), "gallery_labels": labels(items)}
+    if draw(st.booleans()):
+        extra = draw(st.integers(1, 8))
+        case["distractors"] = vectors(extra)
+        items += extra
+    if draw(st.booleans()):
+        index = st.integers(0, items - 1)
+        case["junk"] = draw(st.lists(st.lists(index, max_size=5), min_size=queries, max_size=queries))
+    return case
+
+
+TIES = ("pessimistic", "optimistic")
+
+
+def _assert_equal(result, expected):
+    for number, values in enumerate(expected):
+        for name, column in result.per_query.items():
+            if values is None:
+                assert np.isnan(column[number]), name
+            else:
+                assert column[number] == pytest.approx(values[name], abs=1e-12), (number, name)
+
+
+def _small_tiles(monkeypatch):
+    monkeypatch.setattr(ranks_module, "_QUERY_ROWS", 5)
+    monkeypatch.setattr(ranks_module, "_GALLERY_ROWS", 7)
+
+
+@given(case=cases(), dtype=st.sampled_from([np.float32, np.float64, np.float16]))
+def test_equals_the_reference(case, dtype):
+    expected = reference.evaluate(**case, ks=KS)
+    for name in ("embeddings", "gallery", "distractors"):
+        if name in case:
+            case[name] = case[name].astype(dtype)
+    if all(values is None for values in expected):
+        with pytest.raises(ValueError, match="has a positive"):
+            evaluate(**case, ks=KS)
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        _small_tiles(patch)
+        _assert_equal(evaluate(**case, ks=KS), expected)
+    _assert_equal(evaluate(**case, ks=KS, memory=1 << 20), expected)
+
+
+@given(
+    case=cases(),
+    metrics=st.lists(st.sampled_from(sorted(METRICS)), min_size=1, max_size=3, unique=True),
+    ks=st.lists(st.integers(1, 12), min_size=1, max_size=3),
+)
+def test_counting_less_changes_nothing(case, metrics, ks):
+    """Whatever is asked for, the pruned pass gives what the full pass gives."""
+    if all(values is None for values in reference.evaluate(**case, ks=ks)):
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        _small_tiles(patch)
+        everything = evaluate(**case, ks=ks)
+        some = evaluate(**case, ks=ks, metrics=metrics)
+    for name, column in some.per_query.items():
+        np.testing.assert_array_equal(column, everything.per_query[name], err_msg=name)
+
+
+def _clusters(count=700, classes=90, dim=24, noise=1.0, seed=0):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, count)
+    vectors = rng.standard_normal((classes, dim))[labels] + noise * rng.standard_normal((count, dim))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32), labels
+
+
+def test_larger_random_data_equals_the_reference():
+    vectors, labels = _clusters()
+    _assert_equal(evaluate(vectors, labels, ks=KS), reference.evaluate(vectors, labels.tolist(), ks=KS))
+
+
+def test_tile_sizes_and_memory_change_nothing(monkeypatch):
+    vectors, labels = _clusters(count=260, classes=40)
+    wanted = evaluate(vectors, labels).per_query
+    for rows, columns, memory in ((9, 17, 1 << 20), (64, 33, 2 << 20), (300, 300, 1 << 30)):
+        monkeypatch.setattr(ranks_module, "_QUERY_ROWS", rows)
+        monkeypatch.setattr(ranks_module, "_GALLERY_ROWS", columns)
+        found = evaluate(vectors, labels, memory=memory).per_query
+        for name, column in wanted.items():
+            np.testing.assert_array_equal(found[name], column, err_msg=name)
+
+
+def test_several_blocks_are_really_used(monkeypatch):
+    """A small budget must cut the queries into blocks, or the memory bound is an empty promise."""
+    vectors, labels = _clusters()
+    blocks = []
+    original = ranks_module._blocks
+
+    def counted(*arguments):
+        for block in original(*arguments):
+            blocks.append(len(block))
+            yield block
+
+    monkeypatch.setattr(ranks_module, "_blocks", counted)
+    evaluate(vectors, labels, memory=1 << 20)
+    assert len(blocks) > 1
+
+
+def test_many_positives_take_the_sorting_path(monkeypatch):
+    """Two classes: hundreds of positives a query, counted by sorting rows instead of comparing with each."""
+    rng = np.random.default_rng(1)
+    vectors = rng.integers(-3, 4, (640, 3)).astype(np.float32)
+    labels = np.arange(640) % 2
+    from recollect.evaluation import counting
+
+    assert labels.tolist().count(0) - 1 > counting.MANY_THRESHOLDS
+    sorted_path = evaluate(vectors, labels, ks=KS)
+    monkeypatch.setattr(counting, "MANY_THRESHOLDS", 10_000)
+    compared = evaluate(vectors, labels, ks=KS)
+    for name, column in compared.per_query.items():
+        np.testing.assert_array_equal(sorted_path.per_query[name], column, err_msg=name)
+    few = reference.evaluate(vectors[:7], labels[:7].tolist(), vectors, labels.tolist(), ks=KS)
+    _assert_equal(evaluate(vectors[:7], labels[:7], vectors, labels, ks=KS), few)
+
+
+def test_self_is_left_out_by_identity():
+    """A duplicate before the query in the gallery must not be mistaken for the query."""
+    vectors = np.array([[1.0, 0], [1, 0], [0, 1], [0, 1]], np.float32)
+    result = evaluate(vectors, [0, 1, 0, 1], ks=[1, 2, 3])
+    # Query 0: its duplicate (label 1) is first, its positive (index 2) ties with index 3 and comes last.
+    assert result.per_query["first_rank"].tolist() == [3, 3, 3, 3]
+    assert evaluate(vectors, [0, 0, 1, 1], ks=[1]).metrics["r@1"] == 1.0
+
+
+def test_string_labels_and_torch_input():
+    vectors = torch.tensor([[1.0, 0], [0.9, 0.1], [0, 1], [0.1, 0.9]], dtype=torch.bfloat16, requires_grad=True)
+    result = evaluate(vectors, ["a", "a", "b", "b"], ks=[1])
+    assert result.metrics["r@1"] == 1.0
+    assert result.class_means("map") == {"a": 1.0, "b": 1.0}
+
+
+def test_global_settings_are_left_as_found():
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        evaluate(np.eye(4, dtype=np.float32), [0, 0, 1, 1])
+        assert torch.get_float32_matmul_precision() == "medium"
+        assert torch.is_grad_enabled()
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_cosine_is_dot_of_normalised_vectors():
+    vectors, labels = _clusters(count=200, classes=20)
+    longer = vectors * np.random.default_rng(2).uniform(0.1, 10, (200, 1)).astype(np.float32)
+    wanted = evaluate(vectors, labels).per_query
+    found = evaluate(longer, labels, similarity="cosine").per_query
+    assert evaluate(longer, labels).metrics["map"] != pytest.approx(wanted["map"].mean(), abs=1e-3)
+    for name, column in wanted.items():
+        np.testing.assert_allclose(found[name], column, err_msg=name)

@@ -1,0 +1,200 @@
+"""The Revisited protocol against values of the benchmark's own evaluator (12 digits)."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recollect.common.errors import InputError
+from recollect.evaluation import evaluate_rankings, evaluate_revisited
+from recollect.evaluation.reference import revisited_average_precision
+from recollect.evaluation.revisited import average_precision, precision_at
+
+CASES = json.loads((Path(__file__).parent / "revisited_cases.json").read_text())
+DIGITS = dict(rel=0, abs=1e-12)
+SETUP = {"E": "easy", "M": "medium", "H": "hard"}
+
+
+@pytest.mark.parametrize("case", CASES["ap_cases"])
+def test_average_precision(case):
+    positions, total = case["zero_based_positive_ranks_after_junk_removal"], case["nres"]
+    assert average_precision(positions, total) == pytest.approx(case["AP"], **DIGITS)
+    assert revisited_average_precision(positions, total) == pytest.approx(case["AP"], **DIGITS)
+
+
+@pytest.mark.parametrize("case", CASES["hand_cases"], ids=lambda case: case["name"])
+def test_hand_cases_as_rankings(case):
+    gnd = {"easy": case["ok"], "hard": [], "junk": case["junk"]}
+    result = evaluate_rankings([case["ranking"]], [gnd], ks=case["kappas"], setups=["medium"]).per_query["medium"]
+    assert result["map"][0] == pytest.approx(case["AP"], **DIGITS)
+    for k, value in zip(case["kappas"], case["P@k"], strict=True):
+        assert result[f"mp@{k}"][0] == pytest.approx(value, **DIGITS)
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES["hand_cases"] if c["name"] != "truncated_list"], ids=lambda case: case["name"]
+)
+def test_hand_cases_as_vectors(case):
+    database = np.zeros((len(case["ranking"]), 1))
+    database[case["ranking"], 0] = -np.arange(len(case["ranking"]), dtype=float)
+    gnd = {"easy": case["ok"], "hard": [], "junk": case["junk"]}
+    result = evaluate_revisited([[1.0]], database, [gnd], ks=case["kappas"]).per_query["medium"]
+    assert result["map"][0] == pytest.approx(case["AP"], **DIGITS)
+    for k, value in zip(case["kappas"], case["P@k"], strict=True):
+        assert result[f"mp@{k}"][0] == pytest.approx(value, **DIGITS)
+
+
+def test_a_query_without_positives_is_left_out_of_the_mean():
+    case = CASES["empty_query_case"]
+    rankings = np.array(case["ranks_db_x_q"]).T
+    gnd = [{"easy": g["ok"], "hard": [], "junk": g["junk"]} for g in case["gnd"]]
+    result = evaluate_rankings(rankings, gnd, ks=case["kappas"])
+    assert result.metrics["medium/map"] == pytest.approx(case["mAP"], **DIGITS)
+    for query, value in enumerate(case["APs"]):
+        found = result.per_query["medium"]["map"][query]
+        assert np.isnan(found) if value is None else found == pytest.approx(value, **DIGITS)
+    for number, k in enumerate(case["kappas"]):
+        assert result.metrics[f"medium/mp@{k}"] == pytest.approx(case["mP@k"][number], **DIGITS)
+        for query, values in enumerate(case["P@k"]):
+            found = result.per_query["medium"][f"mp@{k}"][query]
+            assert np.isnan(found) if values[number] is None else found == pytest.approx(values[number], **DIGITS)
+
+
+def test_no_positive_in_a_truncated_list_scores_nothing():
+    case = CASES["no_positive_retrieved"]
+    result = evaluate_rankings([[4, 5]], [{"easy": [1], "hard": []}])
+    assert result.metrics["medium/map"] == case["without_kappas_mAP"]
+    assert result.metrics["medium/mp@10"] == 0.0
+    assert precision_at([], 5) == 0.0
+
+
+def _assert_setups(result, expected):
+    for letter, setup in SETUP.items():
+        wanted = expected[letter]
+        assert result.metrics[f"{setup}/map"] == pytest.approx(wanted["mAP"], **DIGITS)
+        for k, value in wanted["mP@k"].items():
+            assert result.metrics[f"{setup}/mp@{k}"] == pytest.approx(value, **DIGITS)
+        per_query = result.per_query[setup]["map"]
+        assert (~np.isnan(per_query)).sum() == wanted["n_queries_used"]
+        first = wanted.get("AP_first5", wanted.get("AP"))
+        assert per_query[: len(first)] == pytest.approx(first, **DIGITS)
+
+
+def test_easy_medium_hard_of_one_query():
+    case = CASES["emh_small"]
+    _assert_setups(evaluate_rankings([case["ranking"]], [case["gnd"]]), case["result"])
+    database = np.zeros((10, 1), np.float32)
+    database[case["ranking"], 0] = -np.arange(10)
+    _assert_setups(evaluate_revisited([[2.0]], database, [case["gnd"]]), case["result"])
+
+
+def _random_case():
+    rng = np.random.default_rng(20240607)
+    sim = rng.standard_normal((1000, 70))
+    gnd = []
+    for i in range(70):
+        ne, nh, nj = (int(rng.integers(*bounds)) for bounds in ((1, 40), (1, 40), (0, 30)))
+        perm = rng.permutation(1000)
+        easy, hard, junk = (np.sort(p) for p in (perm[:ne], perm[ne : ne + nh], perm[ne + nh : ne + nh + nj]))
+        if i in (11, 66):
+            easy = easy[:0]
+        sim[easy, i] += 3.0
+        sim[hard, i] += 1.5
+        sim[junk, i] += 2.0
+        gnd.append({"easy": easy.tolist(), "hard": hard.tolist(), "junk": junk.tolist()})
+    return sim, rng.standard_normal((5000, 70)), gnd
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("variant", ["plain", "with_distractors"])
+def test_random_case_from_vectors(variant, dtype):
+    """Unit vectors as queries make the similarity matrix itself the database's vectors."""
+    sim, more, gnd = _random_case()
+    expected = CASES["random_large"][variant]
+    distractors = more.astype(dtype) if variant == "with_distractors" else None
+    result = evaluate_revisited(np.eye(70, dtype=dtype), sim.astype(dtype), gnd, distractors, memory=2 << 20)
+    _assert_setups(result, expected)
+
+
+def test_random_case_from_rankings():
+    sim, more, gnd = _random_case()
+    whole = np.concatenate([sim, more])
+    _assert_setups(
+        evaluate_rankings(np.argsort(-whole, axis=0).T, gnd), CASES["random_large"]["with_distractors"]
+    )
+
+
+@pytest.mark.parametrize("name", ["roxford5k", "rparis6k"])
+@pytest.mark.parametrize("variant", ["chance", "boosted", "ideal_order_easy_hard_junk_rest"])
+def test_published_ground_truth(name, variant):
+    """Needs the benchmark's pickle: set RECOLLECT_REVISITED to the folder that holds roxford5k and rparis6k."""
+    path = Path(os.environ.get("RECOLLECT_REVISITED", "")) / name / f"gnd_{name}.pkl"
+    if not path.is_file():
+        pytest.skip("the benchmark's ground truth is not here")
+
+    class Plain(pickle.Unpickler):
+        def find_class(self, module, name):
+            raise pickle.UnpicklingError(f"{module}.{name} refused")
+
+    with path.open("rb") as file:
+        gnd = Plain(file).load()["gnd"]
+    case = CASES["real_groundtruth"][name]
+    sim = np.random.default_rng(1).standard_normal((case["n_db"], 70))
+    for i, entry in enumerate(gnd):
+        if variant == "boosted":
+            sim[entry["easy"], i] += 3
+            sim[entry["hard"], i] += 1.5
+            sim[entry["junk"], i] += 2
+        elif variant != "chance":
+            for height, kind in ((300, "easy"), (200, "hard"), (100, "junk")):
+                sim[entry[kind], i] += height
+    _assert_setups(evaluate_revisited(np.eye(70), sim, gnd), case[variant])
+
+
+def test_distractors_on_disk_are_read_in_tiles(tmp_path):
+    rng = np.random.default_rng(3)
+    queries, database, more = (rng.standard_normal((n, 16)).astype(np.float32) for n in (5, 60, 3000))
+    gnd = [{"easy": [i, i + 5], "hard": [i + 10], "junk": [i + 20]} for i in range(5)]
+    np.save(tmp_path / "more.npy", more)
+    wanted = evaluate_revisited(queries, database, gnd, more).metrics
+    assert evaluate_revisited(queries, database, gnd, tmp_path / "more.npy", memory=1 << 20).metrics == wanted
+    rankings = np.argsort(-(queries @ np.concatenate([database, more]).T), axis=1)
+    assert evaluate_rankings(rankings, gnd).metrics == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"gnd": []}, "0 entries for 1 queries"),
+        ({"gnd": [{"easy": [7], "hard": []}]}, "numbered 0 to 2"),
+        ({"gnd": [{"easy": [-1], "hard": []}]}, "numbered 0 to 2"),
+        ({"gnd": [{"positives": [0]}]}, "easy, hard and junk expected"),
+        ({"setups": ["impossible"]}, "choose from easy, medium, hard"),
+        ({"ks": [0]}, "whole numbers from 1"),
+        ({"distractors": np.ones((2, 3))}, "dimensions"),
+        ({"similarity": "l2"}, "choose 'dot' or 'cosine'"),
+        ({"database": np.empty((0, 2))}, "both are needed"),
+    ],
+)
+def test_bad_input_is_a_sentence(change, message):
+    arguments = {"queries": np.ones((1, 2)), "database": np.ones((3, 2)), "gnd": [{"easy": [0], "hard": []}], **change}
+    with pytest.raises(InputError, match=message):
+        evaluate_revisited(**arguments)
+
+
+def test_rankings_and_gnd_must_match():
+    with pytest.raises(InputError, match="2 entries for 1 ranked lists"):
+        evaluate_rankings([[0]], [{"easy": [0]}, {"easy": [0]}])
+
+
+def test_saved_values(tmp_path):
+    result = evaluate_rankings([[0, 1]], [{"easy": [1], "hard": []}])
+    result.save(tmp_path / "r.npz")
+    assert np.load(tmp_path / "r.npz")["medium/map"].tolist() == [0.25]
+    with pytest.raises(InputError, match="exists already"):
+        result.save(tmp_path / "r.npz")
