@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from recollect.evaluation import Evaluation
 from recollect.report.markup import Markup, element, name_of
-from recollect.report.measured import Contender, Shown
+from recollect.report.measured import Contender
 from recollect.report.nearest import nearest
 from recollect.report.pictures import Pictures
+from recollect.report.vectors import Shown
 
 QUERIES = 5
 """Queries of each kind."""

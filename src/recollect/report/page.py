@@ -15,11 +15,12 @@ from pathlib import Path
 from recollect._version import __version__
 from recollect.common.errors import InputError, RecollectError
 from recollect.common.files import write_text
-from recollect.report import gallery, sections
+from recollect.report import gallery, plots, sections
 from recollect.report.markup import Child, Markup, element, join, name_of
-from recollect.report.measured import LIMIT, Contender, Measured, Shown, measure
+from recollect.report.measured import LIMIT, Contender, Measured, measure
 from recollect.report.pictures import Pictures
 from recollect.report.runs import Run, distinct_names, read_run
+from recollect.report.vectors import Shown
 
 GENERATOR = "recollect report"
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -139,13 +140,13 @@ def _page(
         "Report of " + runs[0].name if len(runs) == 1 else "Comparison of " + ", ".join(r.name for r in runs)
     )
     parts: list[tuple[str, str, Child]] = [("results", "Results", sections.results(runs, contenders, shown))]
-    parts.append(("curves", "Curves", sections.curves(runs)))
+    parts.append(("curves", "Curves", plots.curves(runs)))
     if shown is not None and contenders:
         pictures = Pictures(shown.images, shown.names)
-        parts.append(("similarities", "Similarities", sections.similarity_charts(contenders, shown)))
-        parts.append(("gallery", "Gallery", _gallery(contenders, shown, pictures)))
-        parts.append(("classes", "Classes", sections.class_section(contenders, shown)))
-    parts.append(("speed", "Speed and memory", sections.speed(runs)))
+        parts.append(("similarities", "Similarities", plots.similarity_charts(contenders, shown)))
+        parts.append(("gallery", "Gallery", _gallery(contenders, _looked_at(contenders), shown, pictures)))
+        parts.append(("classes", "Classes", sections.class_section(contenders, _looked_at(contenders), shown)))
+    parts.append(("speed", "Speed and memory", plots.speed(runs)))
     parts.append(("settings", "Settings", sections.settings(runs)))
     states = element(
         "p", f"{_states(runs)} Written by recollect {__version__} on {datetime.now():%-d %B %Y}.", class_="note"
@@ -169,14 +170,17 @@ def _states(runs: Sequence[Run]) -> str:
     return " ".join(f"{run.name} is {run.status}." for run in runs)
 
 
-def _gallery(contenders: Sequence[Contender], shown: Shown, pictures: Pictures) -> Markup:
+def _looked_at(contenders: Sequence[Contender]) -> Contender:
+    """The one that is looked at alone: the first run, or what it started from when there is nothing else."""
+    return contenders[0] if len(contenders) == 1 or contenders[0].name != "init" else contenders[1]
+
+
+def _gallery(contenders: Sequence[Contender], looked_at: Contender, shown: Shown, pictures: Pictures) -> Markup:
     """The queries worth looking at."""
     if not pictures.at_hand:
         return element("p", "No gallery: the images are not at hand.")
     if len(shown.names) < 2:
         return element("p", "No gallery: a single image has nothing to be found among.")
-    # Runs are compared with the first; the one looked at alone is the first run, or init when there is no other.
-    looked_at = contenders[0] if len(contenders) == 1 or contenders[0].name != "init" else contenders[1]
     pairs = [(contenders[0], looked_at)] if contenders[0] is not looked_at else []
     pairs += [(looked_at, other) for other in contenders if other not in (contenders[0], looked_at)]
     parts: list[Markup] = [

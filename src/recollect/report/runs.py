@@ -123,7 +123,7 @@ def published_sets(published: Any) -> dict[str, dict[str, float]]:
         for key, value in values.items():
             if isinstance(value, Mapping):
                 visit(value, f"{name} {key}".strip())
-            elif isinstance(value, int | float) and not isinstance(value, bool) and _is_metric(str(key)):
+            elif number(value) is not None and _is_metric(str(key)):
                 found.setdefault(name, {})[str(key)] = float(value)
 
     visit(published, "")
@@ -150,7 +150,7 @@ def _records(folder: RunFolder, remarks: list[str]) -> tuple[list[dict[str, Any]
     evaluations: list[dict[str, Any]] = []
     try:
         for record in folder.read_metrics():
-            if not isinstance(record, dict) or not _is_number(record.get("step")):
+            if not isinstance(record, dict) or number(record.get("step")) is None:
                 continue
             if record.get("kind") == "step":
                 steps.append(record)
@@ -166,11 +166,15 @@ def _evaluated(folder: RunFolder, remarks: list[str]) -> dict[str, dict[str, flo
     for path in sorted((folder.path / "eval").glob("*/metrics.json")):
         try:
             metrics = read_json(path)["metrics"]
-            found[path.parent.name] = {str(name): float(value) for name, value in metrics.items() if _is_number(value)}
+            found[path.parent.name] = {
+                str(name): float(value) for name, value in metrics.items() if number(value) is not None
+            }
         except (RecollectError, KeyError, TypeError, AttributeError) as error:
             remarks.append(f"{path.name} of {path.parent.name} is no result of recollect eval: {error}")
     return found
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def number(value: Any) -> float | None:
+    """``value`` if it is a finite number."""
+    is_one = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_one else None

@@ -1,10 +1,9 @@
-"""The parts of the page that are tables and curves, one function each; ``page.py`` puts them in order."""
+"""The parts of the page that are tables: results beside published ones, classes, settings."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,12 @@ import yaml
 
 from recollect.common.errors import RecollectError
 from recollect.evaluation import paired_bootstrap
-from recollect.report.charts import Line, histogram_pair, line_chart
 from recollect.report.markup import Child, Markup, element, join, name_of, table
-from recollect.report.measured import Contender, Shown
-from recollect.report.runs import Run, published_sets
-from recollect.report.similarities import count_similarities
+from recollect.report.measured import Contender
+from recollect.report.runs import Run, number, published_sets
+from recollect.report.vectors import Shown
 
 _CLASSES_LISTED = 15
-_CURVE_KS = ("r@1", "r@10")
 
 
 def percent(value: float | None) -> str:
@@ -69,7 +66,7 @@ def results(runs: Sequence[Run], contenders: Sequence[Contender], shown: Shown |
     wanted = _metrics_to_show(columns, shown)
     if not columns or not wanted:
         return element("p", "Nothing was evaluated.")
-    rows = [[_metric_name(name), *(percent(_number(values.get(name))) for _, values in columns)] for name in wanted]
+    rows = [[_metric_name(name), *(percent(number(values.get(name))) for _, values in columns)] for name in wanted]
     about = _about(shown) if contenders else None
     grid = table(["metric, in %", *(title for title, _ in columns)], rows, caption=about or "Metrics, in percent")
     return join(element("div", grid, _differences(contenders), class_="columns"), _comparable(shown, bool(seen)))
@@ -150,142 +147,36 @@ def _points(difference: float) -> str:
     return f"{100 * difference:+.1f}".replace("-", "−")
 
 
-def curves(runs: Sequence[Run]) -> Markup:
-    """Losses, a chart for each kind of loss, and what was evaluated on the way."""
-    parts: list[Markup | None] = []
-    kinds = dict.fromkeys(str(run.setting("loss.name", "loss")) for run in runs)
-    for kind in kinds:
-        group = [run for run in runs if str(run.setting("loss.name", "loss")) == kind]
-        lines = [Line(run.name, _column(run.steps, "step"), _column(run.steps, "loss")) for run in group]
-        more = " Losses of different kinds are not comparable, so each has its own chart." if len(kinds) > 1 else None
-        parts.append(line_chart(lines, title=f"Loss: {kind}", x_label="step", y_label="loss", caption=more))
-    splits = dict.fromkeys(str(record.get("split")) for run in runs for record in run.evaluations)
-    for split in splits:
-        metrics = [name for name in _CURVE_KS if len(runs) == 1 or name == "r@1"]
-        lines = []
-        for run in runs:
-            records = [record for record in run.evaluations if str(record.get("split")) == split]
-            for metric in metrics:
-                name = metric if len(runs) == 1 else f"{run.name}, {metric}"
-                lines.append(Line(name, _column(records, "step"), _column(records, metric), dots=True))
-        title = {"val": "r@k of the validation classes", "test": "r@k of the test set"}.get(split, f"r@k of {split}")
-        caption = "It chooses the weights that are kept." if split == "val" else "Watched only; it chooses nothing."
-        parts.append(line_chart(lines, title=title, x_label="step", y_label="r@k", percent=True, caption=caption))
-    drawn = [part for part in parts if part is not None]
-    if not any(run.evaluations for run in runs):
-        drawn.append(
-            element(
-                "p",
-                "No r@k curve: nothing was evaluated during training. Validation classes "
-                "(--validation random) or --watch-test give one.",
-                class_="note",
-            )
-        )
-    return element("div", drawn, class_="charts")
-
-
-def _column(records: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    return [value if (value := _number(record.get(key))) is not None else float("nan") for record in records]
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def similarity_charts(contenders: Sequence[Contender], shown: Shown) -> Markup:
-    """Histograms of similarities, over the same range for all."""
-    counted = [count_similarities(contender.vectors, shown.labels) for contender in contenders]
-    spans = [counts.span() for counts in counted]
-    low, high = min(span[0] for span in spans), max(span[1] for span in spans)
-    charts = []
-    for contender, counts in zip(contenders, counted, strict=True):
-        positive, negative, edges = counts.binned(low, high)
-        ordered = counts.ordered
-        said = (
-            "One of the two kinds does not occur."
-            if ordered is None
-            else f"Of a pair of one class and a pair of two, the first is the more similar in {100 * ordered:.1f} % of all cases."
-        )
-        charts.append(
-            histogram_pair(
-                (positive, negative),
-                edges,
-                title=contender.name,
-                names=("same class", "different classes"),
-                x_label="similarity",
-                caption=said,
-            )
-        )
-    return element("div", charts, class_="charts")
-
-
-def class_section(contenders: Sequence[Contender], shown: Shown) -> Markup:
-    """r@1 class by class: how classes are spread, and the lowest and the most changed ones."""
+def class_section(contenders: Sequence[Contender], looked_at: Contender, shown: Shown) -> Markup:
+    """r@1 class by class: how classes are spread, and the lowest and the most changed ones of ``looked_at``."""
     means = [contender.evaluation.class_means("r@1") for contender in contenders]
     sizes = Counter(shown.labels.tolist())
-    last, first = means[-1], means[0]
     spread = table(
-        ["r@1 of a class", *(f"{10 * n}–{10 * (n + 1)} %" for n in range(10))],
+        ["r@1 of a class in %", *(f"{10 * n}–{10 * (n + 1)}" for n in range(10))],
         [
-            [
-                name_of(contender.name),
-                *(str(Counter(min(int(v * 10), 9) for v in values.values())[n]) for n in range(10)),
-            ]
+            [name_of(contender.name), *(str(count) for count in np.histogram(list(values.values()), 10, (0, 1))[0])]
             for contender, values in zip(contenders, means, strict=True)
         ],
         caption="How many classes have which r@1",
     )
     head: list[Child] = ["class", "images", *(name_of(contender.name) for contender in contenders)]
 
-    def listed(classes: Sequence[int], caption: str) -> Markup:
+    def listed(classes: Sequence[int], caption: Child) -> Markup | None:
         rows: list[list[Child]] = [
             [name_of(shown.class_names[c]), f"{sizes[c]:,}", *(percent(values.get(c)) for values in means)]
-            for c in classes
+            for c in classes[:_CLASSES_LISTED]
         ]
-        return table(head, rows, caption=caption)
+        return table(head, rows, caption=caption) if rows else None
 
-    lowest = sorted(last, key=lambda c: last[c])[:_CLASSES_LISTED]
-    parts = [spread, listed(lowest, f"Lowest r@1 with {contenders[-1].name}, in %")]
-    if len(contenders) > 1:
-        order = sorted(last, key=lambda c: last[c] - first.get(c, 0.0))
-        worse = [c for c in order if last[c] < first.get(c, 0.0)][:_CLASSES_LISTED]
-        better = [c for c in reversed(order) if last[c] > first.get(c, 0.0)][:_CLASSES_LISTED]
-        between = f"from {contenders[0].name} to {contenders[-1].name}, r@1 in %"
-        parts += [listed(better, f"Most gained {between}")] if better else []
-        parts += [listed(worse, f"Most lost {between}")] if worse else []
-    return element("div", parts[0], element("div", parts[1:], class_="columns"))
-
-
-def speed(runs: Sequence[Run]) -> Markup:
-    """Throughput and memory, in numbers and over time."""
-    rows: list[list[Child]] = []
-    for run in runs:
-        rates = [rate for rate in _column(run.steps, "images_per_second") if np.isfinite(rate)]
-        memory = [used for used in _column(run.steps, "memory_mb") if np.isfinite(used)]
-        seconds = [value for value in _column(run.steps, "seconds") if np.isfinite(value)]
-        machine = run.manifest.get("machine") if isinstance(run.manifest.get("machine"), Mapping) else {}
-        rows.append(
-            [
-                name_of(run.name),
-                run.status,
-                f"{len(run.steps):,}",
-                _duration(seconds[-1]) if seconds else "–",
-                f"{median(rates):,.0f}" if rates else "–",
-                f"{max(memory):,.0f} MB" if memory else "–",
-                str((machine or {}).get("gpu") or (machine or {}).get("processor") or "–"),
-            ]
-        )
-    head = ["run", "state", "steps", "time", "images/s (median)", "most memory", "machine"]
-    grid = table(head, rows, caption="Throughput and memory while training", numbers=False)
-    lines = [Line(run.name, _column(run.steps, "step"), _column(run.steps, "images_per_second")) for run in runs]
-    chart = line_chart(lines, title="Throughput", x_label="step", y_label="images a second", from_zero=True)
-    return join(grid, element("div", chart, class_="charts") if chart else None)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    now = looked_at.evaluation.class_means("r@1")
+    parts = [listed(sorted(now, key=lambda c: now[c]), join("Lowest r@1 with ", name_of(looked_at.name), ", in %"))]
+    if contenders[0] is not looked_at:
+        change = {c: now[c] - value for c, value in means[0].items() if c in now}
+        order = sorted(change, key=lambda c: change[c])
+        between = join(" from ", name_of(contenders[0].name), " to ", name_of(looked_at.name), ", r@1 in %")
+        parts.append(listed([c for c in reversed(order) if change[c] > 0], join("Most gained", between)))
+        parts.append(listed([c for c in order if change[c] < 0], join("Most lost", between)))
+    return join(spread, element("div", parts, class_="columns"))
 
 
 def settings(runs: Sequence[Run]) -> Markup:
