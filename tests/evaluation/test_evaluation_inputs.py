@@ -107,16 +107,16 @@ gnd = [{"easy": [i, i + 20], "hard": [i + 40], "junk": [i + 60]} for i in range(
 
 def anonymous():
     with open("/proc/self/status") as file:
-        return {line.split()[0]: int(line.split()[1]) for line in file if line.startswith(("RssAnon", "VmHWM", "RssFile"))}
+        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon"))
 
 evaluate_revisited(queries, gallery[:500], gnd)  # libraries loaded, thread pools up
 import threading, time
 peak, stop = [0], threading.Event()
 def watch():
     while not stop.is_set():
-        peak[0] = max(peak[0], anonymous()["RssAnon:"])
+        peak[0] = max(peak[0], anonymous())
         time.sleep(0.002)
-before = anonymous()["RssAnon:"]
+before = anonymous()
 thread = threading.Thread(target=watch); thread.start()
 result = evaluate_revisited(queries, gallery[:500], gnd, gallery, memory=24 << 20)
 stop.set(); thread.join()

@@ -9,7 +9,7 @@ import torch
 
 from recollect.common.errors import InputError
 from recollect.evaluation import metrics
-from recollect.evaluation.ranks import RankTile
+from recollect.evaluation.tiles import RankTile
 
 # Two queries: positives at ranks 1, 3, 6; and one positive at rank 4.
 RANKS = torch.tensor([[1.0, 3.0, 6.0], [4.0, math.inf, math.inf]], dtype=torch.float64)

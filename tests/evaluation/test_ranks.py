@@ -60,6 +60,7 @@ def _assert_equal(result, expected):
 def _small_tiles(monkeypatch):
     monkeypatch.setattr(ranks_module, "_QUERY_ROWS", 5)
     monkeypatch.setattr(ranks_module, "_GALLERY_ROWS", 7)
+    monkeypatch.setattr(ranks_module, "_SQUARE_ROWS", 6)
 
 
 @given(case=cases(), dtype=st.sampled_from([np.float32, np.float64, np.float16]))
@@ -113,6 +114,7 @@ def test_tile_sizes_and_memory_change_nothing(monkeypatch):
     for rows, columns, memory in ((9, 17, 1 << 20), (64, 33, 2 << 20), (300, 300, 1 << 30)):
         monkeypatch.setattr(ranks_module, "_QUERY_ROWS", rows)
         monkeypatch.setattr(ranks_module, "_GALLERY_ROWS", columns)
+        monkeypatch.setattr(ranks_module, "_SQUARE_ROWS", columns)
         found = evaluate(vectors, labels, memory=memory).per_query
         for name, column in wanted.items():
             np.testing.assert_array_equal(found[name], column, err_msg=name)
@@ -120,7 +122,7 @@ def test_tile_sizes_and_memory_change_nothing(monkeypatch):
 
 def test_several_blocks_are_really_used(monkeypatch):
     """A small budget must cut the queries into blocks, or the memory bound is an empty promise."""
-    vectors, labels = _clusters()
+    vectors, labels = _clusters(dim=400)
     blocks = []
     original = ranks_module._blocks
 
@@ -130,8 +132,23 @@ def test_several_blocks_are_really_used(monkeypatch):
             yield block
 
     monkeypatch.setattr(ranks_module, "_blocks", counted)
-    evaluate(vectors, labels, memory=1 << 20)
+    small = evaluate(vectors, labels, memory=1 << 20)
     assert len(blocks) > 1
+    blocks.clear()
+    assert evaluate(vectors, labels).metrics == small.metrics
+    assert not blocks  # with the usual budget the symmetric pass was used
+
+
+def test_counting_both_ways_equals_counting_one_way():
+    """The queries as their own gallery, and the same said with a gallery and each query as its own junk."""
+    vectors, labels = _clusters(count=1500, classes=200)
+    labels[:3] = [900, 901, 902]  # without positives, but in the way of others
+    extra = np.random.default_rng(3).standard_normal((300, 24)).astype(np.float32) / 5
+    own = [[i] for i in range(len(vectors))]
+    symmetric = evaluate(vectors, labels, distractors=extra)
+    plain = evaluate(vectors, labels, vectors, labels, junk=own, distractors=extra)
+    for name, column in plain.per_query.items():
+        np.testing.assert_array_equal(symmetric.per_query[name], column, err_msg=name)
 
 
 def test_many_positives_take_the_sorting_path(monkeypatch):

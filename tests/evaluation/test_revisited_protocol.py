@@ -16,7 +16,7 @@ from recollect.evaluation.reference import revisited_average_precision
 from recollect.evaluation.revisited import average_precision, precision_at
 
 CASES = json.loads((Path(__file__).parent / "revisited_cases.json").read_text())
-DIGITS = dict(rel=0, abs=1e-12)
+DIGITS = {"rel": 0, "abs": 1e-12}
 SETUP = {"E": "easy", "M": "medium", "H": "hard"}
 
 
@@ -124,9 +124,7 @@ def test_random_case_from_vectors(variant, dtype):
 def test_random_case_from_rankings():
     sim, more, gnd = _random_case()
     whole = np.concatenate([sim, more])
-    _assert_setups(
-        evaluate_rankings(np.argsort(-whole, axis=0).T, gnd), CASES["random_large"]["with_distractors"]
-    )
+    _assert_setups(evaluate_rankings(np.argsort(-whole, axis=0).T, gnd), CASES["random_large"]["with_distractors"])
 
 
 @pytest.mark.parametrize("name", ["roxford5k", "rparis6k"])

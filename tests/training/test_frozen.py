@@ -104,6 +104,15 @@ def test_changed_files_are_noticed(tmp_path: Path) -> None:
     assert np.array_equal(after[0], before[1])
 
 
+def test_the_digest_takes_weights_in_any_memory_order(root: Path) -> None:
+    images, embedder = load("folder", root, "train"), Embedder.create("tiny", dim=16, size=24)
+    plain = torch.nn.Conv2d(4, 6, 1)
+    last = torch.nn.Conv2d(4, 6, 1).to(memory_format=torch.channels_last)
+    last.load_state_dict(plain.state_dict())
+    one, other = (features._digest(embedder, part, images, "x") for part in (plain, last))
+    assert one == other
+
+
 def test_resuming_on_features_is_exact(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small_config(root, **{**FROZEN, "run.checkpoint_steps": 3, "run.checkpoint_minutes": 60})
     train(config, tmp_path / "whole", say=silent)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from training_toys import DropPath, Noisy, NPair, PlainRecall, Proxies, Unit, batch, convnet, difference, gradients
 
 from recollect.common.errors import ConfigError, InputError
-from recollect.training import StepInfo, large_batch_step
+from recollect.training import StepInfo, large_batch, large_batch_step
+from recollect.training.randomness import random_state, set_random_state
 
 
 def plainly(model: nn.Module, loss: nn.Module, images: Tensor, labels: Tensor, chunk: int | None = None) -> Tensor:
@@ -379,6 +380,38 @@ def test_the_graph_of_one_chunk_only_is_ever_held() -> None:
 
     assert peak_of(2, 4) == peak_of(2, 40)
     assert peak_of(2, 4) < 40
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps"])
+def test_the_devices_own_generator_is_kept_and_put_back(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Without such a device here: its functions are replaced, and must be called for that very device."""
+    device, state = torch.device(kind, 1) if kind == "cuda" else torch.device(kind), {"now": torch.tensor([7])}
+
+    def check(*place: torch.device) -> None:
+        assert place == ((device,) if kind == "cuda" else ())
+
+    def get(*place: torch.device) -> Tensor:
+        check(*place)
+        return state["now"]
+
+    def put(value: Tensor, *place: torch.device) -> None:
+        check(*place)
+        state["now"] = value
+
+    monkeypatch.setattr(f"torch.{kind}.get_rng_state", get)
+    monkeypatch.setattr(f"torch.{kind}.set_rng_state", put)
+    kept = random_state(device)
+    first = torch.rand(3)
+    state["now"] = torch.tensor([8])
+    set_random_state(device, kept)
+    assert torch.equal(torch.rand(3), first)
+    assert state["now"].tolist() == [7]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_images_with_a_broken_gradient_are_never_skipped(bad: float) -> None:
+    kept = large_batch._matters(torch.tensor([bad, 1.0, 1e-6]), 0.01)
+    assert bool(kept[0])
 
 
 def test_drop_path_helper_really_drops() -> None:

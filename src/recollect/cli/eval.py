@@ -10,6 +10,8 @@ import typer
 from recollect.cli.app import app
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from recollect.cli.eval_target import Target
 
 
@@ -129,7 +131,6 @@ def _evaluated(
 
 
 def _print_metrics(vectors: Target, metrics: dict[str, float]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=vectors.name)
@@ -143,11 +144,10 @@ def _print_metrics(vectors: Target, metrics: dict[str, float]) -> None:
         if vectors.published:
             row.append(f"{vectors.published[name]:.1f}" if name in vectors.published else "")
         table.add_row(*row)
-    Console().print(table)
+    _show(table)
 
 
 def _index(vectors: Target, kind: str, ks: list[int]) -> dict[str, Any]:
-    from rich.console import Console
     from rich.table import Table
 
     from recollect.evaluation import index_cost
@@ -171,13 +171,12 @@ def _index(vectors: Target, kind: str, ks: list[int]) -> dict[str, Any]:
         table.add_row(
             row.setting, *shares, f"{row.milliseconds:.3f}", f"{row.build_seconds:.2f}", f"{row.mebibytes:.1f}"
         )
-    Console().print(table)
+    _show(table)
     return cost.as_dict()
 
 
 def _comparison(first: Any, second: Any) -> dict[str, Any]:
     """Print and return the differences ``this run − the other``."""
-    from rich.console import Console
     from rich.table import Table
 
     from recollect.evaluation import changed_queries, paired_bootstrap
@@ -197,8 +196,16 @@ def _comparison(first: Any, second: Any) -> dict[str, Any]:
             str(len(changes.better)),
             str(len(changes.worse)),
         )
-    Console().print(table)
+    _show(table)
     return found
+
+
+def _show(table: Table) -> None:
+    from rich.console import Console
+
+    console = Console()
+    # A log file has no width of its own, and a table cut to 80 columns loses digits.
+    (console if console.is_terminal else Console(width=140)).print(table)
 
 
 def _keep(vectors: Target, path: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from recollect.common.errors import InputError
-from recollect.evaluation.ranks import Limits, RankTile
+from recollect.evaluation.tiles import Limits, RankTile
 
 _NEVER = 1 << 40  # more negatives than any gallery has
 

@@ -103,6 +103,7 @@ def evaluate(
         items,
         relevance,
         metric_table.limits_for(names, ks),
+        themselves=gallery is None and junk is None,
         chosen=shard(len(queries), distributed),
         ties=ties,
         memory=memory,

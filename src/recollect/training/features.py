@@ -90,9 +90,7 @@ def _digest(embedder: Embedder, frozen: nn.Module, images: ImageSet, upto: str) 
     digest.update(repr(about).encode())
     for name, tensor in frozen.state_dict().items():
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.ndim else b"")
-        if not tensor.ndim:
-            digest.update(str(tensor.item()).encode())
+        digest.update(tensor.detach().cpu().numpy().tobytes())
     # A fingerprint is of names; files under the same names may have changed since.
     if images.arrays is not None:
         digest.update(np.ascontiguousarray(images.arrays).tobytes())

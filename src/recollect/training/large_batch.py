@@ -230,7 +230,8 @@ def _backward(
 
 def _matters(norms: Tensor, share: float) -> Tensor:
     """Which images to back-propagate: all but the smallest, whose norms sum to at most ``share`` of the total."""
-    ordered, order = norms.double().sort()
+    norms = norms.cpu().double()  # on the CPU: some devices have no double precision
+    ordered, order = norms.sort()
     matters = torch.ones_like(norms, dtype=torch.bool)
     matters[order[ordered.cumsum(0) <= share * ordered.sum()]] = False
     return matters | ~norms.isfinite()

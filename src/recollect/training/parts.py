@@ -6,10 +6,8 @@ or one process twice, make the same.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ import torch
 from torch import nn
 
 from recollect.common.errors import ConfigError
+from recollect.common.files import cache_folder
 from recollect.data import (
     ClassBalancedSampler,
     ImageSet,
@@ -205,10 +204,3 @@ def make_feed(config: Config, network: Network, images: ImageSet, *, training: b
             seed=config.run.seed,
         )
     )
-
-
-def cache_folder() -> Path:
-    """Where features are kept: ``$RECOLLECT_CACHE``, or the user's folder for caches."""
-    if chosen := os.environ.get("RECOLLECT_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recollect"

@@ -134,11 +134,13 @@ class Trainer:
         with self._logging():
             if self.progress.step == 0:
                 self._evaluate()
+            self.tick = time.perf_counter()
             for batch in self._batches():
                 self._step(batch)
                 if self._evaluation_is_due():
                     self._evaluate()
                 self._save_if_due()
+                self.tick = time.perf_counter()
             return self._finish()
 
     def _restore(self) -> None:
@@ -186,7 +188,7 @@ class Trainer:
         return self.progress.epoch >= int(self.config.run.epochs or 0)
 
     def _step(self, batch: Fed) -> None:
-        start, info, trained = time.perf_counter(), StepInfo(), self.session.trained
+        info, trained = StepInfo(), self.session.trained
         factor = set_learning_rates(trained.optimiser, self.config.optimiser, self._position())
         trained.optimiser.zero_grad(set_to_none=True)
         loss = self._loss_and_gradient(batch, info)
@@ -205,7 +207,7 @@ class Trainer:
             lr_factor=factor,
             lr=trained.optimiser.param_groups[0]["lr"],
             gradient_norm=norm if math.isfinite(norm) else None,
-            images_per_second=round(len(batch.labels) * self.team.size / (time.perf_counter() - start), 1),
+            images_per_second=round(len(batch.labels) * self.team.size / (time.perf_counter() - self.tick), 1),
             seconds=round(self.progress.seconds, 3),
             memory_mb=peak_memory_mb(self.session.device),
             skipped=info.skipped,

@@ -1,0 +1,214 @@
+"""A tile of queries: what the streaming pass knows about a few of them, and how it adds up what it sees.
+
+``ranks.py`` decides which similarities are computed when; here they are counted. A tile holds its queries' vectors,
+the float64 similarities of their positives (best first) and the number of negatives found above each so far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recollect.evaluation import exact
+from recollect.evaluation.counting import count_above_each
+from recollect.evaluation.relevance import Ints, Relevance, to_tensor
+from recollect.evaluation.vectors import Vectors
+
+Limits = Callable[[Tensor, int], Tensor]
+"""(positives a query [q], width P) → q × P int64: negatives above the j-th positive from which it no longer matters."""
+
+BYTES_A_POSITIVE = 96
+"""Memory a tile takes for each positive: indices, similarity, count, limit, thresholds and their temporaries."""
+
+
+@dataclass(frozen=True)
+class RankTile:
+    """Ranks of a few queries.
+
+    Attributes:
+        queries: [q] numbers of the queries.
+        positives: [q] how many positives each has, at least one.
+        ranks: [q × P] float64, 1 for the top; ascending, +inf after the last positive. A rank beyond the limit asked
+            for is given as the first rank beyond it.
+        items: [q × P] the gallery item at each of those ranks, −1 after the last.
+    """
+
+    queries: Tensor
+    positives: Tensor
+    ranks: Tensor
+    items: Tensor
+
+
+@dataclass
+class QueryTile:
+    """A few queries, their positives, and the negatives counted so far.
+
+    Attributes:
+        queries: [q] their numbers. vectors: [q × d]. norms: [q] lengths, float64.
+        positives: [q] how many each has.
+        similarities: [q × P] of the positives, float64, descending; +inf as padding, so that nothing is above it.
+        items: [q × P] which gallery items those are.
+        limits: [q × P] counts from which a positive no longer matters; 0 for padding.
+        hidden_rows, hidden_places: entries that are not negatives (positives, ignored items, the query itself), by
+            their place in the order in which the gallery is streamed, ascending.
+        tie_sign: which way the threshold moves by the tolerance, see ``exact.tie_sign``.
+        above: [q × P] negatives counted.
+        open: whether any count still matters.
+    """
+
+    queries: Ints
+    vectors: Tensor
+    norms: Tensor
+    positives: Tensor
+    similarities: Tensor
+    items: Tensor
+    limits: Tensor
+    hidden_rows: Ints
+    hidden_places: Ints
+    tie_sign: int
+    above: Tensor = field(init=False)
+    open: bool = field(init=False)
+    longest: float = field(init=False)
+    _thresholds: tuple[float, Tensor, Tensor, Tensor] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.above = torch.zeros_like(self.limits)
+        self.open = bool((self.limits > 0).any())
+        self.longest = longest(self.vectors)
+
+    def hide(self, similarities: Tensor, start: int) -> None:
+        """Set what is not a negative to −∞ in the product with the items at the places from ``start`` on."""
+        columns = similarities.shape[1]
+        first, last = np.searchsorted(self.hidden_places, [start, start + columns])
+        entries = self.hidden_rows[first:last] * columns + (self.hidden_places[first:last] - start)
+        similarities.view(-1).index_fill_(0, to_tensor(entries, similarities.device), -math.inf)
+
+    def count(self, similarities: Tensor, items: Tensor, longest_item: float, scratch: Tensor) -> None:
+        """Add the negatives among ``items`` to the counts.
+
+        Args:
+            similarities: [q × t] products with the items, −∞ where an entry is not a negative; any strides.
+            items: [t × d].
+            longest_item: a bound on the items' lengths.
+            scratch: flat buffer of at least q · t entries.
+        """
+        threshold, low, high = self._bounds(longest_item)
+        largest = similarities.amax(dim=1).unsqueeze(1)
+        wanted = (self.above < self.limits) & (largest > low)
+        busy = wanted.any(dim=1).nonzero().flatten()
+        if not len(busy):
+            return
+        some = _rows(similarities, busy)
+        low, high, wanted = low[busy], high[busy], wanted[busy]
+        counts = count_above_each(some, high, wanted & (largest[busy] > high), scratch)
+        if some.dtype == torch.float32:
+            close = count_above_each(some, low, wanted, scratch) - counts
+            row, column = close.nonzero().unbind(1)
+            if len(row):
+                counts[row, column] += exact.count_close(
+                    self.vectors[busy],
+                    items,
+                    some,
+                    row,
+                    low[row, column],
+                    high[row, column],
+                    threshold[busy[row], column],
+                    int(close.sum()),
+                    scratch,
+                )
+        self.above[busy] += counts
+        self.open = bool((self.above < self.limits).any())
+
+    def result(self) -> RankTile:
+        """The ranks of the queries that have a positive."""
+        place = torch.arange(1, self.above.shape[1] + 1, device=self.above.device)
+        ranks = (torch.minimum(self.above, self.limits) + place).double()
+        ranks.masked_fill_(place > self.positives.unsqueeze(1), math.inf)
+        kept = self.positives > 0
+        queries = to_tensor(self.queries, ranks.device)
+        return RankTile(queries[kept], self.positives[kept], ranks[kept], self.items[kept])
+
+    def _bounds(self, longest_item: float) -> tuple[Tensor, Tensor, Tensor]:
+        """The threshold of every positive, and between which float32 values it cannot be decided in float32."""
+        if self._thresholds is None or self._thresholds[0] != longest_item:
+            dim, dtype = self.vectors.shape[1], self.vectors.dtype
+            scale = (self.norms * longest_item).unsqueeze(1)
+            exact.check_range(float(scale.max()), dtype, "embeddings")
+            # A zero vector ties with everything and has no rounding of its own, hence the smallest number there is.
+            tolerance = exact.rounding(dim, torch.float64) * scale + torch.finfo(torch.float64).tiny
+            threshold = self.similarities + self.tie_sign * tolerance
+            low = high = threshold
+            if dtype == torch.float32:
+                margin = exact.rounding(dim, dtype) * scale + dim * torch.finfo(dtype).tiny
+                low, high = (threshold - margin).to(dtype), (threshold + margin).to(dtype)
+            self._thresholds = longest_item, threshold, low, high
+        return self._thresholds[1:]
+
+
+def query_tile(
+    numbers: Ints,
+    queries: Vectors,
+    gallery: Vectors,
+    relevance: Relevance,
+    limits: Limits,
+    tie_sign: int,
+    dtype: torch.dtype,
+    chunk: int,
+    places: Ints | None = None,
+) -> QueryTile:
+    """Gather a tile's vectors and the similarities of its positives, best first.
+
+    Args:
+        numbers: the queries. chunk: gallery vectors to look up at a time.
+        places: the place of every gallery item in the order of streaming; None for the gallery's own order.
+    """
+    device = gallery.device
+    vectors = queries.take(numbers, dtype)
+    positives, ignored = relevance.pairs(numbers)
+    counts = relevance.counts[numbers]
+    width = max(1, int(counts.max()))
+    found = exact.pair_similarities(vectors, gallery, positives, chunk)
+    # Pairs are in the order of their rows, so a pair's column is its distance from its row's first pair.
+    column = np.arange(len(positives.rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    place = to_tensor(positives.rows, device), to_tensor(column, device)
+    similarities = torch.full((len(numbers), width), -math.inf, dtype=torch.float64, device=device)
+    items = torch.full((len(numbers), width), -1, dtype=torch.int64, device=device)
+    similarities[place], items[place] = found, to_tensor(positives.items, device)
+    similarities, order = similarities.sort(dim=1, descending=True, stable=True)
+    similarities.masked_fill_(similarities == -math.inf, math.inf)
+    hidden_rows = np.concatenate([positives.rows, ignored.rows])
+    hidden_places = np.concatenate([positives.items, ignored.items])
+    if places is not None:
+        hidden_places = places[hidden_places]
+    by_place = np.argsort(hidden_places, kind="stable")
+    number = to_tensor(counts, device)
+    return QueryTile(
+        queries=numbers,
+        vectors=vectors,
+        norms=torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64),
+        positives=number,
+        similarities=similarities,
+        items=items.gather(1, order),
+        limits=limits(number, width) * (torch.arange(width, device=device) < number.unsqueeze(1)),
+        hidden_rows=hidden_rows[by_place],
+        hidden_places=hidden_places[by_place],
+        tie_sign=tie_sign,
+    )
+
+
+def longest(vectors: Tensor) -> float:
+    """A bound on the lengths of the vectors, rounded up coarsely so that tiles of unit vectors share one."""
+    length = float(torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64).max())
+    return 0.0 if length == 0 else 2.0 ** (math.ceil(16 * math.log2(length)) / 16)
+
+
+def _rows(similarities: Tensor, rows: Tensor) -> Tensor:
+    """The given rows, contiguous; all of them without a copy when they already are."""
+    if similarities.stride(1) != 1:
+        return similarities.T.index_select(1, rows).T.contiguous()
+    return similarities if len(rows) == len(similarities) else similarities.index_select(0, rows)

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from recollect.common.errors import InputError
+from recollect.evaluation import Evaluation, changed_queries, confidence_interval, paired_bootstrap
+
+
+def _result(values, labels=None, name="r@1"):
+    values = np.asarray(values, float)
+    labels = np.arange(len(values)) if labels is None else np.asarray(labels)
+    return Evaluation({name: values}, labels, np.ones(len(values), np.int64))
+
+
+def test_interval_of_a_proportion_agrees_with_theory():
+    values = (np.random.default_rng(0).random(2000) < 0.3).astype(float)
+    interval = confidence_interval(_result(values), "r@1", by="query", resamples=2000)
+    half = 1.96 * np.sqrt(0.3 * 0.7 / 2000)
+    assert interval.mean == values.mean()
+    assert interval.high - interval.mean == pytest.approx(half, rel=0.1)
+    assert interval.mean - interval.low == pytest.approx(half, rel=0.1)
+
+
+def test_classes_that_move_together_widen_the_interval():
+    """20 classes of 50 equal values: 1000 queries but only 20 independent ones."""
+    labels = np.repeat(np.arange(20), 50)
+    result = _result((np.arange(20) % 2)[labels], labels)
+    by_class, by_query = (confidence_interval(result, "r@1", by=by) for by in ("class", "query"))
+    ratio = (by_class.high - by_class.low) / (by_query.high - by_query.low)
+    assert ratio == pytest.approx(np.sqrt(50), rel=0.2)
+
+
+def test_same_seed_same_interval():
+    result = _result(np.random.default_rng(1).random(50))
+    assert confidence_interval(result, "r@1", seed=3) == confidence_interval(result, "r@1", seed=3)
+    assert confidence_interval(result, "r@1", seed=3) != confidence_interval(result, "r@1", seed=4)
+
+
+def test_pairing_finds_a_small_steady_difference():
+    rng = np.random.default_rng(2)
+    hard = rng.random(400)
+    first, second = _result(hard), _result(hard + 0.01 + 0.005 * rng.standard_normal(400))
+    test = paired_bootstrap(first, second, "r@1")
+    assert test.low > 0
+    assert test.p_value <= 0.002
+    assert test.difference == pytest.approx(0.01, abs=0.001)
+    single = confidence_interval(first, "r@1")
+    assert single.low < single.mean + test.difference < single.high  # two single intervals would overlap
+    reversed_test = paired_bootstrap(second, first, "r@1")
+    assert reversed_test.difference == -test.difference
+    assert reversed_test.high < 0
+
+
+def test_no_difference_is_not_significant():
+    rng = np.random.default_rng(3)
+    first = rng.random(300)
+    assert paired_bootstrap(_result(first), _result(first + 0.01 * rng.standard_normal(300)), "r@1").p_value > 0.05
+    assert paired_bootstrap(_result(first), _result(first), "r@1").p_value == 1.0
+
+
+def test_queries_without_positive_take_no_part():
+    values, others = np.array([1.0, 0.0, np.nan]), np.array([0.0, 0.0, np.nan])
+    positives = np.array([1, 1, 0])
+    first, second = (Evaluation({"r@1": v}, np.array([0, 0, 1]), positives) for v in (values, others))
+    assert confidence_interval(first, "r@1").mean == 0.5
+    assert paired_bootstrap(first, second, "r@1").difference == -0.5
+    assert changed_queries(first, second).worse.tolist() == [0]
+
+
+def test_changed_queries():
+    changes = changed_queries(_result([0, 0.5, 1, 1]), _result([0.2, 1, 1, 0.7]))
+    assert changes.better.tolist() == [1, 0]
+    assert changes.worse.tolist() == [3]
+    ranks = changed_queries(_result([5, 1], name="first_rank"), _result([2, 9], name="first_rank"), "first_rank")
+    assert (ranks.better.tolist(), ranks.worse.tolist()) == ([0], [1])
+
+
+def test_refusals():
+    one, other = _result([1, 0]), _result([1, 0, 1])
+    with pytest.raises(InputError, match="different queries"):
+        paired_bootstrap(one, other, "r@1")
+    with pytest.raises(InputError, match="different queries"):
+        changed_queries(one, _result([1, 0], [5, 6]))
+    with pytest.raises(InputError, match="different positives"):
+        changed_queries(one, Evaluation(one.per_query, one.labels, np.array([1, 2])))
+    for options, message in (
+        ({"level": 1.0}, "between 0 and 1"),
+        ({"resamples": 0}, "at least 1"),
+        ({"by": "x"}, "by="),
+    ):
+        with pytest.raises(InputError, match=message):
+            confidence_interval(one, "r@1", **options)

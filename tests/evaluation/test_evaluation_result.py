@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from recollect.common.errors import DataError, InputError
+from recollect.evaluation import Evaluation, evaluate
+from recollect.evaluation.result import write_summary
+
+
+@pytest.fixture
+def result():
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((30, 4)).astype(np.float32)
+    return evaluate(vectors, [0] * 12 + [1] * 12 + [2] * 5 + [3], ks=[1, 5])
+
+
+def test_means_leave_out_queries_without_positive(result):
+    assert np.isnan(result.per_query["map"][-1])
+    assert result.counted == 29
+    assert result.metrics["map"] == pytest.approx(result.per_query["map"][:-1].mean())
+    assert list(result.metrics)[:4] == ["r@1", "r@5", "recall@1", "recall@5"]
+
+
+def test_class_means(result):
+    means = result.class_means("map")
+    assert list(means) == [0, 1, 2]
+    assert means[2] == pytest.approx(result.per_query["map"][24:29].mean())
+    assert result.macro["map"] == pytest.approx(np.mean(list(means.values())))
+    assert result.macro["map"] != pytest.approx(result.metrics["map"])
+
+
+def test_round_trip(result, tmp_path):
+    path = result.save(tmp_path / "deep" / "run.npz")
+    again = Evaluation.load(path)
+    assert again.metrics == result.metrics
+    assert dict(again.settings) == dict(result.settings)
+    np.testing.assert_array_equal(again.labels, result.labels)
+    np.testing.assert_array_equal(np.load(path)["r@1"], result.per_query["r@1"])
+
+
+def test_nothing_is_overwritten_silently(result, tmp_path):
+    path = result.save(tmp_path / "run.npz")
+    content = path.read_bytes()
+    with pytest.raises(InputError, match="exists already"):
+        result.save(path)
+    assert path.read_bytes() == content
+    result.save(path, overwrite=True)
+    write_summary(tmp_path / "m.json", result.summary())
+    with pytest.raises(InputError, match="exists already"):
+        write_summary(tmp_path / "m.json", {})
+    assert json.loads((tmp_path / "m.json").read_text())["queries_without_positive"] == 1
+
+
+def test_wrong_names_and_files(result, tmp_path):
+    with pytest.raises(InputError, match=r"\.npz"):
+        result.save(tmp_path / "run.csv")
+    with pytest.raises(InputError, match="there are r@1"):
+        result.values("r@7")
+    (tmp_path / "x.npz").write_bytes(b"PK")
+    np.savez(tmp_path / "y.npz", labels=np.arange(3))
+    for name in ("x.npz", "y.npz", "missing.npz"):
+        with pytest.raises(DataError, match="not a file of per-query results"):
+            Evaluation.load(tmp_path / name)
+
+
+def test_string_labels_survive(tmp_path):
+    result = evaluate(np.eye(4, dtype=np.float32), ["a", "a", "b", "b"])
+    assert Evaluation.load(result.save(tmp_path / "s.npz")).class_means("r@1").keys() == {"a", "b"}
