@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -34,7 +34,7 @@ def search(
         check_target(html, overwrite, GENERATOR)
     catalogue = read_catalogue(vectors)
     found = search_in(catalogue, images, top, model=model, weights=weights, device=device)
-    answers = [
+    answers: list[dict[str, Any]] = [
         {
             "query": str(image),
             "results": [
@@ -54,7 +54,7 @@ def search(
         typer.echo(path, err=as_json)
 
 
-def _show(answers: list[dict[str, object]], as_json: bool) -> None:
+def _show(answers: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         import json
 
@@ -62,7 +62,7 @@ def _show(answers: list[dict[str, object]], as_json: bool) -> None:
         return
     for answer in answers:
         typer.echo(answer["query"])
-        for number, result in enumerate(answer["results"], 1):  # type: ignore[arg-type, var-annotated]
+        for number, result in enumerate(answer["results"], 1):
             label = f"  ({result['label']})" if "label" in result else ""
             line = f"{number:>4}  {result['similarity']:.4f}  {result['name']}{label}"
             typer.echo(line.encode("utf-8", "replace").decode())

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from recollect.report.demo import run_demo
+    from recollect.report.exact_search import nearest
     from recollect.report.method import draw_method
-    from recollect.report.nearest import nearest
     from recollect.report.page import write_report
 
-_PUBLIC = {"draw_method": "method", "nearest": "nearest", "run_demo": "demo", "write_report": "page"}
+_PUBLIC = {"draw_method": "method", "nearest": "exact_search", "run_demo": "demo", "write_report": "page"}
 
 __all__ = ["draw_method", "nearest", "run_demo", "write_report"]
 

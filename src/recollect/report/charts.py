@@ -181,7 +181,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     power = 10.0 ** math.floor(math.log10(raw))
     step = power * next(factor for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [float(f"{number * step:.10g}") for number in range(first, last + 1)]
+    return [float(f"{number * step:.14g}") for number in range(first, last + 1)]
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.evaluation import Evaluation
+from recollect.report.exact_search import nearest
 from recollect.report.markup import Markup, element, name_of
 from recollect.report.measured import Contender
-from recollect.report.nearest import nearest
 from recollect.report.pictures import Pictures
 from recollect.report.vectors import Shown
 

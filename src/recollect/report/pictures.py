@@ -39,7 +39,7 @@ class Pictures:
         address = self._made[index]
         if address is None:
             return element("span", "no picture", class_="missing", role="img", aria_label=alt)
-        return element("img", src=address, alt=alt, title=self._names[index], loading="lazy", decoding="async")
+        return element("img", src=address, alt=alt, title=self._names[index], decoding="async")
 
     def _address(self, index: int) -> str | None:
         if self._images is None:

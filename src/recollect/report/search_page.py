@@ -9,8 +9,8 @@ from recollect.common.errors import RecollectError
 from recollect.common.files import write_text
 from recollect.common.images import read_image
 from recollect.report.catalogue import Catalogue
+from recollect.report.exact_search import Found
 from recollect.report.markup import Markup, element, join, name_of
-from recollect.report.nearest import Found
 from recollect.report.page import check_target, document
 from recollect.report.pictures import data_address
 
@@ -52,6 +52,6 @@ def write_search_page(
 
 def _picture(path: Path, alt: str) -> Markup:
     try:
-        return element("img", src=data_address(read_image(path)), alt=alt, title=str(path), loading="lazy")
+        return element("img", src=data_address(read_image(path)), alt=alt, title=str(path), decoding="async")
     except (RecollectError, OSError):
         return element("span", "no picture", class_="missing", role="img", aria_label=alt)
