@@ -6,11 +6,12 @@ import shutil
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recollect.common.errors import DataError, InputError
-from recollect.report import write_report
+from recollect.report import measured, write_report
 from recollect.report.measured import measure
 from recollect.report.runs import published_sets, read_run
 from report.report_runs import EVIL, make_run
@@ -239,3 +240,18 @@ def test_published_numbers_keep_their_sets() -> None:
         "roxford": {"medium/map": 4.0},
     }
     assert published_sets(None) == {}
+
+
+def test_what_runs_have_in_common_is_embedded_once(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    real = measured.embed
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(1)
+        return real(*arguments)
+
+    monkeypatch.setattr(measured, "embed", counted)
+    write_report([runs / "first", runs / "second"])
+    assert len(calls) == 3  # one start, two ends
+    write_report([runs / "first", runs / "second"])
+    assert len(calls) == 3

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +50,14 @@ class Measured:
     remarks: list[str] = field(default_factory=list)
 
 
-def measure(run: Run, *, limit: int | None = LIMIT, split: str | None = None, device: str | None = None) -> Measured:
+def measure(
+    run: Run,
+    *,
+    limit: int | None = LIMIT,
+    split: str | None = None,
+    device: str | None = None,
+    shared: dict[tuple[str, str], NDArray[np.float32]] | None = None,
+) -> Measured:
     """Embed and evaluate a run's test images with what it started from and what came out.
 
     Args:
@@ -59,17 +65,18 @@ def measure(run: Run, *, limit: int | None = LIMIT, split: str | None = None, de
         limit: how many images at most; None for all.
         split: which part of its data; the run's ``data.test_split`` by default.
         device: where to embed.
+        shared: vectors that several runs have in common, filled and used: runs compared often start from the same.
 
     Raises:
         RecollectError: neither images nor vectors kept from an earlier report are there.
     """
     if run.config is None:
         raise DataError("its settings cannot be read, so it is not known which images it is about.")
-    config, path = run.config, run.folder.path / "report" / "vectors.npz"
-    chosen = split or config.data.test_split
+    data, path = run.config.data, run.folder.path / "report" / "vectors.npz"
+    chosen = split or data.test_split
     remarks: list[str] = []
     try:
-        whole = load(config.data.name, config.data.root, chosen, **config.data.options)
+        whole = load(data.name, data.root, chosen, **data.options)
     except RecollectError as error:
         kept = read_kept(path, None)
         if kept is None or kept.shown.split != chosen:
@@ -77,21 +84,26 @@ def measure(run: Run, *, limit: int | None = LIMIT, split: str | None = None, de
         remarks.append(f"The images are not at hand, so the vectors of an earlier report were used. ({error})")
         return _evaluated(run, kept, remarks)
     images = whole.subset(choose(whole, limit))
+    shown = Shown(images.name, chosen, list(images.names), images.labels, list(images.class_names), len(whole), images)
     keys = {"images": f"{images.fingerprint} {len(whole)}", "init": init_key(run), "trained": trained_key(run)}
-    kept = read_kept(path, images) or Kept(Shown(*_described(images, chosen, len(whole))), {}, {})
-    changed = False
-    for name in ("init", "trained"):
-        if kept.keys.get("images") == keys["images"] and kept.keys.get(name) == keys[name] and name in kept.vectors:
-            continue
-        kept.vectors.pop(name, None)
-        try:
-            embedder = initial(config) if name == "init" else trained(run)
-        except RecollectError as error:
-            remarks.append(f"There are no {'initial' if name == 'init' else 'trained'} weights to embed with: {error}")
-            continue
-        kept.vectors[name], changed = embed(embedder, images, device), True
-    kept = Kept(Shown(*_described(images, chosen, len(whole)), images), kept.vectors, keys)
-    if changed:
+    earlier = read_kept(path, images)
+    known: dict[tuple[str, str], NDArray[np.float32]] = {} if shared is None else shared
+    if earlier is not None and earlier.keys.get("images") == keys["images"]:
+        known.update({(keys["images"], earlier.keys[name]): rows for name, rows in earlier.vectors.items()})
+    vectors = {}
+    for name, key in (("init", keys["init"]), ("trained", keys["trained"])):
+        place = (keys["images"], key)
+        if place not in known:
+            try:
+                embedder = initial(run.config) if name == "init" else trained(run)
+            except RecollectError as error:
+                what = "initial" if name == "init" else "trained"
+                remarks.append(f"There are no {what} weights to embed with: {error}")
+                continue
+            known[place] = embed(embedder, images, device)
+        vectors[name] = known[place]
+    kept = Kept(shown, vectors, keys)
+    if earlier is None or earlier.keys != keys or earlier.vectors.keys() != vectors.keys():
         write_kept(path, kept, remarks)
     return _evaluated(run, kept, remarks)
 
@@ -116,10 +128,6 @@ def choose(images: ImageSet, limit: int | None) -> NDArray[np.int64]:
         if room < 2:
             break
     return np.sort(np.concatenate(chosen)) if chosen else np.arange(limit)
-
-
-def _described(images: ImageSet, split: str, whole: int) -> tuple[str, str, list[str], Any, list[str], int]:
-    return images.name, split, list(images.names), images.labels, list(images.class_names), whole
 
 
 def _evaluated(run: Run, kept: Kept, remarks: list[str]) -> Measured:

@@ -12,6 +12,9 @@ from datetime import datetime
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from recollect._version import __version__
 from recollect.common.errors import InputError, RecollectError
 from recollect.common.files import write_text
@@ -67,7 +70,8 @@ def write_report(
     folder = read[0].folder.path
     path = Path(out) if out is not None else (folder if len(read) == 1 else folder.parent) / "report.html"
     check_target(path, overwrite)
-    measured = [_measured(run, limit, split, device, say) for run in read]
+    shared: dict[tuple[str, str], NDArray[np.float32]] = {}
+    measured = [_measured(run, limit, split, device, shared) for run in read]
     shown, contenders, remarks = _side_by_side(read, measured)
     for remark in remarks:
         say(remark)
@@ -91,11 +95,15 @@ def check_target(path: Path, overwrite: bool, generator: str = GENERATOR) -> Non
 
 
 def _measured(
-    run: Run, limit: int | None, split: str | None, device: str | None, say: Callable[[str], None]
+    run: Run,
+    limit: int | None,
+    split: str | None,
+    device: str | None,
+    shared: dict[tuple[str, str], NDArray[np.float32]],
 ) -> Measured | str:
     """What the run's weights are worth, or why that is not known."""
     try:
-        return measure(run, limit=limit, split=split, device=device)
+        return measure(run, limit=limit, split=split, device=device, shared=shared)
     except RecollectError as error:
         return f"No images to search in for {run.name}: {error}"
 
