@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from recollect.report.markup import Child, Markup, element, table
 
 WIDTH, HEIGHT = 470, 270
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 12, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 12, 12, 40
 SERIES = 6
 """Different looks of a line; a seventh looks like the first."""
 MOST_POINTS = 400
