@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+PARALLEL ?= -n auto --maxprocesses 8
 
 .PHONY: demo test quick check bench clean
 .DEFAULT_GOAL := help
@@ -24,16 +25,16 @@ demo: $(STAMP)
 	$(BIN)/python -m recollect demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 quick: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow and not shared_data"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not shared_data"
 
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slow and not shared_data"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not shared_data"
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from recollect.cli.app import app
-from recollect.cli.eval_target import published_row
+from recollect.cli.eval_recipe import name_of_test, published_ks, published_row
 from recollect.common.errors import RecollectError
 from recollect.data.images import ImageSet
 from recollect.evaluation import Evaluation, evaluate
@@ -194,9 +194,27 @@ def test_a_bare_initialisation_has_no_head(stubs, tmp_path, monkeypatch):
     assert (tmp_path / "runs" / "init-lite0-in1k" / "eval" / "toy-test" / "metrics.json").is_file()
 
 
-def test_published_row():
-    assert published_row({"metrics": {"r@1": 80.1}, "r@10": 95, "note": "x", "ok": True}) == {"r@1": 80.1, "r@10": 95.0}
-    assert published_row(None) == {}
+def test_published_row_of_the_test_that_is_measured():
+    published = {"sop/test": {"r@1": 80.1}, "vehicleid/test_small": {"r@5": 7}, "vehicleid/test_large": {"r@5": 6}}
+    assert published_row(published, "sop/test") == {"r@1": 80.1}
+    assert published_row(published, "cars196/test") == {}
+    assert published_row(published, "vehicleid/test") == {"r@5": 7.0}  # "test" is the small list
+    assert published_row(published, "vehicleid/test_large") == {"r@5": 6.0}
+    assert published_row({"r@10": 95, "note": "x", "ok": True}, "any/test") == {"r@10": 95.0}
+    assert published_row(None, "sop/test") == {}
+    assert published_ks({"sop/test": {"r@1": 1, "r@10": 2, "map@r": 3}}, "sop/test") == "1,10"
+    assert published_ks(None, "sop/test") is None
+    assert name_of_test("roxford5k", "test", distractors=True) == "roxford5k+revisitop1m"
+    assert name_of_test("rparis6k", "test") == "rparis6k"
+
+
+def test_a_run_beside_a_recipe_of_the_paper(stubs, tmp_path):
+    (tmp_path / "model").mkdir()
+    out = run(tmp_path, "--recipe", "sop/r50-512/rsk")
+    assert "82.8" in out
+    assert (tmp_path / "eval" / "sop-test" / "metrics.json").is_file()
+    other = run(tmp_path, "--recipe", "sop/r50-512/rsk", "--data", "toy")
+    assert "published" not in other  # those numbers are of another data set
 
 
 def test_help_does_not_load_torch():

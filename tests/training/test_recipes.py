@@ -10,7 +10,8 @@ import pytest
 from recollect.common.errors import ConfigError
 from recollect.training import recipes
 from recollect.training.config import BatchConfig, Config, ModelConfig, RunConfig
-from recollect.training.recipes import as_mapping, from_mapping, known_keys, read_recipe, resolve
+from recollect.training.recipe_files import load_recipe
+from recollect.training.recipes import as_mapping, from_mapping, known_keys, resolve
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def test_every_built_in_recipe_is_a_configuration() -> None:
     for name in names:
         config = resolve(name)
         assert config.name == name
-        assert "description" in read_recipe(name)
+        assert load_recipe(name).description
 
 
 def test_keys_for_the_command_line() -> None:

@@ -21,10 +21,15 @@ def evaluate_command(
         Path | None, typer.Argument(help="A run, a saved embedder, or an .npz with embeddings and labels.")
     ] = None,
     init: Annotated[str | None, typer.Option(help="Instead: an initialisation as it comes, e.g. lite0-in1k.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Data set, k and published numbers of this recipe; alone: an init row.")
+    ] = None,
     data: Annotated[str | None, typer.Option(help="The data set to embed (see  recollect data).")] = None,
     root: Annotated[Path | None, typer.Option(help="The folder the data set lies in.")] = None,
     split: Annotated[str, typer.Option(help="Which part of it.")] = "test",
-    ks: Annotated[str, typer.Option(help="The k of r@k and recall@k.")] = "1,10,100,1000",
+    ks: Annotated[
+        str | None, typer.Option(help="The k of r@k and recall@k. Default: the recipe's, or 1,10,100,1000.")
+    ] = None,
     protocol: Annotated[
         str, typer.Option(help="'all': everything against everything; 'reid': random gallery.")
     ] = "all",
@@ -45,13 +50,18 @@ def evaluate_command(
     allow_outside: Annotated[bool, typer.Option(help="Let listed paths leave the root.")] = False,
 ) -> None:
     """Evaluate a run, a saved embedder, a bare initialisation, or vectors; write metrics.json and per-query values."""
-    from recollect.cli import eval_target
+    from recollect.cli import eval_recipe, eval_target
     from recollect.common.errors import ConfigError
     from recollect.evaluation import Evaluation, RevisitedResult
     from recollect.evaluation.result import refuse_existing, write_summary
 
+    chosen = None if recipe is None else eval_recipe.read(recipe, needs_no_run=target is None and init is None)
+    if chosen is not None:
+        init = chosen.model.init if target is None and init is None else init
+        data = data or chosen.data.name
+        ks = ks or eval_recipe.published_ks(chosen.published, eval_recipe.name_of_test(data, split))
     eval_target.check_choice(target, init)
-    numbers = _numbers(ks)
+    numbers = _numbers(ks or "1,10,100,1000")
     if protocol not in ("all", "reid"):
         raise ConfigError(f"--protocol {protocol} is unknown: choose 'all' or 'reid'.")
     is_file = target is not None and target.suffix == ".npz"
@@ -78,6 +88,8 @@ def evaluate_command(
             device=device,
             multiscale=multiscale,
             allow_outside=allow_outside,
+            recipe=chosen,
+            distractors=distractors is not None,
         )
     if vectors_out is not None:
         _keep(vectors, vectors_out)

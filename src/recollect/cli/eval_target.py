@@ -10,11 +10,15 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from recollect.cli import eval_recipe
 from recollect.common.errors import ConfigError, DataError, InputError
 
-REVISITED = ("roxford5k", "rparis6k", "sfm120k")
+if TYPE_CHECKING:
+    from recollect.training.config import Config
+
+REVISITED = eval_recipe.REVISITED
 
 
 @dataclass
@@ -89,14 +93,21 @@ def from_images(
     device: str | None,
     multiscale: bool,
     allow_outside: bool,
+    recipe: Config | None = None,
+    distractors: bool = False,
 ) -> Target:
-    """Embed a data set with a run's model, a saved embedder or a bare initialisation."""
+    """Embed a data set with a run's model, a saved embedder or a bare initialisation.
+
+    ``recipe`` tells how an initialisation is built and which numbers are published; without it a run's own does.
+    """
     if data is None:
         raise ConfigError("--data NAME says which images to embed; only an .npz of vectors does without.")
     from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
 
     if target is not None:
         model = Embedder.load(_model_folder(target))
+    elif recipe is not None and recipe.model.init == init:
+        model = eval_recipe.embedder(recipe, weights)
     else:
         # Outputs of the backbone itself, without the new layer that training would add: the paper's *init* rows.
         model = Embedder.create(init or "", dim=None, weights=weights)
@@ -130,7 +141,8 @@ def from_images(
         images = load(data, root, split, **options)
         vectors = Target(name, where, embed(images, lambda images, index: images.read(index)), labels=images.labels)
         fingerprint = images.fingerprint
-    vectors.published = _published(target)
+    published = _published(target) if recipe is None else recipe.published
+    vectors.published = eval_recipe.published_row(published, eval_recipe.name_of_test(data, split, distractors))
     vectors.source = {
         "model": str(target) if target is not None else f"init {init}",
         "data": data,
@@ -160,34 +172,23 @@ def _model_folder(target: Path) -> Path:
     return target / "model" if (target / "model").is_dir() else target
 
 
-def _published(target: Path | None) -> dict[str, float]:
-    """The paper's row, in percent, if the run's recipe has one."""
+def _published(target: Path | None) -> Any:
+    """What the run's recipe says was published, if anything."""
     if target is None or not (target / "config.yaml").is_file():
-        return {}
+        return None
     import yaml
 
     try:
         config = yaml.safe_load((target / "config.yaml").read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise DataError(f"{target / 'config.yaml'}: not readable as YAML ({error}).") from error
-    return published_row(config.get("published") if isinstance(config, Mapping) else None)
-
-
-def published_row(published: Any) -> dict[str, float]:
-    """All numbers of a ``published`` block under their metric's name; ``recall@k`` in it means the papers' ``r@k``."""
-    row: dict[str, float] = {}
-    if isinstance(published, Mapping):
-        for key, value in published.items():
-            if isinstance(value, Mapping):
-                row.update(published_row(value))
-            elif isinstance(value, int | float) and not isinstance(value, bool):
-                row[str(key)] = float(value)
-    return row
+    return config.get("published") if isinstance(config, Mapping) else None
 
 
 def check_choice(target: Path | None, init: str | None) -> None:
     """Exactly one of the two names what to evaluate."""
     if (target is None) == (init is None):
         raise InputError(
-            "name either a TARGET (run, saved embedder or .npz of vectors) or --init NAME, one of the two."
+            "name either a TARGET (run, saved embedder or .npz of vectors) or --init NAME, one of the two; or --recipe "
+            "NAME for a row that is not trained."
         )

@@ -76,7 +76,7 @@ def train(
 
     recollect train --data photos/          your own images, a folder a class
     recollect train                         the embedded characters, on any laptop
-    recollect train cars196 --data DIR      a recipe of the paper
+    recollect train cars196/r50-512/rsk-simix --root DIR    a row of the paper; see recollect recipes
     """
     from recollect.common.errors import ConfigError
     from recollect.training import trainer

@@ -83,6 +83,7 @@ def describe_timm_tag(tag: str) -> Initialisation:
         normalisation=_normalisation(tuple(cfg.mean), tuple(cfg.std)),
         licence=licence,
         hub=cfg.hf_hub_id,
+        hub_file=cfg.hf_hub_filename or "model.safetensors",
         url=cfg.url
         if str(cfg.url).startswith("https://") and str(cfg.url).endswith((".pth", ".safetensors"))
         else None,

@@ -54,17 +54,16 @@ def embed_images(
     """
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, not {batch_size}.")
-    results = _Results(length, len(images) if isinstance(images, Sized) else None)
-    budget = batch_size * pixels(preprocessing.size, preprocessing.size)
     count = len(images) if isinstance(images, Sized) else None
+    results = _Results(length, count)
+    budget = batch_size * pixels(preprocessing.size, preprocessing.size)
     bad = _BadImages(on_bad_image)
     with ProgressLine("embedding", count, quiet=None if progress else True) as line:
 
         def send(indices: Sequence[int], batch: Tensor) -> None:
-            if device.type == "cuda":
-                batch = batch.pin_memory().to(device, non_blocking=True)
-            else:
-                batch = batch.to(device)
+            if device.type == "cuda" and batch.device.type == "cpu":
+                batch = batch.pin_memory()
+            batch = batch.to(device, non_blocking=device.type == "cuda")
             results.add(indices, run(batch))
             line.advance(len(indices))
 

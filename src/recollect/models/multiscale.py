@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -67,4 +66,4 @@ def check_scales(scales: Sequence[float]) -> None:
 
 def sizes_at(height: int, width: int, scales: Sequence[float]) -> int:
     """Pixels of one image over all scales: what a batch of it costs in memory is in proportion."""
-    return int(sum(torch.Size((math.ceil(height * s), math.ceil(width * s))).numel() for s in scales))
+    return sum(math.ceil(height * scale) * math.ceil(width * scale) for scale in scales)

@@ -19,8 +19,6 @@ from recollect.models.zoo import Initialisation
 FOLDER_VARIABLE = "RECOLLECT_WEIGHTS"
 """Environment variable that names the folder searched for weights."""
 
-_HUB_FILES = ("model.safetensors", "pytorch_model.bin")
-
 
 def cache_folder() -> Path:
     """Where downloads are kept: ``$XDG_CACHE_HOME/recollect/weights``, usually ``~/.cache/recollect/weights``."""
@@ -111,11 +109,8 @@ def _in_hub_cache(init: Initialisation) -> Path | None:
         return None
     from huggingface_hub import try_to_load_from_cache
 
-    for name in _HUB_FILES:
-        found = try_to_load_from_cache(init.hub, name)
-        if isinstance(found, str) and Path(found).is_file():
-            return Path(found)
-    return None
+    found = try_to_load_from_cache(init.hub, init.hub_file)
+    return Path(found) if isinstance(found, str) and Path(found).is_file() else None
 
 
 def _download(init: Initialisation) -> Path:
@@ -133,12 +128,12 @@ def _from_hub(init: Initialisation, repository: str) -> Path:
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
     try:
-        path = Path(hf_hub_download(repository, _HUB_FILES[0]))
+        path = Path(hf_hub_download(repository, init.hub_file))
         # For large files the hub's etag is the SHA-256 of the content; short etags are of git objects.
-        etag = get_hf_file_metadata(hf_hub_url(repository, _HUB_FILES[0])).etag
+        etag = get_hf_file_metadata(hf_hub_url(repository, init.hub_file)).etag
     except Exception as error:  # the hub's client raises its own classes, requests' and the socket's
         raise WeightsError(
-            f"{init.name}: downloading {_HUB_FILES[0]} of {repository} failed ({type(error).__name__}: {error}). "
+            f"{init.name}: downloading {init.hub_file} of {repository} failed ({type(error).__name__}: {error}). "
             "Check the connection, or fetch the file elsewhere and give it with --weights PATH."
         ) from error
     if etag is not None and len(etag) == 64:

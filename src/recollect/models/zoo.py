@@ -49,7 +49,7 @@ class Initialisation:
         licence: of the weights.
         layouts: which file layouts (``layouts.py``) may supply its tensors; empty means any that fits.
         files: file names a weights folder is searched for, in this order.
-        hub: repository on the Hugging Face hub that holds ``model.safetensors``.
+        hub, hub_file: repository on the Hugging Face hub and the file of it.
         url: direct address of the original file, where one is published.
         sha256: of that original file, or its first digits where only those are published.
         page: where the weights are described.
@@ -72,6 +72,7 @@ class Initialisation:
     layouts: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     hub: str | None = None
+    hub_file: str = "model.safetensors"
     url: str | None = None
     sha256: str | None = None
     page: str = ""

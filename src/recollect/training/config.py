@@ -53,8 +53,8 @@ class ModelConfig:
 
     init: str = "lite0-in1k"
     weights: str | None = None
-    dim: int | Literal["default"] = "default"
-    """Length of the embedding."""
+    dim: int | Literal["default"] | None = "default"
+    """Length of the embedding; None for no last layer at all, as in the paper's *init* rows."""
     image_size: int | None = None
     """Side of the images in pixels."""
     resize: int | Literal["default"] | None = "default"
@@ -64,6 +64,8 @@ class ModelConfig:
     learn_p: bool = True
     layer_norm: bool | None = None
     l2_before_head: bool | None = None
+    whitening: int | None = None
+    """Start the last layer as a whitening learned from so many training images; None: at random."""
     batch_norm: Literal["frozen", "statistics"] = "frozen"
     """The paper freezes BatchNorm, its released code only the statistics. Trained BatchNorm cannot be chunked."""
     normalisation: str | None = None
@@ -129,6 +131,7 @@ class RunConfig:
     """How long, where, and what is written."""
 
     epochs: int | Auto | None = "auto"
+    """0: nothing is trained; a recipe for ``recollect eval``."""
     steps: int | None = None
     """Instead of epochs."""
     seed: int = 0
@@ -179,10 +182,10 @@ def _refuse_numbers(config: Config) -> None:
         "model.dim": config.model.dim,
         "model.image_size": config.model.image_size,
         "model.resize": config.model.resize,
+        "model.whitening": config.model.whitening,
         "optimiser.lr": config.optimiser.lr,
         "optimiser.gamma": config.optimiser.gamma,
         "optimiser.clip": config.optimiser.clip,
-        "run.epochs": config.run.epochs,
         "run.steps": config.run.steps,
         "run.evaluate_every": config.run.evaluate_every,
         "run.checkpoint_steps": config.run.checkpoint_steps,
@@ -195,6 +198,7 @@ def _refuse_numbers(config: Config) -> None:
         "optimiser.weight_decay": config.optimiser.weight_decay,
         "optimiser.warm_up": config.optimiser.warm_up,
         "run.seed": config.run.seed,
+        "run.epochs": config.run.epochs if isinstance(config.run.epochs, int) else 0,
         "run.checkpoint_minutes": config.run.checkpoint_minutes,
         "data.prefetch_mb": config.data.prefetch_mb,
     }
@@ -237,6 +241,8 @@ def _refuse_combinations(config: Config) -> None:
             f"data.on_bad_image=skip replaces images as they are met, but with model.freeze={model.freeze} each is "
             "read once: remove the unreadable files (recollect data verify lists them), or set model.freeze=none."
         )
+    if model.whitening is not None and model.dim is None:
+        raise ConfigError("model.whitening initialises the last layer, and model.dim null leaves it out: set one.")
     if run.precision == "fp16" and run.device == "cpu":
         raise ConfigError("run.precision fp16 is for GPUs: use bf16 or fp32 on the CPU.")
 
@@ -250,7 +256,7 @@ def _refuse_schedules(config: Config) -> None:
         )
     if list(optimiser.milestones) != sorted(set(optimiser.milestones)):
         raise ConfigError(f"optimiser.milestones {list(optimiser.milestones)} must rise from one to the next.")
-    if isinstance(run.epochs, int):
+    if isinstance(run.epochs, int) and run.epochs > 0:
         late = [milestone for milestone in optimiser.milestones if milestone >= run.epochs]
         if late:
             raise ConfigError(

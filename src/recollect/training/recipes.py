@@ -1,8 +1,8 @@
 """Recipes and the user's words to a ``Config``: YAML with inheritance, ``a.b=c`` settings, and errors that help.
 
-A recipe is a mapping with a key a component and possibly ``inherits: other``, ``description`` and ``published``. What
-stands in a recipe beats what it inherits; what the user says beats the recipe. Built-in recipes lie in
-``recollect/recipes``. Every unknown key is refused with the closest one that exists.
+A recipe is a mapping with a key a component and possibly ``published``. What stands in a recipe beats what it inherits
+(``recipe_files.py`` reads them); what the user says beats the recipe. Built-in recipes lie in ``recollect/recipes``.
+Every unknown key is refused with the closest one that exists.
 """
 
 from __future__ import annotations
@@ -20,27 +20,18 @@ import yaml
 
 from recollect.common.errors import ConfigError
 from recollect.training.config import Config
+from recollect.training.recipe_files import available_recipes, load_recipe
 
-FOLDER = Path(__file__).resolve().parent.parent / "recipes"
-_ABOUT = ("inherits", "description", "abstract")  # of the recipe, not of the training
-
-
-def available_recipes() -> dict[str, Path]:
-    """Built-in recipes by name: their path below the folder of recipes, without the suffix."""
-    return {
-        path.relative_to(FOLDER).with_suffix("").as_posix(): path
-        for path in sorted(FOLDER.rglob("*.yaml"))
-        if not any(part.startswith("_") for part in path.relative_to(FOLDER).parts)
-    }
-
-
-def read_recipe(name: str | Path) -> dict[str, Any]:
-    """A recipe by name or path as one mapping, its inheritance resolved.
-
-    Raises:
-        ConfigError: no such recipe, no YAML, or a circle of inheritance.
-    """
-    return _read(_find(name, None), ())
+__all__ = [
+    "as_mapping",
+    "available_recipes",
+    "from_mapping",
+    "known_keys",
+    "load_recipe",
+    "parse_setting",
+    "published_tests",
+    "resolve",
+]
 
 
 def resolve(recipe: str | Path | None = None, settings: Mapping[str, Any] | Iterable[str] = ()) -> Config:
@@ -58,7 +49,7 @@ def resolve(recipe: str | Path | None = None, settings: Mapping[str, Any] | Iter
         >>> config.batch.size, config.optimiser.lr
         (64, 0.0003)
     """
-    values: dict[str, Any] = {} if recipe is None else read_recipe(recipe)
+    values: dict[str, Any] = {} if recipe is None else load_recipe(recipe).values
     pairs = settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings)
     for key, value in pairs:
         _assign(values, key, value)
@@ -67,7 +58,6 @@ def resolve(recipe: str | Path | None = None, settings: Mapping[str, Any] | Iter
 
 def from_mapping(values: Mapping[str, Any], source: str) -> Config:
     """A configuration from nested plain values, e.g. those of ``config.yaml``; ``source`` is named in errors."""
-    values = {key: value for key, value in values.items() if key not in _ABOUT}
     config: Config = _build(Config, values, "", source)
     return config
 
@@ -78,6 +68,22 @@ def as_mapping(config: Config) -> dict[str, Any]:
     if not isinstance(plain, dict):
         raise TypeError("a configuration is a mapping")
     return plain
+
+
+def published_tests(published: Any) -> dict[str, dict[str, float]]:
+    """Published numbers by test set and metric, in percent: ``{"sop/test": {"r@1": 82.8, …}}``.
+
+    A test set is called as ``recollect eval`` takes it, ``DATA/SPLIT``; numbers that a recipe gives without one stand
+    under ``""``.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for key, value in published.items() if isinstance(published, Mapping) else ():
+        numbers = value if isinstance(value, Mapping) else {key: value}
+        test = found.setdefault(str(key) if isinstance(value, Mapping) else "", {})
+        test.update(
+            {str(k): float(v) for k, v in numbers.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        )
+    return {test: metrics for test, metrics in found.items() if metrics}
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -104,53 +110,6 @@ def known_keys() -> list[str]:
         if is_dataclass(t := hints[part.name])
         for item in fields(t)
     ]
-
-
-def _find(name: str | Path, below: Path | None) -> Path:
-    recipes = available_recipes()
-    if str(name) in recipes:
-        return recipes[str(name)]
-    for path in [
-        Path(name),
-        *([] if below is None else [below / name, below / f"{name}.yaml"]),
-        FOLDER / f"{name}.yaml",
-    ]:
-        if path.is_file():
-            return path
-    close = _closest(str(name), recipes)
-    raise ConfigError(
-        f"there is no recipe {str(name)!r}{close} recollect recipes lists them; a path to a YAML works too."
-    )
-
-
-def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    path = path.resolve()
-    if path in seen:
-        raise ConfigError(f"{path}: recipes inherit in a circle: {' → '.join(p.name for p in (*seen, path))}.")
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a YAML file ({error}).") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: a recipe is a mapping of keys to values, not a {type(values).__name__}.")
-    result: dict[str, Any] = {}
-    parents = values.get("inherits", [])
-    for parent in [parents] if isinstance(parents, str) else parents:
-        _merge(result, _read(_find(parent, path.parent), (*seen, path)))
-    for about in _ABOUT:
-        result.pop(about, None)
-    _merge(result, values)
-    own_name = path.relative_to(FOLDER).with_suffix("").as_posix() if path.is_relative_to(FOLDER) else path.stem
-    result["name"] = values.get("name", own_name)
-    return result
-
-
-def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and isinstance(into.get(key), dict) and key != "published":
-            _merge(into[key], value)
-        else:
-            into[key] = value
 
 
 def _assign(values: dict[str, Any], key: str, value: Any) -> None:

@@ -38,6 +38,7 @@ from recollect.training.schedule import Position
 from recollect.training.session import Session, prepare
 from recollect.training.signals import StopRequest, stop_on_signals
 from recollect.training.validation import chosen_value, measure
+from recollect.training.whitening import whiten_last_layer
 
 
 class TrainingStoppedError(RecollectError):
@@ -106,6 +107,11 @@ def plan(config: Config) -> tuple[Plan, list[str]]:
 def _session(config: Config | None) -> Iterator[Session]:
     if config is None:
         raise ConfigError("there is no configuration.")
+    if config.run.epochs == 0:
+        raise ConfigError(
+            f"{config.name} trains nothing (run.epochs 0): measure it with recollect eval --recipe {config.name}, or "
+            "set run.epochs."
+        )
     device = choose_device(config.run.device)
     team = distributed.start(device.type)
     if device.type == "cuda" and team.size > 1:
@@ -149,6 +155,8 @@ class Trainer:
             self.progress, sampler, self.session.chunk = load_checkpoint(self.folder.last, self.session.trained)
             self.session.sampler.load_state_dict(sampler)
             self.say(f"resumed    after step {self.progress.step:,}")
+        else:
+            whiten_last_layer(self.session, self.say)
         if self.first:
             self.folder.forget_after(self.progress.step if resumed else -1)
         self.saved_at = time.monotonic()

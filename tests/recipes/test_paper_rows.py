@@ -1,0 +1,90 @@
+"""Every row of the paper is a recipe, with its numbers and settings."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from recipes.paper_tables import PUBLISHED_FOR, SETTINGS, expected_numbers, expected_settings
+from recollect.models.zoo import ZOO
+from recollect.training.recipe_files import available_recipes, family, load_recipe
+from recollect.training.recipes import published_tests, resolve
+
+NUMBERS = expected_numbers()
+BENCHMARKS = [name for name in NUMBERS if not name.startswith("gldv1")]
+
+
+def test_every_row_and_no_other() -> None:
+    families = {data for data, _ in SETTINGS} | {"gldv1"}
+    assert {name for name in available_recipes() if name.split("/")[0] in families} == set(NUMBERS)
+    # 15 initialisations × 3 data sets × {init, SAP, RS@k}; R50-128 × 2 and R50-512 × 3 on 4 data sets; ViT-B/32 and
+    # B/16 × 2 on VehicleID; 3 of instance search.
+    assert len(NUMBERS) == 15 * 3 * 3 + (2 + 3) * 4 + 2 * 2 + 3 == 162
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_published_numbers_are_the_tables(name: str) -> None:
+    assert published_tests(resolve(name).published) == NUMBERS[name]
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_settings_are_the_published_ones(name: str) -> None:
+    config = resolve(name)
+    expected = expected_settings(name)
+    found = {key: getattr(getattr(config, key.split(".")[0]), key.split(".")[1]) for key in expected}
+    assert found == expected
+    assert ZOO[config.model.init].paper_row
+
+
+def test_instance_search() -> None:
+    options = {"sap": {"tau": 0.01}, "rsk": {"k": [1, 2, 4]}, "rsk-simix": {"k": [1, 2, 4, 8], "simix": True}}
+    for method, expected in options.items():
+        config = resolve(f"gldv1/r101/{method}")
+        assert (config.batch.size, config.batch.samples_per_class, config.run.steps) == (4096, 4, 500)
+        assert (config.optimiser.name, config.optimiser.lr, config.optimiser.weight_decay) == ("adam", 1e-4, 1e-6)
+        assert (config.optimiser.p_multiplier, config.optimiser.schedule) == (10.0, "constant")
+        assert (config.model.init, config.model.dim, config.model.image_size) == ("r101-in1k", 2048, 1024)
+        assert (config.model.layer_norm, config.model.l2_before_head) == (False, True)
+        assert config.model.batch_norm == "statistics"
+        assert config.model.whitening is not None
+        assert expected.items() <= config.loss.options.items()
+
+
+@pytest.mark.parametrize("name", [name for name in NUMBERS if not name.endswith("/init")])
+def test_what_was_never_published_is_said(name: str) -> None:
+    data, model, method = name.split("/")
+    notes = " ".join(load_recipe(name).notes)
+    assert ("for this network were never published" in notes) == (data != "gldv1" and model not in PUBLISHED_FOR)
+    assert ("Smooth-AP runs were never published" in notes) == (data != "gldv1" and method == "sap")
+    assert ("whitening is learned from were never published" in notes) == (data == "gldv1")
+
+
+def test_every_setting_of_a_row_says_where_it_comes_from() -> None:
+    plain = {"data.name", "model.init", "loss.name", "loss.options.simix", "batch.policy", "run.epochs", "published"}
+    for name in NUMBERS:
+        recipe = load_recipe(name)
+        silent = {key for key, origin in recipe.origins.items() if not origin.comment and origin.where}
+        assert silent - plain - ({"model.dim"} if "/r50-" in name else set()) == set(), name
+
+
+def test_the_examples_of_the_documentation(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "recipes.md"
+    blocks = re.findall(r"^```yaml\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    for number, block in enumerate(blocks):
+        (tmp_path / f"{number}.yaml").write_text(block)
+        for name in family(tmp_path / f"{number}.yaml") or [tmp_path / f"{number}.yaml"]:
+            resolve(name)
+    assert [Path(name).name for name in family(tmp_path / "2.yaml")] == ["rsk", "rsk", "sap"]
+    assert resolve(tmp_path / "0.yaml").published == {}
+
+
+def test_the_released_code_can_be_laid_over(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("inherits: [cars196/vit-b16-in21k/rsk, _as_released]\n")
+    config = resolve(tmp_path / "mine.yaml")
+    assert config.loss.options["count_query"] is True
+    assert config.loss.options["k"] == [1, 2, 4, 8, 16]
+    assert (config.model.layer_norm, config.model.normalisation) == (True, "imagenet")
+    assert (config.optimiser.lr, config.name) == (1e-5, "mine")

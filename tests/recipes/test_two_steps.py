@@ -1,0 +1,190 @@
+"""Every recipe of the paper is built, and run for two steps on its data set made small.
+
+Networks are built as the recipe says on the meta device, where shapes are real and numbers are not. Steps are taken with
+the ``tiny`` network in their place, and once with each kind of real one. Recipes that then differ in nothing share a
+run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from recipes.small_sets import MAKERS
+from recollect.cli.app import app
+from recollect.common.errors import ConfigError
+from recollect.models import Embedder, GeM
+from recollect.models.zoo import find
+from recollect.training import large_batch_step, parts
+from recollect.training.config import Config, ModelConfig
+from recollect.training.optimiser import make_optimiser
+from recollect.training.recipes import as_mapping, available_recipes, resolve
+from recollect.training.run_folder import RunFolder
+from recollect.training.trainer import train
+
+pytestmark = pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
+
+ROWS = {name: resolve(name) for name in available_recipes() if name.split("/")[0] in MAKERS}
+TRAINED = {name: config for name, config in ROWS.items() if config.run.epochs != 0}
+
+
+def distinct(configs: dict[str, Config], key: Callable[[Config], Any]) -> dict[str, list[str]]:
+    """Names grouped by what ``key`` says of them, under the first of each group."""
+    groups: dict[str, list[str]] = {}
+    for name, config in configs.items():
+        groups.setdefault(json.dumps(key(config), sort_keys=True, default=str), []).append(name)
+    return {names[0]: names for names in groups.values()}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a data set, made when first asked for."""
+    made: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp(name)
+            MAKERS[name](made[name])
+        return made[name]
+
+    return folder
+
+
+NETWORKS = distinct(ROWS, lambda config: as_mapping(config)["model"])
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_network_is_built_as_the_recipe_says(name: str) -> None:
+    model = ROWS[name].model
+    with torch.device("meta"):
+        embedder = parts.make_embedder(replace(model, weights="none"), seed=0)
+    assert {parameter.device.type for parameter in embedder.parameters()} == {"meta"}
+    assert embedder(torch.zeros(2, 3, 224, 224, device="meta")).shape == (2, model.dim or embedder.feature_dim)
+    assert embedder.config.architecture == find(model.init).timm_id
+    assert isinstance(embedder.pooling, GeM) == (model.pooling == "gem")
+    assert (embedder.head.linear is None) == (model.dim is None)
+    assert embedder.preprocessing.size == model.image_size
+    for alike in NETWORKS[name]:
+        if alike in TRAINED:
+            config = TRAINED[alike]
+            loss = parts.make_loss(config, num_classes=8, dim=embedder.dim)
+            optimiser = make_optimiser(config.optimiser, embedder, loss)
+            assert type(optimiser).__name__.lower() == config.optimiser.name
+            assert {g["weight_decay"] for g in optimiser.param_groups} <= {config.optimiser.weight_decay, 0.0}
+
+
+def small(config: Config, root: Path) -> Config:
+    """The same training with a tiny network, a batch of 16 and two steps."""
+    model = ModelConfig(
+        init="tiny",
+        dim=min(config.model.dim, 192) if isinstance(config.model.dim, int) else "default",
+        image_size=32,
+        resize=32,
+        layer_norm=config.model.layer_norm,
+        l2_before_head=config.model.l2_before_head,
+        batch_norm=config.model.batch_norm,
+        whitening=None if config.model.whitening is None else 128,
+    )
+    return replace(
+        config,
+        data=replace(config.data, root=str(root), workers=0),
+        model=model,
+        batch=replace(config.batch, size=16, chunk=6),
+        run=replace(config.run, epochs=None, steps=2, device="cpu"),
+    )
+
+
+RUNS = distinct(TRAINED, lambda config: {**as_mapping(small(config, Path())), "name": "", "published": ""})
+
+
+def test_no_recipe_is_left_out() -> None:
+    assert sorted(name for group in RUNS.values() for name in group) == sorted(TRAINED)
+    assert sorted(name for group in NETWORKS.values() for name in group) == sorted(ROWS)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_steps(name: str, root: Callable[[str], Path], tmp_path: Path) -> None:
+    config = small(TRAINED[name], root(name.split("/")[0]))
+    said: list[str] = []
+    outcome = train(config, tmp_path / "run", say=said.append)
+    run = RunFolder.open(outcome.folder)
+    steps = [record for record in run.read_metrics() if record["kind"] == "step"]
+    assert outcome.steps == len(steps) == 2
+    assert all(0 < record["loss"] < 1 and record["gradient_norm"] > 0 for record in steps)
+    assert [record["lr"] for record in steps] == [TRAINED[name].optimiser.lr] * 2
+    assert run.read_config().published == TRAINED[name].published
+    assert any("with SiMix 40" in line for line in said) == name.endswith("simix")
+    assert any(line.startswith("whitening") for line in said) == name.startswith("gldv1")
+    assert Embedder.load(run.model).dim == config.model.dim
+
+
+REAL = ["sop/r50-512/rsk", "gldv1/r101/rsk-simix", "vehicleid/vit-b32-in21k/rsk", "cars196/clip400m-b16/sap"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REAL)
+def test_two_steps_of_the_real_network_from_random_weights(name: str) -> None:
+    config = TRAINED[name]
+    embedder = parts.make_embedder(replace(config.model, weights="none", image_size=64, resize="default"), seed=0)
+    loss = parts.make_loss(config, num_classes=4, dim=embedder.dim)
+    optimiser = make_optimiser(config.optimiser, embedder, loss)
+    images, labels = torch.randint(0, 256, (8, 3, 64, 64), dtype=torch.uint8), torch.arange(8) // 2
+    before = embedder.head.linear.weight.detach().clone()  # type: ignore[union-attr]
+    for _ in range(2):
+        optimiser.zero_grad()
+        value = large_batch_step(embedder.train(), loss, images, labels, 4)
+        optimiser.step()
+        assert 0 < float(value) < 1
+    assert not torch.equal(before, embedder.head.linear.weight)  # type: ignore[union-attr]
+
+
+# Rows that are not trained -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", ["inaturalist", "sop", "cars196"])
+def test_an_init_row_is_measured_beside_its_numbers(
+    data: str, root: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"{data}/dinov2-l14/init"
+    asked: list[ModelConfig] = []
+
+    def tiny(model: ModelConfig, seed: int) -> Embedder:
+        asked.append(model)
+        return Embedder.create("tiny", dim=None)
+
+    monkeypatch.setattr(parts, "make_embedder", tiny)
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(app, ["eval", "--recipe", name, "--root", str(root(data)), "--weights", "none"])
+    assert found.exit_code == 0, found.output
+    assert asked == [replace(ROWS[name].model, weights="none")]
+    written = json.loads((tmp_path / f"runs/init-dinov2-l14/eval/{data}-test/metrics.json").read_text())
+    for metric, number in ROWS[name].published[f"{data}/test"].items():
+        assert metric in written["metrics"]
+        assert f"{number:.1f}" in found.output
+    assert written["metrics"]["r@1"] > 0.5  # patterns of one class look alike even to random weights
+
+
+@pytest.mark.slow
+def test_an_init_row_with_its_real_network(
+    root: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["eval", "--recipe", "sop/vit-b32-in21k/init", "--root", str(root("sop")), "--weights", "none"]
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code == 0, found.output
+    assert "54.7" in found.output
+
+
+def test_an_init_row_is_not_trained_and_a_trained_row_not_measured_without_its_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trains nothing .* recollect eval --recipe sop/diht-b32/init"):
+        train(ROWS["sop/diht-b32/init"], tmp_path / "run")
+    result = CliRunner().invoke(app, ["eval", "--recipe", "sop/diht-b32/rsk", "--root", str(tmp_path)])
+    assert isinstance(result.exception, ConfigError)
+    assert "recollect eval RUN --recipe sop/diht-b32/rsk" in str(result.exception)
