@@ -38,9 +38,13 @@ def common_options(
 
 # Verbs, one import a file: each defines its command on import.
 from recollect.cli import data as _data  # noqa: E402, F401
+from recollect.cli import demo as _demo  # noqa: E402, F401
+from recollect.cli import embed as _embed  # noqa: E402, F401
 from recollect.cli import eval as _eval  # noqa: E402, F401
 from recollect.cli import export as _export  # noqa: E402, F401
 from recollect.cli import losses as _losses  # noqa: E402, F401
 from recollect.cli import models as _models  # noqa: E402, F401
 from recollect.cli import recipes as _recipes  # noqa: E402, F401
+from recollect.cli import report as _report  # noqa: E402, F401
+from recollect.cli import search as _search  # noqa: E402, F401
 from recollect.cli import train as _train  # noqa: E402, F401

@@ -1,0 +1,41 @@
+"""``recollect embed``: images to vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recollect.cli.app import app
+
+
+@app.command()
+def embed(
+    model: Annotated[str, typer.Argument(help="A run, a saved embedder's folder, or an initialisation by name.")],
+    images: Annotated[
+        list[str], typer.Argument(help="Folders (a folder a class gives labels), image files, .txt lists of paths.")
+    ],
+    out: Annotated[Path, typer.Option(help="The .npz to write.")] = Path("vectors.npz"),
+    weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images a batch.")] = 64,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, …")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be read.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Embed images and write their vectors, for recollect search and recollect eval."""
+    from recollect.report.catalogue import embed_catalogue
+
+    made = embed_catalogue(
+        model,
+        images,
+        out,
+        weights=weights,
+        batch_size=batch_size,
+        device=device,
+        skip_bad=skip_bad,
+        overwrite=overwrite,
+    )
+    count, dim = made.embeddings.shape
+    classes = "" if made.labels is None else f", {len(set(made.labels)):,} classes"
+    typer.echo(f"{out}: {count:,} vectors of {dim} dimensions{classes}")

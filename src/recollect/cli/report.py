@@ -1,0 +1,55 @@
+"""``recollect report``: runs to one HTML page, and the method's figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recollect.cli.app import app
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path] | None, typer.Argument(help="Run folders; several are compared with the first.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file to write (with --method: the folder). Default: report.html in the run."),
+    ] = None,
+    method: Annotated[bool, typer.Option("--method", help="Instead: draw the loss's own figures.")] = False,
+    images: Annotated[int, typer.Option(min=0, help="Test images to embed at most; 0 for all.")] = 4000,
+    split: Annotated[str | None, typer.Option(help="Of which part of the data. Default: the run's test split.")] = None,
+    device: Annotated[str | None, typer.Option(help="Where to embed: cpu, cuda, …")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is no report.")] = False,
+) -> None:
+    """Write report.html: curves, results beside the paper's, similarities, a gallery, classes, speed, settings.
+
+    Test images are embedded once, with what training started from and with what came out, and the vectors kept in the
+    run. The page needs no network and no other file.
+    """
+    from recollect.common.errors import ConfigError
+
+    if method:
+        if runs:
+            raise ConfigError("--method draws figures of the loss and takes no run: leave the run folders out.")
+        from recollect.report import draw_method
+
+        for path in draw_method(out or Path("figures"), overwrite=overwrite):
+            typer.echo(path)
+        return
+    if not runs:
+        raise ConfigError("name at least one run folder, or use --method.")
+    from recollect.report import write_report
+
+    typer.echo(
+        write_report(
+            runs,
+            out,
+            limit=images or None,
+            split=split,
+            device=device,
+            overwrite=overwrite,
+            say=lambda line: typer.echo(f"recollect: {line}", err=True),
+        )
+    )

@@ -1,0 +1,267 @@
+"""A folder of images to a file of vectors, and searches in it: behind ``recollect embed`` and ``recollect search``.
+
+A catalogue is an ``.npz`` with ``embeddings`` (N × d, unit length), ``names``, ``labels`` where folders tell them, and
+``source``: which model made it, so that a query is embedded by the same. ``recollect eval`` reads the first three.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.common.errors import ConfigError, DataError, DataWarning, InputError
+from recollect.common.files import atomic_write, sha256
+from recollect.common.images import IMAGE_SUFFIXES
+from recollect.data import load
+from recollect.report.exact_search import Found, nearest
+
+if TYPE_CHECKING:
+    from recollect.models import Embedder
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Images to embed: where they are, what they are called, and their classes if folders tell them."""
+
+    paths: list[Path]
+    names: list[str]
+    labels: list[str] | None
+    root: Path | None
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Vectors with names. ``source`` says what made them: ``model``, ``sha256``, ``root``."""
+
+    embeddings: NDArray[np.float32]
+    names: list[str]
+    labels: list[str] | None = None
+    source: dict[str, Any] = field(default_factory=dict)
+
+    def path(self, index: int) -> Path:
+        """Where image ``index`` lay when it was embedded."""
+        return Path(self.source.get("root") or ".") / self.names[index]
+
+
+def list_images(inputs: Sequence[Path | str]) -> Listed:
+    """Folders, image files, and ``.txt`` lists of paths (one a line, relative to the list) to images.
+
+    A single folder whose images all lie in folders of their own gives labels: a folder a class, as for training.
+
+    Raises:
+        DataError: something is missing, or there is no image.
+    """
+    given = [Path(item) for item in inputs]
+    if len(given) == 1 and given[0].is_dir():
+        return _folder(given[0])
+    paths: list[Path] = []
+    for path in given:
+        if path.is_dir():
+            paths += _folder(path).paths
+        elif path.suffix.lower() == ".txt":
+            paths += _from_list(path)
+        elif path.is_file():
+            paths.append(path)
+        else:
+            raise DataError(f"{path}: no such file or folder.")
+    if not paths:
+        raise DataError("there are no images to embed: name folders, image files or a .txt list of them.")
+    return Listed(paths, [path.as_posix() for path in paths], None, None)
+
+
+def _folder(root: Path) -> Listed:
+    root = root.resolve()
+    if any(entry.suffix.lower() in IMAGE_SUFFIXES for entry in root.iterdir() if entry.is_file()):
+        # Sorted, so that the same folder gives the same rows everywhere.
+        names = sorted(
+            (Path(place) / file).relative_to(root).as_posix()
+            for place, folders, files in os.walk(root)
+            for file in files
+            if Path(file).suffix.lower() in IMAGE_SUFFIXES and not file.startswith(".")
+        )
+        return Listed([root / name for name in names], names, None, root)
+    images = load("folder", root, "all")
+    labels = [images.class_names[label] for label in images.labels.tolist()]
+    return Listed([images.path(index) for index in range(len(images))], list(images.names), labels, root)
+
+
+def _from_list(path: Path) -> list[Path]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as a list of paths ({error}).") from error
+    found = [path.parent / line.strip() for line in lines if line.strip()]
+    missing = next((entry for entry in found if not entry.is_file()), None)
+    if missing is not None:
+        raise DataError(f"{path}: lists {missing}, which is not there.")
+    return found
+
+
+def open_embedder(model: str, weights: str | None = None) -> tuple[Embedder, dict[str, Any]]:
+    """An embedder from a run, a saved embedder's folder, or an initialisation's name, and what to remember of it.
+
+    An initialisation is taken as it comes: its features without a new last layer, as in the paper's *init* rows.
+    """
+    from recollect.models import Embedder
+    from recollect.models.zoo import find
+    from recollect.report.runs import read_run
+    from recollect.report.weights import trained
+
+    path = Path(model)
+    if path.is_dir():
+        if (path / "config.yaml").is_file():
+            run = read_run(path)
+            file = run.folder.model / "model.safetensors"
+            kept = file if file.is_file() else run.folder.last
+            embedder = trained(run)
+        else:
+            embedder, kept = Embedder.load(path), path / "model.safetensors"
+        return embedder, {"model": str(path.resolve()), "sha256": sha256(kept)}
+    if "/" in model or "\\" in model:
+        raise DataError(f"{model}: no such run or folder of a saved embedder.")
+    try:
+        pretrained = find(model).pretrained and weights != "none"
+    except ConfigError as error:
+        raise ConfigError(f"{model!r} is neither a folder nor an initialisation. {error}") from error
+    if not pretrained:
+        # Other numbers each time it is made: a query could never be compared with vectors made earlier.
+        raise ConfigError(f"{model} as it comes has random weights: train it first, and name the run.")
+    embedder = Embedder.create(model, weights=weights, dim=None)
+    return embedder, {"model": model, "weights": weights}
+
+
+def embed_catalogue(
+    model: str,
+    inputs: Sequence[Path | str],
+    out: Path | str,
+    *,
+    weights: str | None = None,
+    batch_size: int = 64,
+    device: str | None = None,
+    skip_bad: bool = False,
+    overwrite: bool = False,
+) -> Catalogue:
+    """Embed images and write the catalogue.
+
+    Args:
+        model: a run, a saved embedder, or an initialisation; weights: of that.
+        inputs: see ``list_images``.
+        out: the ``.npz`` to write.
+        skip_bad: leave out images that cannot be read, with a warning, instead of stopping.
+        overwrite: replace ``out``.
+
+    Raises:
+        InputError: ``out`` exists or is no ``.npz``. DataError, ImageError, WeightsError: what cannot be read.
+    """
+    out = Path(out)
+    if out.suffix != ".npz":
+        raise InputError(f"{out}: vectors are kept as .npz; give a name that ends so.")
+    if out.exists() and not overwrite:
+        raise InputError(f"{out} exists already: choose another --out, or allow it to be replaced (--overwrite).")
+    listed = list_images(inputs)
+    embedder, source = open_embedder(model, weights)
+    bad: list[str] = []
+    rows = embedder.embed(
+        listed.paths,
+        batch_size=batch_size,
+        device=device,
+        on_bad_image=(lambda index, error: bad.append(str(error))) if skip_bad else "error",
+    ).numpy()
+    kept = np.flatnonzero(np.isfinite(rows).all(axis=1)).tolist()
+    if bad:
+        shown = "; ".join(bad[:5]) + ("; …" if len(bad) > 5 else "")
+        warnings.warn(f"{len(bad)} images could not be read and are left out: {shown}", DataWarning, stacklevel=2)
+    if not kept:
+        raise DataError("none of the images could be read.")
+    labels = None if listed.labels is None else [listed.labels[index] for index in kept]
+    if listed.root is not None:
+        source["root"] = str(listed.root)
+    catalogue = Catalogue(rows[kept], [listed.names[index] for index in kept], labels, source)
+    _write(out, catalogue)
+    return catalogue
+
+
+def _write(path: Path, catalogue: Catalogue) -> None:
+    arrays: dict[str, Any] = {
+        "embeddings": catalogue.embeddings,
+        "names": np.array(catalogue.names),
+        "source": np.array(json.dumps(catalogue.source)),
+    }
+    if catalogue.labels is not None:
+        arrays["labels"] = np.array(catalogue.labels)
+    with atomic_write(path) as file:
+        np.savez(file, **arrays)
+
+
+def read_catalogue(path: Path | str) -> Catalogue:
+    """Read an ``.npz`` of vectors; one made elsewhere needs no more than ``embeddings``.
+
+    Raises:
+        DataError: it cannot be read, or its arrays do not fit together.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file.") from error
+    except (OSError, ValueError, EOFError, BadZipFile, AttributeError) as error:
+        raise DataError(f"{path}: not an .npz of vectors ({error}).") from error
+    if "embeddings" not in arrays or arrays["embeddings"].ndim != 2:
+        raise DataError(
+            f"{path}: has no array 'embeddings' of N × d vectors (it has {', '.join(arrays) or 'nothing'})."
+        )
+    embeddings = arrays["embeddings"].astype(np.float32)
+    names = [str(name) for name in arrays.get("names", np.arange(len(embeddings)))]
+    labels = [str(label) for label in arrays["labels"]] if "labels" in arrays else None
+    if len(names) != len(embeddings) or (labels is not None and len(labels) != len(embeddings)):
+        raise DataError(f"{path}: {len(embeddings)} vectors, {len(names)} names: one each is expected, labels too.")
+    try:
+        source = dict(json.loads(str(arrays["source"]))) if "source" in arrays else {}
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path}: its note about the model cannot be read ({error}).") from error
+    return Catalogue(embeddings, names, labels, source)
+
+
+def search(
+    catalogue: Catalogue,
+    images: Sequence[Path | str],
+    top: int = 10,
+    *,
+    model: str | None = None,
+    weights: str | None = None,
+    device: str | None = None,
+) -> Found:
+    """The catalogue's images nearest to each query image, by the model that made it.
+
+    Args:
+        catalogue: what to search in.
+        images: files of the queries.
+        top: results a query.
+        model: where that model is now, if it moved, or for a catalogue that does not say. weights: of an initialisation.
+
+    Raises:
+        ConfigError: it is not known which model made the catalogue. DataError: the model changed since.
+    """
+    chosen = model or catalogue.source.get("model")
+    if not chosen:
+        raise ConfigError("these vectors do not say which model made them: name it with --model.")
+    if not catalogue.embeddings.shape[0]:
+        raise InputError("there is nothing to search in: the catalogue holds no vector.")
+    embedder, source = open_embedder(str(chosen), weights or catalogue.source.get("weights"))
+    made_by = catalogue.source.get("sha256")
+    if made_by is not None and source.get("sha256") not in (None, made_by):
+        raise DataError(
+            f"{chosen} is not the model that made these vectors (its weights differ): embed the images again, or name "
+            "the right one with --model."
+        )
+    queries = embedder.embed([Path(path) for path in images], device=device, progress=False).numpy()
+    return nearest(queries, catalogue.embeddings, top)

@@ -1,0 +1,245 @@
+"""Small SVG charts: lines, and pairs of histograms. Numbers in, one ``<figure>`` out.
+
+Colours are classes of ``style.css`` (light and dark); lines also differ by their dashes, so that no chart rests on
+colour alone. Every figure has a caption, a description for those who cannot see it, and its numbers in a table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.report.markup import Child, Markup, element, table
+
+WIDTH, HEIGHT = 470, 270
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 12, 12, 40
+SERIES = 6
+"""Different looks of a line; a seventh looks like the first."""
+MOST_POINTS = 400
+"""Points of a line; longer ones are averaged in groups, which also shows the course of a noisy loss."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a chart: a name and its points."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    dots: bool = False
+
+
+def line_chart(
+    lines: Sequence[Line],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    percent: bool = False,
+    caption: Child = None,
+    from_zero: bool = False,
+) -> Markup | None:
+    """Lines over one pair of axes; None when no line has a point."""
+    kept = [thinned for line in lines if len((thinned := _thinned(line)).x)]
+    if not kept:
+        return None
+    x_range = _range([value for line in kept for value in line.x])
+    low, high = _range([value for line in kept for value in line.y])
+    low, high = (0.0 if from_zero or percent else low), (max(high, 0.05) if percent else high)
+    frame = _Frame(x_range, (low, high), percent)
+    drawn = [_drawn(line, number, frame) for number, line in enumerate(kept)]
+    summary = ". ".join(f"{line.name}: from {frame.shown(line.y[0])} to {frame.shown(line.y[-1])}" for line in kept)
+    svg = element(
+        "svg",
+        element("title", title),
+        element("desc", f"{y_label} over {x_label}. {summary}."),
+        frame.axes(x_label, y_label),
+        drawn,
+        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        role="img",
+        class_="chart",
+    )
+    rows = [
+        [line.name, frame.shown(line.y[0]), frame.shown(line.y[-1]), frame.shown(min(line.y)), frame.shown(max(line.y))]
+        for line in kept
+    ]
+    numbers = table(["line", "first", "last", "lowest", "highest"], rows, caption=f"{title}, in numbers")
+    return _figure(title, svg, _legend([line.name for line in kept]), caption, numbers)
+
+
+def histogram_pair(
+    counts: tuple[NDArray[np.float64], NDArray[np.float64]],
+    edges: NDArray[np.float64],
+    *,
+    title: str,
+    names: tuple[str, str],
+    x_label: str,
+    caption: Child = None,
+    top: float | None = None,
+) -> Markup:
+    """Two histograms over the same bins, each as shares of its own total."""
+    shares = [_shares(values) for values in counts]
+    high = top or max(float(values.max(initial=0.0)) for values in shares) or 1.0
+    frame = _Frame((float(edges[0]), float(edges[-1])), (0.0, high), percent=True)
+    shapes = []
+    # The second is drawn first: negatives are the broad mass behind, positives stand before them.
+    for number in (1, 0):
+        points = [(frame.x(float(edges[0])), frame.y(0.0))]
+        for left, right, share in zip(edges[:-1].tolist(), edges[1:].tolist(), shares[number].tolist(), strict=True):
+            points += [(frame.x(left), frame.y(share)), (frame.x(right), frame.y(share))]
+        points.append((frame.x(float(edges[-1])), frame.y(0.0)))
+        shapes.append(element("path", d=_path(points) + "Z", class_=f"area area-{number + 1}"))
+    means = [_mean(values, edges) for values in shares]
+    said = "; ".join(f"{name}: mean {mean:.3f}" for name, mean in zip(names, means, strict=True) if mean is not None)
+    svg = element(
+        "svg",
+        element("title", title),
+        element("desc", f"Shares of pairs by {x_label}. {said}."),
+        frame.axes(x_label, "share of pairs"),
+        shapes,
+        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        role="img",
+        class_="chart",
+    )
+    legend = element(
+        "ul",
+        [
+            element("li", element("span", class_=f"swatch swatch-{number}", aria_hidden="true"), name)
+            for number, name in enumerate(names, 1)
+        ],
+        class_="legend",
+    )
+    return _figure(title, svg, legend, caption, None)
+
+
+class _Frame:
+    """The place of values on the page, and the axes around it."""
+
+    def __init__(self, x_range: tuple[float, float], y_range: tuple[float, float], percent: bool = False) -> None:
+        self.x_range, self.percent = x_range, percent
+        self.y_ticks = ticks(*y_range)
+        self.y_range = (min(y_range[0], self.y_ticks[0]), max(y_range[1], self.y_ticks[-1]))
+
+    def x(self, value: float) -> float:
+        low, high = self.x_range
+        return _LEFT + (value - low) / (high - low) * (WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        low, high = self.y_range
+        return HEIGHT - _BOTTOM - (value - low) / (high - low) * (HEIGHT - _TOP - _BOTTOM)
+
+    def shown(self, value: float) -> str:
+        """A value in words."""
+        return f"{100 * value:.1f} %" if self.percent else f"{value:.4g}"
+
+    def axes(self, x_label: str, y_label: str) -> list[Markup]:
+        """Grid lines, numbers and names of the axes."""
+        bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
+        parts = []
+        for value in self.y_ticks:
+            y = round(self.y(value), 1)
+            text = f"{100 * value:g} %" if self.percent else f"{value:g}"
+            parts.append(element("line", x1=_LEFT, x2=right, y1=y, y2=y, class_="grid"))
+            parts.append(element("text", text, x=_LEFT - 6, y=y + 4, text_anchor="end"))
+        inside = [value for value in ticks(*self.x_range) if self.x_range[0] <= value <= self.x_range[1]]
+        for value in inside:
+            x = round(self.x(value), 1)
+            # A number centred on the last tick would be cut off at the edge.
+            anchor = "end" if x > right - 16 else "middle"
+            parts.append(element("line", x1=x, x2=x, y1=bottom, y2=bottom + 4, class_="tick"))
+            parts.append(
+                element(
+                    "text",
+                    f"{value:,g}" if abs(value) < 1e5 else f"{value:.3g}",
+                    x=min(x, right),
+                    y=bottom + 17,
+                    text_anchor=anchor,
+                )
+            )
+        parts.append(element("line", x1=_LEFT, x2=right, y1=bottom, y2=bottom, class_="tick"))
+        parts.append(
+            element("text", x_label, x=(_LEFT + right) / 2, y=HEIGHT - 6, text_anchor="middle", class_="label")
+        )
+        middle = (_TOP + bottom) / 2
+        turned = f"rotate(-90 12 {middle})"
+        parts.append(element("text", y_label, x=12, y=middle, text_anchor="middle", transform=turned, class_="label"))
+        return parts
+
+
+def ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Round numbers from at most ``low`` to at least ``high``.
+
+    Example:
+        >>> ticks(0.0, 0.93)
+        [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    """
+    raw = (high - low) / about or 1.0
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = power * next(factor for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [float(f"{number * step:.14g}") for number in range(first, last + 1)]
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    if low == high:
+        margin = abs(low) / 2 or 0.5
+        return low - margin, high + margin
+    return low, high
+
+
+def _thinned(line: Line) -> Line:
+    """The line with finite points only, and no more than can be seen."""
+    points = [(float(x), float(y)) for x, y in zip(line.x, line.y, strict=True) if _finite(x) and _finite(y)]
+    if len(points) > MOST_POINTS:
+        groups = np.array_split(np.array(points), MOST_POINTS)
+        points = [(float(group[:, 0].mean()), float(group[:, 1].mean())) for group in groups]
+    return Line(line.name, [x for x, _ in points], [y for _, y in points], line.dots)
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _drawn(line: Line, number: int, frame: _Frame) -> Markup:
+    points = [(frame.x(x), frame.y(y)) for x, y in zip(line.x, line.y, strict=True)]
+    look = number % SERIES + 1
+    shapes = [element("path", d=_path(points), class_=f"line line-{look}")]
+    if line.dots or len(points) == 1:
+        for (x, y), value, at in zip(points, line.y, line.x, strict=True):
+            hint = element("title", f"{line.name}: {frame.shown(value)} at {at:,g}")
+            shapes.append(element("circle", hint, cx=round(x, 1), cy=round(y, 1), r=3, class_=f"dot dot-{look}"))
+    return element("g", shapes)
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+
+
+def _shares(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+    total = float(counts.sum())
+    return counts / total if total else counts
+
+
+def _mean(shares: NDArray[np.float64], edges: NDArray[np.float64]) -> float | None:
+    return float((shares * (edges[:-1] + edges[1:]) / 2).sum()) if shares.any() else None
+
+
+def _legend(names: Sequence[str]) -> Markup:
+    """The names beside a piece of their lines, dashes included."""
+    items = []
+    for number, name in enumerate(names):
+        piece = element("line", x1=1, x2=29, y1=6, y2=6, class_=f"line line-{number % SERIES + 1}")
+        sample = element("svg", piece, viewBox="0 0 30 12", width=30, height=12, aria_hidden="true")
+        items.append(element("li", sample, element("bdi", name)))
+    return element("ul", items, class_="legend")
+
+
+def _figure(title: str, svg: Markup, legend: Markup, caption: Child, numbers: Markup | None) -> Markup:
+    words = element("figcaption", element("strong", title), " " if caption else None, caption)
+    more = None if numbers is None else element("details", element("summary", "In numbers"), numbers)
+    return element("figure", words, legend, svg, more)

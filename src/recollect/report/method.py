@@ -1,0 +1,138 @@
+"""The method's figures, drawn from the losses themselves: the two sigmoids, and gradient against rank.
+
+No formula is typed here a second time. Values come from ``RecallAtK`` and its steps, gradients from autograd through
+them, so a figure that looks right is one more sign that the loss is. Used by the documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recollect.common.errors import InputError
+from recollect.common.files import atomic_write
+from recollect.losses import RecallAtK
+from recollect.losses.soft_rank import Ranks
+from recollect.losses.steps import Sigmoid
+
+_COLOURS = ("#1d4ed8", "#b45309", "#047857", "#1c1b19")
+_DASHES: tuple[Any, ...] = ((0, (8, 2, 2, 2)), (0, (6, 2)), (0, (1.5, 1.5)), "-")
+
+
+def hits_at(ranks: Tensor, k: Sequence[int], tau1: float = 1.0) -> Tensor:
+    """How much RS@k counts a query's only positive as found, averaged over ``k``, by the positive's rank.
+
+    With one positive, ``loss = 1 − mean_k σ_tau1(k − rank)``: the loss says it, and this reads it off.
+
+    Example:
+        >>> hits_at(torch.tensor([1.0, 2.0, 3.0]), [2]).tolist()[1]
+        0.5
+    """
+    one = torch.ones(1, len(ranks), dtype=ranks.dtype)
+    positive = Ranks(all=ranks[None], positives=one, mask=one, count=one[0])
+    return 1 - RecallAtK(k=k, tau1=tau1).query_loss(positive)
+
+
+def push_at(ranks: Tensor, k: Sequence[int], tau1: float = 1.0) -> Tensor:
+    """How strongly a positive at each rank is pushed up: Σ_k |∂ hits_k / ∂ rank|, from the loss's own gradient.
+
+    The loss averages over the values of k; the sum over them is what adds up from the curves of single ones.
+    """
+    leaf = ranks.detach().clone().requires_grad_()
+    (slope,) = torch.autograd.grad(hits_at(leaf, k, tau1).sum(), leaf)
+    return slope.abs() * len(k)
+
+
+def ahead_at(differences: Tensor, tau2: float = 0.01) -> Tensor:
+    """How much an image adds to another's rank, by how much more similar to the query it is."""
+    step = Sigmoid(tau2)
+    z, x = (differences / tau2)[:, None].clone(), torch.zeros(1, 1, dtype=differences.dtype)
+    bound = step.bind(z, x, x[0], x[0])
+    return bound.rise(slice(None), 1, torch.empty(1, len(differences), 1, dtype=differences.dtype))[0, :, 0]
+
+
+def draw_method(out: Path | str, *, overwrite: bool = False) -> list[Path]:
+    """Draw the figures into a folder, each as SVG and as PNG.
+
+    Args:
+        out: the folder; made when missing.
+        overwrite: replace files of the same names.
+
+    Returns:
+        The files written.
+
+    Raises:
+        InputError: a file is there already.
+    """
+    folder = Path(out)
+    names = ("sigmoids", "gradient-against-rank")
+    paths = [folder / f"{name}.{kind}" for name in names for kind in ("svg", "png")]
+    for path in paths:
+        if path.exists() and not overwrite:
+            raise InputError(f"{path} exists already: choose another --out, or allow it to be replaced (--overwrite).")
+    import matplotlib
+
+    # Text stays text and ids do not change from one drawing to the next: small files, and diffs that mean something.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "recollect", "font.size": 11}):
+        figures = (_sigmoids(), _gradient())
+        for path in paths:
+            figure = figures[names.index(path.stem)]
+            with atomic_write(path) as file:
+                metadata = {"Date": None} if path.suffix == ".svg" else {}
+                figure.savefig(file, format=path.suffix[1:], dpi=160, metadata=metadata)
+    return paths
+
+
+def _figure(panels: int) -> tuple[Any, list[Any]]:
+    # Without pyplot, which would keep every figure and look for a screen.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.6 * panels, 3.3), layout="constrained", facecolor="white")
+    axes = [figure.add_subplot(1, panels, number + 1) for number in range(panels)]
+    for panel in axes:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(color="#e5e2dd", linewidth=0.8)
+    return figure, axes
+
+
+def _sigmoids() -> Any:
+    figure, (left, right) = _figure(2)
+    k = 4
+    ranks = torch.linspace(-2, 10, 601, dtype=torch.float64)
+    for number, tau1 in enumerate((1.0, 0.1)):
+        name = f"τ1 = {tau1:g}" + (" (used)" if tau1 == 1 else "")
+        left.plot(ranks, hits_at(ranks, [k], tau1), color=_COLOURS[number], linestyle=("-", "--")[number], label=name)
+    left.axvline(k, color="#57534e", linewidth=0.8, linestyle=":")
+    left.set(title=f"Is a positive among the first k = {k}?", xlabel="rank r of the positive", xlim=(0, 10))
+    left.set_ylabel("σ(k − r)")
+    differences = torch.linspace(-0.1, 0.1, 601, dtype=torch.float64)
+    for number, tau2 in enumerate((0.01, 0.1)):
+        name = f"τ2 = {tau2:g}" + (" (used)" if tau2 == 0.01 else "")
+        right.plot(
+            differences, ahead_at(differences, tau2), color=_COLOURS[number], linestyle=("-", "--")[number], label=name
+        )
+    right.axvline(0, color="#57534e", linewidth=0.8, linestyle=":")
+    right.set(title="Is z ahead of x?", xlabel="difference of similarities", xlim=(-0.1, 0.1))
+    right.set_ylabel("share of a rank")
+    right.locator_params(axis="x", nbins=5)
+    for panel in (left, right):
+        panel.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def _gradient() -> Any:
+    figure, (panel,) = _figure(1)
+    ranks = torch.linspace(0, 10, 501, dtype=torch.float64)
+    for number, k in enumerate(([1], [2], [4], [1, 2, 4])):
+        name = f"k = {k[0]}" if len(k) == 1 else "k ∈ {1, 2, 4}, sum"
+        width = 2.2 if len(k) > 1 else 1.6
+        look = {"color": _COLOURS[number], "linestyle": _DASHES[number], "linewidth": width}
+        panel.plot(ranks, push_at(ranks, k), label=name, **look)
+    panel.set(title="How strongly a positive is pushed up", xlabel="rank of the positive", xlim=(0, 10), ylim=(0, None))
+    panel.set_ylabel("size of the gradient")
+    panel.legend(frameon=False, fontsize=9)
+    return figure

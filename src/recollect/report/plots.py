@@ -1,0 +1,115 @@
+"""The parts of the page that are charts: losses and r@k over time, similarities, throughput."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from recollect.report.charts import Line, histogram_pair, line_chart
+from recollect.report.markup import Child, Markup, element, join, name_of, table
+from recollect.report.measured import Contender
+from recollect.report.runs import Run, number
+from recollect.report.similarities import count_similarities
+from recollect.report.vectors import Shown
+
+_CURVE_KS = ("r@1", "r@10")
+
+
+def curves(runs: Sequence[Run]) -> Markup:
+    """Losses, a chart for each kind of loss, and what was evaluated on the way."""
+    parts: list[Markup | None] = []
+    kinds = dict.fromkeys(str(run.setting("loss.name", "loss")) for run in runs)
+    for kind in kinds:
+        group = [run for run in runs if str(run.setting("loss.name", "loss")) == kind]
+        lines = [Line(run.name, _column(run.steps, "step"), _column(run.steps, "loss")) for run in group]
+        more = " Losses of different kinds are not comparable, so each has its own chart." if len(kinds) > 1 else None
+        parts.append(line_chart(lines, title=f"Loss: {kind}", x_label="step", y_label="loss", caption=more))
+    splits = dict.fromkeys(str(record.get("split")) for run in runs for record in run.evaluations)
+    for split in splits:
+        metrics = [name for name in _CURVE_KS if len(runs) == 1 or name == "r@1"]
+        lines = []
+        for run in runs:
+            records = [record for record in run.evaluations if str(record.get("split")) == split]
+            for metric in metrics:
+                name = metric if len(runs) == 1 else f"{run.name}, {metric}"
+                lines.append(Line(name, _column(records, "step"), _column(records, metric), dots=True))
+        title = {"val": "r@k of the validation classes", "test": "r@k of the test set"}.get(split, f"r@k of {split}")
+        caption = "It chooses the weights that are kept." if split == "val" else "Watched only; it chooses nothing."
+        parts.append(line_chart(lines, title=title, x_label="step", y_label="r@k", percent=True, caption=caption))
+    drawn = [part for part in parts if part is not None]
+    if not any(run.evaluations for run in runs):
+        drawn.append(
+            element(
+                "p",
+                "No r@k curve: nothing was evaluated during training. Validation classes "
+                "(--validation random) or --watch-test give one.",
+                class_="note",
+            )
+        )
+    return element("div", drawn, class_="charts")
+
+
+def _column(records: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    return [float("nan") if (value := number(record.get(key))) is None else value for record in records]
+
+
+def similarity_charts(contenders: Sequence[Contender], shown: Shown) -> Markup:
+    """Histograms of similarities, over the same range for all."""
+    counted = [count_similarities(contender.vectors, shown.labels) for contender in contenders]
+    spans = [counts.span() for counts in counted]
+    low, high = min(span[0] for span in spans), max(span[1] for span in spans)
+    charts = []
+    for contender, counts in zip(contenders, counted, strict=True):
+        positive, negative, edges = counts.binned(low, high)
+        ordered = counts.ordered
+        said = (
+            "One of the two kinds does not occur."
+            if ordered is None
+            else f"A pair of one class is more similar than a pair of two in {100 * ordered:.1f} % of all cases."
+        )
+        charts.append(
+            histogram_pair(
+                (positive, negative),
+                edges,
+                title=contender.name,
+                names=("same class", "different classes"),
+                x_label="similarity",
+                caption=said,
+            )
+        )
+    return element("div", charts, class_="charts")
+
+
+def speed(runs: Sequence[Run]) -> Markup:
+    """Throughput and memory, in numbers and over time."""
+    rows: list[list[Child]] = []
+    for run in runs:
+        rates = [rate for rate in _column(run.steps, "images_per_second") if np.isfinite(rate)]
+        memory = [used for used in _column(run.steps, "memory_mb") if np.isfinite(used)]
+        seconds = [value for value in _column(run.steps, "seconds") if np.isfinite(value)]
+        machine = run.manifest.get("machine") if isinstance(run.manifest.get("machine"), Mapping) else {}
+        rows.append(
+            [
+                name_of(run.name),
+                run.status,
+                f"{len(run.steps):,}",
+                _duration(seconds[-1]) if seconds else "–",
+                f"{median(rates):,.0f}" if rates else "–",
+                f"{max(memory):,.0f} MB" if memory else "–",
+                str((machine or {}).get("gpu") or (machine or {}).get("processor") or "–"),
+            ]
+        )
+    head = ["run", "state", "steps", "time", "images/s (median)", "most memory", "machine"]
+    grid = table(head, rows, caption="Throughput and memory while training", numbers=False)
+    lines = [Line(run.name, _column(run.steps, "step"), _column(run.steps, "images_per_second")) for run in runs]
+    chart = line_chart(lines, title="Throughput", x_label="step", y_label="images a second", from_zero=True)
+    return join(grid, element("div", chart, class_="charts") if chart else None)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,180 @@
+"""A run folder as a report sees it: everything readable is read, and what is missing or damaged becomes a remark.
+
+A report is wanted most when something went wrong, so only a folder that is no run at all is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recollect.common.errors import DataError, RecollectError
+from recollect.common.files import read_json
+from recollect.training.config import Config
+from recollect.training.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is known of a training.
+
+    Attributes:
+        name: what the page calls it. folder: where it lies.
+        config: its settings; None when this version cannot read them. settings: the same as plain values.
+        manifest: versions, machine, plan, outcome.
+        steps: records of ``metrics.jsonl``, one a step; evaluations: one an evaluation.
+        evaluated: results of ``recollect eval`` kept in the run: name of the set → metric → fraction.
+        remarks: what could not be read, as sentences.
+    """
+
+    name: str
+    folder: RunFolder
+    config: Config | None
+    settings: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+    steps: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
+    evaluated: dict[str, dict[str, float]] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it came to its end."""
+        return isinstance(self.manifest.get("outcome"), Mapping)
+
+    @property
+    def status(self) -> str:
+        """In a few words, how it ended."""
+        if self.finished:
+            return "finished"
+        if self.folder.stopped.is_dir():
+            return "stopped by a loss that is no number"
+        return f"not finished (step {self.steps[-1]['step']:,})" if self.steps else "no step taken"
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """A setting by its dotted name, from the plain values."""
+        value: Any = self.settings
+        for part in key.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return default
+            value = value[part]
+        return value
+
+
+def read_run(path: Path | str) -> Run:
+    """Read a run folder.
+
+    Raises:
+        DataError: it is no run folder.
+    """
+    folder = RunFolder.open(path)
+    remarks: list[str] = []
+    settings = _settings(folder, remarks)
+    config = None
+    try:
+        config = folder.read_config()
+    except RecollectError as error:
+        remarks.append(f"The settings are not those of this version of recollect, so nothing can be embedded: {error}")
+    manifest: Any = {}
+    try:
+        manifest = folder.read_manifest()
+    except (RecollectError, TypeError, ValueError) as error:
+        remarks.append(f"manifest.json cannot be read: {error}")
+    steps, evaluations = _records(folder, remarks)
+    return Run(
+        name=folder.path.resolve().name,
+        folder=folder,
+        config=config,
+        settings=settings,
+        manifest=manifest,
+        steps=steps,
+        evaluations=evaluations,
+        evaluated=_evaluated(folder, remarks),
+        remarks=remarks,
+    )
+
+
+def distinct_names(runs: list[Run]) -> list[str]:
+    """A name for each run that no other has: the folder's, or as much of its path as it takes."""
+    names = [run.name for run in runs]
+    if len(set(names)) == len(names):
+        return names
+    paths = [run.folder.path.resolve().as_posix() for run in runs]
+    return paths if len(set(paths)) == len(paths) else [f"{name} ({n})" for n, name in enumerate(names, 1)]
+
+
+def published_sets(published: Any) -> dict[str, dict[str, float]]:
+    """The published numbers of a recipe as set → metric → percent; numbers that name no set are of the set ``""``.
+
+    Example:
+        >>> published_sets({"r@1": 80.2, "small": {"r@1": 95.7}, "table": "4"})
+        {'': {'r@1': 80.2}, 'small': {'r@1': 95.7}}
+    """
+    found: dict[str, dict[str, float]] = {}
+
+    def visit(values: Any, name: str) -> None:
+        if not isinstance(values, Mapping):
+            return
+        for key, value in values.items():
+            if isinstance(value, Mapping):
+                visit(value, f"{name} {key}".strip())
+            elif number(value) is not None and _is_metric(str(key)):
+                found.setdefault(name, {})[str(key)] = float(value)
+
+    visit(published, "")
+    return found
+
+
+def _is_metric(name: str) -> bool:
+    return "@" in name or name.rsplit("/", 1)[-1].lower() in ("map", "map@r", "mrr", "r_precision")
+
+
+def _settings(folder: RunFolder, remarks: list[str]) -> Mapping[str, Any]:
+    try:
+        values = yaml.safe_load(folder.config_file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DataError(f"{folder.config_file}: not a YAML file ({error}).") from error
+    if isinstance(values, Mapping):
+        return values
+    remarks.append("config.yaml holds no settings.")
+    return {}
+
+
+def _records(folder: RunFolder, remarks: list[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    steps: list[dict[str, Any]] = []
+    evaluations: list[dict[str, Any]] = []
+    try:
+        for record in folder.read_metrics():
+            if not isinstance(record, dict) or number(record.get("step")) is None:
+                continue
+            if record.get("kind") == "step":
+                steps.append(record)
+            elif record.get("kind") == "evaluation":
+                evaluations.append(record)
+    except UnicodeDecodeError as error:
+        remarks.append(f"metrics.jsonl cannot be read to its end: {error}")
+    return steps, evaluations
+
+
+def _evaluated(folder: RunFolder, remarks: list[str]) -> dict[str, dict[str, float]]:
+    found = {}
+    for path in sorted((folder.path / "eval").glob("*/metrics.json")):
+        try:
+            metrics = read_json(path)["metrics"]
+            found[path.parent.name] = {
+                str(name): float(value) for name, value in metrics.items() if number(value) is not None
+            }
+        except (RecollectError, KeyError, TypeError, AttributeError) as error:
+            remarks.append(f"{path.name} of {path.parent.name} is no result of recollect eval: {error}")
+    return found
+
+
+def number(value: Any) -> float | None:
+    """``value`` if it is a finite number."""
+    is_one = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_one else None

@@ -1,0 +1,119 @@
+"""The images of a report and their vectors, embedded once and kept in the run as ``report/vectors.npz``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.common.files import atomic_write
+from recollect.data import ImageSet
+
+if TYPE_CHECKING:
+    from recollect.models import Embedder
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The images a report is about.
+
+    Attributes:
+        data, split: which set. names, labels, class_names: of the images shown. whole: images in the whole split.
+        images: to read pictures from; None when they are not at hand.
+    """
+
+    data: str
+    split: str
+    names: list[str]
+    labels: NDArray[np.int64]
+    class_names: list[str]
+    whole: int
+    images: ImageSet | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole split is shown, so that its numbers can stand beside published ones."""
+        return len(self.names) == self.whole
+
+    def same_as(self, other: Shown) -> bool:
+        """Whether both are of the same images in the same order."""
+        return self.names == other.names and bool(np.array_equal(self.labels, other.labels))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What ``vectors.npz`` holds."""
+
+    shown: Shown
+    vectors: dict[str, NDArray[np.float32]]
+    keys: dict[str, str]
+
+
+class _Pictures:
+    """The images of a set, one after the other: paths where possible, so that threads decode them."""
+
+    def __init__(self, images: ImageSet) -> None:
+        self._images = images
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __iter__(self) -> Iterator[Any]:
+        images = self._images
+        as_files = images.arrays is None and images.boxes is None
+        return (images.path(index) if as_files else images.read(index) for index in range(len(images)))
+
+
+def embed(embedder: Embedder, images: ImageSet, device: str | None) -> NDArray[np.float32]:
+    """Vectors of all images; a row of NaN for one that cannot be read."""
+    rows = embedder.embed(_Pictures(images), device=device, on_bad_image=lambda index, error: None)
+    vectors: NDArray[np.float32] = rows.numpy()
+    return vectors
+
+
+def write_kept(path: Path, kept: Kept, remarks: list[str]) -> None:
+    """Keep vectors for the next report."""
+    shown = kept.shown
+    facts = {"data": shown.data, "split": shown.split, "whole": shown.whole, "keys": kept.keys}
+    try:
+        with atomic_write(path) as file:
+            np.savez(
+                file,
+                facts=np.array(json.dumps(facts)),
+                names=np.array(shown.names),
+                labels=shown.labels,
+                class_names=np.array(shown.class_names),
+                **{f"vectors_{name}": rows for name, rows in kept.vectors.items()},  # type: ignore[arg-type]
+            )
+    except OSError as error:  # a run on a disk that cannot be written is still worth a report
+        remarks.append(f"The vectors could not be kept in {path}: {error}")
+
+
+def read_kept(path: Path, images: ImageSet | None) -> Kept | None:
+    """What an earlier report kept; None when there is nothing, or nothing whole."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            facts = json.loads(str(archive["facts"]))
+            labels = archive["labels"].astype(np.int64)
+            shown = Shown(
+                facts["data"],
+                facts["split"],
+                [str(name) for name in archive["names"]],
+                labels,
+                [str(name) for name in archive["class_names"]],
+                int(facts["whole"]),
+                images,
+            )
+            vectors = {name[8:]: archive[name] for name in archive.files if name.startswith("vectors_")}
+            keys = {str(name): str(value) for name, value in facts["keys"].items()}
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, EOFError, BadZipFile):
+        return None
+    sound = all(rows.ndim == 2 and len(rows) == len(shown.names) == len(labels) for rows in vectors.values())
+    sound = sound and bool(len(labels)) and 0 <= labels.min() <= labels.max() < len(shown.class_names)
+    return Kept(shown, vectors, keys) if sound else None

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from report.report_runs import make_data, make_run
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``data``, and the finished runs ``first`` (RS@k) and ``second`` (contrastive). Read only."""
+    folder = tmp_path_factory.mktemp("report")
+    root = make_data(folder / "data")
+    make_run(root, folder / "first")
+    make_run(root, folder / "second", **{"loss.name": "contrastive", "loss.options": {}})
+    return folder
+
+
+@pytest.fixture
+def runs(made: Path, tmp_path: Path) -> Path:
+    """A copy of both runs that a test may change; their data is that of ``made``."""
+    for name in ("first", "second"):
+        shutil.copytree(made / name, tmp_path / name)
+    return tmp_path

@@ -1,0 +1,34 @@
+"""Runs to report on: a few steps on small pictures in folders, one of whose names is an attack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from recollect.training.config import Config
+from recollect.training.trainer import train
+from training.small_runs import make_images, silent, small_config
+
+EVIL = "<img src=x onerror=alert(1)>\u202e&\"'"
+"""A class name that would act if it were not escaped: folders may be called so."""
+
+
+def make_data(root: Path) -> Path:
+    make_images(root, classes=8, each=5)
+    make_images(root, classes=6, each=5, split="test", seed=1)
+    (root / "test" / "test-03").rename(root / "test" / EVIL)
+    return root
+
+
+def report_config(root: Path, **settings: Any) -> Config:
+    few = {
+        "run.epochs": 2,
+        "run.watch_test": True,
+        "batch.batches_per_epoch": 2,
+        "published": {"r@1": 81.2, "r@7": 90.0},
+    }
+    return small_config(root, **{**few, **settings})
+
+
+def make_run(root: Path, out: Path, **settings: Any) -> Path:
+    return train(report_config(root, **settings), out, say=silent).folder

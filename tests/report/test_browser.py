@@ -1,0 +1,129 @@
+"""The page in a real browser: nothing fetched, nothing complained about, nothing cut off, readable in light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from recollect.report import write_report
+from report.browser import Browser, browser, programs
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(programs() is None, reason="no chromium with chromedriver is installed"),
+]
+
+# Text against the first opaque ground behind it, by WCAG's formula; 4.5 is AA for text of normal size.
+_LOW_CONTRAST = """
+const channel = c => { c /= 255; return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; };
+const light = rgb => 0.2126 * channel(rgb[0]) + 0.7152 * channel(rgb[1]) + 0.0722 * channel(rgb[2]);
+const parse = text => (text.match(/[\\d.]+/g) || []).map(Number);
+const found = [];
+let seen = 0;
+document.querySelectorAll('details').forEach(d => d.open = true);
+for (const element of document.querySelectorAll('body *')) {
+  const own = [...element.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
+  if (!own || element.closest('.skip') || !element.getClientRects().length) continue;
+  const style = getComputedStyle(element);
+  const ink = parse(element.closest('svg') ? style.fill : style.color);
+  let ground = null;
+  for (let at = element; at && !ground; at = at.parentElement) {
+    const colour = parse(getComputedStyle(at).backgroundColor);
+    if (colour.length === 3 || colour[3] === 1) ground = colour;
+  }
+  const [a, b] = [light(ink), light(ground || [255, 255, 255])].sort((x, y) => y - x);
+  const ratio = (a + 0.05) / (b + 0.05);
+  seen += 1;
+  if (ratio < 4.5) found.push([element.tagName, ratio, element.textContent.slice(0, 40)]);
+}
+return {seen, found};
+"""
+
+# What sticks out of the window sideways, unless a scrolling region around it takes care of it.
+_STICKING_OUT = """
+const out = [];
+for (const element of document.querySelectorAll('body *')) {
+  if (element.closest('.skip')) continue;
+  const box = element.getBoundingClientRect();
+  if (box.right <= innerWidth + 1 && box.left >= -1) continue;
+  let inside = false;
+  for (let at = element.parentElement; at; at = at.parentElement)
+    if (['auto', 'scroll', 'hidden'].includes(getComputedStyle(at).overflowX)) inside = true;
+  if (!inside) out.push([element.tagName, box.left, box.right]);
+}
+return {out, page: document.documentElement.scrollWidth, window: innerWidth};
+"""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def page(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("page") / "report.html"
+    return write_report([made / "first", made / "second"], out)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (1200, "dark"), (400, "light"), (320, "dark")])
+def test_the_page_stands_on_its_own(chromium: Browser, page: Path, tmp_path: Path, width: int, scheme: str) -> None:
+    chromium.look(width, 900, scheme)
+    chromium.open(page)
+    assert chromium.log("browser") == []
+    asked = chromium.requests()
+    assert asked[0] == page.as_uri()
+    assert all(address.startswith("data:image/") for address in asked[1:])
+    assert len(asked) > 20
+    layout = chromium.run(_STICKING_OUT)
+    assert layout["out"] == []
+    assert layout["page"] <= layout["window"] == width
+    contrast = chromium.run(_LOW_CONTRAST)
+    assert contrast["found"] == []
+    assert contrast["seen"] > 200
+    ground = chromium.run("return getComputedStyle(document.body).backgroundColor")
+    assert (ground == "rgb(23, 22, 20)") == (scheme == "dark")
+    image = chromium.screenshot(tmp_path / "page.png")
+    assert image.stat().st_size > 20_000
+    assert chromium.run("return [...document.images].every(i => i.complete && i.naturalWidth > 0)")
+
+
+def test_a_class_name_does_not_become_an_element(chromium: Browser, page: Path) -> None:
+    chromium.open(page)
+    assert chromium.run("return document.querySelectorAll('img[src=x], script').length") == 0
+    assert chromium.run("return document.body.textContent.includes('<img src=x onerror=alert(1)>')")
+
+
+def test_the_keyboard_reaches_everything(chromium: Browser, page: Path) -> None:
+    chromium.look(1200, 900, "light")
+    chromium.open(page)
+    reached = []
+    for _ in range(400):
+        chromium.press("Tab", 9)
+        here = chromium.run(
+            "const e = document.activeElement; const s = getComputedStyle(e);"
+            "return [e.tagName, e.textContent.slice(0, 30), s.outlineStyle, e.getBoundingClientRect().left]"
+        )
+        if here[0] == "BODY":
+            break
+        assert here[2] != "none", f"nothing shows that {here[:2]} has the focus"
+        reached.append(here)
+    assert reached[0][1] == "Skip to the content"
+    assert reached[0][3] >= 0  # visible once it has the focus
+    names = [tag for tag, *_ in reached]
+    assert names.count("A") == 8
+    assert names.count("SUMMARY") >= 4
+    assert names.count("DIV") >= 5  # tables, so that wide ones can be scrolled
+
+
+def test_those_who_want_no_motion_get_none(chromium: Browser, page: Path) -> None:
+    chromium.open(page)
+    chromium.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "reduce"}])
+    assert chromium.run("return getComputedStyle(document.documentElement).scrollBehavior") == "auto"
+    chromium.devtools(
+        "Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "no-preference"}]
+    )
+    assert chromium.run("return getComputedStyle(document.documentElement).scrollBehavior") == "smooth"

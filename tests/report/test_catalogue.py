@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from recollect.cli.app import app
+from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError, InputError
+from recollect.models import Embedder
+from recollect.report.catalogue import embed_catalogue, list_images, read_catalogue, search
+
+
+def test_folders_files_and_lists(made: Path, tmp_path: Path) -> None:
+    test = made / "data" / "test"
+    classes = list_images([test])
+    assert len(classes.paths) == 30
+    assert classes.labels is not None
+    assert classes.labels[0] in classes.names[0]
+    flat = list_images([test / "test-00"])
+    assert flat.labels is None
+    assert flat.names == [f"{n}.png" for n in range(5)]
+    several = list_images([test / "test-00", test / "test-01" / "3.png"])
+    assert len(several.paths) == 6
+    listing = tmp_path / "list.txt"
+    listing.write_text(f"{test}/test-00/1.png\n\n{test}/test-02/2.png\n")
+    assert [path.name for path in list_images([listing]).paths] == ["1.png", "2.png"]
+    listing.write_text("gone.png\n")
+    with pytest.raises(DataError, match=r"gone\.png, which is not there"):
+        list_images([listing])
+    with pytest.raises(DataError, match="no such file"):
+        list_images([tmp_path / "nothing"])
+
+
+def test_vectors_are_the_embedders_and_search_finds_the_image_itself(runs: Path, made: Path, tmp_path: Path) -> None:
+    test, out = made / "data" / "test", tmp_path / "v.npz"
+    written = embed_catalogue(str(runs / "first"), [test], out)
+    read = read_catalogue(out)
+    assert read.names == written.names
+    assert read.labels == written.labels
+    embedder = Embedder.load(runs / "first" / "model")
+    expected = embedder.embed([test / name for name in read.names], progress=False).numpy()
+    np.testing.assert_allclose(read.embeddings, expected, atol=1e-6)
+    place = read.names.index("test-01/2.png")
+    found = search(read, [test / "test-01" / "2.png"], 3)
+    assert found.indices[0, 0] == place
+    assert found.similarities[0, 0] == pytest.approx(1, abs=1e-5)
+    order = np.argsort(-(expected @ expected[place]))[:3]
+    assert found.indices[0].tolist() == order.tolist()
+
+
+def test_a_model_that_changed_is_refused(runs: Path, made: Path, tmp_path: Path) -> None:
+    out = tmp_path / "v.npz"
+    embed_catalogue(str(runs / "first"), [made / "data" / "test"], out)
+    query = [made / "data" / "test" / "test-00" / "0.png"]
+    shutil.rmtree(runs / "first" / "model")
+    shutil.copytree(runs / "second" / "model", runs / "first" / "model")
+    with pytest.raises(DataError, match="not the model that made these vectors"):
+        search(read_catalogue(out), query)
+    with pytest.raises(DataError, match="not the model"):
+        search(read_catalogue(out), query, model=str(runs / "second"))
+
+
+def test_what_cannot_be_embedded_is_said(runs: Path, made: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    shutil.copytree(made / "data" / "test" / "test-00", folder)
+    (folder / "bad.png").write_bytes(b"no image")
+    run = str(runs / "first")
+    with pytest.raises(ImageError, match=r"bad\.png"):
+        embed_catalogue(run, [folder], tmp_path / "v.npz")
+    assert not (tmp_path / "v.npz").exists()
+    with pytest.warns(DataWarning, match=r"1 images could not be read.*bad\.png"):
+        kept = embed_catalogue(run, [folder], tmp_path / "v.npz", skip_bad=True)
+    assert len(kept.names) == len(kept.embeddings) == 5
+    with pytest.raises(InputError, match="exists already"):
+        embed_catalogue(run, [folder], tmp_path / "v.npz")
+    with pytest.raises(InputError, match=r"ends so"):
+        embed_catalogue(run, [folder], tmp_path / "v.npy")
+    with pytest.raises(ConfigError, match="random weights"):
+        embed_catalogue("tiny", [folder], tmp_path / "w.npz")
+    with pytest.raises(ConfigError, match="neither a folder nor an initialisation"):
+        embed_catalogue("nothing-like-it", [folder], tmp_path / "w.npz")
+
+
+def test_vectors_made_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "v.npz"
+    np.savez(path, embeddings=np.eye(3))
+    read = read_catalogue(path)
+    assert read.names == ["0", "1", "2"]
+    with pytest.raises(ConfigError, match="--model"):
+        search(read, ["x.png"])
+    np.savez(path, embeddings=np.eye(3), names=np.array(["a"]))
+    with pytest.raises(DataError, match="one each"):
+        read_catalogue(path)
+    np.savez(path, vectors=np.eye(3))
+    with pytest.raises(DataError, match="no array 'embeddings'"):
+        read_catalogue(path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(DataError, match=r"not an \.npz"):
+        read_catalogue(path)
+
+
+def test_the_commands(runs: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    call, test = CliRunner().invoke, made / "data" / "test"
+    done = call(app, ["embed", str(runs / "first"), str(test)])
+    assert done.exit_code == 0, done.output
+    assert "30 vectors of 16 dimensions, 6 classes" in done.output
+    query = str(test / "test-04" / "1.png")
+    done = call(app, ["search", "vectors.npz", query, "--top", "4", "--json"])
+    assert done.exit_code == 0, done.output
+    (answer,) = json.loads(done.stdout)
+    assert answer["results"][0] == {"name": "test-04/1.png", "similarity": 1.0, "label": "test-04"}
+    assert len(answer["results"]) == 4
+    done = call(app, ["search", "vectors.npz", query, str(test / "test-00" / "0.png"), "--html", "s.html"])
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines()[-1] == "s.html"
+    page = Path("s.html").read_text(encoding="utf-8")
+    assert page.count("<article") == 2
+    assert page.count("data:image/") == 22
+    assert "<img src=x" not in page
+    done = call(app, ["eval", "vectors.npz"])
+    assert done.exit_code == 0, done.output
+    metrics = json.loads(Path("vectors-eval/metrics.json").read_text())["metrics"]
+    assert metrics["r@1"] > 1 / 6
+    done = call(app, ["report", str(runs / "first")])
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines()[-1] == str(runs / "first" / "report.html")

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import math
+from xml.etree import ElementTree
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.report.charts import MOST_POINTS, Line, histogram_pair, line_chart, ticks
+
+
+@given(st.floats(-1e4, 1e4), st.floats(1e-4, 1e6))
+def test_ticks_enclose_the_range_and_are_few(low: float, width: float) -> None:
+    found = ticks(low, low + width)
+    assert found[0] <= low + 1e-6 * width
+    assert found[-1] >= low + width - 1e-6 * width
+    assert 2 <= len(found) <= 9
+    assert found == sorted(found)
+
+
+def _svg(figure: str) -> ElementTree.Element:
+    return ElementTree.fromstring(figure[figure.index('<svg viewBox="0 0 4') : figure.rindex("</svg>") + 6])
+
+
+def test_lines_lie_where_their_values_are() -> None:
+    figure = line_chart([Line("a<b", [0, 10], [0.0, 1.0])], title="t", x_label="x", y_label="y")
+    assert figure is not None
+    drawn = _svg(figure)
+    path = next(e for e in drawn.iter() if e.get("class", "").startswith("line "))
+    (x0, y0), (x1, y1) = (map(float, p.split()) for p in str(path.get("d"))[1:].split("L"))
+    assert x0 < x1
+    assert y0 > y1  # down is up on a screen
+    grid = [e for e in drawn.iter() if e.get("class") == "grid"]
+    heights = [float(str(e.get("y1"))) for e in grid]
+    assert math.isclose(y0, max(heights), abs_tol=0.1)
+    assert math.isclose(y1, min(heights), abs_tol=0.1)
+    assert "a&lt;b" in figure
+
+
+def test_what_is_no_number_is_left_out() -> None:
+    nan = float("nan")
+    assert line_chart([Line("a", [1, 2], [nan, nan])], title="t", x_label="x", y_label="y") is None
+    assert line_chart([], title="t", x_label="x", y_label="y") is None
+    figure = line_chart([Line("a", [1, 2, 3], [1.0, nan, 2.0])], title="t", x_label="x", y_label="y")
+    assert figure is not None
+    assert "nan" not in figure
+
+
+def test_long_lines_are_thinned_and_single_points_seen() -> None:
+    many = line_chart([Line("a", list(range(5000)), [1.0] * 5000)], title="t", x_label="x", y_label="y")
+    assert many is not None
+    path = next(e for e in _svg(many).iter() if e.get("class", "").startswith("line "))
+    assert str(path.get("d")).count("L") == MOST_POINTS - 1
+    one = line_chart([Line("a", [1], [0.5])], title="t", x_label="x", y_label="y", percent=True)
+    assert one is not None
+    assert "<circle" in one
+
+
+def test_histograms_without_a_pair_of_one_kind() -> None:
+    figure = histogram_pair(
+        (np.array([1.0, 3.0]), np.zeros(2)), np.array([0.0, 0.5, 1.0]), title="t", names=("p", "n"), x_label="s"
+    )
+    assert "mean 0.625" in figure
+    assert "nan" not in figure

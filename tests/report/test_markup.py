@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.report.markup import Markup, clean, element, join, table
+
+
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.attributes: list[dict[str, str | None]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes.append(dict(attrs))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def read(markup: str) -> _Reader:
+    reader = _Reader()
+    reader.feed(markup)
+    reader.close()
+    return reader
+
+
+# Half surrogates stand for bytes of file names that are not text, and must not stop a report.
+any_text = st.text(st.characters(exclude_categories=()))
+
+
+@given(any_text)
+def test_text_is_shown_and_never_acts(text: str) -> None:
+    found = read(element("p", text, title=text))
+    assert found.tags == ["p"]
+    assert found.text == clean(text)
+    assert list(found.attributes[0]) == ["title"]
+    assert found.attributes[0]["title"] == clean(text)
+    element("p", text).encode("utf-8")
+
+
+@given(any_text)
+def test_nothing_that_turns_text_around_is_left(text: str) -> None:
+    assert not set(clean(text)) & {"\u202e", "\u2066", "\x00", "\x1b"}
+    assert len(clean(text)) == len(text)
+
+
+def test_markup_is_kept_in_elements_but_not_trusted_in_attributes() -> None:
+    assert element("p", element("b", "x")) == "<p><b>x</b></p>"
+    assert element("p", title=Markup('"><script>')) == '<p title="&quot;&gt;&lt;script&gt;"></p>'
+
+
+def test_children_and_attributes() -> None:
+    assert element("a", ["x", None, ["y"]], href="#1", class_="k", hidden=True, title=None, alt=False) == (
+        '<a href="#1" class="k" hidden>xy</a>'
+    )
+    assert element("img", src="a") == '<img src="a">'
+    assert element("circle", r=1) == '<circle r="1"/>'
+    assert element("circle", element("title", "t"), r=1) == '<circle r="1"><title>t</title></circle>'
+    assert join("<", Markup("<b>")) == "&lt;<b>"
+
+
+def test_tables_have_captions_and_scopes() -> None:
+    found = read(table(["a", "b"], [["<x>", "1"]], caption="what"))
+    assert found.tags.count("caption") == 1
+    scopes = [a["scope"] for a in found.attributes if "scope" in a]
+    assert scopes == ["col", "col", "row"]
+    assert "<x>" in found.text

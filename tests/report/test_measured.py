@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.common.errors import DataError, RecollectError
+from recollect.data import ImageSet, load
+from recollect.evaluation import evaluate
+from recollect.models import Embedder
+from recollect.report import measured
+from recollect.report.measured import choose, measure
+from recollect.report.runs import read_run
+from recollect.training.parts import make_embedder
+from report.report_runs import make_run
+
+
+def _set(sizes: list[int]) -> ImageSet:
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    pixels = np.zeros((len(labels), 1, 1), np.uint8)
+    return ImageSet(
+        "s", [str(i) for i in range(len(labels))], labels, [str(c) for c in range(len(sizes))], arrays=pixels
+    )
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(4, 80))
+def test_chosen_images_are_few_and_of_whole_classes(sizes: list[int], limit: int) -> None:
+    images = _set(sizes)
+    chosen = choose(images, limit)
+    assert np.array_equal(chosen, np.unique(chosen))
+    assert np.array_equal(chosen, choose(images, limit))
+    if len(images) <= limit:
+        assert len(chosen) == len(images)
+        return
+    assert 1 <= len(chosen) <= limit
+    most = max(2, limit // 10)
+    counts = np.bincount(images.labels[chosen], minlength=len(sizes))
+    for size, count in zip(sizes, counts.tolist(), strict=True):
+        assert count in (0, min(size, most))
+    assert len(choose(images, None)) == len(images)
+
+
+def test_results_are_those_of_the_weights_before_and_after(runs: Path) -> None:
+    run = read_run(runs / "first")
+    found = measure(run)
+    assert run.config is not None
+    images = load("folder", run.config.data.root, "test")
+    pictures = [images.read(index) for index in range(len(images))]
+    for embedder, contender in (
+        (make_embedder(run.config.model, run.config.run.seed), found.init),
+        (Embedder.load(runs / "first" / "model"), found.trained),
+    ):
+        vectors = embedder.embed(pictures, progress=False)
+        assert contender is not None
+        np.testing.assert_allclose(contender.vectors, vectors.numpy(), atol=1e-6)
+        assert contender.evaluation.metrics["r@1"] == evaluate(vectors, images.labels, ks=(1,)).metrics["r@1"]
+    assert found.init is not None
+    assert found.trained is not None
+    assert not np.allclose(found.init.vectors, found.trained.vectors)
+    assert "r@7" in found.trained.evaluation.metrics  # the recipe publishes it
+    # The first and last evaluations of the training itself say the same.
+    logged = [record["r@1"] for record in run.evaluations]
+    assert logged[0] == pytest.approx(found.init.evaluation.metrics["r@1"])
+    assert logged[-1] == pytest.approx(found.trained.evaluation.metrics["r@1"])
+
+
+def test_vectors_are_kept_and_used_again(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = measure(read_run(runs / "first"))
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("embedded again")
+
+    monkeypatch.setattr(measured, "embed", refuse)
+    again = measure(read_run(runs / "first"))
+    assert first.trained is not None
+    assert again.trained is not None
+    assert np.array_equal(first.trained.vectors, again.trained.vectors)
+    with pytest.raises(AssertionError):
+        measure(read_run(runs / "first"), limit=12)
+
+
+def test_other_weights_are_embedded_anew(runs: Path) -> None:
+    before = measure(read_run(runs / "first"))
+    shutil.rmtree(runs / "first" / "model")
+    shutil.copytree(runs / "second" / "model", runs / "first" / "model")
+    after = measure(read_run(runs / "first"))
+    assert before.trained is not None
+    assert after.trained is not None
+    assert not np.array_equal(before.trained.vectors, after.trained.vectors)
+    assert before.init is not None
+    assert after.init is not None
+    assert np.array_equal(before.init.vectors, after.init.vectors)
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 no archive", "cut"])
+def test_a_damaged_store_is_made_again(runs: Path, damage: bytes | str) -> None:
+    first = measure(read_run(runs / "first"))
+    store = runs / "first" / "report" / "vectors.npz"
+    store.write_bytes(store.read_bytes()[:-200] if damage == "cut" else bytes(damage))  # type: ignore[arg-type]
+    again = measure(read_run(runs / "first"))
+    assert first.trained is not None
+    assert again.trained is not None
+    assert np.array_equal(first.trained.vectors, again.trained.vectors)
+
+
+def test_without_images_the_kept_vectors_serve(made: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(made / "data", data)
+    folder = make_run(data, tmp_path / "run")
+    whole = measure(read_run(folder))
+    shutil.rmtree(data)
+    later = measure(read_run(folder))
+    assert later.shown.images is None
+    assert whole.trained is not None
+    assert later.trained is not None
+    assert later.trained.evaluation.metrics == whole.trained.evaluation.metrics
+    assert any("not at hand" in remark for remark in later.remarks)
+    shutil.rmtree(folder / "report")
+    with pytest.raises(RecollectError):
+        measure(read_run(folder))
+
+
+def test_a_run_without_a_model_shows_its_checkpoint(runs: Path) -> None:
+    finished = measure(read_run(runs / "first"))
+    shutil.rmtree(runs / "first" / "model")
+    found = measure(read_run(runs / "first"))
+    assert finished.trained is not None
+    assert found.trained is not None
+    np.testing.assert_array_equal(found.trained.vectors, finished.trained.vectors)  # its last checkpoint is its end
+    assert "not finished" in found.trained.what
+    (runs / "first" / "checkpoints" / "last.pt").unlink()
+    nothing = measure(read_run(runs / "first"))
+    assert nothing.trained is None
+    assert nothing.init is not None
+    assert any("no trained weights" in remark for remark in nothing.remarks)
+
+
+def test_unreadable_images_are_left_out_for_all(made: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(made / "data", data)
+    folder = make_run(data, tmp_path / "run", **{"run.watch_test": False})
+    (data / "test" / "test-00" / "0.png").write_bytes(b"no image")
+    found = measure(read_run(folder))
+    assert len(found.shown.names) == 29
+    assert found.trained is not None
+    assert np.isfinite(found.trained.vectors).all()
+    assert len(found.trained.vectors) == len(found.shown.labels) == 29
+    assert any("1 images could not be read" in remark for remark in found.remarks)
+
+
+def test_pretrained_networks_start_without_the_new_layer(runs: Path) -> None:
+    run = read_run(runs / "first")
+    assert run.config is not None
+    model = dataclasses.replace(run.config.model, init="lite0-in1k", image_size=64, dim=16)
+    run = dataclasses.replace(run, config=dataclasses.replace(run.config, model=model))
+    found = measure(run, limit=10)
+    assert found.init is not None
+    assert found.init.vectors.shape[1] == 1280
+    assert "as it comes" in found.init.what
+
+
+def test_settings_of_another_version_are_refused_with_a_sentence(runs: Path) -> None:
+    file = runs / "first" / "config.yaml"
+    file.write_text(file.read_text() + "unheard_of: 1\n")
+    run = read_run(runs / "first")
+    assert run.config is None
+    assert run.setting("loss.name") == "recall_at_k"
+    with pytest.raises(DataError, match="settings cannot be read"):
+        measure(run)

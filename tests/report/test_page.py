@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recollect.common.errors import DataError, InputError
+from recollect.report import measured, write_report
+from recollect.report.measured import measure
+from recollect.report.runs import published_sets, read_run
+from report.report_runs import EVIL, make_run
+from training.small_runs import make_images
+
+EMPTY = {"img", "br", "meta", "hr"}
+
+
+class _Checker(HTMLParser):
+    """Every element closed, every id once, and what is on the page."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def check(path: Path) -> _Checker:
+    found = _Checker()
+    found.feed(path.read_text(encoding="utf-8"))
+    found.close()
+    assert found.open == []
+    ids = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for tag, attributes in found.tags:
+        assert tag not in ("script", "iframe", "object", "link", "form")
+        assert not any(name.startswith("on") for name in attributes)
+        if tag == "img":
+            assert str(attributes["src"]).startswith("data:image/")
+            assert attributes["alt"]
+        if tag == "a":
+            assert str(attributes["href"])[1:] in ids
+    levels = [int(tag[1]) for tag, _ in found.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(later <= earlier + 1 for earlier, later in pairwise(levels))
+    return found
+
+
+def words(found: _Checker) -> str:
+    return " ".join(" ".join(found.text).split())
+
+
+def test_the_report_of_a_run(runs: Path) -> None:
+    path = write_report([runs / "first"])
+    assert path == runs / "first" / "report.html"
+    found = check(path)
+    text = words(found)
+    for heading in ("Results", "Curves", "Similarities", "Gallery", "Classes", "Speed and memory", "Settings"):
+        assert heading in text
+    results = measure(read_run(runs / "first"))
+    for contender in (results.init, results.trained):
+        assert contender is not None
+        assert f"{100 * contender.evaluation.metrics['r@1']:.1f} %" in text
+        assert f"{100 * contender.evaluation.metrics['map@r']:.1f}" in text
+    assert "81.2" in text  # the published row
+    assert "Loss: recall_at_k" in text
+    assert "samples_per_class: 4" in text
+    assert "✓" in text
+    assert "✗" in text
+    assert path.stat().st_size < 2_000_000
+
+
+def test_names_from_files_are_shown_and_do_not_act(runs: Path) -> None:
+    found = check(write_report([runs / "first"]))
+    assert "<img src=x onerror=alert(1)>\ufffd&\"'" in "".join(found.text)
+    assert EVIL not in "".join(found.text)  # its turning character is gone
+    # Not even a part of the page that is not text holds it unescaped.
+    raw = (runs / "first" / "report.html").read_text(encoding="utf-8")
+    assert "<img src=x" not in raw
+    assert "\u202e" not in raw
+
+
+def test_the_name_of_a_run_is_escaped_too(runs: Path) -> None:
+    folder = runs / "<script>alert(1)<"
+    (runs / "first").rename(folder)
+    found = check(write_report([folder]))
+    assert "<script>alert(1)<" in words(found)
+
+
+def test_nothing_is_fetched_and_no_script_may_run(runs: Path) -> None:
+    raw = write_report([runs / "first"]).read_text(encoding="utf-8")
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', raw)
+    assert policy is not None
+    assert policy[1].startswith("default-src 'none'")
+    assert "script" not in policy[1]
+    assert not re.search(r"(src|href)=\"(?!data:|#)", raw)
+    assert "@import" not in raw
+    assert "url(" not in raw
+
+
+def test_several_runs_are_compared(runs: Path) -> None:
+    path = write_report([runs / "first", runs / "second"], names=["RS@k", "contrastive"])
+    assert path == runs / "report.html"
+    text = words(check(path))
+    assert "contrastive − RS@k" in text.replace("  ", " ")
+    assert "Loss: recall_at_k" in text
+    assert "Loss: contrastive" in text
+    assert "not comparable" in text
+    assert "Settings that differ" in text
+    assert "loss.name" in text
+    assert "Improved from RS@k to contrastive" in text.replace("  ", " ") or "No query found its class earlier" in text
+    assert text.count("random weights") >= 1  # both started from the same, shown once
+
+
+def test_runs_on_other_images_are_compared_as_far_as_possible(runs: Path, tmp_path: Path) -> None:
+    data = make_images(tmp_path / "other", classes=8, each=5)
+    make_images(data, classes=5, each=5, split="test", seed=3)
+    other = make_run(data, tmp_path / "third")
+    text = words(check(write_report([runs / "first", other])))
+    assert "third was tested on other images" in text
+    assert "third" in text
+
+
+def test_interrupted_empty_and_damaged_runs(runs: Path) -> None:
+    folder = runs / "first"
+    shutil.rmtree(folder / "model")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["outcome"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    broken = [
+        *lines[:2],
+        '{"kind": "step", "step": 2, "loss": NaN}',
+        "[1, 2]",
+        '{"kind": "evaluation"}',
+        lines[-1][:20],
+    ]
+    (folder / "metrics.jsonl").write_text("\n".join(broken))
+    text = words(check(write_report([folder])))
+    assert "not finished" in text
+    assert "last checkpoint" in text
+    shutil.rmtree(folder / "checkpoints")
+    shutil.rmtree(folder / "report")
+    (folder / "metrics.jsonl").unlink()
+    (folder / "manifest.json").write_text("{")
+    text = words(check(write_report([folder])))
+    assert "manifest.json cannot be read" in text
+    assert "no step taken" in text
+
+
+def test_without_images_there_is_no_gallery_but_a_sentence(made: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(made / "data", data)
+    folder = make_run(data, tmp_path / "run")
+    shutil.rmtree(data)
+    text = words(check(write_report([folder])))
+    assert "No images to search in" in text
+    assert "during training" in text  # what was evaluated on the way stands in for it
+    shutil.copytree(made / "data", data)
+    write_report([folder])
+    shutil.rmtree(data)
+    text = words(check(write_report([folder])))
+    assert "No gallery: the images are not at hand." in text
+    assert "Similarities" in text
+
+
+def test_one_class_and_classes_of_one_image(made: Path, tmp_path: Path) -> None:
+    for classes, each in ((1, 4), (3, 1)):
+        data = tmp_path / f"data-{classes}"
+        make_images(data, classes=8, each=5)
+        make_images(data, classes=classes, each=each, split="test", seed=2)
+        folder = make_run(data, tmp_path / f"run-{classes}", **{"run.watch_test": False})
+        text = words(check(write_report([folder])))
+        if classes == 1:
+            assert "One of the two kinds does not occur" in text
+            assert "Every query has a right answer first" in text
+        else:
+            assert "none of the 3 queries has a positive" in text
+
+
+def test_an_earlier_report_is_replaced_and_nothing_else(runs: Path) -> None:
+    path = write_report([runs / "first"])
+    write_report([runs / "first"])
+    path.write_text("<p>mine</p>")
+    with pytest.raises(InputError, match="exists and is no page"):
+        write_report([runs / "first"])
+    assert path.read_text() == "<p>mine</p>"
+    write_report([runs / "first"], overwrite=True)
+    check(path)
+
+
+def test_results_of_eval_stand_beside(runs: Path) -> None:
+    folder = runs / "first" / "eval" / "folder-test"
+    folder.mkdir(parents=True)
+    (folder / "metrics.json").write_text(json.dumps({"metrics": {"r@1": 0.123, "map": float("nan")}}))
+    text = words(check(write_report([runs / "first"])))
+    assert "recollect eval: folder-test" in text.replace("  ", " ")
+    assert "12.3" in text
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no run"):
+        write_report([tmp_path])
+    with pytest.raises(InputError, match="at least one"):
+        write_report([])
+
+
+def test_published_numbers_keep_their_sets() -> None:
+    published = {
+        "table": "4",
+        "row": 3,
+        "r@1": 1,
+        "large": {"r@1": 2.5, "all": {"map": 3}},
+        "roxford": {"medium/map": 4},
+    }
+    assert published_sets(published) == {
+        "": {"r@1": 1.0},
+        "large": {"r@1": 2.5},
+        "large all": {"map": 3.0},
+        "roxford": {"medium/map": 4.0},
+    }
+    assert published_sets(None) == {}
+
+
+def test_what_runs_have_in_common_is_embedded_once(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    real = measured.embed
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(1)
+        return real(*arguments)
+
+    monkeypatch.setattr(measured, "embed", counted)
+    write_report([runs / "first", runs / "second"])
+    assert len(calls) == 3  # one start, two ends
+    write_report([runs / "first", runs / "second"])
+    assert len(calls) == 3
