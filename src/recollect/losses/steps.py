@@ -10,6 +10,7 @@ To add a step, write a class with ``tau``, ``positive`` (the step used between t
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -19,7 +20,6 @@ from torch import Tensor
 
 from recollect.common.errors import InputError
 from recollect.losses.checks import check_positive
-
 
 _PADDING = 1e5
 """x above this, in units of tau, are padding: ahead of everything."""
@@ -102,7 +102,7 @@ def _windows(x: Tensor, lowest: Tensor, highest: Tensor) -> list[slice]:
     while starts[-1] < len(x):
         near = (true[starts[-1]] - true[starts[-1] :]).amax(1) <= widest
         starts.append(starts[-1] + int(near.sum()))
-    return [slice(begin, end) for begin, end in zip(starts, starts[1:], strict=False)]
+    return [slice(begin, end) for begin, end in itertools.pairwise(starts)]
 
 
 class _SigmoidOfRatio:
