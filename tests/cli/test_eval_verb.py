@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from recollect.cli.app import app
 from recollect.cli.eval_recipe import name_of_test, published_ks, published_row
+from recollect.cli.eval_target import which_data
 from recollect.common.errors import RecollectError
 from recollect.data.images import ImageSet
 from recollect.evaluation import Evaluation, evaluate
@@ -223,3 +224,15 @@ def test_help_does_not_load_torch():
     code = "import sys; from recollect.cli.app import app; sys.exit('torch' in sys.modules)"
     environment = {"PYTHONPATH": ":".join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
+
+
+def test_what_data_means(tmp_path):
+    photos, run_folder = tmp_path / "photos", tmp_path / "run"
+    photos.mkdir()
+    run_folder.mkdir()
+    (run_folder / "config.yaml").write_text(f"data: {{name: folder, root: {photos}}}\n")
+    assert which_data(run_folder, None, None) == ("folder", photos), "a run is tested on its own data"
+    assert which_data(run_folder, "sop", tmp_path) == ("sop", tmp_path)
+    assert which_data(run_folder, str(photos), None) == ("folder", photos)
+    assert which_data(None, "glyphs", None) == ("glyphs", None)
+    assert which_data(None, None, None) == (None, None)

@@ -24,7 +24,9 @@ def evaluate_command(
     recipe: Annotated[
         str | None, typer.Option(help="Data set, k and published numbers of this recipe; alone: an init row.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="The data set to embed (see  recollect data).")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A data set (see  recollect data) or a folder of images. Default: the run's own.")
+    ] = None,
     root: Annotated[Path | None, typer.Option(help="The folder the data set lies in.")] = None,
     split: Annotated[str, typer.Option(help="Which part of it.")] = "test",
     ks: Annotated[
@@ -61,6 +63,7 @@ def evaluate_command(
         data = data or chosen.data.name
         ks = ks or eval_recipe.published_ks(chosen.published, eval_recipe.name_of_test(data, split))
     eval_target.check_choice(target, init)
+    data, root = eval_target.which_data(target, data, root)
     numbers = _numbers(ks or "1,10,100,1000")
     if protocol not in ("all", "reid"):
         raise ConfigError(f"--protocol {protocol} is unknown: choose 'all' or 'reid'.")

@@ -141,7 +141,7 @@ def from_images(
         images = load(data, root, split, **options)
         vectors = Target(name, where, embed(images, lambda images, index: images.read(index)), labels=images.labels)
         fingerprint = images.fingerprint
-    published = _published(target) if recipe is None else recipe.published
+    published = _run_config(target).get("published") if recipe is None else recipe.published
     vectors.published = eval_recipe.published_row(published, eval_recipe.name_of_test(data, split, distractors))
     vectors.source = {
         "model": str(target) if target is not None else f"init {init}",
@@ -172,17 +172,30 @@ def _model_folder(target: Path) -> Path:
     return target / "model" if (target / "model").is_dir() else target
 
 
-def _published(target: Path | None) -> Any:
-    """What the run's recipe says was published, if anything."""
+def _run_config(target: Path | None) -> Mapping[str, Any]:
+    """A run's settings as written, or nothing where there are none."""
     if target is None or not (target / "config.yaml").is_file():
-        return None
+        return {}
     import yaml
 
     try:
         config = yaml.safe_load((target / "config.yaml").read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise DataError(f"{target / 'config.yaml'}: not readable as YAML ({error}).") from error
-    return config.get("published") if isinstance(config, Mapping) else None
+    return config if isinstance(config, Mapping) else {}
+
+
+def which_data(target: Path | None, data: str | None, root: Path | None) -> tuple[str | None, Path | None]:
+    """What ``--data`` and ``--root`` mean: a data set's name, or a folder of images; for a run, by default its own."""
+    from recollect.data import available
+
+    if data is None:
+        own = _run_config(target).get("data")
+        if isinstance(own, Mapping) and own.get("name"):
+            return str(own["name"]), root or (Path(own["root"]) if own.get("root") else None)
+    elif data not in available() and root is None and Path(data).exists():
+        return "folder", Path(data)
+    return data, root
 
 
 def check_choice(target: Path | None, init: str | None) -> None:
