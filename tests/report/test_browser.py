@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,8 +66,9 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def page(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("page") / "report.html"
-    return write_report([made / "first", made / "second"], out)
+    folder = tmp_path_factory.mktemp("page")
+    copies = [Path(shutil.copytree(made / name, folder / name)) for name in ("first", "second")]
+    return write_report(copies, folder / "report.html")
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (1200, "dark"), (400, "light"), (320, "dark")])
@@ -75,8 +77,9 @@ def test_the_page_stands_on_its_own(chromium: Browser, page: Path, tmp_path: Pat
     chromium.open(page)
     assert chromium.log("browser") == []
     asked = chromium.requests()
-    assert asked[0] == page.as_uri()
-    assert all(address.startswith("data:image/") for address in asked[1:])
+    # In any order: the browser's own start page may still be asking for a picture of its own.
+    assert page.as_uri() in asked
+    assert all(address == page.as_uri() or address.startswith("data:image/") for address in asked)
     assert len(asked) > 20
     layout = chromium.run(_STICKING_OUT)
     assert layout["out"] == []
