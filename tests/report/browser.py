@@ -41,9 +41,10 @@ class Browser:
         self._base = f"{address}/session/{session}"
 
     def open(self, path: Path) -> None:
+        self.address = path.resolve().as_uri()
         self.log("browser")
         self.log("performance")
-        _call("POST", f"{self._base}/url", {"url": path.resolve().as_uri()})
+        _call("POST", f"{self._base}/url", {"url": self.address})
 
     def run(self, script: str) -> Any:
         return _call("POST", f"{self._base}/execute/sync", {"script": script, "args": []})
@@ -67,10 +68,10 @@ class Browser:
             self.devtools("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code)
 
     def requests(self) -> list[str]:
-        """Every address asked for since the last ``open``."""
+        """Every address that the open page asked for; the browser's own start page may still ask for others."""
         messages = [json.loads(entry["message"])["message"] for entry in self.log("performance")]
-        sent = [message for message in messages if message["method"] == "Network.requestWillBeSent"]
-        return [message["params"]["request"]["url"] for message in sent]
+        sent = [message["params"] for message in messages if message["method"] == "Network.requestWillBeSent"]
+        return [asked["request"]["url"] for asked in sent if asked["documentURL"] == self.address]
 
     def screenshot(self, path: Path, *, whole: bool = True) -> Path:
         found = self.devtools("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
