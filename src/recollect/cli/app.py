@@ -46,5 +46,6 @@ from recollect.cli import losses as _losses  # noqa: E402, F401
 from recollect.cli import models as _models  # noqa: E402, F401
 from recollect.cli import recipes as _recipes  # noqa: E402, F401
 from recollect.cli import report as _report  # noqa: E402, F401
+from recollect.cli import reproduce as _reproduce  # noqa: E402, F401
 from recollect.cli import search as _search  # noqa: E402, F401
 from recollect.cli import train as _train  # noqa: E402, F401

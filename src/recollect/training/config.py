@@ -141,6 +141,8 @@ class RunConfig:
     """Only algorithms that repeat themselves to the bit, on GPUs too."""
     evaluate_every: int | Auto = "auto"
     """Epochs between evaluations of the validation classes (and of the test set with ``watch_test``)."""
+    evaluate_first: bool = True
+    """Evaluate before the first step too."""
     watch_test: bool = False
     """Log test metrics on the way. They choose nothing."""
     select: str = "r@1"

@@ -138,7 +138,7 @@ class Trainer:
         """The whole training."""
         self._restore()
         with self._logging():
-            if self.progress.step == 0:
+            if self.progress.step == 0 and self.config.run.evaluate_first:
                 self._evaluate()
             self.tick = time.perf_counter()
             for batch in self._batches():

@@ -1,0 +1,52 @@
+"""``recollect reproduce``: the paper's claims, measured on images at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from recollect.cli.app import app
+
+
+@app.command()
+def reproduce(
+    claim: Annotated[
+        str,
+        typer.Argument(
+            help="losses, batch, simix, initialisation, k-sets, tau1, count-query, asymmetric, or all.",
+        ),
+    ],
+    budget: Annotated[Literal["small", "full"], typer.Option(help="How long each run trains.")] = "small",
+    data: Annotated[
+        Path | None, typer.Option(help="A folder that holds cars196_96px and omniglot; without it, embedded images.")
+    ] = None,
+    bench: Annotated[list[str] | None, typer.Option(help="Only on these, e.g. glyphs. May be repeated.")] = None,
+    out: Annotated[Path, typer.Option(help="The study's folder: runs and page.")] = Path("runs/reproduce"),
+    page: Annotated[Path | None, typer.Option(help="Where to write the page. Default: OUT/page.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: one a core.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Start no new run after so long.")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Print what would be run, and stop.")] = False,
+) -> None:
+    """Measure the paper's claims: a matrix of ordinary runs, done once, resumable; then a page beside the paper's.
+
+    recollect reproduce losses                        on the embedded characters
+    recollect reproduce all --data DIR --minutes 60   as far as an hour goes; the same command goes on
+    """
+    from recollect.tuning.matrix import Matrix, run_matrix
+    from recollect.tuning.study import choose_claims, describe
+    from recollect.tuning.study_page import write_page
+
+    claims, left_out = choose_claims(claim, bench, data)
+    matrix = Matrix(out, budget, data, tuple(range(1, seeds + 1)))
+    for line in describe(matrix, claims, left_out):
+        typer.echo(line)
+    if plan:
+        return
+    complete = run_matrix(matrix, claims, jobs=jobs, minutes=minutes, say=typer.echo)
+    if not complete:
+        typer.echo("left       some runs are not done: the same command goes on with them")
+    written = write_page(matrix, claims, page or out / "page", f"recollect reproduce {claim} --budget {budget}")
+    typer.echo(written)
