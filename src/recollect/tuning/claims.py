@@ -121,7 +121,6 @@ def losses(bench: Bench) -> Claim:
 
 
 _CARS_METHODS = (
-    ("contrastive with memory", "–"),
     ("multi-similarity (Inception)", "84.1"),
     ("Smooth-AP (+GeM +LN)", "78.2"),
     ("RS@k", "80.7"),

@@ -13,6 +13,7 @@ each; stopping (Ctrl-C, ``minutes``) loses nothing but time.
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import time
@@ -27,7 +28,7 @@ from typing import Any
 from recollect.common.errors import ConfigError, RecollectError
 from recollect.common.files import read_json, write_json
 from recollect.common.progress import ProgressLine
-from recollect.tuning.benches import BENCHES, Bench, Budget
+from recollect.tuning.benches import Bench, Budget
 from recollect.tuning.claims import Cell, Claim
 
 SEEDS = (1, 2, 3)
@@ -168,16 +169,16 @@ def tasks(matrix: Matrix, claim: Claim) -> Iterator[Task]:
 
 def _fitting(matrix: Matrix, bench: Bench, cell: Cell) -> Cell:
     """The cell with the largest batch that half of the training classes can fill."""
-    return replace(cell, batch=min(cell.batch, _largest_batch(bench.name, bench.root(matrix.data))))
+    settings = {**bench.settings, "data.root": bench.root(matrix.data)}
+    return replace(cell, batch=min(cell.batch, _largest_batch(bench.recipe, json.dumps(settings))))
 
 
 @cache
-def _largest_batch(bench_name: str, root: str | None) -> int:
+def _largest_batch(recipe: str, settings: str) -> int:
     from recollect.data import class_disjoint_split, load
     from recollect.training.recipes import resolve
 
-    bench = BENCHES[bench_name]
-    config = resolve(bench.recipe, {**bench.settings, "data.root": root})
+    config = resolve(recipe, json.loads(settings))
     train = load(config.data.name, config.data.root, config.data.train_split, **config.data.options)
     half, _ = class_disjoint_split(train, "paper", 0)
     m = config.batch.samples_per_class
@@ -202,9 +203,10 @@ def run_matrix(
         say: receives what goes wrong, a line each.
     """
     matrix.open()
-    jobs = jobs or os.cpu_count() or 1
+    cores = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
+    jobs = jobs or cores
     end = None if minutes is None else time.monotonic() + 60 * minutes
-    threads = max(1, (os.cpu_count() or 1) // jobs)
+    threads = max(1, cores // jobs)
     context = multiprocessing.get_context("spawn")
     running: dict[Future[str | None], Task] = {}
     runs = pending(matrix, claims)

@@ -1,0 +1,228 @@
+"""A study of two cells on a small folder: done once, resumed, judged, written; its search without a test set."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from recollect.cli.app import app
+from recollect.common.errors import ConfigError
+from recollect.tuning import matrix as matrix_module
+from recollect.tuning.benches import BENCHES, Bench, EqualImages, UntilValidation
+from recollect.tuning.claims import CLAIMS, Cell, Claim, asymmetric, initialisation
+from recollect.tuning.matrix import Matrix, Task, pending, run_matrix, tasks
+from recollect.tuning.study_page import write_page
+from recollect.tuning.summary import collect, interval, judge, verdict
+from training.small_runs import final_weights, make_images, same_bits, silent
+
+BENCH = Bench(
+    name="small",
+    title="coloured patterns",
+    recipe="glyphs",
+    budget=EqualImages(small=48, full=96),
+    batch=16,
+    batches=(8, 16),
+    rates=(1e-3, 1e-2),
+    settings={
+        "data.name": "folder",
+        "data.workers": 0,
+        "data.augmentation": "crop",
+        "model.image_size": 24,
+        "model.dim": 16,
+        "batch.chunk": 8,
+        "run.device": "cpu",
+    },
+    folder="patterns",
+)
+
+
+class InProcess:
+    """Stands for the pool of processes."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def __enter__(self) -> InProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def submit(self, work, *arguments):  # type: ignore[no-untyped-def]
+        from concurrent.futures import Future
+
+        future: Future[object] = Future()
+        future.set_result(work(*arguments))
+        return future
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(matrix_module, "ProcessPoolExecutor", InProcess)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    make_images(tmp_path / "data" / "patterns")
+    make_images(tmp_path / "data" / "patterns", classes=6, split="test", seed=1)
+    return tmp_path / "data"
+
+
+def finished(matrix: Matrix) -> dict[str, float]:
+    return {path.as_posix(): path.stat().st_mtime_ns for path in sorted(matrix.out.rglob("manifest.json"))}
+
+
+def test_a_study_from_first_run_to_page(here: None, data: Path, tmp_path: Path) -> None:
+    claim = asymmetric(BENCH)
+    study = Matrix(tmp_path / "study", "small", data)
+    assert len(pending(study, [claim])) == 10
+    assert run_matrix(study, [claim], jobs=1, say=silent)
+    done = finished(study)
+    assert len(done) == 10
+    for folder in study.out.rglob("search/lr-*"):
+        assert json.loads((folder / "manifest.json").read_text())["data"]["fingerprints"].keys() == {
+            "train",
+            "validation",
+        }
+    assert run_matrix(study, [claim], jobs=1, say=silent)
+    assert finished(study) == done  # nothing is done twice
+    results = collect(study, claim)
+    for result in results.values():
+        assert result.choice is not None
+        assert sorted(result.by_seed) == [1, 2, 3]
+    judged = judge(claim.contrasts[0], results)
+    assert len(judged.differences) == 3
+    page = write_page(study, [claim], tmp_path / "page", "recollect reproduce asymmetric")
+    text = page.read_text()
+    assert str(tmp_path) not in text
+    for result in results.values():
+        assert result.shown in text
+    assert judged.words in text
+    with (page.parent / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["cell"] for row in rows] == list(results)
+    runs = [json.loads(line) for line in (page.parent / "runs.jsonl").read_text().splitlines()]
+    assert len(runs) == 10
+    assert str(tmp_path) not in (page.parent / "runs.jsonl").read_text()
+    assert (page.parent / "asymmetric-small.svg").read_text().count("<svg") == 1
+
+
+def test_the_search_reads_no_test_image(here: None, data: Path, tmp_path: Path) -> None:
+    for image in (data / "patterns" / "test").rglob("*.png"):
+        image.write_text("a trap")
+    claim = asymmetric(BENCH)
+    study = Matrix(tmp_path / "study", "small", data)
+    said: list[str] = []
+    run_matrix(study, [claim], jobs=1, say=said.append)
+    assert all(study.choice(BENCH, cell) is not None for cell in claim.cells())
+    assert all("seed-" in line for line in said)  # only what measures the test set misses it
+    assert len(said) == 6
+
+
+def test_a_killed_run_goes_on(here: None, data: Path, tmp_path: Path) -> None:
+    claim = asymmetric(BENCH)
+    study = Matrix(tmp_path / "study", "small", data)
+    run_matrix(study, [claim], jobs=1, say=silent)
+    folder = study.folder(BENCH, claim.cells()[0]) / "seed-1"
+    whole = final_weights(folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest.pop("outcome")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    shutil.rmtree(folder / "model")
+    assert [task.folder for task in tasks(study, claim)] == [folder]
+    assert run_matrix(study, [claim], jobs=1, say=silent)
+    assert same_bits(final_weights(folder), whole)
+
+
+def test_a_run_that_fails_is_said_and_does_not_stop_the_others(here: None, data: Path, tmp_path: Path) -> None:
+    bad = Cell("bad", "bad", 16, {"loss.name": "recall_at_k", "loss.options": {"k": [0]}})
+    good = Cell("good", "good", 16, {"loss.name": "recall_at_k", "loss.options": {}})
+    claim = replace(asymmetric(BENCH), curves=[replace(asymmetric(BENCH).curves[0], points=[("b", bad), ("g", good)])])
+    claim = replace(claim, contrasts=[])
+    study = Matrix(tmp_path / "study", "small", data)
+    said: list[str] = []
+    assert run_matrix(study, [claim], jobs=1, say=said.append)
+    assert said
+    results = collect(study, claim)
+    assert results["bad"].by_seed == {}
+    assert results["bad"].shown == "–"
+    assert len(results["good"].by_seed) == 3
+    assert "Not run" in write_page(study, [claim], tmp_path / "page", "x").read_text()
+
+
+def test_rows_that_train_nothing(here: None, data: Path, tmp_path: Path) -> None:
+    claim = initialisation(BENCH)
+    only = [cell for cell in claim.cells() if not cell.trains and "random" in cell.name]
+    claim = replace(claim, curves=[replace(claim.curves[0], points=[("random", only[0])])], contrasts=[])
+    study = Matrix(tmp_path / "study", "small", data)
+    assert run_matrix(study, [claim], jobs=1, say=silent)
+    value = collect(study, claim)[only[0].name].mean
+    assert value is not None
+    assert 0 < value <= 100
+
+
+def test_validation_says_how_long(here: None, data: Path, tmp_path: Path) -> None:
+    bench = replace(BENCH, budget=UntilValidation(small=6, full=6, most_images=10_000, evaluations=3))
+    claim: Claim = asymmetric(bench)
+    study = Matrix(tmp_path / "study", "small", data)
+    assert run_matrix(study, [claim], jobs=1, say=silent)
+    for cell in claim.cells():
+        choice = study.choice(bench, cell)
+        assert choice is not None
+        assert choice.steps in (2, 4, 6)
+        final = json.loads((study.folder(bench, cell) / "seed-2" / "manifest.json").read_text())
+        assert final["outcome"]["steps"] == choice.steps
+
+
+def test_a_batch_that_half_the_classes_cannot_fill(data: Path, tmp_path: Path) -> None:
+    claim = asymmetric(replace(BENCH, batch=40))
+    found: list[Task] = list(tasks(Matrix(tmp_path / "study", "small", data), claim))
+    assert {task.settings["batch.size"] for task in found} == {24}  # six classes of four
+
+
+def test_a_folder_of_another_budget_is_left_alone(tmp_path: Path) -> None:
+    Matrix(tmp_path / "study", "small").open()
+    with pytest.raises(ConfigError, match="small budget"):
+        Matrix(tmp_path / "study", "full").open()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    with pytest.raises(ConfigError, match="holds no study"):
+        Matrix(tmp_path / "mine", "small").open()
+
+
+@pytest.mark.slow
+def test_processes_of_their_own(data: Path, tmp_path: Path) -> None:
+    claim = asymmetric(BENCH)
+    study = Matrix(tmp_path / "study", "small", data, seeds=(1, 2))
+    assert run_matrix(study, [claim], jobs=2, say=silent)
+    assert all(len(result.by_seed) == 2 for result in collect(study, claim).values())
+
+
+def test_the_verb(here: None, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BENCHES, "small", BENCH)
+    monkeypatch.setitem(CLAIMS, "asymmetric", (asymmetric, ("small",)))
+    out = str(tmp_path / "study")
+    command = ["reproduce", "asymmetric", "--data", str(data), "--out", out, "--seeds", "2", "--jobs", "1"]
+    planned = CliRunner().invoke(app, [*command, "--plan"])
+    assert "8 in all, 0 done" in planned.output
+    assert not (tmp_path / "study").exists()
+    stopped = CliRunner().invoke(app, [*command, "--minutes", "0"])
+    assert "some runs are not done" in stopped.output
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert Path(result.output.splitlines()[-1]).is_file()
+
+
+def test_verdicts() -> None:
+    assert verdict([1.0, 1.1, 0.9]) == "holds here"
+    assert verdict([-1.0, -1.1, -0.9]) == "does not hold here"
+    assert verdict([1.0, -0.2, 0.4]) == "undecided"
+    assert verdict([5.0]) == "undecided"  # one seed decides nothing
+    middle, half = interval([1.0, 2.0, 3.0])
+    assert middle == 2.0
+    assert half == pytest.approx(2.920 / 3**0.5)
