@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from recollect.common.errors import DataError, RecollectError
+from recollect.common.errors import DataError, RecollectError, in_one_line
 from recollect.common.files import read_json
 from recollect.training.config import Config
 from recollect.training.run_folder import RunFolder
@@ -138,7 +138,7 @@ def _settings(folder: RunFolder, remarks: list[str]) -> Mapping[str, Any]:
     try:
         values = yaml.safe_load(folder.config_file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DataError(f"{folder.config_file}: not a YAML file ({error}).") from error
+        raise DataError(f"{folder.config_file}: not a YAML file ({in_one_line(error)}).") from error
     if isinstance(values, Mapping):
         return values
     remarks.append("config.yaml holds no settings.")

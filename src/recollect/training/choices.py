@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from recollect.common.errors import ConfigError
+from recollect.common.devices import usable_device
 from recollect.data import ImageSet
 from recollect.training.config import Config
 
@@ -44,15 +44,7 @@ def choose_device(wanted: str) -> torch.device:
     Raises:
         ConfigError: it is not there.
     """
-    if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(wanted)
-    except RuntimeError as error:
-        raise ConfigError(f"run.device {wanted!r} is no device: use auto, cpu or cuda.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"run.device is {wanted}, but torch finds no GPU: use cpu, or install a CUDA build of torch.")
-    return device
+    return usable_device(wanted, "run.device")
 
 
 def settle(config: Config, images: ImageSet, device: torch.device, pretrained: bool) -> tuple[Config, list[Choice]]:
