@@ -132,7 +132,7 @@ def test_files_that_are_not_vectors(tmp_path):
     np.savez(tmp_path / "other.npz", something=np.eye(2))
     np.savez(tmp_path / "bare.npz", embeddings=np.eye(2))
     for name, message in (
-        ("text", "cannot be read"),
+        ("text", "not an .npz"),
         ("other", "no array 'embeddings'"),
         ("bare", "no array 'labels'"),
     ):
