@@ -104,7 +104,9 @@ def evaluate_command(
     data, root = eval_target.which_data(target, data, root)
     numbers = _numbers(ks or "1,10,100,1000")
     if protocol not in ("all", "reid"):
-        raise ConfigError(f"--protocol {protocol} is unknown: choose 'all' or 'reid'.")
+        raise ConfigError(f"--protocol {protocol} is unknown: choose all or reid.")
+    if index not in (None, "ivf", "hnsw", "pq"):
+        raise ConfigError(f"--index {index} is unknown: choose ivf, hnsw or pq.")
     is_file = target is not None and target.suffix == ".npz"
     if is_file and target is not None:
         vectors = eval_target.from_file(target)
@@ -144,9 +146,6 @@ def evaluate_command(
     }
     result, summary = _evaluated(vectors, numbers, protocol, distractors, options)
     show = eval_tables.show_nothing if as_json else eval_tables.show_table
-    if isinstance(result, Evaluation | RevisitedResult):
-        result.save(queries_out, overwrite=overwrite)
-        remark_aside(f"written: {queries_out}")
     show(eval_tables.metrics_table(vectors, summary["metrics"]))
     if index is not None:
         summary["index"] = eval_tables.index_table(vectors, index, numbers, show)
@@ -154,6 +153,10 @@ def evaluate_command(
         if not isinstance(result, Evaluation):
             raise ConfigError("--compare needs per-query values of the protocol 'all' on labelled images.")
         summary["compared_with"] = {"file": str(compare), **eval_tables.comparison_table(other, result, show)}
+    # Written together and last: what fails above leaves nothing half done.
+    if isinstance(result, Evaluation | RevisitedResult):
+        result.save(queries_out, overwrite=overwrite)
+        remark_aside(f"written: {queries_out}")
     summary["source"] = vectors.source
     write_summary(metrics_out, summary, overwrite=overwrite)
     remark_aside(f"written: {metrics_out}")

@@ -138,6 +138,8 @@ def train(
     recollect train --resume RUN         go on where a run was left
     """
     from recollect.common.errors import ConfigError
+    from recollect.losses.registry import describe
+    from recollect.models.zoo import find
     from recollect.training import trainer
     from recollect.training.recipes import resolve
     from recollect.training.run_folder import refuse_used
@@ -158,6 +160,9 @@ def train(
         chosen.append("run.steps=null")
     chosen += ["run.watch_test=true"] * watch_test + ["model.download=true"] * download
     config = resolve(recipe, [*more, *chosen, *(settings or [])])
+    # Misspelt names are told before images are read, which may take a while.
+    describe(config.loss.name)
+    find(config.model.init)
     if plan:
         _show_plan(*trainer.plan(config), as_json)
         return
