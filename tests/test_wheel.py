@@ -94,7 +94,7 @@ def test_the_version_stands_in_one_place() -> None:
     stated = [
         path.relative_to(ROOT).as_posix()
         for path in (*PACKAGE.rglob("*.py"), ROOT / "pyproject.toml", ROOT / "CITATION.cff")
-        if re.search(rf"version\W.*{re.escape(__version__)}", path.read_text(encoding="utf-8"))
+        if re.search(rf"version(__)?\W.*{re.escape(__version__)}", path.read_text(encoding="utf-8"))
     ]
     assert stated == ["src/recollect/_version.py"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -59,9 +58,11 @@ class RecallAtK(RankLoss):
         step: Literal["sigmoid", "asymmetric"] | Step = "sigmoid",
         **options: Any,
     ) -> None:
-        chosen = (K_SIMIX if simix else K) if k is None else ((k,) if isinstance(k, int) else tuple(k))
-        if not chosen or any(not isinstance(value, Real) or value < 1 or value != int(value) for value in chosen):
+        # Settings come from YAML too, so that a k may be anything.
+        given: Sequence[Any] = (K_SIMIX if simix else K) if k is None else [k] if isinstance(k, int) else list(k)
+        if not given or any(isinstance(value, str) or value < 1 or value != int(value) for value in given):
             raise InputError(f"k must be one or more whole numbers from 1 up, but is {k!r}.")
+        chosen = tuple(int(value) for value in given)
         check_positive("tau1", tau1)
         check_positive("tau2", tau2)
         # A positive this far behind the largest k has σ_tau1(k − rank) below rounding, in float64 too.

@@ -108,32 +108,6 @@ def distinct_names(runs: list[Run]) -> list[str]:
     return paths if len(set(paths)) == len(paths) else [f"{name} ({n})" for n, name in enumerate(names, 1)]
 
 
-def published_sets(published: Any) -> dict[str, dict[str, float]]:
-    """The published numbers of a recipe as set → metric → percent; numbers that name no set are of the set ``""``.
-
-    Example:
-        >>> published_sets({"r@1": 80.2, "small": {"r@1": 95.7}, "table": "4"})
-        {'': {'r@1': 80.2}, 'small': {'r@1': 95.7}}
-    """
-    found: dict[str, dict[str, float]] = {}
-
-    def visit(values: Any, name: str) -> None:
-        if not isinstance(values, Mapping):
-            return
-        for key, value in values.items():
-            if isinstance(value, Mapping):
-                visit(value, f"{name} {key}".strip())
-            elif number(value) is not None and _is_metric(str(key)):
-                found.setdefault(name, {})[str(key)] = float(value)
-
-    visit(published, "")
-    return found
-
-
-def _is_metric(name: str) -> bool:
-    return "@" in name or name.rsplit("/", 1)[-1].lower() in ("map", "map@r", "mrr", "r_precision")
-
-
 def _settings(folder: RunFolder, remarks: list[str]) -> Mapping[str, Any]:
     try:
         values = yaml.safe_load(folder.config_file.read_text(encoding="utf-8"))
