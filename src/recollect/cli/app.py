@@ -10,7 +10,21 @@ from typer.core import TyperGroup
 from recollect._version import __version__
 
 # As a newcomer meets them; any other verb comes after.
-_ORDER = ("demo", "train", "eval", "report", "embed", "search", "export", "recipes", "models", "losses", "data")
+_ORDER = (
+    "demo",
+    "train",
+    "tune",
+    "eval",
+    "report",
+    "embed",
+    "search",
+    "export",
+    "reproduce",
+    "recipes",
+    "models",
+    "losses",
+    "data",
+)
 
 
 class _Verbs(TyperGroup):

@@ -7,7 +7,7 @@ models and the data room meet the evaluation room, which knows neither.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from recollect.cli import eval_recipe
 from recollect.common.errors import ConfigError, DataError, InputError, in_one_line
 
 if TYPE_CHECKING:
+    from recollect.data import ImageSet
     from recollect.training.config import Config
 
 REVISITED = eval_recipe.REVISITED
@@ -100,6 +101,7 @@ def from_images(
     """
     if data is None:
         raise ConfigError("--data NAME says which images to embed; only an .npz of vectors does without.")
+    from recollect.data.pictures import Pictures
     from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
 
     if target is not None:
@@ -111,8 +113,8 @@ def from_images(
         model = Embedder.create(init or "", dim=None, weights=weights, download=download)
     scales = INSTANCE_SEARCH_SCALES if multiscale else None
 
-    def embed(images: Any, read: Callable[[Any, int], Any]) -> Any:
-        pictures = _Pictures(images, read)
+    def embed(images: ImageSet, read: Callable[[ImageSet, int], Any] | None = None) -> Any:
+        pictures = Pictures(images, read)
         return model.embed(pictures, batch_size=batch_size, device=device, progress=True, scales=scales)
 
     where = result_folder(target, init, data, split)
@@ -137,7 +139,7 @@ def from_images(
 
         options = {"allow_outside": True} if allow_outside else {}
         images = load(data, root, split, **options)
-        vectors = Target(name, where, embed(images, lambda images, index: images.read(index)), labels=images.labels)
+        vectors = Target(name, where, embed(images), labels=images.labels)
         fingerprint = images.fingerprint
     published = _run_config(target).get("published") if recipe is None else recipe.published
     vectors.published = eval_recipe.published_row(published, eval_recipe.name_of_test(data, split, distractors))
@@ -148,19 +150,6 @@ def from_images(
         "fingerprint": fingerprint,
     }
     return vectors
-
-
-class _Pictures:
-    """The images of a set one after the other, read when they are reached; its length feeds the progress line."""
-
-    def __init__(self, images: Any, read: Callable[[Any, int], Any]) -> None:
-        self._images, self._read = images, read
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self._read(self._images, index) for index in range(len(self._images)))
 
 
 def _model_folder(target: Path) -> Path:
