@@ -1,4 +1,4 @@
-"""The Python in README and docs runs as written, file by file, in an empty folder; links lead somewhere."""
+"""The Python in README and docs runs as written, file by file, in an empty folder; commands exist; links lead somewhere."""
 
 from __future__ import annotations
 
@@ -50,6 +50,63 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     for line, source in _blocks(page):
         # Padding puts the page's own line numbers into a traceback.
         exec(compile("\n" * (line - 1) + source, str(page), "exec"), names)
+
+
+def _commands(page: Path) -> list[str]:
+    """Lines of a page that call recollect, without the remark behind them."""
+    text = re.sub(r"^```(?:python|yaml)\n.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = text.replace("\\\n", " ")
+    lines = re.findall(r"^(?:.*-m )?(recollect [a-z].*)$", re.sub(r"^ +", "", text, flags=re.MULTILINE), re.MULTILINE)
+    lines += re.findall(r"`(recollect [a-z][^`]*)`", text)
+    return [re.split(r"\s{2,}(?=[^-\s])|\s#", line)[0] for line in lines]
+
+
+def _verbs() -> dict[str, set[str]]:
+    """Every verb with its options."""
+    import typer.main
+
+    from recollect.cli.app import app
+
+    commands = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    commands |= {f"data {name}": command for name, command in commands["data"].commands.items()}
+    return {name: {o for p in command.params for o in p.opts} for name, command in commands.items()}
+
+
+def _impossible(page: Path) -> list[str]:
+    """Verbs, options and recipes that a page's commands name and that there are none of."""
+    from recollect.training.recipes import available_recipes
+
+    verbs, recipes = _verbs(), set(available_recipes())
+    families = {name.split("/")[0] for name in recipes}
+    wrong = []
+    for line in _commands(page):
+        words = line.replace("[", "").replace("]", "").split()[1:]
+        verb = " ".join(words[:2]) if " ".join(words[:2]) in verbs else words[0]
+        if verb not in verbs:
+            wrong.append(f"no verb: {line}")
+            continue
+        options = {word.split("=")[0] for word in words if re.fullmatch(r"--?[a-z][a-z-]*(=.*)?", word)}
+        wrong += [f"no option {option}: {line}" for option in sorted(options - verbs[verb] - {"--help"})]
+        named = [word for word in words if "/" in word and word.split("/")[0] in families]
+        if verb == "train" and words[1:] and words[1].islower() and not words[1].startswith("-"):
+            named.append(words[1])
+        wrong += [f"no recipe {name}: {line}" for name in named if name not in recipes and not name.endswith(".yaml")]
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_exist(page: Path) -> None:
+    assert _impossible(page) == []
+
+
+def test_the_check_of_commands_finds_mistakes(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```\nrecollect trian\nrecollect train --bach 3   a remark\ntorchrun -m recollect train sop --root D\n```\n"
+        "and `recollect recipes sop/r51/rsk`, but `recollect train --data photos` is right.\n"
+    )
+    wrong = [line.split(":")[0] for line in _impossible(page)]
+    assert wrong == ["no verb", "no option --bach", "no recipe sop", "no recipe sop/r51/rsk"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

@@ -5,21 +5,16 @@ Public names are imported when first used, so that ``import recollect`` and ``re
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
 from recollect._version import __version__
+from recollect.common.lazy import lazy_names
 
-# name → module that defines it
-_PUBLIC = {
-    "RecallAtK": "recollect.losses",
-    "SmoothAP": "recollect.losses",
-    "SupAP": "recollect.losses",
-    "Roadmap": "recollect.losses",
-    "Embedder": "recollect.models",
-    "evaluate": "recollect.evaluation",
-    "large_batch_step": "recollect.training",
-}
+if TYPE_CHECKING:
+    from recollect.evaluation import evaluate
+    from recollect.losses import RecallAtK, Roadmap, SmoothAP, SupAP
+    from recollect.models import Embedder
+    from recollect.training import large_batch_step
 
 __all__ = [
     "Embedder",
@@ -32,12 +27,15 @@ __all__ = [
     "large_batch_step",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
-    raise AttributeError(f"module 'recollect' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "RecallAtK": "recollect.losses",
+        "SmoothAP": "recollect.losses",
+        "SupAP": "recollect.losses",
+        "Roadmap": "recollect.losses",
+        "Embedder": "recollect.models",
+        "evaluate": "recollect.evaluation",
+        "large_batch_step": "recollect.training",
+    },
+)

@@ -119,7 +119,7 @@ def test_instance_search(vectors, tmp_path):
         (["--init", "tiny"], "--data NAME"),
         (["nowhere", "--data", "glyphs"], "no such run or folder"),
         (["x.npz", "--ks", "1,two"], "separated by commas"),
-        (["x.npz", "--protocol", "other"], "choose 'all' or 'reid'"),
+        (["x.npz", "--protocol", "other"], "choose all or reid"),
     ],
 )
 def test_mistakes_are_sentences(arguments, message, stubs):
@@ -132,7 +132,7 @@ def test_files_that_are_not_vectors(tmp_path):
     np.savez(tmp_path / "other.npz", something=np.eye(2))
     np.savez(tmp_path / "bare.npz", embeddings=np.eye(2))
     for name, message in (
-        ("text", "cannot be read"),
+        ("text", "not an .npz"),
         ("other", "no array 'embeddings'"),
         ("bare", "no array 'labels'"),
     ):
@@ -154,7 +154,7 @@ def stubs(monkeypatch):
             return cls()
 
         @classmethod
-        def create(cls, init, *, dim, weights):
+        def create(cls, init, *, dim, weights, download):
             seen["init"] = (init, dim, weights)
             return cls()
 

@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from recollect.common import progress
-from recollect.common.progress import ProgressLine, set_quiet, track
+from recollect.common.progress import ProgressLine, track
+from recollect.common.quiet import set_quiet
 
 
 @pytest.fixture(autouse=True)

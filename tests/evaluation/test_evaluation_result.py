@@ -61,9 +61,10 @@ def test_wrong_names_and_files(result, tmp_path):
         result.values("r@7")
     (tmp_path / "x.npz").write_bytes(b"PK")
     np.savez(tmp_path / "y.npz", labels=np.arange(3))
-    for name in ("x.npz", "y.npz", "missing.npz"):
-        with pytest.raises(DataError, match="not a file of per-query results"):
-            Evaluation.load(tmp_path / name)
+    wrong = {"x": "not an .npz", "y": "not a file of per-query results", "missing": "no such file"}
+    for name, message in wrong.items():
+        with pytest.raises(DataError, match=rf"{name}\.npz: {message}"):
+            Evaluation.load(tmp_path / f"{name}.npz")
 
 
 def test_string_labels_survive(tmp_path):

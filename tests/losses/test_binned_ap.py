@@ -6,21 +6,12 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tiled_inputs import unit, value_and_gradients
 from torch import Tensor
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.losses import reference_baselines as reference
 from recollect.losses.binned_ap import BinnedAP
-
-
-def unit(count: int, dim: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    vectors = torch.randn(count, dim, dtype=torch.float64, generator=generator)
-    return torch.nn.functional.normalize(vectors, dim=1)
-
-
-def value_and_gradients(loss: Tensor, *inputs: Tensor) -> list[Tensor]:
-    return [loss.detach(), *torch.autograd.grad(loss, inputs)]
 
 
 def away_from_kinks(similarities: Tensor, loss: BinnedAP) -> bool:
@@ -112,50 +103,19 @@ def test_tile_size_never_changes_the_result() -> None:
 def test_no_tile_is_larger_than_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     E, y = unit(200, 4, 2).float(), torch.arange(200) // 4
     seen = []
-    rows = BinnedAP._rows
+    rows = BinnedAP.rows
     monkeypatch.setattr(
-        BinnedAP, "_rows", lambda self, tile: (seen.append(tile.similarities.shape), rows(self, tile))[1]
+        BinnedAP, "rows", lambda self, tile: (seen.append(tile.similarities.shape), rows(self, tile))[1]
     )
     BinnedAP(memory=200 * 48 * 7)(E, y)
     assert max(shape[0] for shape in seen) == 7
     assert sum(shape[0] for shape in seen) == 200
 
 
-def test_permuting_the_batch_permutes_the_gradient() -> None:
-    E, y = unit(40, 8, 3).requires_grad_(), torch.randint(0, 9, (40,))
-    order = torch.randperm(40)
-    value, gradient = value_and_gradients(BinnedAP()(E, y), E)
-    shuffled = E.detach()[order].requires_grad_()
-    other_value, other_gradient = value_and_gradients(BinnedAP()(shuffled, y[order]), shuffled)
-    torch.testing.assert_close(other_value, value, rtol=0, atol=1e-12)
-    torch.testing.assert_close(other_gradient, gradient[order], rtol=0, atol=1e-11)
-
-
 def test_the_batch_as_its_own_reference_set_leaves_the_query_out() -> None:
     E, y = unit(12, 4, 4), torch.arange(12) // 3
     assert BinnedAP()(E, y, E, y) == BinnedAP()(E, y)
     assert BinnedAP()(E, y, E.clone(), y) < BinnedAP()(E, y)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("label_dtype", [torch.int8, torch.uint8, torch.int32, torch.int64])
-def test_types(dtype: torch.dtype, label_dtype: torch.dtype) -> None:
-    E = unit(20, 8, 6).to(dtype).requires_grad_()
-    y = torch.arange(20) // 4
-    loss = BinnedAP()(E, y.to(label_dtype))
-    loss.backward()
-    assert loss.dtype == torch.float32
-    assert E.grad is not None
-    assert E.grad.dtype == dtype
-    exact = BinnedAP()(E.detach().double(), y)
-    assert loss.item() == pytest.approx(exact.item(), abs=1e-6)
-
-
-def test_autocast_does_not_lower_the_precision() -> None:
-    E, y = unit(20, 8, 7).float(), torch.arange(20) // 4
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = BinnedAP()(E, y)
-    assert inside == BinnedAP()(E, y)
 
 
 def test_singletons_are_not_averaged_over() -> None:

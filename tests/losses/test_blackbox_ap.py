@@ -4,21 +4,11 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from torch import Tensor
+from tiled_inputs import unit, value_and_gradients
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.losses import reference_baselines as reference
 from recollect.losses.blackbox_ap import BlackboxAP
-
-
-def unit(count: int, dim: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    vectors = torch.randn(count, dim, dtype=torch.float64, generator=generator)
-    return torch.nn.functional.normalize(vectors, dim=1)
-
-
-def value_and_gradients(loss: Tensor, *inputs: Tensor) -> list[Tensor]:
-    return [loss.detach(), *torch.autograd.grad(loss, inputs)]
 
 
 @given(
@@ -100,29 +90,6 @@ def test_tile_size_never_changes_the_result() -> None:
     for memory in (1, 10_000, 50_000):
         for one, other in zip(value_and_gradients(BlackboxAP(memory=memory)(E, y), E), wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-13)
-
-
-def test_permuting_the_batch_permutes_the_gradient() -> None:
-    E, y = unit(40, 8, 4).requires_grad_(), torch.randint(0, 9, (40,))
-    order = torch.randperm(40)
-    value, gradient = value_and_gradients(BlackboxAP()(E, y), E)
-    shuffled = E.detach()[order].requires_grad_()
-    other_value, other_gradient = value_and_gradients(BlackboxAP()(shuffled, y[order]), shuffled)
-    torch.testing.assert_close(other_value, value, rtol=0, atol=1e-12)
-    torch.testing.assert_close(other_gradient, gradient[order], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("label_dtype", [torch.int8, torch.uint8, torch.int32, torch.int64])
-def test_types(dtype: torch.dtype, label_dtype: torch.dtype) -> None:
-    E = unit(20, 8, 6).to(dtype).requires_grad_()
-    y = torch.arange(20) // 4
-    loss = BlackboxAP()(E, y.to(label_dtype))
-    loss.backward()
-    assert loss.dtype == torch.float32
-    assert E.grad is not None
-    assert E.grad.dtype == dtype
-    assert loss.item() == pytest.approx(BlackboxAP()(E.detach().double(), y).item(), abs=1e-6)
 
 
 def test_singletons_and_batches_of_singletons() -> None:

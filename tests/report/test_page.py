@@ -13,7 +13,7 @@ import pytest
 from recollect.common.errors import DataError, InputError
 from recollect.report import measured, write_report
 from recollect.report.measured import measure
-from recollect.report.runs import published_sets, read_run
+from recollect.report.runs import read_run
 from report.report_runs import EVIL, make_run
 from training.small_runs import make_images
 
@@ -223,23 +223,6 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         write_report([tmp_path])
     with pytest.raises(InputError, match="at least one"):
         write_report([])
-
-
-def test_published_numbers_keep_their_sets() -> None:
-    published = {
-        "table": "4",
-        "row": 3,
-        "r@1": 1,
-        "large": {"r@1": 2.5, "all": {"map": 3}},
-        "roxford": {"medium/map": 4},
-    }
-    assert published_sets(published) == {
-        "": {"r@1": 1.0},
-        "large": {"r@1": 2.5},
-        "large all": {"map": 3.0},
-        "roxford": {"medium/map": 4.0},
-    }
-    assert published_sets(None) == {}
 
 
 def test_what_runs_have_in_common_is_embedded_once(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

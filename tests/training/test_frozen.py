@@ -147,7 +147,7 @@ def test_a_folder_on_a_cpu_starts_frozen_and_says_so(root: Path) -> None:
     # 98 classes of 82 images are 5e9 comparisons, ten seconds a step: batches then.
     many = ImageSet("many", [str(i) for i in range(8036)], np.arange(8036) % 98, list(map(str, range(98))), root=root)
     settled, _ = settle(config, many, torch.device("cpu"), pretrained=True)
-    assert (settled.model.freeze, settled.batch.size, settled.run.epochs) == ("pooling", 392, 7)
+    assert (settled.model.freeze, settled.batch.size, settled.run.epochs) == ("pooling", 392, 8)
     cropped = resolve("folder", {"data.root": str(root), "data.augmentation": "crop"})
     assert settle(cropped, images, torch.device("cpu"), pretrained=True)[0].model.freeze == "none"
 

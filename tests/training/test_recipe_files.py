@@ -135,6 +135,10 @@ def test_what_is_refused(folder: Path, name: str, text: str, message: str) -> No
 def test_published_numbers_with_and_without_a_test() -> None:
     assert published_tests({"r@1": 80.7, "table": "x", "ok": True}) == {"": {"r@1": 80.7}}
     assert published_tests({"sop/test": {"r@1": 1, "note": "x"}}) == {"sop/test": {"r@1": 1.0}}
+    assert published_tests({"r@1": 1, "large": {"r@1": 2.5, "deeper": {"map": 3}}}) == {
+        "": {"r@1": 1.0},
+        "large": {"r@1": 2.5},
+    }
     assert published_tests(None) == {}
 
 

@@ -315,7 +315,10 @@ def test_the_plan(root: Path) -> None:
     assert figures.chunk == 16
     assert "12 classes" in text
     assert "with SiMix 40" in text
-    assert "chosen     run.evaluate_every = 1" in text
+    assert "model      tiny at " in text
+    assert "evaluate_every" not in text  # nothing is watched
+    watched = plan(small_config(root, **{"run.evaluate_every": "auto", "data.validation": "paper", "batch.size": 8}))[1]
+    assert "chosen     run.evaluate_every = 1" in "\n".join(watched)
     assert figures.memory_mb > 0
     assert figures.seconds_a_step > 0
 

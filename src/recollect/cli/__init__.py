@@ -14,7 +14,10 @@ from recollect.common.errors import DataWarning, RecollectError
 
 
 def main() -> None:
-    """Run the command line; errors a user can put right become one or two sentences and exit code 1."""
+    """Run the command line; errors a user can put right become one or two sentences and exit code 1.
+
+    A file that cannot be read or written is one of them, whoever tried. Anything else is ours and keeps its traceback.
+    """
     from recollect.cli.app import app
 
     warnings.showwarning = _show_warning(warnings.showwarning)
@@ -22,6 +25,11 @@ def main() -> None:
         app()
     except RecollectError as error:
         print(f"recollect: {error}", file=sys.stderr)
+        sys.exit(1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"recollect: {error.filename}: {error.strerror}.", file=sys.stderr)
         sys.exit(1)
 
 

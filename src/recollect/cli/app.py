@@ -2,14 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from recollect._version import __version__
 
+# As a newcomer meets them; any other verb comes after.
+_ORDER = (
+    "demo",
+    "train",
+    "tune",
+    "eval",
+    "report",
+    "embed",
+    "search",
+    "export",
+    "reproduce",
+    "recipes",
+    "models",
+    "losses",
+    "data",
+)
+
+
+class _Verbs(TyperGroup):
+    """Verbs in the order of the work instead of the alphabet's."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names for ``--help``."""
+        known = super().list_commands(ctx)
+        return [verb for verb in _ORDER if verb in known] + [verb for verb in known if verb not in _ORDER]
+
+
 app = typer.Typer(
     name="recollect",
+    cls=_Verbs,
     help="Train, evaluate and ship image-retrieval embeddings by optimising recall@k itself.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # errors are sentences (see recollect.cli.main); bugs keep their plain traceback
@@ -28,10 +57,12 @@ def common_options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress lines.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Only results: no progress, no remarks. Also behind a verb.")
+    ] = False,
 ) -> None:
     """Options that stand before any verb."""
-    from recollect.common.progress import set_quiet
+    from recollect.common.quiet import set_quiet
 
     set_quiet(quiet)
 

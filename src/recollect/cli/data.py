@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from recollect.cli.app import app
+from recollect.cli.options import AllowOutside, AsJson, Quiet, complete_data, print_json
 
 data = typer.Typer(help="List the data sets, or check a copy of one.")
 app.add_typer(data, name="data")
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 @data.callback(invoke_without_command=True)
@@ -29,7 +27,7 @@ def list_sources(context: typer.Context, as_json: AsJson = False) -> None:
             {**{key: getattr(source, key) for key in keys}, "published": _published(source.published)}
             for source in available().values()
         ]
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        print_json(rows)
         return
     for source in available().values():
         typer.echo(f"{source.name:<13}{source.title}")
@@ -47,20 +45,22 @@ def list_sources(context: typer.Context, as_json: AsJson = False) -> None:
 
 @data.command()
 def verify(
-    name: Annotated[str, typer.Argument(help="The data set, e.g. sop or folder.")],
+    name: Annotated[str, typer.Argument(autocompletion=complete_data, help="The data set, e.g. sop or folder.")],
     root: Annotated[Path | None, typer.Argument(help="The folder it lies in; a CSV file for folder.")] = None,
     samples_per_class: Annotated[
         int, typer.Option("--samples-per-class", "-m", min=1, help="Images a class the sampler will ask for.")
     ] = 4,
     csv: Annotated[str | None, typer.Option(help="For folder: the CSV file, relative to ROOT.")] = None,
-    allow_outside: Annotated[bool, typer.Option(help="Let listed paths and links leave ROOT.")] = False,
+    allow_outside: AllowOutside = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Threads that read.")] = None,
     as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Check every file of a data set: counts, missing, unreadable, identical, class sizes.
 
-    The exit code is 0 when all is well, and 1 when counts differ from the published ones, files are missing or cannot
-    be read, or identical images lie on both sides of the train/test border.
+    The exit code is 0 when all is well, and 1 when counts differ from the
+    published ones, files are missing or cannot be read, or identical images lie
+    on both sides of the train/test border.
     """
     from recollect.data.verify import verify as check
 
@@ -70,9 +70,10 @@ def verify(
     if allow_outside:
         options["allow_outside"] = True
     report = check(name, root, samples_per_class=samples_per_class, workers=workers, **options)
-    text = json.dumps(report.as_dict(), indent=2, ensure_ascii=False) if as_json else report.as_text()
-    # File names need not be valid text; escaped like this they stay valid JSON.
-    typer.echo(text.encode("utf-8", "backslashreplace").decode())
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        typer.echo(report.as_text().encode("utf-8", "backslashreplace").decode())  # file names need not be valid text
     if not report.ok:
         raise typer.Exit(1)
 

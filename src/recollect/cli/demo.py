@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
+from recollect.cli.options import Quiet, remark
 
 
 @app.command()
@@ -17,6 +18,7 @@ def demo(
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of each training.")] = 150,
     seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
+    quiet: Quiet = False,
 ) -> None:
     """Train on embedded data with RS@k and with the contrastive loss, evaluate on unseen classes, write a report.
 
@@ -24,4 +26,4 @@ def demo(
     """
     from recollect.report import run_demo
 
-    typer.echo(run_demo(out, steps=steps, seed=seed, say=typer.echo))
+    typer.echo(run_demo(out, steps=steps, seed=seed, say=remark))

@@ -8,20 +8,28 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
+from recollect.cli.options import Device, Download, Overwrite, Quiet, complete_model, remark
 
 
 @app.command()
 def embed(
-    model: Annotated[str, typer.Argument(help="A run, a saved embedder's folder, or an initialisation by name.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            autocompletion=complete_model, help="A run, a saved embedder's folder, or an initialisation by name."
+        ),
+    ],
     images: Annotated[
         list[str], typer.Argument(help="Folders (a folder a class gives labels), image files, .txt lists of paths.")
     ],
     out: Annotated[Path, typer.Option(help="The .npz to write.")] = Path("vectors.npz"),
     weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images a batch.")] = 64,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, …")] = None,
+    device: Device = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be read.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    download: Download = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
 ) -> None:
     """Embed images and write their vectors, for recollect search and recollect eval."""
     from recollect.report.catalogue import embed_catalogue
@@ -34,8 +42,9 @@ def embed(
         batch_size=batch_size,
         device=device,
         skip_bad=skip_bad,
+        download=download,
         overwrite=overwrite,
     )
     count, dim = made.embeddings.shape
     classes = "" if made.labels is None else f", {len(set(made.labels)):,} classes"
-    typer.echo(f"{out}: {count:,} vectors of {dim} dimensions{classes}")
+    remark(f"{out}: {count:,} vectors of {dim} dimensions{classes}")

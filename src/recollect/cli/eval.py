@@ -8,11 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recollect.cli.app import app
+from recollect.cli.options import (
+    AllowOutside,
+    Device,
+    Download,
+    Quiet,
+    complete_data,
+    complete_model,
+    complete_recipe,
+    print_json,
+    remark_aside,
+)
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from recollect.cli.eval_target import Target
+
+_OUT = "What is written"
 
 
 @app.command("eval")
@@ -20,40 +31,67 @@ def evaluate_command(
     target: Annotated[
         Path | None, typer.Argument(help="A run, a saved embedder, or an .npz with embeddings and labels.")
     ] = None,
-    init: Annotated[str | None, typer.Option(help="Instead: an initialisation as it comes, e.g. lite0-in1k.")] = None,
+    init: Annotated[
+        str | None,
+        typer.Option(autocompletion=complete_model, help="Instead: an initialisation as it comes, e.g. lite0-in1k."),
+    ] = None,
     recipe: Annotated[
-        str | None, typer.Option(help="Data set, k and published numbers of this recipe; alone: an init row.")
+        str | None,
+        typer.Option(
+            autocompletion=complete_recipe,
+            help="Data set, k and published numbers of this recipe; alone: an init row.",
+        ),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="A data set (see  recollect data) or a folder of images. Default: the run's own.")
+        str | None,
+        typer.Option(
+            autocompletion=complete_data,
+            help="A data set (see  recollect data) or a folder of images. Default: the run's own.",
+        ),
     ] = None,
     root: Annotated[Path | None, typer.Option(help="The folder the data set lies in.")] = None,
     split: Annotated[str, typer.Option(help="Which part of it.")] = "test",
     ks: Annotated[
         str | None, typer.Option(help="The k of r@k and recall@k. Default: the recipe's, or 1,10,100,1000.")
     ] = None,
-    protocol: Annotated[
-        str, typer.Option(help="'all': everything against everything; 'reid': random gallery.")
-    ] = "all",
-    similarity: Annotated[str, typer.Option(help="'dot' takes vectors as they are, 'cosine' normalises.")] = "dot",
-    ties: Annotated[str, typer.Option(help="A tied negative is ahead ('pessimistic') or behind.")] = "pessimistic",
+    protocol: Annotated[str, typer.Option(help="all: everything against everything; reid: a random gallery.")] = "all",
+    similarity: Annotated[str, typer.Option(help="dot takes vectors as they are, cosine normalises.")] = "dot",
+    ties: Annotated[str, typer.Option(help="Tied negatives are ahead (pessimistic) or behind.")] = "pessimistic",
     distractors: Annotated[Path | None, typer.Option(help="A .npy of vectors to append to the gallery.")] = None,
     index: Annotated[str | None, typer.Option(help="Also measure an approximate index: ivf, hnsw or pq.")] = None,
     compare: Annotated[Path | None, typer.Option(help="Per-query .npz of another run on the same queries.")] = None,
-    metrics_out: Annotated[Path | None, typer.Option(help="Where to write the metrics (JSON).")] = None,
-    queries_out: Annotated[Path | None, typer.Option(help="Where to write per-query values (.npz).")] = None,
-    vectors_out: Annotated[Path | None, typer.Option(help="Also keep the embedded vectors (.npz).")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results that exist.")] = False,
+    metrics_out: Annotated[Path | None, typer.Option(rich_help_panel=_OUT, help="The metrics (JSON).")] = None,
+    queries_out: Annotated[Path | None, typer.Option(rich_help_panel=_OUT, help="Values a query (.npz).")] = None,
+    vectors_out: Annotated[
+        Path | None, typer.Option(rich_help_panel=_OUT, help="Also keep the vectors (.npz).")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", rich_help_panel=_OUT, help="Replace results that exist.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", rich_help_panel=_OUT, help="Print what metrics.json holds instead of tables.")
+    ] = False,
+    quiet: Quiet = False,
     weights: Annotated[str | None, typer.Option(help="Weights file or folder for --init.")] = None,
+    download: Download = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Images a batch while embedding.")] = 64,
-    multiscale: Annotated[bool, typer.Option(help="Average each image over three scales (instance search).")] = False,
+    multiscale: Annotated[
+        bool, typer.Option("--multiscale", help="Average each image over three scales (instance search).")
+    ] = False,
     memory: Annotated[int, typer.Option(min=1, help="MiB the ranking may use beside the vectors.")] = 512,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, …")] = None,
-    allow_outside: Annotated[bool, typer.Option(help="Let listed paths leave the root.")] = False,
+    device: Device = None,
+    allow_outside: AllowOutside = False,
 ) -> None:
-    """Evaluate a run, a saved embedder, a bare initialisation, or vectors; write metrics.json and per-query values."""
-    from recollect.cli import eval_recipe, eval_target
+    """Measure recall@k of a run, a saved embedder, a bare initialisation, or vectors.
+
+    recollect eval RUN                        on the test part of its own data
+    recollect eval RUN --data photos/         on a folder of images, a folder a class
+    recollect eval --init lite0-in1k --data photos/     a network as it comes
+    recollect eval vectors.npz                embeddings and labels of any origin
+    """
+    from recollect.cli import eval_recipe, eval_tables, eval_target
     from recollect.common.errors import ConfigError
+    from recollect.common.files import make_folder_for
     from recollect.evaluation import Evaluation, RevisitedResult
     from recollect.evaluation.result import refuse_existing, write_summary
 
@@ -66,7 +104,9 @@ def evaluate_command(
     data, root = eval_target.which_data(target, data, root)
     numbers = _numbers(ks or "1,10,100,1000")
     if protocol not in ("all", "reid"):
-        raise ConfigError(f"--protocol {protocol} is unknown: choose 'all' or 'reid'.")
+        raise ConfigError(f"--protocol {protocol} is unknown: choose all or reid.")
+    if index not in (None, "ivf", "hnsw", "pq"):
+        raise ConfigError(f"--index {index} is unknown: choose ivf, hnsw or pq.")
     is_file = target is not None and target.suffix == ".npz"
     if is_file and target is not None:
         vectors = eval_target.from_file(target)
@@ -78,6 +118,7 @@ def evaluate_command(
     for path in (metrics_out, queries_out, vectors_out):
         if path is not None:
             refuse_existing(path, overwrite)  # before an hour of embedding, not after
+            make_folder_for(path)
     other = None if compare is None else Evaluation.load(compare)
     if not is_file:
         vectors = eval_target.from_images(
@@ -93,6 +134,7 @@ def evaluate_command(
             allow_outside=allow_outside,
             recipe=chosen,
             distractors=distractors is not None,
+            download=download,
         )
     if vectors_out is not None:
         _keep(vectors, vectors_out)
@@ -103,17 +145,23 @@ def evaluate_command(
         "device": device,
     }
     result, summary = _evaluated(vectors, numbers, protocol, distractors, options)
-    if isinstance(result, Evaluation | RevisitedResult):
-        typer.echo(f"written: {result.save(queries_out, overwrite=overwrite)}")
-    _print_metrics(vectors, summary["metrics"])
+    show = eval_tables.show_nothing if as_json else eval_tables.show_table
+    show(eval_tables.metrics_table(vectors, summary["metrics"]))
     if index is not None:
-        summary["index"] = _index(vectors, index, numbers)
+        summary["index"] = eval_tables.index_table(vectors, index, numbers, show)
     if other is not None:
         if not isinstance(result, Evaluation):
             raise ConfigError("--compare needs per-query values of the protocol 'all' on labelled images.")
-        summary["compared_with"] = {"file": str(compare), **_comparison(other, result)}
-    write_summary(metrics_out, {**summary, "source": vectors.source}, overwrite=overwrite)
-    typer.echo(f"written: {metrics_out}")
+        summary["compared_with"] = {"file": str(compare), **eval_tables.comparison_table(other, result, show)}
+    # Written together and last: what fails above leaves nothing half done.
+    if isinstance(result, Evaluation | RevisitedResult):
+        result.save(queries_out, overwrite=overwrite)
+        remark_aside(f"written: {queries_out}")
+    summary["source"] = vectors.source
+    write_summary(metrics_out, summary, overwrite=overwrite)
+    remark_aside(f"written: {metrics_out}")
+    if as_json:
+        print_json(summary)
 
 
 def _evaluated(
@@ -145,84 +193,6 @@ def _evaluated(
     return result, {**result.summary(), "protocol": "all"}
 
 
-def _print_metrics(vectors: Target, metrics: dict[str, float]) -> None:
-    from rich.table import Table
-
-    table = Table(title=vectors.name)
-    table.add_column("metric")
-    table.add_column("percent", justify="right")
-    if vectors.published:
-        table.add_column("published", justify="right")
-    for name, value in metrics.items():
-        shown = f"{value:.1f}" if name == "first_rank" else f"{100 * value:.2f}"
-        row = [name + (" (mean rank)" if name == "first_rank" else ""), shown]
-        if vectors.published:
-            row.append(f"{vectors.published[name]:.1f}" if name in vectors.published else "")
-        table.add_row(*row)
-    _show(table)
-
-
-def _index(vectors: Target, kind: str, ks: list[int]) -> dict[str, Any]:
-    from rich.table import Table
-
-    from recollect.evaluation import index_cost
-
-    cost = index_cost(
-        vectors.embeddings,
-        vectors.labels,
-        vectors.gallery,
-        vectors.gallery_labels,
-        kind=kind,  # type: ignore[arg-type]
-        ks=[k for k in ks if k <= 100] or [1],
-    )
-    asked = list(cost.exact.neighbours)
-    table = Table(title=f"approximate search ({kind}): share of the exact first k found, percent")
-    for head in ("setting", *(f"found@{k}" for k in asked), *(f"r@{k}" for k in cost.exact.r)):
-        table.add_column(head, justify="left" if head == "setting" else "right")
-    for head in ("ms/query", "build s", "MiB"):
-        table.add_column(head, justify="right")
-    for row in (cost.exact, *cost.rows):
-        shares = [f"{100 * value:.2f}" for value in (*row.neighbours.values(), *row.r.values())]
-        table.add_row(
-            row.setting, *shares, f"{row.milliseconds:.3f}", f"{row.build_seconds:.2f}", f"{row.mebibytes:.1f}"
-        )
-    _show(table)
-    return cost.as_dict()
-
-
-def _comparison(first: Any, second: Any) -> dict[str, Any]:
-    """Print and return the differences ``this run − the other``."""
-    from rich.table import Table
-
-    from recollect.evaluation import changed_queries, paired_bootstrap
-
-    table = Table(title="difference to the other run, in points")
-    for head in ("metric", "difference", "95 % interval", "p", "better", "worse"):
-        table.add_column(head, justify="left" if head == "metric" else "right")
-    found: dict[str, Any] = {}
-    for metric in (name for name in second.per_query if name in first.per_query and name != "first_rank"):
-        test, changes = paired_bootstrap(first, second, metric), changed_queries(first, second, metric)
-        found[metric] = {**test.__dict__, "better": len(changes.better), "worse": len(changes.worse)}
-        table.add_row(
-            metric,
-            f"{100 * test.difference:+.2f}",
-            f"{100 * test.low:+.2f} … {100 * test.high:+.2f}",
-            f"{test.p_value:.3f}",
-            str(len(changes.better)),
-            str(len(changes.worse)),
-        )
-    _show(table)
-    return found
-
-
-def _show(table: Table) -> None:
-    from rich.console import Console
-
-    console = Console()
-    # A log file has no width of its own, and a table cut to 80 columns loses digits.
-    (console if console.is_terminal else Console(width=140)).print(table)
-
-
 def _keep(vectors: Target, path: Path) -> None:
     import json
 
@@ -239,7 +209,7 @@ def _keep(vectors: Target, path: Path) -> None:
         arrays["gnd"] = np.array(json.dumps(vectors.gnd))
     with atomic_write(path) as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
-    typer.echo(f"written: {path}")
+    remark_aside(f"written: {path}")
 
 
 def _numbers(text: str) -> list[int]:

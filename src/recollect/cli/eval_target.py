@@ -7,15 +7,16 @@ models and the data room meet the evaluation room, which knows neither.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recollect.cli import eval_recipe
-from recollect.common.errors import ConfigError, DataError, InputError
+from recollect.common.errors import ConfigError, DataError, InputError, in_one_line
 
 if TYPE_CHECKING:
+    from recollect.data import ImageSet
     from recollect.training.config import Config
 
 REVISITED = eval_recipe.REVISITED
@@ -46,20 +47,17 @@ class Target:
 
 def from_file(path: Path) -> Target:
     """Vectors from an ``.npz``: ``embeddings``, ``labels``, and possibly ``gallery``, ``gallery_labels``, ``gnd``."""
-    import numpy as np
+    from recollect.common.arrays import read_npz
 
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file.") from error
-    except Exception as error:  # numpy raises several kinds for a file that is none of its own
-        raise DataError(f"{path}: cannot be read as an .npz of arrays ({error}).") from error
+    arrays = read_npz(path)
     if "embeddings" not in arrays:
         raise DataError(f"{path}: has no array 'embeddings' (it has {', '.join(arrays) or 'nothing'}).")
     gnd = None
     if "gnd" in arrays:
-        gnd = json.loads(str(arrays["gnd"]))
+        try:
+            gnd = json.loads(str(arrays["gnd"]))
+        except ValueError as error:
+            raise DataError(f"{path}: its array 'gnd' is no JSON ({in_one_line(error)}).") from error
     elif "labels" not in arrays:
         raise DataError(f"{path}: has no array 'labels' beside 'embeddings' (it has {', '.join(arrays)}).")
     return Target(
@@ -95,6 +93,7 @@ def from_images(
     allow_outside: bool,
     recipe: Config | None = None,
     distractors: bool = False,
+    download: bool = False,
 ) -> Target:
     """Embed a data set with a run's model, a saved embedder or a bare initialisation.
 
@@ -102,19 +101,20 @@ def from_images(
     """
     if data is None:
         raise ConfigError("--data NAME says which images to embed; only an .npz of vectors does without.")
+    from recollect.data.pictures import Pictures
     from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
 
     if target is not None:
         model = Embedder.load(_model_folder(target))
     elif recipe is not None and recipe.model.init == init:
-        model = eval_recipe.embedder(recipe, weights)
+        model = eval_recipe.embedder(recipe, weights, download)
     else:
         # Outputs of the backbone itself, without the new layer that training would add: the paper's *init* rows.
-        model = Embedder.create(init or "", dim=None, weights=weights)
+        model = Embedder.create(init or "", dim=None, weights=weights, download=download)
     scales = INSTANCE_SEARCH_SCALES if multiscale else None
 
-    def embed(images: Any, read: Callable[[Any, int], Any]) -> Any:
-        pictures = _Pictures(images, read)
+    def embed(images: ImageSet, read: Callable[[ImageSet, int], Any] | None = None) -> Any:
+        pictures = Pictures(images, read)
         return model.embed(pictures, batch_size=batch_size, device=device, progress=True, scales=scales)
 
     where = result_folder(target, init, data, split)
@@ -139,7 +139,7 @@ def from_images(
 
         options = {"allow_outside": True} if allow_outside else {}
         images = load(data, root, split, **options)
-        vectors = Target(name, where, embed(images, lambda images, index: images.read(index)), labels=images.labels)
+        vectors = Target(name, where, embed(images), labels=images.labels)
         fingerprint = images.fingerprint
     published = _run_config(target).get("published") if recipe is None else recipe.published
     vectors.published = eval_recipe.published_row(published, eval_recipe.name_of_test(data, split, distractors))
@@ -152,23 +152,8 @@ def from_images(
     return vectors
 
 
-class _Pictures:
-    """The images of a set one after the other, read when they are reached; its length feeds the progress line."""
-
-    def __init__(self, images: Any, read: Callable[[Any, int], Any]) -> None:
-        self._images, self._read = images, read
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self._read(self._images, index) for index in range(len(self._images)))
-
-
 def _model_folder(target: Path) -> Path:
     """A run keeps its embedder in ``model``; a saved embedder is a folder itself."""
-    if not target.is_dir():
-        raise DataError(f"{target}: no such run or folder; an .npz of vectors, a run or a saved embedder is expected.")
     return target / "model" if (target / "model").is_dir() else target
 
 
@@ -181,7 +166,7 @@ def _run_config(target: Path | None) -> Mapping[str, Any]:
     try:
         config = yaml.safe_load((target / "config.yaml").read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise DataError(f"{target / 'config.yaml'}: not readable as YAML ({error}).") from error
+        raise DataError(f"{target / 'config.yaml'}: not readable as YAML ({in_one_line(error)}).") from error
     return config if isinstance(config, Mapping) else {}
 
 
@@ -199,9 +184,15 @@ def which_data(target: Path | None, data: str | None, root: Path | None) -> tupl
 
 
 def check_choice(target: Path | None, init: str | None) -> None:
-    """Exactly one of the two names what to evaluate."""
+    """Exactly one of the two names what to evaluate, and a target is there."""
     if (target is None) == (init is None):
         raise InputError(
             "name either a TARGET (run, saved embedder or .npz of vectors) or --init NAME, one of the two; or --recipe "
             "NAME for a row that is not trained."
         )
+    if target is None or target.suffix == ".npz":
+        return
+    if not target.is_dir():
+        raise DataError(f"{target}: no such run or folder; an .npz of vectors, a run or a saved embedder is expected.")
+    if not any((target / name).exists() for name in ("embedder.json", "model", "config.yaml")):
+        raise DataError(f"{target} is neither a run (no config.yaml in it) nor a saved embedder (no embedder.json).")

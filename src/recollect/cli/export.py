@@ -8,13 +8,15 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
+from recollect.cli.options import Overwrite, Quiet, remark
 
 
 @app.command("export")
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder, or the folder of a saved embedder.")],
     onnx: Annotated[Path, typer.Option("--onnx", help="The ONNX file to write.")],
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
 ) -> None:
     """Write a trained embedder as ONNX, checked against the original."""
     from recollect.models.embedder import Embedder
@@ -24,4 +26,4 @@ def export(
     embedder = Embedder.load(find_embedder(run))
     difference = export_onnx(embedder, onnx, overwrite=overwrite)
     size = onnx.stat().st_size / 2**20
-    typer.echo(f"{onnx}: {size:.1f} MB, differs from the model by at most {difference:.1e} (limit {TOLERANCE:.0e}).")
+    remark(f"{onnx}: {size:.1f} MB, differs from the model by at most {difference:.1e} (limit {TOLERANCE:.0e}).")

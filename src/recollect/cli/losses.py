@@ -7,12 +7,15 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
+from recollect.cli.options import AsJson, complete_loss, print_json
 
 
 @app.command("losses")
 def losses(
-    name: Annotated[str | None, typer.Argument(help="Show this loss with its options.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    name: Annotated[
+        str | None, typer.Argument(autocompletion=complete_loss, help="Show this loss with its options.")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the losses, or show one with its options and defaults."""
     if name is None:
@@ -23,7 +26,6 @@ def losses(
 
 def _list(as_json: bool) -> None:
     import dataclasses
-    import json
 
     from rich.console import Console
     from rich.table import Table
@@ -32,7 +34,7 @@ def _list(as_json: bool) -> None:
 
     entries = available().values()
     if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(entry) for entry in entries], indent=2, ensure_ascii=False))
+        print_json([dataclasses.asdict(entry) for entry in entries])
         return
     table = Table(box=None, pad_edge=False)
     for column in ("loss", "family", "memory", "extra", "own", "what it is"):
@@ -50,7 +52,6 @@ def _list(as_json: bool) -> None:
 
 def _show(name: str, as_json: bool) -> None:
     import dataclasses
-    import json
 
     from rich.console import Console
     from rich.markup import escape
@@ -60,7 +61,7 @@ def _show(name: str, as_json: bool) -> None:
 
     description = describe(name)
     if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(description), indent=2, ensure_ascii=False, default=str))
+        print_json(dataclasses.asdict(description))
         return
     entry = description.entry
     console = Console(highlight=False)

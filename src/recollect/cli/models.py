@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from recollect.cli.app import app
+from recollect.cli.options import AsJson, complete_model, print_json
 
 if TYPE_CHECKING:
     from recollect.models.zoo import Initialisation
@@ -14,15 +15,32 @@ if TYPE_CHECKING:
 
 @app.command("models")
 def models(
-    name: Annotated[str | None, typer.Argument(help="Show one: a name of the list, or any timm:<full tag>.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(autocompletion=complete_model, help="Show one: a name of the list, or any timm:<full tag>."),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the initialisations an embedder can start from, or show one in full."""
     from recollect.models.zoo import ZOO, find
 
-    if name is None:
+    if as_json:
+        rows = [_summary(row) for row in (ZOO.values() if name is None else [find(name)])]
+        print_json(rows if name is None else rows[0])
+    elif name is None:
         _list(list(ZOO.values()))
     else:
         _show(find(name))
+
+
+def _summary(row: Initialisation) -> dict[str, Any]:
+    """A row of the table as plain values, and the file its weights are in, if it is here."""
+    import dataclasses
+
+    from recollect.models.weight_files import find_weights
+
+    found = find_weights(row) if row.pretrained else None
+    return {**dataclasses.asdict(row), "weights": None if found is None else str(found)}
 
 
 def _list(rows: list[Initialisation]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recollect.cli.app import app
+from recollect.cli.options import AsJson, complete_recipe, print_json
 
 if TYPE_CHECKING:
     from recollect.training.config import Config
@@ -16,15 +17,19 @@ if TYPE_CHECKING:
 @app.command("recipes")
 def recipes(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME | WORD…]", help="One recipe, or words a name must contain.")
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME|WORD", autocompletion=complete_recipe, help="One recipe, or words a name must contain."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the recipes, or show one.
 
-    recollect recipes                             all of them
-    recollect recipes sop b16 rsk                 those whose name contains every word
-    recollect recipes cars196/r50-512/rsk-simix   this one: settings, where they come from, published numbers
+    recollect recipes                       all of them
+    recollect recipes sop b16 rsk           those whose name has every word
+    recollect recipes cars196/r50-512/rsk   this one: every setting, where it comes
+                                            from, the published numbers
     """
     from recollect.training.recipe_files import available_recipes, family, load_recipe
 
@@ -40,13 +45,12 @@ def recipes(
 
 
 def _list(recipes: list[Recipe], as_json: bool) -> None:
-    import json
 
     from rich.console import Console
     from rich.table import Table
 
     if as_json:
-        typer.echo(json.dumps([_summary(recipe) for recipe in recipes], indent=2, ensure_ascii=False))
+        print_json([_summary(recipe) for recipe in recipes])
         return
     table = Table("recipe", "published", "what it is", box=None, pad_edge=False)
     for recipe in recipes:
@@ -79,7 +83,6 @@ def _first_number(recipe: Recipe) -> str:
 
 def _show(recipe: Recipe, as_json: bool) -> None:
     import dataclasses
-    import json
 
     from recollect.training.recipes import as_mapping, from_mapping
 
@@ -87,7 +90,7 @@ def _show(recipe: Recipe, as_json: bool) -> None:
     if as_json:
         origins = {key: dataclasses.asdict(origin) for key, origin in recipe.origins.items()}
         shown = {**_summary(recipe), "config": as_mapping(config), "origins": origins}
-        typer.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+        print_json(shown)
         return
     typer.echo(f"{recipe.name}\n{recipe.description}")
     for note in recipe.notes:

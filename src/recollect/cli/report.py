@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
+from recollect.cli.options import Device, Quiet, remark_aside
 
 
 @app.command()
@@ -20,13 +21,15 @@ def report(
     method: Annotated[bool, typer.Option("--method", help="Instead: draw the loss's own figures.")] = False,
     images: Annotated[int, typer.Option(min=0, help="Test images to embed at most; 0 for all.")] = 4000,
     split: Annotated[str | None, typer.Option(help="Of which part of the data. Default: the run's test split.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where to embed: cpu, cuda, …")] = None,
+    device: Device = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is no report.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Write report.html: curves, results beside the paper's, similarities, a gallery, classes, speed, settings.
 
-    Test images are embedded once, with what training started from and with what came out, and the vectors kept in the
-    run. The page needs no network and no other file.
+    Test images are embedded once, with what training started from and with what
+    came out, and the vectors kept in the run. The page needs no network and no
+    other file.
     """
     from recollect.common.errors import ConfigError
 
@@ -50,6 +53,6 @@ def report(
             split=split,
             device=device,
             overwrite=overwrite,
-            say=lambda line: typer.echo(f"recollect: {line}", err=True),
+            say=remark_aside,
         )
     )

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from recollect.cli.app import app
+from recollect.cli.options import AsJson, Device, Quiet, print_json
 
 
 @app.command()
@@ -16,13 +17,14 @@ def search(
     images: Annotated[list[Path], typer.Argument(help="Image files to search with.")],
     top: Annotated[int, typer.Option(min=1, help="Results a query.")] = 10,
     html: Annotated[Path | None, typer.Option(help="Also write a page that shows them.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
     model: Annotated[str | None, typer.Option(help="Where the model is now, if it moved.")] = None,
     weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, …")] = None,
+    device: Device = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Let --html replace a file that is no such page.")
     ] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Find the most similar images, exactly, by the model that made the vectors."""
     from recollect.report.catalogue import read_catalogue
@@ -56,9 +58,7 @@ def search(
 
 def _show(answers: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
-        import json
-
-        typer.echo(json.dumps(answers, indent=2))  # ASCII: names need not be text that a terminal can show
+        print_json(answers)
         return
     for answer in answers:
         typer.echo(answer["query"])

@@ -9,9 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from recollect.cli.app import app
+from recollect.cli.options import (
+    Quiet,
+    complete_data,
+    complete_loss,
+    complete_model,
+    complete_recipe,
+    complete_setting,
+    print_json,
+    remark,
+    remark_aside,
+)
 
 if TYPE_CHECKING:
+    from recollect.training.plan import Plan
     from recollect.training.trainer import Outcome
+
+_MODEL, _STEPS, _WATCH, _MACHINE = "Model", "Loss, batch and length", "What is measured on the way", "Machine"
 
 # Short options and the settings they stand for.
 _SHORT = {
@@ -39,72 +53,140 @@ _SHORT = {
 def train(
     recipe: Annotated[
         str | None,
-        typer.Argument(help="A recipe's name or a YAML file. Default: glyphs; with --data FOLDER: folder."),
+        typer.Argument(
+            autocompletion=complete_recipe,
+            help="A recipe's name or a YAML file. Default: glyphs; with --data FOLDER: folder.",
+        ),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="A folder of images, or the name of a data set.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(autocompletion=complete_data, help="A folder of images, or the name of a data set."),
+    ] = None,
     root: Annotated[str | None, typer.Option(help="Where that data set lies.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder to make. Default: a new one in runs/.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with a run, exactly.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, e.g. batch.size=392.")
-    ] = None,
-    init: Annotated[str | None, typer.Option(help="What to start from; see recollect models.")] = None,
-    weights: Annotated[str | None, typer.Option(help="A weights file, or none for random ones.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
-    dim: Annotated[int | None, typer.Option(help="Length of the embedding.")] = None,
-    freeze: Annotated[
-        str | None, typer.Option(help="none, backbone, pooling or a stage: train only what comes after it.")
-    ] = None,
-    loss: Annotated[str | None, typer.Option(help="See recollect losses.")] = None,
-    batch_size: Annotated[str | None, typer.Option(help="Images in one loss; all, with --freeze.")] = None,
-    chunk: Annotated[str | None, typer.Option(help="Images in the network at once; never changes the result.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="When to stop, in epochs.")] = None,
-    steps: Annotated[int | None, typer.Option(help="When to stop, in steps.")] = None,
-    validation: Annotated[
-        str | None, typer.Option(help="none, paper or random: half of the training classes pick the best weights.")
-    ] = None,
-    watch_test: Annotated[bool, typer.Option("--watch-test", help="Log test metrics; they choose nothing.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Threads that decode images.")] = None,
-    cache: Annotated[str | None, typer.Option(help="Keep decoded images: none, ram or disk.")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would be done, and stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome, or the plan, as JSON.")] = False,
+    quiet: Quiet = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            autocompletion=complete_setting,
+            help="Any setting, e.g. batch.size=392; beats the options below.",
+        ),
+    ] = None,
+    init: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_MODEL, autocompletion=complete_model, help="What to start from; see recollect models."
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(rich_help_panel=_MODEL, help="A weights file, or none for random ones.")
+    ] = None,
+    download: Annotated[
+        bool, typer.Option("--download", rich_help_panel=_MODEL, help="Fetch weights that are not on this machine.")
+    ] = False,
+    image_size: Annotated[
+        int | None, typer.Option(rich_help_panel=_MODEL, help="Side of the images in pixels.")
+    ] = None,
+    dim: Annotated[int | None, typer.Option(rich_help_panel=_MODEL, help="Length of the embedding.")] = None,
+    freeze: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_MODEL, help="none, backbone, pooling or a stage: train only what comes after it."
+        ),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=_STEPS, autocompletion=complete_loss, help="See recollect losses."),
+    ] = None,
+    batch_size: Annotated[
+        str | None, typer.Option(rich_help_panel=_STEPS, help="Images in one loss; all, with --freeze.")
+    ] = None,
+    chunk: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=_STEPS, help="Images in the network at once; never changes the result."),
+    ] = None,
+    lr: Annotated[float | None, typer.Option(rich_help_panel=_STEPS, help="Learning rate.")] = None,
+    epochs: Annotated[int | None, typer.Option(rich_help_panel=_STEPS, help="When to stop, in epochs.")] = None,
+    steps: Annotated[int | None, typer.Option(rich_help_panel=_STEPS, help="When to stop, in steps.")] = None,
+    seed: Annotated[int | None, typer.Option(rich_help_panel=_STEPS, help="Of everything random.")] = None,
+    validation: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_WATCH, help="none, paper or random: half of the training classes pick the best weights."
+        ),
+    ] = None,
+    watch_test: Annotated[
+        bool, typer.Option("--watch-test", rich_help_panel=_WATCH, help="Log test metrics; they choose nothing.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(rich_help_panel=_MACHINE, help="auto, cpu or cuda.")] = None,
+    precision: Annotated[str | None, typer.Option(rich_help_panel=_MACHINE, help="fp32, bf16 or fp16.")] = None,
+    workers: Annotated[int | None, typer.Option(rich_help_panel=_MACHINE, help="Threads that decode images.")] = None,
+    cache: Annotated[
+        str | None, typer.Option(rich_help_panel=_MACHINE, help="Keep decoded images: none, ram or disk.")
+    ] = None,
 ) -> None:
     """Train an embedder.
 
-    recollect train --data photos/          your own images, a folder a class
-    recollect train                         the embedded characters, on any laptop
-    recollect train cars196/r50-512/rsk-simix --root DIR    a row of the paper; see recollect recipes
+    recollect train --data photos/       your own images, a folder a class
+    recollect train                      the embedded characters, on any laptop
+    recollect train sop/r50-512/rsk --root DIR    a row of the paper; see recipes
+    recollect train --resume RUN         go on where a run was left
     """
     from recollect.common.errors import ConfigError
+    from recollect.losses.registry import describe
+    from recollect.models.zoo import find
     from recollect.training import trainer
     from recollect.training.recipes import resolve
+    from recollect.training.run_folder import refuse_used
 
     given = {name: value for name, value in locals().items() if name in _SHORT and value is not None}
+    # With --json standard output is for the result alone.
+    say = remark_aside if as_json else remark
     if resume is not None:
-        if recipe or data or given or settings or out:
+        if recipe or data or root or given or settings or out or download or watch_test or plan:
             raise ConfigError("--resume goes on exactly as the run began: leave every other option out.")
-        outcome = _stoppable(lambda: trainer.train(resume=resume, say=typer.echo))
+        _show(_stoppable(lambda: trainer.train(resume=resume, say=say)), as_json)
+        return
+    chosen: list[str] = [f"{_SHORT[name]}={value}" for name, value in given.items()]
+    recipe, more = _data_settings(recipe, data, root)
+    if steps is not None and epochs is None:
+        chosen.append("run.epochs=null")
+    elif epochs is not None and steps is None:
+        chosen.append("run.steps=null")
+    chosen += ["run.watch_test=true"] * watch_test + ["model.download=true"] * download
+    config = resolve(recipe, [*more, *chosen, *(settings or [])])
+    # Misspelt names are told before images are read, which may take a while.
+    describe(config.loss.name)
+    find(config.model.init)
+    if plan:
+        _show_plan(*trainer.plan(config), as_json)
+        return
+    if out is not None:
+        refuse_used(out)  # before features are computed, not after
+    _show(_stoppable(lambda: trainer.train(config, out, say=say)), as_json)
+
+
+def _show_plan(plan: Plan, lines: list[str], as_json: bool) -> None:
+    if as_json:
+        reasons = [line.removeprefix("chosen").strip() for line in lines if line.startswith("chosen")]
+        print_json({**plan.as_dict(), "chosen": reasons})
     else:
-        chosen: list[str] = [f"{_SHORT[name]}={value}" for name, value in given.items()]
-        recipe, more = _data_settings(recipe, data, root)
-        if steps is not None and epochs is None:
-            chosen.append("run.epochs=null")
-        elif epochs is not None and steps is None:
-            chosen.append("run.steps=null")
-        if watch_test:
-            chosen.append("run.watch_test=true")
-        config = resolve(recipe, [*more, *chosen, *(settings or [])])
-        if plan:
-            for line in trainer.plan(config)[1]:
-                typer.echo(line)
-            return
-        outcome = _stoppable(lambda: trainer.train(config, out, say=typer.echo))
+        typer.echo("\n".join(lines))
+
+
+def _show(outcome: Outcome, as_json: bool) -> None:
+    model = outcome.folder / "model"
+    if as_json:
+        print_json({**vars(outcome), "model": model})
+        return
     for name, metrics in outcome.metrics.items():
         typer.echo(f"{name:<10} " + "  ".join(f"{key} {100 * value:.1f}" for key, value in list(metrics.items())[:4]))
-    typer.echo(f"model      {outcome.folder / 'model'} (step {outcome.chosen_step:,})")
+    typer.echo(f"model      {model} (step {outcome.chosen_step:,})")
 
 
 def _data_settings(recipe: str | None, data: str | None, root: str | None) -> tuple[str, list[str]]:

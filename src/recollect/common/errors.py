@@ -35,5 +35,22 @@ class MissingExtraError(RecollectError, ImportError):
     """An optional package that is not installed."""
 
 
+def in_one_line(error: Exception) -> str:
+    """What a parser says over several lines, as one: where it stopped and why, without the drawing.
+
+    Example:
+        >>> import yaml
+        >>> try:
+        ...     yaml.safe_load("a: [1")
+        ... except yaml.YAMLError as error:
+        ...     in_one_line(error)
+        "line 1, column 6: expected ',' or ']', but got '<stream end>'"
+    """
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is not None and problem:
+        return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
+    return " ".join(str(error).split())
+
+
 class DataWarning(UserWarning):
     """A data set that can be used but is not what its publisher describes, e.g. other counts or missing files."""

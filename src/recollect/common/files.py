@@ -22,7 +22,7 @@ def atomic_write(path: Path | str, mode: str = "wb") -> Iterator[IO[Any]]:
     A crash leaves the old file or none, never half a file. The folder is made when missing.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder_for(path)
     encoding = None if "b" in mode else "utf-8"
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
@@ -38,6 +38,19 @@ def atomic_write(path: Path | str, mode: str = "wb") -> Iterator[IO[Any]]:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def make_folder_for(path: Path | str) -> None:
+    """Make the folder that the file ``path`` is to lie in; worth a call before long work whose result goes there.
+
+    Raises:
+        DataError: it cannot be made.
+    """
+    parent = Path(path).parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: the folder {parent} cannot be made ({error.strerror}).") from error
 
 
 def write_text(path: Path | str, text: str) -> None:

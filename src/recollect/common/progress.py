@@ -1,6 +1,7 @@
 """One line that shows how far long work is: count, images a second, time left.
 
-Quiet unless standard error is a terminal, so logs and pipes stay clean. One place decides that: ``set_quiet``.
+Quiet unless standard error is a terminal, so logs and pipes stay clean; ``--quiet`` silences it there too
+(``common/quiet.py``).
 """
 
 from __future__ import annotations
@@ -21,15 +22,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from recollect.common.quiet import is_quiet
+
 T = TypeVar("T")
-
-_quiet = False
-
-
-def set_quiet(quiet: bool) -> None:
-    """Silence every progress line of this process (``--quiet``)."""
-    global _quiet
-    _quiet = quiet
 
 
 class _RateColumn(ProgressColumn):
@@ -59,7 +54,7 @@ class ProgressLine:
         self, description: str, total: int | None = None, unit: str = "images", quiet: bool | None = None
     ) -> None:
         console = Console(stderr=True)
-        hidden = (_quiet or not console.is_terminal) if quiet is None else quiet
+        hidden = (is_quiet() or not console.is_terminal) if quiet is None else quiet
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),

@@ -1,7 +1,8 @@
 """Images with labels: where they come from, how they are split, sampled, decoded and augmented."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from recollect.common.lazy import lazy_names
 from recollect.data.images import ImageSet
 from recollect.data.registry import Counts, Source, available, load
 from recollect.data.sources.revisited import RevisitedBenchmark, load_distractors, load_revisited
@@ -33,20 +34,15 @@ __all__ = [
 ]
 
 # Imported on first use: they bring torch, which the command line's --help must not wait for.
-_LAZY = {
-    "Batch": "loading",
-    "Pipeline": "loading",
-    "ClassBalancedSampler": "sampling",
-    "shard": "sampling",
-    "glyph_transform": "transforms",
-    "test_transform": "transforms",
-    "train_transform": "transforms",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Batch": "recollect.data.loading",
+        "Pipeline": "recollect.data.loading",
+        "ClassBalancedSampler": "recollect.data.sampling",
+        "shard": "recollect.data.sampling",
+        "glyph_transform": "recollect.data.transforms",
+        "test_transform": "recollect.data.transforms",
+        "train_transform": "recollect.data.transforms",
+    },
+)

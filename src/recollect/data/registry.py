@@ -64,7 +64,8 @@ class Source:
 
     def trouble(self, what: str) -> DataError:
         """An error about this data set that also says what belongs where and where it can be had."""
-        return DataError(f"{self.name}: {what}\nExpected: {self.layout}\nIt can be had from: {self.homepage}")
+        origin = f"\nIt can be had from: {self.homepage}" if "://" in self.homepage else ""
+        return DataError(f"{self.name}: {what}\nExpected: {self.layout}{origin}")
 
     @property
     def options(self) -> tuple[str, ...]:

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.common.arrays import read_npz
 from recollect.common.errors import DataError, InputError
 from recollect.common.files import atomic_write, write_json
 
@@ -107,11 +107,10 @@ class Evaluation:
     def load(cls, path: Path | str) -> Evaluation:
         """Read what ``save`` wrote."""
         try:
-            with np.load(path, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
+            arrays = read_npz(path)
             settings = json.loads(str(arrays["settings"]))
             labels, positives = arrays["labels"], arrays["positives"]
-        except (OSError, ValueError, KeyError, BadZipFile) as error:
+        except (ValueError, KeyError) as error:
             raise DataError(f"{path}: not a file of per-query results ({error}).") from error
         values = {name: array for name, array in arrays.items() if name not in _RESERVED}
         return cls(values, labels, positives, settings)

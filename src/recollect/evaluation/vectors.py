@@ -123,8 +123,10 @@ def _opened(part: ArrayLike, what: str) -> Any:
     if isinstance(part, str | Path):
         try:
             part = np.load(part, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{what}: {part} cannot be read as a .npy array ({error}).") from error
+        except FileNotFoundError as error:
+            raise DataError(f"{what}: there is no file {part}.") from error
+        except (OSError, EOFError, ValueError) as error:  # numpy's own words speak of pickles
+            raise DataError(f"{what}: {part} cannot be read as a .npy array of numbers.") from error
     if not isinstance(part, Tensor | np.ndarray):
         try:
             part = np.asarray(part, dtype=np.float32)

@@ -1,8 +1,28 @@
-"""Embeddings and labels to a scalar: losses on soft ranks, and the losses they are compared with."""
+"""Embeddings and labels to a scalar: losses on soft ranks, and the losses they are compared with.
 
-from recollect.losses.recall_at_k import RecallAtK
+Losses are imported when first used: ``available`` lists them without torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from recollect.common.lazy import lazy_names
 from recollect.losses.registry import available, create
-from recollect.losses.smooth_ap import SmoothAP
-from recollect.losses.sup_ap import Roadmap, SupAP
+
+if TYPE_CHECKING:
+    from recollect.losses.recall_at_k import RecallAtK
+    from recollect.losses.smooth_ap import SmoothAP
+    from recollect.losses.sup_ap import Roadmap, SupAP
 
 __all__ = ["RecallAtK", "Roadmap", "SmoothAP", "SupAP", "available", "create"]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "RecallAtK": "recollect.losses.recall_at_k",
+        "Roadmap": "recollect.losses.sup_ap",
+        "SmoothAP": "recollect.losses.smooth_ap",
+        "SupAP": "recollect.losses.sup_ap",
+    },
+)

@@ -7,17 +7,14 @@ goes to its two neighbouring bins directly, so the work is that of two bins a pa
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recollect.common.errors import ConfigError
 from recollect.losses.one_pass import MEMORY
-from recollect.losses.tiled import Tile, tiled_loss
-
-# Similarities, positions, indices, two weights, gradient and masks, for one pair in float32.
-_BYTES_PER_PAIR = 48
+from recollect.losses.tiled import Tile, TiledLoss
 
 
-class BinnedAP(nn.Module):
+class BinnedAP(TiledLoss):
     """1 − mean AP, with AP computed on a histogram of similarities with triangular bins.
 
     The bins' centres lie evenly from ``high`` down to ``low``. A similarity counts in the two bins beside it, by
@@ -39,8 +36,10 @@ class BinnedAP(nn.Module):
         >>> loss.backward()
     """
 
+    bytes_per_pair = 48  # similarities, positions, indices, two weights, gradient and masks
+
     def __init__(self, bins: int = 25, low: float = -1.0, high: float = 1.0, memory: int = MEMORY) -> None:
-        super().__init__()
+        super().__init__(memory)
         if bins < 2:
             raise ConfigError(f"bins is {bins}: a histogram needs at least 2 bins (the published number is 25).")
         if not low < high:
@@ -48,23 +47,9 @@ class BinnedAP(nn.Module):
         self.bins = bins
         self.low = low
         self.high = high
-        self.memory = memory
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        """The loss of M × d embeddings, ranked against themselves or against N × d references."""
-        return tiled_loss(
-            self._rows,
-            embeddings,
-            labels,
-            ref_emb,
-            ref_labels,
-            bytes_per_pair=_BYTES_PER_PAIR,
-            memory=self.memory,
-        )
-
-    def _rows(self, tile: Tile) -> tuple[Tensor, Tensor]:
+    def rows(self, tile: Tile) -> tuple[Tensor, Tensor]:
+        """The loss of a tile's queries and its gradient."""
         width = (self.high - self.low) / (self.bins - 1)
         # u counts bins from the top: u = 3.2 puts 0.8 of the pair into bin 3 and 0.2 into bin 4.
         u = (self.high - tile.similarities) / width

@@ -7,17 +7,14 @@ stands in ``reference_baselines.py``; the tiling in ``tiled.py``.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recollect.common.errors import ConfigError
 from recollect.losses.one_pass import MEMORY
-from recollect.losses.tiled import Tile, tiled_loss
-
-# Scores, two rankings with the indices of their sorts, and the gradient, for one pair in float32.
-_BYTES_PER_PAIR = 64
+from recollect.losses.tiled import Tile, TiledLoss
 
 
-class BlackboxAP(nn.Module):
+class BlackboxAP(TiledLoss):
     """1 − mean AP of the true ranking; the gradient comes from ranking once more with perturbed scores.
 
     Ranking is a solver, ``rk(y) = argmin_π y·π``, piecewise constant in the scores ``y``. With ``g = ∂loss/∂rk`` its
@@ -43,31 +40,19 @@ class BlackboxAP(nn.Module):
         >>> loss.backward()
     """
 
+    bytes_per_pair = 64  # scores, two rankings with the indices of their sorts, and the gradient
+
     def __init__(self, lambda_val: float = 4.0, margin: float = 0.02, memory: int = MEMORY) -> None:
-        super().__init__()
+        super().__init__(memory)
         if lambda_val <= 0:
             raise ConfigError(f"lambda_val is {lambda_val}: the interpolation needs a positive λ (published: 4).")
         if margin < 0:
             raise ConfigError(f"margin is {margin}: it must be 0 or more (published: 0.02).")
         self.lambda_val = lambda_val
         self.margin = margin
-        self.memory = memory
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        """The loss of M × d embeddings, ranked against themselves or against N × d references."""
-        return tiled_loss(
-            self._rows,
-            embeddings,
-            labels,
-            ref_emb,
-            ref_labels,
-            bytes_per_pair=_BYTES_PER_PAIR,
-            memory=self.memory,
-        )
-
-    def _rows(self, tile: Tile) -> tuple[Tensor, Tensor]:
+    def rows(self, tile: Tile) -> tuple[Tensor, Tensor]:
+        """The loss of a tile's queries and its gradient."""
         scores = tile.similarities
         row, column = tile.positives.nonzero(as_tuple=True)
         length = scores.shape[1]

@@ -50,7 +50,7 @@ class RecallAtK(RankLoss):
 
     def __init__(
         self,
-        k: Sequence[int] | None = None,
+        k: int | Sequence[int] | None = None,
         tau1: float = 1.0,
         tau2: float = 0.01,
         simix: bool = False,
@@ -58,9 +58,11 @@ class RecallAtK(RankLoss):
         step: Literal["sigmoid", "asymmetric"] | Step = "sigmoid",
         **options: Any,
     ) -> None:
-        chosen = (K_SIMIX if simix else K) if k is None else tuple(k)
-        if not chosen or any(value < 1 or value != int(value) for value in chosen):
-            raise InputError(f"k must be one or more whole numbers from 1 up, but is {tuple(chosen)}.")
+        # Settings come from YAML too, so that a k may be anything.
+        given: Sequence[Any] = (K_SIMIX if simix else K) if k is None else [k] if isinstance(k, int) else list(k)
+        if not given or any(isinstance(value, str) or value < 1 or value != int(value) for value in given):
+            raise InputError(f"k must be one or more whole numbers from 1 up, but is {k!r}.")
+        chosen = tuple(int(value) for value in given)
         check_positive("tau1", tau1)
         check_positive("tau2", tau2)
         # A positive this far behind the largest k has σ_tau1(k − rank) below rounding, in float64 too.

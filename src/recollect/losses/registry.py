@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from recollect.common.errors import ConfigError
+from recollect.common.errors import ConfigError, RecollectError, in_one_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -138,7 +138,14 @@ def create(name: str, **options: Any) -> nn.Module:
     entry = _entry(name)
     maker = _load(entry)
     check_options(name, maker, options)
-    loss: nn.Module = maker(**options)
+    try:
+        loss: nn.Module = maker(**options)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, RecollectError):
+            raise
+        # Nothing but a value of the wrong kind can fail there.
+        given = ", ".join(f"{option}={value!r}" for option, value in options.items())
+        raise ConfigError(f"loss {name!r} cannot be made with {given}: {in_one_line(error)}.") from error
     return loss
 
 

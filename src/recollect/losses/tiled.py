@@ -11,12 +11,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from recollect.common.errors import ConfigError
 from recollect.losses.checks import check_inputs
 from recollect.losses.one_pass import (
+    MEMORY,
     compute_dtype,
     gradient_wanted,
     same_set,
@@ -37,6 +38,39 @@ class Tile(NamedTuple):
     num_positives: Tensor  # rows, in the similarities' type
     own: Tensor | None  # rows: the column of the query itself; None with a separate reference set
     num_queries: int  # Q, over all tiles: what the loss is averaged over
+
+
+class TiledLoss(nn.Module):
+    """A loss that is the mean of its queries' losses, computed tile by tile. A subclass says what a tile's rows lose.
+
+    Args:
+        memory: the most that a tile may take, in bytes.
+    """
+
+    bytes_per_pair: int
+    """What ``rows`` holds for one similarity, in float32."""
+
+    def __init__(self, memory: int = MEMORY) -> None:
+        super().__init__()
+        self.memory = memory
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Tensor:
+        """The loss of M × d embeddings, ranked against themselves or against N × d references."""
+        return tiled_loss(
+            self.rows,
+            embeddings,
+            labels,
+            ref_emb,
+            ref_labels,
+            bytes_per_pair=self.bytes_per_pair,
+            memory=self.memory,
+        )
+
+    def rows(self, tile: Tile) -> tuple[Tensor, Tensor]:
+        """The loss of each row of a tile, and its gradient as ``RowLoss`` says."""
+        raise NotImplementedError
 
 
 # A tile to the loss of each row, and ∂(Σ losses / Q)/∂similarities.

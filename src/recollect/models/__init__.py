@@ -5,8 +5,9 @@ Names are imported when first used: the table of initialisations is read without
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from recollect.common.lazy import lazy_names
 
 if TYPE_CHECKING:
     from recollect.models.embedder import Embedder, EmbedderConfig
@@ -20,20 +21,6 @@ if TYPE_CHECKING:
         whitening_from_pca,
     )
     from recollect.models.zoo import ZOO, Initialisation
-
-_PUBLIC = {
-    "INSTANCE_SEARCH_SCALES": "multiscale",
-    "ZOO": "zoo",
-    "Embedder": "embedder",
-    "EmbedderConfig": "embedder",
-    "GeM": "pooling",
-    "Initialisation": "zoo",
-    "Whitening": "whitening",
-    "export_onnx": "export",
-    "whitening_from_labels": "whitening",
-    "whitening_from_pairs": "whitening",
-    "whitening_from_pca": "whitening",
-}
 
 __all__ = [
     "INSTANCE_SEARCH_SCALES",
@@ -49,12 +36,19 @@ __all__ = [
     "whitening_from_pca",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(f"recollect.models.{_PUBLIC[name]}"), name)
-    raise AttributeError(f"module 'recollect.models' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "INSTANCE_SEARCH_SCALES": "recollect.models.multiscale",
+        "ZOO": "recollect.models.zoo",
+        "Embedder": "recollect.models.embedder",
+        "EmbedderConfig": "recollect.models.embedder",
+        "GeM": "recollect.models.pooling",
+        "Initialisation": "recollect.models.zoo",
+        "Whitening": "recollect.models.whitening",
+        "export_onnx": "recollect.models.export",
+        "whitening_from_labels": "recollect.models.whitening",
+        "whitening_from_pairs": "recollect.models.whitening",
+        "whitening_from_pca": "recollect.models.whitening",
+    },
+)

@@ -21,7 +21,7 @@ from recollect.models import backbones, multiscale, zoo
 from recollect.models.embedding import ImageLike, OnBadImage, embed_images
 from recollect.models.groups import parameter_groups
 from recollect.models.heads import Head, unit
-from recollect.models.inputs import InputNormalisation, adapted_preprocessing
+from recollect.models.inputs import InputNormalisation, adapted_preprocessing, check_patches
 from recollect.models.pooling import make_pooling
 from recollect.models.stages import (
     NativePool,
@@ -154,6 +154,8 @@ class Embedder(nn.Module):
         path = obtain_weights(row, weights, download=download) if wanted else None
         architecture = row.timm_id or row.name
         backbone = backbones.build_backbone(architecture, preprocessing.size)
+        if preprocessing.resize is not None:
+            check_patches(preprocessing.size, backbones.patch_size(backbone), init)
         provenance = Provenance() if path is None else load_weights(backbone, path, row)
         config = EmbedderConfig(
             init=row.name,

@@ -15,6 +15,8 @@ from recollect.common.errors import ConfigError, InputError
 from recollect.common.images import Preprocessing
 from recollect.models import zoo
 
+LEAST_SIZE = 8  # pixels: what is left of fewer after tiny's poolings is nothing
+
 
 class InputNormalisation(nn.Module):
     """uint8 pixels to ``(x / 255 − mean) / std`` on their device; floating tensors pass as already normalised."""
@@ -40,6 +42,18 @@ class InputNormalisation(nn.Module):
         return images
 
 
+def check_patches(size: int, patch: int, name: str) -> None:
+    """Refuse a size that cannot be cut into a transformer's patches.
+
+    Raises:
+        ConfigError: with the nearest sizes that can.
+    """
+    if size % patch:
+        below = size // patch * patch
+        choices = f"{below} or {below + patch}" if below else str(patch)
+        raise ConfigError(f"image size {size} cannot be cut into {name}'s patches of {patch} pixels: use {choices}.")
+
+
 def adapted_preprocessing(
     row: zoo.Initialisation,
     size: int | None,
@@ -50,8 +64,8 @@ def adapted_preprocessing(
     """The preprocessing of ``row`` with what the user wants otherwise; see ``Embedder.create``."""
     base = row.preprocessing
     if size is not None:
-        if size < 1:
-            raise ConfigError(f"size must be at least 1 pixel, not {size}.")
+        if size < LEAST_SIZE:
+            raise ConfigError(f"image size {size}: networks need at least {LEAST_SIZE} pixels.")
         scaled = None if base.resize is None else round(size * base.resize / base.size)
         base = replace(base, size=size, resize=scaled)
     if resize != "default":

@@ -5,8 +5,9 @@ Names are imported when first used, so that the command line's ``--help`` does n
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from recollect.common.lazy import lazy_names
 
 if TYPE_CHECKING:
     from recollect.report.demo import run_demo
@@ -14,12 +15,14 @@ if TYPE_CHECKING:
     from recollect.report.method import draw_method
     from recollect.report.page import write_report
 
-_PUBLIC = {"draw_method": "method", "nearest": "exact_search", "run_demo": "demo", "write_report": "page"}
-
 __all__ = ["draw_method", "nearest", "run_demo", "write_report"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(f"recollect.report.{_PUBLIC[name]}"), name)
-    raise AttributeError(f"module 'recollect.report' has no attribute {name!r}")
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "draw_method": "recollect.report.method",
+        "nearest": "recollect.report.exact_search",
+        "run_demo": "recollect.report.demo",
+        "write_report": "recollect.report.page",
+    },
+)

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.common.errors import ConfigError, DataError, DataWarning, InputError
-from recollect.common.files import atomic_write, sha256
+from recollect.common.arrays import read_npz
+from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError, InputError
+from recollect.common.files import atomic_write, make_folder_for, sha256
 from recollect.common.images import IMAGE_SUFFIXES
 from recollect.data import load
 from recollect.report.exact_search import Found, nearest
@@ -106,7 +106,7 @@ def _from_list(path: Path) -> list[Path]:
     return found
 
 
-def open_embedder(model: str, weights: str | None = None) -> tuple[Embedder, dict[str, Any]]:
+def open_embedder(model: str, weights: str | None = None, *, download: bool = False) -> tuple[Embedder, dict[str, Any]]:
     """An embedder from a run, a saved embedder's folder, or an initialisation's name, and what to remember of it.
 
     An initialisation is taken as it comes: its features without a new last layer, as in the paper's *init* rows.
@@ -135,7 +135,7 @@ def open_embedder(model: str, weights: str | None = None) -> tuple[Embedder, dic
     if not pretrained:
         # Other numbers each time it is made: a query could never be compared with vectors made earlier.
         raise ConfigError(f"{model} as it comes has random weights: train it first, and name the run.")
-    embedder = Embedder.create(model, weights=weights, dim=None)
+    embedder = Embedder.create(model, weights=weights, dim=None, download=download)
     return embedder, {"model": model, "weights": weights}
 
 
@@ -148,6 +148,7 @@ def embed_catalogue(
     batch_size: int = 64,
     device: str | None = None,
     skip_bad: bool = False,
+    download: bool = False,
     overwrite: bool = False,
 ) -> Catalogue:
     """Embed images and write the catalogue.
@@ -157,6 +158,7 @@ def embed_catalogue(
         inputs: see ``list_images``.
         out: the ``.npz`` to write.
         skip_bad: leave out images that cannot be read, with a warning, instead of stopping.
+        download: fetch an initialisation's weights if they are not here.
         overwrite: replace ``out``.
 
     Raises:
@@ -167,15 +169,19 @@ def embed_catalogue(
         raise InputError(f"{out}: vectors are kept as .npz; give a name that ends so.")
     if out.exists() and not overwrite:
         raise InputError(f"{out} exists already: choose another --out, or allow it to be replaced (--overwrite).")
+    make_folder_for(out)
     listed = list_images(inputs)
-    embedder, source = open_embedder(model, weights)
+    embedder, source = open_embedder(model, weights, download=download)
     bad: list[str] = []
-    rows = embedder.embed(
-        listed.paths,
-        batch_size=batch_size,
-        device=device,
-        on_bad_image=(lambda index, error: bad.append(str(error))) if skip_bad else "error",
-    ).numpy()
+    try:
+        rows = embedder.embed(
+            listed.paths,
+            batch_size=batch_size,
+            device=device,
+            on_bad_image=(lambda index, error: bad.append(str(error))) if skip_bad else "error",
+        ).numpy()
+    except ImageError as error:
+        raise ImageError(f"{error} Repair or remove it, or leave such images out with --skip-bad.") from error
     kept = np.flatnonzero(np.isfinite(rows).all(axis=1)).tolist()
     if bad:
         shown = "; ".join(bad[:5]) + ("; …" if len(bad) > 5 else "")
@@ -208,13 +214,7 @@ def read_catalogue(path: Path | str) -> Catalogue:
     Raises:
         DataError: it cannot be read, or its arrays do not fit together.
     """
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file.") from error
-    except (OSError, ValueError, EOFError, BadZipFile, AttributeError) as error:
-        raise DataError(f"{path}: not an .npz of vectors ({error}).") from error
+    arrays = read_npz(path)
     if "embeddings" not in arrays or arrays["embeddings"].ndim != 2:
         raise DataError(
             f"{path}: has no array 'embeddings' of N × d vectors (it has {', '.join(arrays) or 'nothing'})."

@@ -16,6 +16,7 @@ from recollect.common.errors import ConfigError, RecollectError
 from recollect.data import load
 from recollect.report.page import write_report
 from recollect.training.recipes import resolve
+from recollect.training.run_folder import refuse_used
 from recollect.training.trainer import train
 
 STEPS = 150
@@ -41,6 +42,7 @@ def run_demo(
     if steps < 1:
         raise ConfigError(f"steps is {steps}: take at least one.")
     folder = Path(out) if out is not None else _new_folder()
+    refuse_used(folder)
     say(f"demo       characters in many typefaces; {steps} steps with each of {len(LOSSES)} losses")
     options = _data_options()
     runs = []

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from recollect.common.errors import DataError, RecollectError
 from recollect.data import ImageSet, load
 from recollect.evaluation import Evaluation, evaluate
-from recollect.report.runs import Run, published_sets
+from recollect.report.runs import Run
 from recollect.report.vectors import Kept, Shown, embed, read_kept, write_kept
 from recollect.report.weights import init_key, initial, initial_words, trained, trained_key, trained_words
+from recollect.training.recipes import published_tests
 from recollect.training.validation import KS
 
 LIMIT = 4000
@@ -146,7 +147,7 @@ def _evaluated(run: Run, kept: Kept, remarks: list[str]) -> Measured:
             labels, classes = images.labels, list(images.class_names)
         shown = dataclasses.replace(shown, names=names, labels=labels, class_names=classes, images=images)
         vectors = {name: rows[places] for name, rows in vectors.items()}
-    asked = {int(key[2:]) for row in published_sets(run.setting("published")).values() for key in row if _is_r_at(key)}
+    asked = {int(key[2:]) for row in published_tests(run.setting("published")).values() for key in row if _is_r_at(key)}
     ks = sorted({*KS, *asked})
 
     def contender(name: str, what: str) -> Contender | None:

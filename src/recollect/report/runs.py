@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from recollect.common.errors import DataError, RecollectError
+from recollect.common.errors import DataError, RecollectError, in_one_line
 from recollect.common.files import read_json
 from recollect.training.config import Config
 from recollect.training.run_folder import RunFolder
@@ -108,37 +108,11 @@ def distinct_names(runs: list[Run]) -> list[str]:
     return paths if len(set(paths)) == len(paths) else [f"{name} ({n})" for n, name in enumerate(names, 1)]
 
 
-def published_sets(published: Any) -> dict[str, dict[str, float]]:
-    """The published numbers of a recipe as set → metric → percent; numbers that name no set are of the set ``""``.
-
-    Example:
-        >>> published_sets({"r@1": 80.2, "small": {"r@1": 95.7}, "table": "4"})
-        {'': {'r@1': 80.2}, 'small': {'r@1': 95.7}}
-    """
-    found: dict[str, dict[str, float]] = {}
-
-    def visit(values: Any, name: str) -> None:
-        if not isinstance(values, Mapping):
-            return
-        for key, value in values.items():
-            if isinstance(value, Mapping):
-                visit(value, f"{name} {key}".strip())
-            elif number(value) is not None and _is_metric(str(key)):
-                found.setdefault(name, {})[str(key)] = float(value)
-
-    visit(published, "")
-    return found
-
-
-def _is_metric(name: str) -> bool:
-    return "@" in name or name.rsplit("/", 1)[-1].lower() in ("map", "map@r", "mrr", "r_precision")
-
-
 def _settings(folder: RunFolder, remarks: list[str]) -> Mapping[str, Any]:
     try:
         values = yaml.safe_load(folder.config_file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DataError(f"{folder.config_file}: not a YAML file ({error}).") from error
+        raise DataError(f"{folder.config_file}: not a YAML file ({in_one_line(error)}).") from error
     if isinstance(values, Mapping):
         return values
     remarks.append("config.yaml holds no settings.")

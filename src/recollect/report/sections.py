@@ -13,8 +13,9 @@ from recollect.common.errors import RecollectError
 from recollect.evaluation import paired_bootstrap
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.measured import Contender
-from recollect.report.runs import Run, number, published_sets
+from recollect.report.runs import Run, number
 from recollect.report.vectors import Shown
+from recollect.training.recipes import published_tests
 
 _CLASSES_LISTED = 15
 
@@ -51,7 +52,7 @@ def results(runs: Sequence[Run], contenders: Sequence[Contender], shown: Shown |
     for run in runs:
         for name, metrics in run.evaluated.items():
             columns.append((join(name_of(run.name), ", recollect eval: ", name_of(name)), metrics))
-    published = [row for run in runs for row in published_sets(run.setting("published")).items()]
+    published = [row for run in runs for row in published_tests(run.setting("published")).items()]
     seen: list[tuple[str, dict[str, float]]] = []
     for name, row in published:
         if (name, row) in seen:

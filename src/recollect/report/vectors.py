@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from zipfile import BadZipFile
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from recollect.common.files import atomic_write
 from recollect.data import ImageSet
+from recollect.data.pictures import Pictures
 
 if TYPE_CHECKING:
     from recollect.models import Embedder
@@ -55,24 +55,9 @@ class Kept:
     keys: dict[str, str]
 
 
-class _Pictures:
-    """The images of a set, one after the other: paths where possible, so that threads decode them."""
-
-    def __init__(self, images: ImageSet) -> None:
-        self._images = images
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __iter__(self) -> Iterator[Any]:
-        images = self._images
-        as_files = images.arrays is None and images.boxes is None
-        return (images.path(index) if as_files else images.read(index) for index in range(len(images)))
-
-
 def embed(embedder: Embedder, images: ImageSet, device: str | None) -> NDArray[np.float32]:
     """Vectors of all images; a row of NaN for one that cannot be read."""
-    rows = embedder.embed(_Pictures(images), device=device, on_bad_image=lambda index, error: None)
+    rows = embedder.embed(Pictures(images), device=device, on_bad_image=lambda index, error: None)
     vectors: NDArray[np.float32] = rows.numpy()
     return vectors
 

@@ -49,7 +49,7 @@ def trained(run: Run) -> Embedder:
     if (run.folder.model / "model.safetensors").is_file():
         return Embedder.load(run.folder.model)
     if not run.folder.last.is_file() or run.config is None:
-        raise DataError("the run has neither a model nor a checkpoint.")
+        raise DataError(f"{run.folder.path}: the run has neither a model nor a checkpoint yet.")
     # Without its pre-trained weights, which the checkpoint replaces anyway and which may not be here.
     embedder = make_embedder(dataclasses.replace(run.config.model, weights="none"), run.config.run.seed)
     try:

@@ -6,19 +6,26 @@ function that returns its value and a sentence.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from recollect.common.errors import ConfigError
+from recollect.common.devices import usable_device
+from recollect.common.errors import DataError
 from recollect.data import ImageSet
+from recollect.models.zoo import find
 from recollect.training.config import Config
 
 PAPER_BATCH = 4000  # of iNaturalist, SOP and VehicleID
 CPU_BATCH = 392  # of Cars196, the smallest batch of the paper, and about what two cores can afford a step
-IMAGES_SEEN = 400_000
-"""Epochs follow from it: as many images as the paper's Cars196 training with a ViT sees."""
+HOST_SHARE = 0.25
+"""Share of the machine's memory that the images of a batch may take, with those being read for the next."""
+STEPS = {"cuda": 500, "cpu": 250}
+"""Steps that fine-tuning aims at. The paper's trainings have 650 and more; of small sets an image would be seen hundreds of
+times, so epochs have a ceiling, and of large ones hardly once, so they have a floor."""
+FEWEST_EPOCHS, MOST_EPOCHS = 10, 100
 HEAD_STEPS = 150
 """Steps on cached features: seconds each at most."""
 WHOLE_SET = 3e8
@@ -44,15 +51,7 @@ def choose_device(wanted: str) -> torch.device:
     Raises:
         ConfigError: it is not there.
     """
-    if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(wanted)
-    except RuntimeError as error:
-        raise ConfigError(f"run.device {wanted!r} is no device: use auto, cpu or cuda.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"run.device is {wanted}, but torch finds no GPU: use cpu, or install a CUDA build of torch.")
-    return device
+    return usable_device(wanted, "run.device")
 
 
 def settle(config: Config, images: ImageSet, device: torch.device, pretrained: bool) -> tuple[Config, list[Choice]]:
@@ -63,13 +62,17 @@ def settle(config: Config, images: ImageSet, device: torch.device, pretrained: b
         images: the training images.
         device: where it will run.
         pretrained: whether the network starts from trained weights.
+
+    Raises:
+        DataError: images of which nothing can be learned: one class, or no class with two images.
     """
+    _refuse_hopeless(images)
     choices: list[Choice] = []
 
     def choose(part: str, name: str, value: Any, reason: str) -> None:
         nonlocal config
         choices.append(Choice(f"{part}.{name}", value, reason))
-        config = replace(config, **{part: replace(getattr(config, part), **{name: value})})
+        config = _with(config, part, name, value)
 
     if config.model.freeze == "auto":
         choose("model", "freeze", *_freeze(config, device, pretrained))
@@ -79,16 +82,37 @@ def settle(config: Config, images: ImageSet, device: torch.device, pretrained: b
     if config.batch.size == "auto":
         choose("batch", "size", *_batch_size(config, images, device, frozen))
     if config.optimiser.lr == "auto":
-        lr = 1e-4 if pretrained and not frozen else 1e-3
-        choose("optimiser", "lr", lr, "the paper's for fine-tuning" if lr == 1e-4 else "a new layer learns faster")
+        choose("optimiser", "lr", *_learning_rate(frozen, pretrained))
     if config.run.epochs == "auto" and config.run.steps is None:
-        choose("run", "epochs", *_epochs(config, images, frozen))
+        choose("run", "epochs", *_epochs(config, images, device, frozen))
     elif config.run.epochs == "auto":
-        config = replace(config, run=replace(config.run, epochs=None))
+        config = _with(config, "run", "epochs", None)
     if config.run.evaluate_every == "auto":
         every = max(1, config.run.epochs // 20) if isinstance(config.run.epochs, int) else 1
-        choose("run", "evaluate_every", every, "about twenty evaluations, an epoch apart at least")
+        if config.run.watch_test or config.data.validation != "none":
+            choose("run", "evaluate_every", every, "about twenty evaluations, an epoch apart at least")
+        else:
+            config = _with(config, "run", "evaluate_every", every)  # nothing is evaluated: nothing to explain
     return config, choices
+
+
+def _with(config: Config, part: str, name: str, value: Any) -> Config:
+    return replace(config, **{part: replace(getattr(config, part), **{name: value})})
+
+
+def _refuse_hopeless(images: ImageSet) -> None:
+    """Nothing can be ranked without an image to find and one not to find."""
+    sizes = images.class_sizes[images.class_sizes > 0]
+    if len(sizes) < 2:
+        raise DataError(
+            f"{images.name}: {len(images):,} training images of {len(sizes)} class leave nothing to tell apart: give "
+            "images of at least two classes for training, a folder each."
+        )
+    if sizes.max() < 2:
+        raise DataError(
+            f"{images.name}: each of the {len(sizes):,} training classes has a single image, so there is nothing to find "
+            "again: give classes of two images and more (four is what the paper uses)."
+        )
 
 
 def _freeze(config: Config, device: torch.device, pretrained: bool) -> tuple[str, str]:
@@ -118,19 +142,50 @@ def _batch_size(config: Config, images: ImageSet, device: torch.device, frozen: 
     comparisons = len(images) * float((images.class_sizes.astype(float) ** 2).sum())
     if frozen and comparisons <= WHOLE_SET:
         return "all", f"all {len(images):,} training images at once: features are small"
-    each = config.batch.samples_per_class
-    usable = int((images.class_sizes >= (each if config.batch.small_classes == "drop" else 1)).sum())
-    wanted = PAPER_BATCH if device.type != "cpu" or frozen else CPU_BATCH
-    size = max(min(wanted // each, usable), 1) * each
-    reason = f"{size // each} classes × {each} images"
-    return size, reason + (", all classes that can be used" if size // each == usable else f"; {device.type} default")
+    each, sizes = config.batch.samples_per_class, images.class_sizes[images.class_sizes > 0]
+    enough = int((sizes >= each).sum())
+    usable = enough if config.batch.small_classes == "drop" else len(sizes)
+    limits = [
+        (usable, "all classes that can be used"),
+        (PAPER_BATCH // each, "the paper's largest batch")
+        if device.type != "cpu" or frozen
+        else (CPU_BATCH // each, "about what a CPU can afford a step"),
+    ]
+    if not frozen and (held := _images_in_memory(config)) is not None:
+        limits.append((held // each, f"as many as {HOST_SHARE:.0%} of this machine's memory hold"))
+    classes, reason = min(limits, key=lambda limit: limit[0])
+    classes = max(classes, 1)
+    if config.batch.small_classes == "repeat" and enough < len(sizes):
+        reason += f"; classes of fewer than {each} images ({len(sizes) - enough:,}) repeat theirs"
+    return classes * each, f"{classes:,} classes × {each} images, {reason}"
 
 
-def _epochs(config: Config, images: ImageSet, frozen: bool) -> tuple[int, str]:
+def _images_in_memory(config: Config) -> int | None:
+    """How many training images fit beside as many that are being read; None where that is not known."""
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on Windows
+        return None
+    side = config.model.image_size or find(config.model.init).size
+    return int(memory * HOST_SHARE / (2 * 3 * side * side))
+
+
+def _learning_rate(frozen: bool, pretrained: bool) -> tuple[float, str]:
+    if frozen:
+        return 1e-3, "only new layers learn, and they may learn fast"
+    if not pretrained:
+        return 1e-3, "the network starts from random numbers"
+    return 1e-4, "the paper's for fine-tuning"
+
+
+def _epochs(config: Config, images: ImageSet, device: torch.device, frozen: bool) -> tuple[int, str]:
     if config.batch.size == "all":
         return HEAD_STEPS, f"{HEAD_STEPS} steps, one an epoch"
-    if frozen and isinstance(config.batch.size, int):
-        epochs = max(5, HEAD_STEPS * config.batch.size // max(len(images), 1))
-        return epochs, "cached features cost little"
-    epochs = min(max(IMAGES_SEEN // max(len(images), 1), 10), 90)
-    return epochs, f"about {epochs * len(images):,} images seen"
+    size = config.batch.size if isinstance(config.batch.size, int) else PAPER_BATCH
+    batches = config.batch.batches_per_epoch or max(len(images) // size, 1)
+    if frozen:
+        wanted, fewest, most = HEAD_STEPS, 5, HEAD_STEPS
+    else:
+        wanted, fewest, most = STEPS.get(device.type, STEPS["cuda"]), FEWEST_EPOCHS, MOST_EPOCHS
+    epochs = min(max(-(-wanted // batches), fewest), most)
+    return epochs, f"about {epochs * batches:,} steps, {epochs * batches * size:,} images seen"

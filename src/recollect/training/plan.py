@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recollect.data import ImageSet
+from recollect.losses.simix import MAX_PAIRS
+from recollect.models.zoo import find
 from recollect.training.choices import Choice
 from recollect.training.chunking import bytes_per_image
 from recollect.training.config import Config
@@ -45,6 +49,8 @@ class Plan:
     device: str
     precision: str
     frozen: str
+    init: str = ""
+    image_size: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for the manifest."""
@@ -61,10 +67,11 @@ class Plan:
         )
         held_out = f"; {self.validation_classes:,} classes validate" if self.validation_classes else ""
         frozen = f", frozen up to {self.frozen}: features are computed once" if self.frozen != "none" else ""
+        size = f" at {self.image_size} px" if self.image_size else ""
         text = [
             f"data       {self.data}: {self.images:,} images, {self.classes_used:,} classes{unused}{held_out}",
-            f"model      {self.parameters / 1e6:.1f} M parameters, {self.trained_parameters / 1e6:.2f} M trained"
-            f"{frozen}",
+            f"model      {self.init}{size}: {self.parameters / 1e6:.1f} M parameters, "
+            f"{self.trained_parameters / 1e6:.2f} M trained{frozen}",
             f"batch      {self.batch:,} images of {self.classes_a_batch:,} classes{virtual}{shared}",
             f"chunk      {self.chunk:,} images in the network at once",
             f"length     {self.steps:,} steps: {self.epochs:.3g} epochs of {self.batches_an_epoch:,} batches",
@@ -124,7 +131,7 @@ def make_plan(
         validation_classes=0 if validation is None else validation.num_classes,
         batch=batch,
         classes_a_batch=len(used) if whole else batch // each,
-        virtual_batch=_virtual(config, batch),
+        virtual_batch=_virtual(config, batch, used),
         chunk=chunk,
         processes=processes,
         batches_an_epoch=batches_an_epoch,
@@ -137,6 +144,8 @@ def make_plan(
         device=str(device),
         precision=config.run.precision,
         frozen=config.model.freeze,
+        init=config.model.init,
+        image_size=_image_size(config),
     )
 
 
@@ -167,14 +176,25 @@ def _probe(
     return weight, seconds[-1] / count
 
 
-def _virtual(config: Config, batch: int) -> int:
+def _image_size(config: Config) -> int | None:
+    row = find(config.model.init)
+    return config.model.image_size or (row.size if row.resize is not None else None)
+
+
+def _virtual(config: Config, batch: int, sizes: NDArray[np.int64]) -> int:
+    """Images and virtual images a loss sees: SiMix adds one for each pair of a class, up to ``max_pairs``."""
     if not config.loss.options.get("simix"):
         return batch
     each = config.batch.samples_per_class
-    return batch + batch // each * (each * (each - 1) // 2)
+    classes = sizes if config.batch.size == "all" else np.full(batch // each, each)
+    pairs = classes * (classes - 1) // 2
+    limit = config.loss.options.get("max_pairs", MAX_PAIRS)
+    return batch + int((pairs if limit is None else np.minimum(pairs, limit)).sum())
 
 
 def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return "a second"
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:

@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from recollect.common.errors import ConfigError
+from recollect.common.errors import ConfigError, in_one_line
 
 FOLDER = Path(__file__).resolve().parent.parent / "recipes"
 _STRUCTURE = frozenset({"inherits", "description", "note", "like", "words", "columns", "rows"})  # no settings
@@ -235,7 +235,7 @@ def _read_once(path: Path, changed: int, size: int) -> Layer:
         values = yaml.safe_load(text) or {}
         comments = dict(_comments(yaml.compose(text, Loader=yaml.SafeLoader), text.splitlines(), ""))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a YAML file ({error}).") from error
+        raise ConfigError(f"{path}: not a YAML file ({in_one_line(error)}).") from error
     _check_structure(path, values)
     return Layer(path.relative_to(FOLDER).as_posix() if path.is_relative_to(FOLDER) else str(path), values, comments)
 
@@ -248,6 +248,9 @@ def _check_structure(path: Path, values: Any) -> None:
         ("columns", list, "the metrics of a test set, e.g. [r@1, r@10]"),
         ("rows", list | None, "a row's published numbers, e.g. [80.7, 88.3], or null"),
     )
+    parents = values.get("inherits", [])
+    if not all(isinstance(parent, str) for parent in _listed(parents)):
+        raise ConfigError(f"{path}: inherits names other recipes, but is {parents!r}.")
     for key, kind, meaning in rules:
         found = values.get(key, {})
         if not isinstance(found, Mapping):

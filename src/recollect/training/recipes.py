@@ -18,7 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
 
-from recollect.common.errors import ConfigError
+from recollect.common.errors import ConfigError, in_one_line
 from recollect.training.config import Config
 from recollect.training.recipe_files import available_recipes, load_recipe
 
@@ -98,7 +98,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
     try:
         return key.strip(), yaml.safe_load(value)
     except yaml.YAMLError as error:
-        raise ConfigError(f"the value of {text!r} is no YAML: {error}.") from error
+        raise ConfigError(f"the value of {text!r} is no YAML: {in_one_line(error)}.") from error
 
 
 def known_keys() -> list[str]:

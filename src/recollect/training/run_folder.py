@@ -26,8 +26,8 @@ import torch
 import yaml
 
 from recollect._version import __version__
-from recollect.common.errors import ConfigError, DataError
-from recollect.common.files import read_json, write_json, write_text
+from recollect.common.errors import ConfigError, DataError, in_one_line
+from recollect.common.files import make_folder_for, read_json, write_json, write_text
 from recollect.training.config import Config
 from recollect.training.recipes import as_mapping, from_mapping
 
@@ -35,6 +35,17 @@ if TYPE_CHECKING:
     from recollect.training.session import Session
 
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "pytorch-metric-learning")
+
+
+def refuse_used(path: Path) -> None:
+    """Refuse a place for a new run where something lies already.
+
+    Raises:
+        ConfigError: a file, or a folder that is not empty.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        hint = f", or go on with it: recollect train --resume {path}" if (path / "config.yaml").exists() else ""
+        raise ConfigError(f"{path} exists and is not empty; a run is never written over. Choose another --out{hint}.")
 
 
 class RunFolder:
@@ -66,12 +77,8 @@ class RunFolder:
             base = Path("runs") / f"{name.replace('/', '-')}-{stamp}"
             path = next(p for n in range(1, 1000) if not (p := base if n == 1 else Path(f"{base}-{n}")).exists())
         path = Path(path)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            hint = f", or go on with it: recollect train --resume {path}" if (path / "config.yaml").exists() else ""
-            raise ConfigError(
-                f"{path} exists and is not empty; a run is never written over. Choose another --out{hint}."
-            )
-        path.mkdir(parents=True, exist_ok=True)
+        refuse_used(path)
+        make_folder_for(path / "config.yaml")
         return cls(path)
 
     @classmethod
@@ -96,7 +103,7 @@ class RunFolder:
         try:
             values = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
         except yaml.YAMLError as error:
-            raise DataError(f"{self.config_file}: not a YAML file ({error}).") from error
+            raise DataError(f"{self.config_file}: not a YAML file ({in_one_line(error)}).") from error
         return from_mapping(values, str(self.config_file))
 
     def update_manifest(self, **values: Any) -> None:

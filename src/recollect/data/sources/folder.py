@@ -81,7 +81,10 @@ def _half(rows: list[Row], split: str, root: Path) -> list[Row]:
             f"{root}: without a split of its own, it has the splits 'train', 'test' and 'all', not {split!r}."
         )
     if len(classes) < 2:
-        raise DataError(f"{root}: one class ({classes[0]!r}) cannot be split into train and test; use split='all'.")
+        raise DataError(
+            f"{root}: one class ({classes[0]!r}) cannot be split into train and test: put each class into a folder of "
+            "its own, or use split='all'."
+        )
     training, testing = first_half(classes)
     wanted = set(training if split == "train" else testing)
     return [row for row in rows if row[1] in wanted]

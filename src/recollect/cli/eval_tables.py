@@ -1,0 +1,96 @@
+"""``recollect eval``'s last half: results as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from recollect.cli.eval_target import Target
+
+
+def metrics_table(vectors: Target, metrics: dict[str, float]) -> Table:
+    """Metrics in percent, published numbers beside them where there are any."""
+    from rich.table import Table
+
+    table = Table(title=vectors.name)
+    table.add_column("metric")
+    table.add_column("percent", justify="right")
+    if vectors.published:
+        table.add_column("published", justify="right")
+    for name, value in metrics.items():
+        shown = f"{value:.1f}" if name == "first_rank" else f"{100 * value:.2f}"
+        row = [name + (" (mean rank)" if name == "first_rank" else ""), shown]
+        if vectors.published:
+            row.append(f"{vectors.published[name]:.1f}" if name in vectors.published else "")
+        table.add_row(*row)
+    return table
+
+
+def index_table(vectors: Target, kind: str, ks: list[int], show: Callable[[Table], None]) -> dict[str, Any]:
+    """Measure an approximate index, show and return what it costs."""
+    from rich.table import Table
+
+    from recollect.evaluation import index_cost
+
+    cost = index_cost(
+        vectors.embeddings,
+        vectors.labels,
+        vectors.gallery,
+        vectors.gallery_labels,
+        kind=kind,  # type: ignore[arg-type]
+        ks=[k for k in ks if k <= 100] or [1],
+    )
+    asked = list(cost.exact.neighbours)
+    table = Table(title=f"approximate search ({kind}): share of the exact first k found, percent")
+    for head in ("setting", *(f"found@{k}" for k in asked), *(f"r@{k}" for k in cost.exact.r)):
+        table.add_column(head, justify="left" if head == "setting" else "right")
+    for head in ("ms/query", "build s", "MiB"):
+        table.add_column(head, justify="right")
+    for row in (cost.exact, *cost.rows):
+        shares = [f"{100 * value:.2f}" for value in (*row.neighbours.values(), *row.r.values())]
+        table.add_row(
+            row.setting, *shares, f"{row.milliseconds:.3f}", f"{row.build_seconds:.2f}", f"{row.mebibytes:.1f}"
+        )
+    show(table)
+    return cost.as_dict()
+
+
+def comparison_table(first: Any, second: Any, show: Callable[[Table], None]) -> dict[str, Any]:
+    """Show and return the differences ``this run − the other``."""
+    from rich.table import Table
+
+    from recollect.evaluation import changed_queries, paired_bootstrap
+
+    table = Table(title="difference to the other run, in points")
+    for head in ("metric", "difference", "95 % interval", "p", "better", "worse"):
+        table.add_column(head, justify="left" if head == "metric" else "right")
+    found: dict[str, Any] = {}
+    for metric in (name for name in second.per_query if name in first.per_query and name != "first_rank"):
+        test, changes = paired_bootstrap(first, second, metric), changed_queries(first, second, metric)
+        found[metric] = {**test.__dict__, "better": len(changes.better), "worse": len(changes.worse)}
+        table.add_row(
+            metric,
+            f"{100 * test.difference:+.2f}",
+            f"{100 * test.low:+.2f} … {100 * test.high:+.2f}",
+            f"{test.p_value:.3f}",
+            str(len(changes.better)),
+            str(len(changes.worse)),
+        )
+    show(table)
+    return found
+
+
+def show_table(table: Table) -> None:
+    """Print a table."""
+    from rich.console import Console
+
+    console = Console()
+    # A log file has no width of its own, and a table cut to 80 columns loses digits.
+    (console if console.is_terminal else Console(width=140)).print(table)
+
+
+def show_nothing(table: Table) -> None:
+    """With ``--json`` tables are not shown."""

@@ -1,0 +1,277 @@
+"""What people get wrong: every mistake ends with a sentence and an exit code, never with a traceback."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from recollect.cli import main
+
+
+def _images(folder: Path, classes: int, each: int) -> None:
+    generator = np.random.default_rng(0)
+    for label in range(classes):
+        (folder / f"c{label}").mkdir(parents=True)
+        for number in range(each):
+            pixels = generator.integers(0, 256, (24, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"c{label}" / f"{number}.jpg")
+
+
+def _recipes(here: Path) -> None:
+    for name, text in {
+        "bad": "a: [1, 2\nb: }",
+        "list": "- 1\n- 2\n",
+        "unknown": "batch: {sise: 3}\n",
+        "kind": "batch: {size: many}\n",
+        "group": "batch: 12\n",
+        "circle": "inherits: circle.yaml\n",
+        "orphan": "inherits: nothing-there\n",
+        "parent": "inherits: 3\n",
+        "american": "optimizer: {lr: 1.0}\n",
+        "words": "words: 3\n",
+        "like": "words: {a: {like: a}}\nrows: {a: null}\n",
+    }.items():
+        (here / f"{name}.yaml").write_text(text)
+    (here / "binary.yaml").write_bytes(b"\xff\xfe\x00\x01\x80")
+
+
+def _vectors(here: Path) -> None:
+    generator = np.random.default_rng(0)
+    some = generator.normal(size=(8, 4)).astype(np.float32)
+    pairs = np.arange(8) // 2
+    for name, arrays in {
+        "ok": {"embeddings": some, "labels": pairs},
+        "empty": {"x": np.ones(3)},
+        "nolabels": {"embeddings": some},
+        "short": {"embeddings": some, "labels": np.arange(3)},
+        "nan": {"embeddings": some * np.nan, "labels": pairs},
+        "flat": {"embeddings": np.ones(4, np.float32), "labels": np.arange(4)},
+        "singles": {"embeddings": some, "labels": np.arange(8)},
+        "objects": {"embeddings": np.array([{}], dtype=object), "labels": np.arange(1)},
+        "notruth": {"embeddings": some, "gnd": np.array("{no json")},
+        "gallery": {"embeddings": some, "labels": pairs, "gallery": np.ones((4, 3)), "gallery_labels": np.arange(4)},
+    }.items():
+        np.savez(here / f"{name}.npz", **arrays)  # type: ignore[arg-type]
+    np.save(here / "narrow.npy", np.ones((3, 3), np.float32))
+    for name in ("junk.npz", "junk.npy", "junk.pth", "junk.safetensors"):
+        (here / name).write_bytes(b"PK junk")
+    torch.save({"a": torch.ones(3)}, here / "other.pth")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    here = tmp_path_factory.mktemp("place")
+    for name, classes, each in (
+        ("good", 4, 5),
+        ("broken", 4, 5),
+        ("oneclass", 1, 5),
+        ("singles", 5, 1),
+        ("pair", 2, 1),
+    ):
+        _images(here / name, classes, each)
+    (here / "broken" / "c1" / "2.jpg").write_bytes(b"not an image")
+    for name in ("empty", "flat", "norun", "full", "brokenrun", "emptyclasses/a", "unfinished"):
+        (here / name).mkdir(parents=True)
+    Image.new("RGB", (20, 20)).save(here / "flat" / "a.jpg")
+    (here / "full" / "x").write_text("x")
+    (here / "notes.txt").write_text("hello")
+    (here / "brokenrun" / "config.yaml").write_text("a: [")
+    (here / "unfinished" / "config.yaml").write_text("name: x\n")
+    (here / "list.txt").write_text("nothing/here.jpg\n")
+    (here / "bad.csv").write_text("a;b\n1;2\n")
+    (here / "binary.csv").write_bytes(b"\xff\xfe\x00\x00path")
+    _recipes(here)
+    _vectors(here)
+    return here
+
+
+CASES = {
+    # what is trained on
+    "train --data nowhere": "there is no folder nowhere",
+    "train --data empty": "no images below empty",
+    "train --data emptyclasses": "no images below emptyclasses",
+    "train --data flat": "no images below flat",
+    "train --data oneclass": "one class ('c0') cannot be split",
+    "train --data pair": "at least two classes",
+    "train --data singles": "a single image",
+    "train --data broken": "broken/c1/2.jpg: not an image that can be read",
+    "train --data notes.txt": "no column 'path'",
+    "train --data good/c0/0.jpg": "not a CSV file",
+    "train --data oneclass --validation paper": "one class",
+    "train sop/r50-512/rsk": "no root was given",
+    "train sop/r50-512/rsk --root nowhere": "there is no folder nowhere",
+    "train cars196/r50-512/rsk --root empty": "no cars_annos.mat in empty",
+    "train --data good --set data.train_split=nothing": "not 'nothing'",
+    "train --data good --set data.options.nothing=3": "folder has no option 'nothing'",
+    # where it goes
+    "train --data good --out full": "full exists and is not empty",
+    "train --data good --out notes.txt": "notes.txt exists",
+    "train --resume nowhere": "nowhere is no run",
+    "train --resume norun": "norun is no run",
+    "train --resume brokenrun": "not a YAML file (line 1, column 5",
+    "train --resume norun --seed 3": "leave every other option out",
+    "demo --out full": "full exists and is not empty",
+    # recipes and settings
+    "train nothing": "there is no recipe 'nothing'",
+    "train sop/r50-512/rks": "did you mean sop/r50-512/rsk?",
+    "train sop": "a family of 50 recipes",
+    "train sop/vit-b16-in21k/init": "trains nothing",
+    "train bad.yaml": "not a YAML file (line 2, column 2: expected",
+    "train list.yaml": "a mapping of keys to values, not a list",
+    "train binary.yaml": "not a YAML file",
+    "train unknown.yaml": "there is no setting 'batch.sise': did you mean size?",
+    "train kind.yaml": "batch.size is 'many': it should be a whole number",
+    "train group.yaml": "batch is a group of settings, not 12",
+    "train circle.yaml": "inherit in a circle",
+    "train orphan.yaml": "there is no recipe 'nothing-there'",
+    "train parent.yaml": "inherits names other recipes, but is 3",
+    "train american.yaml": "did you mean optimiser?",
+    "train words.yaml": "words maps names to values, but is 3",
+    "train like/a": "words are like one another in a circle",
+    "train --set size": "write key=value",
+    "train --set batch.size=[": "is no YAML: line 1",
+    "train --set batch=3": "batch is a group of settings",
+    "train --lr 0": "it must be above 0",
+    "train --lr text": "unable to parse",
+    "train --epochs -3": "it must be 0 or more",
+    "train --steps 0": "it must be above 0",
+    "train --precision fp64": "fp32 or bf16 or fp16",
+    "train --validation half": "none or paper or random",
+    "train --nothing": "No such option",
+    # losses, batches, models
+    "train --loss nothing": "loss 'nothing' is unknown",
+    "train --data good --freeze none --set loss.options.nothing=3": "has no option 'nothing'",
+    "train --data good --freeze none --set loss.options.k=text": "k must be one or more whole numbers from 1 up, but is 'text'",
+    "train --data good --freeze none --set loss.options.tau1=hot": "cannot be made with tau1='hot'",
+    "train --batch-size 7": "set it to 4 or 8",
+    "train --data good --freeze none --batch-size 4000000": "the largest possible batch_size is",
+    "train --data good --freeze nothing": "no stage 'nothing'",
+    "train --init nothing --data good": "no initialisation is called 'nothing'",
+    "train --init timm:nothing --data good": "has no model 'nothing'",
+    "train --weights nowhere.pth --data good": "nowhere.pth: no such weights file",
+    "train --weights junk.pth --data good": "junk.pth: refused",
+    "train --weights junk.safetensors --data good": "junk.safetensors: cannot be read as weights",
+    "train --weights other.pth --data good": "does not fit lite0-in1k",
+    "train --data good --freeze none --image-size 3": "at least 8 pixels",
+    "train --init vit-b16-in21k --weights none --image-size 100 --data good": "use 96 or 112",
+    "train --device banana": "'banana' is no device",
+    "train --device meta": "cannot compute here",
+    # evaluation
+    "eval": "name either a TARGET",
+    "eval nowhere": "nowhere: no such run",
+    "eval norun": "neither a run",
+    "eval brokenrun": "not readable as YAML (line 1",
+    "eval notes.txt": "no such run or folder",
+    "eval nowhere.npz": "no such file",
+    "eval junk.npz": "not an .npz",
+    "eval empty.npz": "has no array 'embeddings'",
+    "eval nolabels.npz": "has no array 'labels'",
+    "eval short.npz": "8 vectors but 3 labels",
+    "eval nan.npz": "not finite",
+    "eval flat.npz": "N × d vectors expected",
+    "eval singles.npz": "no label occurs twice",
+    "eval objects.npz": "not an .npz of plain arrays",
+    "eval notruth.npz": "'gnd' is no JSON",
+    "eval gallery.npz": "embed both with the same model",
+    "eval ok.npz --ks text": "whole numbers separated by commas",
+    "eval ok.npz --protocol nothing": "choose all or reid",
+    "eval ok.npz --similarity nothing": "choose 'dot' or 'cosine'",
+    "eval ok.npz --ties nothing": "choose 'pessimistic'",
+    "eval ok.npz --index nothing": "choose ivf, hnsw or pq",
+    "eval ok.npz --distractors nowhere.npy": "there is no file nowhere.npy",
+    "eval ok.npz --distractors junk.npy": "cannot be read as a .npy array of numbers",
+    "eval ok.npz --distractors narrow.npy": "embed both with the same model",
+    "eval ok.npz --compare nowhere.npz": "nowhere.npz: no such file",
+    "eval ok.npz --compare ok.npz": "not a file of per-query results",
+    "eval ok.npz --device banana": "'banana' is no device",
+    "eval ok.npz --metrics-out full/x": "full/x exists already",
+    "eval ok.npz --metrics-out notes.txt/m.json": "notes.txt/m.json cannot be written",
+    "eval ok.npz --init lite0-in1k": "one of the two",
+    "eval --init lite0-in1k": "--data NAME says which images",
+    "eval --init lite0-in1k --data nothing": "There is no data set 'nothing'",
+    "eval --init lite0-in1k --data roxford5k": "--root says where",
+    "eval --recipe sop/r50-512/rsk": "name the run to evaluate beside it",
+    # vectors, search, reports, exports
+    "embed lite0-in1k nowhere": "nowhere: no such file or folder",
+    "embed lite0-in1k broken": "leave such images out with --skip-bad",
+    "embed lite0-in1k list.txt": "which is not there",
+    "embed nothing good": "neither a folder nor an initialisation",
+    "embed norun good": "not a saved embedder",
+    "embed unfinished good": "unfinished: the run has neither a model nor a checkpoint",
+    "embed lite0-in1k good --out full": "give a name that ends so",
+    "embed lite0-in1k good --out ok.npz": "ok.npz exists already",
+    "embed lite0-in1k good --out notes.txt/a.npz": "notes.txt/a.npz cannot be written",
+    "embed lite0-in1k good --batch-size 0": "greater than or equal to 1",
+    "search ok.npz good/c0/0.jpg": "name it with --model",
+    "search junk.npz good/c0/0.jpg": "not an .npz",
+    "search ok.npz": "Missing argument",
+    "export norun --onnx a.onnx": "no saved embedder here",
+    "report": "name at least one run folder",
+    "report nowhere": "nowhere is no run",
+    "report brokenrun": "not a YAML file (line 1",
+    "report --method --out notes.txt": "notes.txt/sigmoids.svg cannot be written",
+    "losses recal_at_k": "did you mean recall_at_k?",
+    "models nothing": "no initialisation is called 'nothing'",
+    "recipes nothing": "there is no recipe 'nothing'",
+    "data verify nothing good": "There is no data set 'nothing'",
+    "data verify folder bad.csv": "no column 'path'",
+    "data verify folder binary.csv": "not a CSV file",
+    "data verify roxford5k empty": "gnd_roxford5k.pkl is missing",
+    "data nothing": "No such command",
+    "trian": "Did you mean 'train'?",
+}
+
+
+@pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
+@pytest.mark.parametrize("command", CASES)
+def test_a_mistake_is_answered_with_a_sentence(
+    command: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("RECOLLECT_CACHE", str(place / "cache"))
+    monkeypatch.setattr(sys, "argv", ["recollect", *shlex.split(command)])
+    before = {path for path in place.rglob("*") if "cache" not in path.parts}
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())  # errors of typer stand in a box
+    assert CASES[command] in said
+    if ended.value.code == 1:
+        last = said.rpartition("recollect: ")[2]
+        assert 0 < len(last) < 520
+        assert last.rstrip(")").endswith((".", "?")) or "://" in last or "Expected: " in last
+    else:
+        assert ended.value.code == 2
+    left = {path.relative_to(place).as_posix() for path in place.rglob("*") if "cache" not in path.parts} - {
+        path.relative_to(place).as_posix() for path in before
+    }
+    assert not {path for path in left if (place / path).is_file()}  # a mistake leaves no result behind
+
+
+def test_a_file_that_may_not_be_read_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def deny(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "photos/secret.jpg")
+
+    monkeypatch.setattr("recollect.data.verify.verify", deny)
+    monkeypatch.setattr(sys, "argv", ["recollect", "data", "verify", "folder", "."])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "recollect: photos/secret.jpg: Permission denied.\n"
+
+
+def test_an_error_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("recollect.data.verify.verify", fail)
+    monkeypatch.setattr(sys, "argv", ["recollect", "data", "verify", "folder", "."])
+    with pytest.raises(ZeroDivisionError):
+        main()
