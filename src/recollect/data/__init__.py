@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from recollect.data.images import ImageSet
-from recollect.data.registry import Counts, Source, available, load
+from recollect.data.registry import Counts, Source, available, load, only_splits
 from recollect.data.sources.revisited import RevisitedBenchmark, load_distractors, load_revisited
 from recollect.data.splits import class_disjoint_split, class_folds
 
@@ -27,6 +27,7 @@ __all__ = [
     "load",
     "load_distractors",
     "load_revisited",
+    "only_splits",
     "shard",
     "test_transform",
     "train_transform",
