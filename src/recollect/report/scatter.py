@@ -46,9 +46,10 @@ def scatter_chart(
     place = math.log10 if log else float
     low, high = value_range([p.y for p in kept])
     margin = 0.06 * (high - low)
-    x_range = value_range([place(p.x) for p in kept])
+    left, right = value_range([place(p.x) for p in kept])
+    x_range = (left - 0.04 * (right - left), right + 0.04 * (right - left))  # points at the edge stay whole
     frame = Frame(x_range, (max(0.0, low - margin) if percent else low - margin, high + margin), percent)
-    labels = _powers(*x_range) if log else None
+    labels = _powers(left, right) if log else _whole([p.x for p in kept])
     shapes = [_shape(p, frame.x(place(p.x)), frame.y(p.y), frame) for p in sorted(kept, key=lambda p: p.marked)]
     best = max(kept, key=lambda p: p.y)
     said = f"{len(kept)} points. The highest, {best.name}, is {frame.shown(best.y)} at {best.x:.3g}."
@@ -82,6 +83,14 @@ def _legend(marked: str) -> Markup:
     diamond = element("path", d=_diamond(10, 8, 7), class_="dot dot-2")
     sample = element("svg", diamond, viewBox="0 0 20 16", width=20, height=16, aria_hidden="true")
     return element("ul", element("li", sample, marked), class_="legend")
+
+
+def _whole(values: Sequence[float]) -> list[tuple[float, str]] | None:
+    """Whole numbers as ticks, where there is nothing between them and they are few."""
+    low, high = min(values), max(values)
+    if any(value != int(value) for value in values) or high - low > 12:
+        return None
+    return [(float(number), f"{number:,}") for number in range(int(low), int(high) + 1)]
 
 
 def _powers(low: float, high: float) -> list[tuple[float, str]]:

@@ -47,8 +47,10 @@ def finish_study(store: Store, protocol: Protocol, best: TrialRecord, say: Calla
     Raises:
         DataError: the test set is not there. Nothing is lost; the same command goes on once it is.
     """
-    if read_final(store) is not None:
-        say("final      done before: it is shown, not repeated")
+    done = read_final(store)
+    if done is not None:
+        say(f"final      done before, with trial {done['trial']:04d}: it is shown, not repeated")
+        _say_metrics(done["metrics"], say)
         return
     claim = store.claim(1)
     if claim is None:
@@ -74,8 +76,7 @@ def _finish(store: Store, claim: Claim, protocol: Protocol, chosen: dict[str, An
     say(f"final      {epochs} epochs on all training classes, in {folder}")
     outcome = run(folder, config, lambda line: None)
     metrics = {name: _test(folder, config, name, images) for name, images in tests.items()}
-    for name, values in metrics.items():
-        say(f"test       {name}: " + "  ".join(f"{key} {100 * value:.2f}" for key, value in list(values.items())[:5]))
+    _say_metrics(metrics, say)
     if not tests:
         say(f"test       {config.data.name} has no test split of its own: measure it with recollect eval {folder}")
     plan = RunFolder(folder).read_manifest().get("plan", {})
@@ -92,6 +93,12 @@ def _finish(store: Store, claim: Claim, protocol: Protocol, chosen: dict[str, An
         "metrics": metrics,
     }
     store.finish(claim, "COMPLETE", chosen["value"], {"result": result})
+
+
+def _say_metrics(metrics: dict[str, dict[str, float]], say: Callable[[str], None]) -> None:
+    for name, values in metrics.items():
+        told = [f"{key} {100 * value:.2f}" for key, value in values.items() if key.startswith(("r@", "map@r"))]
+        say(f"test       {name}, in %: {'  '.join(told)}")
 
 
 def sets_to_test(config: Config) -> dict[str, ImageSet]:

@@ -109,7 +109,9 @@ def _result(results: Results) -> Markup:
     best = results.best
     if best is None:
         return element("p", "No trial has come to its end yet.")
-    rows: list[list[Child]] = [[element("code", key), _shown(value)] for key, value in best.settings.items()]
+    rows: list[list[Child]] = [
+        [element("code", key), _shown(value)] for key, value in best.settings.items() if value is not None
+    ]
     chosen = table(
         ["setting", "value"],
         rows,
@@ -191,23 +193,15 @@ def _shown(value: Any) -> str:
 
 
 def _course(results: Results) -> Markup | None:
-    """Each trial's value, and the best so far, in the order of trials."""
-    known = [trial for trial in results.trials if trial.value is not None]
-    best, high = [], 0.0
-    for trial in known:
-        high = max(high, trial.value or 0.0) if trial.state == "done" else high
-        best.append(high)
-    numbers = [float(trial.number) for trial in known]
-    return line_chart(
-        [
-            Line("this trial", numbers, [trial.value or 0.0 for trial in known], dots=True),
-            Line("best so far", numbers, best),
-        ],
+    """Each trial's value, in the order of trials."""
+    known = [(trial, trial.value) for trial in results.trials if trial.value is not None]
+    return scatter_chart(
+        [Point(f"trial {t.number:04d}", float(t.number), value, t.number == results.chosen) for t, value in known],
         title="The search",
         x_label="trial",
         y_label=f"validation {results.select}",
         percent=True,
-        caption="How soon the best was found.",
+        caption="Each trial's best validation, in the order of trials.",
     )
 
 

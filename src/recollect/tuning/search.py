@@ -70,13 +70,13 @@ def tune(
     for line in lines(protocol, folder, trials, sampler, pruner):
         say(line)
     if not closing.slots():
-        _search(store, protocol, trials, say)
+        _search(store, closing, protocol, trials, say)
     elif len(store.slots()) < trials:
         raise ConfigError(
             f"{folder} is closed: its choice is made among {len(store.slots())} trials, and trials after the test would "
             "be chosen by it. Ask for as many, or begin a new study with another --out."
         )
-    results = write_results(store, closing, protocol, say)
+    results = write_results(store, closing, protocol)
     unfinished = results.count("running", "queued") + max(0, trials - len(results.trials))
     if unfinished:
         say(f"{unfinished} trials are not done yet; the same command goes on, or the process that ends last does.")
@@ -86,7 +86,7 @@ def tune(
         )
     elif final:
         finish_study(closing, protocol, results.best, say)
-        results = write_results(store, closing, protocol, say)
+        results = write_results(store, closing, protocol)
     say(f"report     {folder / 'report.html'}")
     return results
 
@@ -110,7 +110,7 @@ def lines(protocol: Protocol, folder: Path, trials: int, sampler: str, pruner: s
     ]
 
 
-def write_results(store: Store, closing: Store, protocol: Protocol, say: Callable[[str], None]) -> Results:
+def write_results(store: Store, closing: Store, protocol: Protocol) -> Results:
     """Write tables and page, and return what they hold."""
     results = read_results(store, protocol, read_final(closing))
     write_tables(store.folder, results)
@@ -139,12 +139,13 @@ def _open(folder: Path, protocol: Protocol, storage: str | None, sampler: str, p
     return store
 
 
-def _search(store: Store, protocol: Protocol, trials: int, say: Callable[[str], None]) -> None:
+def _search(store: Store, closing: Store, protocol: Protocol, trials: int, say: Callable[[str], None]) -> None:
     """Trials until there are enough. Nothing but the training split can be read in here."""
     with only_splits(protocol.base.data.train_split):
         while (claim := store.claim(trials)) is not None:
             with store.at_work(claim):
                 _do(store, claim, protocol, trials, say)
+            write_results(store, closing, protocol)  # a long search can be looked at
 
 
 def _do(store: Store, claim: Claim, protocol: Protocol, trials: int, say: Callable[[str], None]) -> None:
@@ -154,7 +155,8 @@ def _do(store: Store, claim: Claim, protocol: Protocol, trials: int, say: Callab
     claim.trial.set_user_attr("settings", settings)
     path, select = store.folder / "trials" / f"{claim.slot:04d}", protocol.base.run.select
     label = f"trial {claim.slot:04d}"
-    say(f"{label} {', '.join(f'{name} {shown(value)}' for name, value in drawn.items())}")
+    place = list(store.slots()).index(claim.slot) + 1
+    say(f"{label} ({place} of {trials}): {', '.join(f'{name} {shown(value)}' for name, value in drawn.items())}")
     pruned = store.optuna.TrialPruned
 
     def on_validation(step: int, metrics: dict[str, float]) -> None:

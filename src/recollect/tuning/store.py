@@ -2,8 +2,8 @@
 
 Several processes, on several machines, may work on one study. A trial is claimed by exactly one of them; a process that
 dies loses its claim and the trial is queued again, with the same settings, to be gone on with where its run folder is.
-It is never counted as done. Optuna gives a queued trial a new number, so a trial here is a *slot*: the number it was
-first given, which is also the name of its folder and all that a random draw depends on beside the seed.
+It is never counted as done. Optuna gives a queued trial a new number, so a trial here is a *slot*, counted without
+those: the name of its folder, and all that a random draw depends on beside the seed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
 
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.extras import require
@@ -131,12 +133,13 @@ class Store:
     def _ask(self, total: int) -> Claim | None:
         """A queued or new trial from Optuna, unless it turns out to be one too many."""
         trial = self.study.ask()
-        slot = _slot(trial)
-        before = [other for other in self.trials() if other.number < trial.number]
+        everything = self.trials()
+        slot = _slot(trial, everything)
+        before = [other for other in everything if other.number < trial.number]
         # Databases other than SQLite have no lock around all this: of two processes that found room for one trial,
         # the one with the higher number gives way.
         surplus = "slot" not in trial.user_attrs and _count(before) >= total
-        done = any(_slot(other) == slot and other.state.name in ("COMPLETE", "PRUNED") for other in before)
+        done = any(_slot(other, before) == slot and other.state.name in ("COMPLETE", "PRUNED") for other in before)
         lock = None if surplus or done else try_lock(self.lock_file(slot))
         if lock is None:
             self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
@@ -178,9 +181,10 @@ class Store:
     def slots(self) -> dict[int, Any]:
         """The state of every slot: Optuna's last trial for it. Surplus ones are left out."""
         found: dict[int, Any] = {}
-        for trial in self.trials():
+        everything = self.trials()
+        for trial in everything:
             if trial.state.name != "FAIL" or "failure" in trial.user_attrs:
-                found[_slot(trial)] = trial
+                found[_slot(trial, everything)] = trial
         return dict(sorted(found.items()))
 
     def lock_file(self, slot: int) -> Path:
@@ -189,12 +193,11 @@ class Store:
 
     def release_dead(self) -> list[int]:
         """Queue trials again whose process is gone; returns their slots."""
-        released = []
-        for trial in self.trials():
-            if trial.state.name == "RUNNING" and self._is_dead(trial):
-                self._queue_again(trial.number)
-                released.append(_slot(trial))
-        return released
+        everything = self.trials()
+        dead = [trial for trial in everything if trial.state.name == "RUNNING" and self._is_dead(trial)]
+        for trial in dead:
+            self._queue_again(trial.number)
+        return [_slot(trial, everything) for trial in dead]
 
     def _is_dead(self, trial: Any) -> bool:
         owner, beat = trial.user_attrs.get("owner"), trial.user_attrs.get("beat")
@@ -202,23 +205,25 @@ class Store:
             # Killed in the moment between drawing and signing. The only time known is the other machine's local one.
             started = trial.datetime_start
             return started is not None and datetime.now() - started > timedelta(hours=26, seconds=GRACE)
-        if {key: owner.get(key) for key in ("host", "folder")} == {
-            key: self._owner()[key] for key in ("host", "folder")
-        } and is_free(self.lock_file(_slot(trial))):
+        here = self._owner()
+        shares_this_folder = (owner.get("host"), owner.get("folder")) == (here["host"], here["folder"])
+        if shares_this_folder and is_free(self.lock_file(trial.user_attrs["slot"])):
             return True
         return bool(time.time() - float(beat) > GRACE)
 
     def _queue_again(self, number: int) -> None:
-        optuna = self.optuna
-        trial = next(trial for trial in self.trials() if trial.number == number)
+        everything = self.trials()
+        trial = next(trial for trial in everything if trial.number == number)
         try:
-            self.study.tell(number, state=optuna.trial.TrialState.FAIL)
+            self.study.tell(number, state=self.optuna.trial.TrialState.FAIL)
         except (ValueError, RuntimeError):  # another process was faster, or the result is in already
             return
         if "failure" in trial.user_attrs:  # it had failed, and died before it could say so
             return
         kept = {key: trial.user_attrs[key] for key in KEPT if key in trial.user_attrs}
-        self.study.enqueue_trial(dict(trial.params), user_attrs={**kept, "slot": _slot(trial)})
+        self.study.enqueue_trial(
+            dict(trial.params), user_attrs={**kept, "slot": _slot(trial, everything), "again": True}
+        )
 
     def _beat(self, trial: Any, ended: threading.Event) -> None:
         while not ended.wait(BEAT):
@@ -231,7 +236,7 @@ class Store:
 
     def _sampler(self, slot: int) -> Any:
         """Seeded by the slot: the same settings whichever process draws them, and no two processes draw alike."""
-        optuna, seed = self.optuna, (self.seed * 1_000_003 + slot) % 2**32
+        optuna, seed = self.optuna, int(np.random.SeedSequence([self.seed, slot]).generate_state(1)[0])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # options that Optuna calls experimental
             if self.sampler == "tpe":
@@ -248,8 +253,11 @@ class Store:
             yield
 
 
-def _slot(trial: Any) -> int:
-    return int(trial.user_attrs.get("slot", trial.number))
+def _slot(trial: Any, everything: list[Any]) -> int:
+    """What the trial was signed with, or how many before it were no repetitions."""
+    if "slot" in trial.user_attrs:
+        return int(trial.user_attrs["slot"])
+    return sum(other.number < trial.number and "again" not in other.user_attrs for other in everything)
 
 
 def _count(trials: list[Any]) -> int:
