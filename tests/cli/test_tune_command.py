@@ -14,7 +14,7 @@ from recollect.cli import main
 from recollect.cli.app import app
 from recollect.training.trainer import TrainingStoppedError
 from recollect.tuning import search
-from tests.tuning.tuning_runs import as_recipe, config_of, make_data
+from tuning.tuning_runs import as_recipe, config_of, make_data
 
 
 class _Results:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from recollect.training.run_folder import RunFolder
-from tests.tuning.tuning_runs import as_recipe, config_of, make_data, study, told
+from tuning.tuning_runs import as_recipe, config_of, make_data, study, told
 
 SPACE = ["epochs=3", "lr=1e-3:1e-2"]
 

@@ -12,8 +12,8 @@ from recollect.training.parts import load_sets
 from recollect.training.recipes import resolve, with_settings
 from recollect.tuning.protocol import LOCAL, final_config, read_protocol, trial_config
 from recollect.tuning.space import as_settings
-from tests.training.small_runs import make_images
-from tests.tuning.tuning_runs import config_of, make_data
+from training.small_runs import make_images
+from tuning.tuning_runs import config_of, make_data
 
 DRAWN = {"lr": 2e-3, "gamma": 0.4, "epochs": 10, "decays": 3, "first_decay": 0.4}
 
@@ -95,7 +95,7 @@ def test_too_few_classes(tmp_path: Path) -> None:
 
 def test_ends_of_the_space_are_tried_before_the_search(tmp_path: Path) -> None:
     root = make_data(tmp_path)
-    with pytest.raises(ConfigError, match="there is no setting 'optimiser.lrr': did you mean lr"):
+    with pytest.raises(ConfigError, match=r"there is no setting 'optimiser\.lrr': did you mean lr"):
         read_protocol(config_of(root), ["optimiser.lrr=1:2"])
     with pytest.raises(ConfigError, match=r"batch.size 6 is no multiple"):
         read_protocol(config_of(root), ["batch.size=8,6"])

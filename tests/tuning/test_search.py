@@ -20,7 +20,7 @@ from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import TrainingStoppedError
 from recollect.tuning import search, trial
 from recollect.tuning.results import Results
-from tests.tuning.tuning_runs import make_data, study, told
+from tuning.tuning_runs import make_data, study, told
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_a_second_call_shows_and_repeats_nothing(
     assert "it is shown, not repeated" in "\n".join(said)
     with pytest.raises(ConfigError, match="is closed: its choice is made among 3 trials"):
         study(root, folder, trials=4)
-    with pytest.raises(ConfigError, match="is a study of something else: space.lr"):
+    with pytest.raises(ConfigError, match=r"is a study of something else: space\.lr"):
         study(root, folder, space=["epochs=1:2", "lr=1e-3:2e-2"])
     with pytest.raises(ConfigError, match="seed is 0 there and 1 here"):
         study(root, folder, seed=1)
@@ -119,7 +119,7 @@ def test_the_search_needs_no_test_set_and_only_the_end_asks_for_it(
     trap.mkdir(parents=True)
     for number in range(3):
         (trap / f"{number}.png").write_text("not an image: whoever opens it fails")
-    with pytest.raises(DataError, match="0.png"):
+    with pytest.raises(DataError, match=r"0\.png"):
         study(root, folder)
     trained = (folder / "final" / "model" / "model.safetensors").read_bytes()
     shutil.rmtree(root / "test")

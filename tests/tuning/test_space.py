@@ -75,7 +75,8 @@ def test_every_draw_is_a_configuration(epochs: int, decays: int, first: float, l
 
 def test_what_the_user_says() -> None:
     space = read_space(
-        ["lr=1e-4:1e-2", "optimiser.gamma=0.3", "epochs=4:8", "loss.options.tau1=0.5,1,2", "optimiser.weight_decay=1e-5:1e-3:log"],
+        ["lr=1e-4:1e-2", "optimiser.gamma=0.3", "epochs=4:8", "loss.options.tau1=0.5,1,2",
+         "optimiser.weight_decay=1e-5:1e-3:log"],
         default_space(resolve("glyphs"), 5),
     )  # fmt: skip
     assert space["lr"] == Parameter("lr", 1e-4, 1e-2, log=True)

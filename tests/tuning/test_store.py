@@ -114,8 +114,8 @@ def test_beats_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_interrupted_trial_is_queued(tmp_path: Path, error: type[BaseException]) -> None:
     store = Store(tmp_path)
     claim = take(store, 1)
+    draw(claim)
     with pytest.raises(error), store.at_work(claim):
-        draw(claim)
         raise error
     assert states(store) == {0: "WAITING"}
     assert take(store, 1).slot == 0

@@ -13,7 +13,7 @@ from recollect.training.config import Config
 from recollect.training.recipes import as_mapping
 from recollect.tuning.results import Results
 from recollect.tuning.search import tune
-from tests.training.small_runs import silent, small_config
+from training.small_runs import silent, small_config
 
 SPACE = ["epochs=1:2", "lr=1e-3:1e-2"]
 
