@@ -44,8 +44,11 @@ def test_every_trial_is_an_ordinary_run(finished: tuple[Path, Path, Results]) ->
         assert run.model.is_dir()
         evaluations = [r for r in run.read_metrics() if r["kind"] == "evaluation"]
         assert {r["split"] for r in evaluations} == {"val"}
-        assert record.value == max(r["r@1"] for r in evaluations)
-        assert record.best_step == manifest["outcome"]["chosen_step"]
+        assert evaluations[0]["step"] == 0
+        best = max(evaluations[1:], key=lambda r: r["r@1"])  # of equals the first
+        assert (record.value, record.best_step) == (best["r@1"], best["step"])
+        assert record.best_epoch == best["step"] / 2
+        assert record.curve[0] == (0.0, evaluations[0]["r@1"])
         assert record.images == record.steps * 16
     assert len({t.settings["optimiser.lr"] for t in results.trials}) == 3
 
@@ -59,7 +62,7 @@ def test_the_best_of_validation_is_trained_on_all_classes_and_tested_once(finish
     run = RunFolder.open(folder / "final")
     config = run.read_config()
     assert (config.data.validation, config.run.watch_test) == ("none", False)
-    assert config.run.epochs == max(1, round(best.best_epoch or 0))
+    assert config.run.epochs == best.best_epoch
     assert config.optimiser.lr == best.settings["optimiser.lr"]
     assert run.read_manifest()["plan"]["classes"] == 8
     assert not [r for r in run.read_metrics() if r["kind"] == "evaluation"]
@@ -176,6 +179,16 @@ def test_a_trial_that_diverges_is_told_and_counted(tmp_path: Path) -> None:
     assert "stopped at step 1" in (tmp_path / "s" / "report.html").read_text()
 
 
+def test_the_untrained_network_is_no_trials_value(tmp_path: Path) -> None:
+    root = make_data(tmp_path / "data")
+    space = ["lr=0.9", "epochs=2", "decays=0"]
+    results = study(root, tmp_path / "s", trials=1, space=space, settings={"optimiser.weight_decay": 0.5}, final=False)
+    start, *rest = [value for _, value in results.trials[0].curve]
+    assert results.trials[0].value == max(rest) < start  # such a learning rate spoils it
+    assert results.trials[0].best_epoch != 0
+
+
+@pytest.mark.slow
 def test_a_wish_to_stop_queues_the_trial_and_the_result_is_that_of_one_that_ran_through(
     finished: tuple[Path, Path, Results], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +216,7 @@ def test_a_wish_to_stop_queues_the_trial_and_the_result_is_that_of_one_that_ran_
     assert sorted(p.name for p in (folder / "trials").iterdir()) == ["0000", "0001", "0002"]
 
 
+@pytest.mark.slow
 def test_pruning_ends_what_is_below_the_median(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = make_data(tmp_path / "data")
     # Six good trials, then bad ones: values are made up, trainings are real.

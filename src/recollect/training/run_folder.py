@@ -182,7 +182,7 @@ def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
         machine["gpu"] = torch.cuda.get_device_name(device)
         machine["cuda"] = torch.version.cuda
     # A database's address may carry a password, and manifests are passed around.
-    command = [re.sub(r"(://[^/@:\s]*):[^@\s]*@", r"\1:***@", argument) for argument in sys.argv]
+    command = [re.sub(r"(://[^/@:\s]*):\S*@", r"\1:***@", argument) for argument in sys.argv]
     return {"started": now(), "command": command, "versions": versions, "machine": machine}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -174,4 +175,5 @@ def _importance(store: Store, protocol: Protocol) -> dict[str, float]:
         warnings.simplefilter("ignore")  # Optuna calls the evaluator experimental
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
         found = optuna.importance.get_param_importances(store.study, evaluator=evaluator, params=varied)
-    return {str(name): round(float(value), 4) for name, value in found.items()}
+    shares = {str(name): round(float(value), 4) for name, value in found.items()}
+    return shares if math.isfinite(sum(shares.values())) else {}

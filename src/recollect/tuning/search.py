@@ -131,7 +131,8 @@ def _refuse(trials: int) -> None:
 def _open(folder: Path, protocol: Protocol, storage: str | None, sampler: str, pruner: str, seed: int) -> Store:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file: choose another --out.")
-    known = storage is not None or (folder / "study.db").exists()
+    # The lock is there a moment before the database: a second process may come in between.
+    known = storage is not None or any((folder / name).exists() for name in ("study.db", "study.db.lock"))
     if not known and folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty and no study: choose another --out.")
     store = Store(folder, storage, sampler=sampler, pruner=pruner, seed=seed)

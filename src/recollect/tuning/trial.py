@@ -23,7 +23,7 @@ class Validated:
     """What the validation classes said of a run.
 
     Attributes:
-        value: the best value of the metric that selects.
+        value: the best value of the metric that selects, of all evaluations after training has begun.
         step, epoch: where it was reached first.
         curve: epoch → value, every evaluation.
         steps, seconds, images: what it cost.
@@ -82,7 +82,10 @@ def has_diverged(error: TrainingStoppedError) -> bool:
 
 
 def validated(path: Path, select: str) -> Validated | None:
-    """What a run's evaluations say so far; None before the first."""
+    """What a run's evaluations say so far; None before the first after training has begun.
+
+    What the untrained network is worth is in the curve, but is nobody's value: it says nothing of the settings.
+    """
     folder = RunFolder(path)
     epochs: dict[int, float] = {0: 0.0}
     curve: dict[int, float] = {}
@@ -93,9 +96,10 @@ def validated(path: Path, select: str) -> Validated | None:
             seconds = float(record["seconds"])
         elif record.get("split") == "val" and select in record:
             curve[record["step"]] = float(record[select])
-    if not curve:
+    trained = {step: value for step, value in curve.items() if step > 0}
+    if not trained:
         return None
-    best = max(curve, key=lambda step: (curve[step], -step))
+    best = max(trained, key=lambda step: (trained[step], -step))
     manifest = folder.read_manifest()
     outcome: Mapping[str, Any] = manifest.get("outcome") or {}
     steps = max(epochs)
