@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tuning.tuning_runs import config_of, make_data
 
 from recollect.tuning.protocol import Protocol, read_protocol
 from recollect.tuning.results import TrialRecord, best_trial, read_results
 from recollect.tuning.store import Store
+from tuning.tuning_runs import config_of, make_data
 
 
 @pytest.fixture(scope="module")

@@ -180,12 +180,19 @@ def test_a_trial_that_diverges_is_told_and_counted(tmp_path: Path) -> None:
 
 
 def test_the_untrained_network_is_no_trials_value(tmp_path: Path) -> None:
-    root = make_data(tmp_path / "data")
-    space = ["lr=0.9", "epochs=2", "decays=0"]
-    results = study(root, tmp_path / "s", trials=1, space=space, settings={"optimiser.weight_decay": 0.5}, final=False)
-    start, *rest = [value for _, value in results.trials[0].curve]
-    assert results.trials[0].value == max(rest) < start  # such a learning rate spoils it
-    assert results.trials[0].best_epoch != 0
+    run = RunFolder(tmp_path)
+    run.update_manifest(plan={"batch": 16})
+    values = {0: 0.9, 2: 0.5, 4: 0.6, 6: 0.6}
+    for step, value in values.items():
+        if step:
+            run.append_metrics({"kind": "step", "step": step, "epoch": step / 2, "seconds": step * 1.0})
+        run.append_metrics({"kind": "evaluation", "step": step, "split": "val", "r@1": value})
+        found = trial.validated(tmp_path, "r@1")
+        assert (found is None) == (step == 0)
+    assert found is not None
+    assert (found.value, found.step, found.epoch) == (0.6, 4, 2.0)
+    assert found.curve == {0.0: 0.9, 1.0: 0.5, 2.0: 0.6, 3.0: 0.6}
+    assert (found.steps, found.images, found.seconds) == (6, 96, 6.0)
 
 
 @pytest.mark.slow
