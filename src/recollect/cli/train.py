@@ -89,7 +89,7 @@ def train(
         outcome = _stoppable(lambda: trainer.train(resume=resume, say=typer.echo))
     else:
         chosen: list[str] = [f"{_SHORT[name]}={value}" for name, value in given.items()]
-        recipe, more = _data_settings(recipe, data, root)
+        recipe, more = data_settings(recipe, data, root)
         if steps is not None and epochs is None:
             chosen.append("run.epochs=null")
         elif epochs is not None and steps is None:
@@ -107,7 +107,7 @@ def train(
     typer.echo(f"model      {outcome.folder / 'model'} (step {outcome.chosen_step:,})")
 
 
-def _data_settings(recipe: str | None, data: str | None, root: str | None) -> tuple[str, list[str]]:
+def data_settings(recipe: str | None, data: str | None, root: str | None) -> tuple[str, list[str]]:
     """Which recipe, and what ``--data`` and ``--root`` mean: a data set's name, or a folder."""
     from recollect.data import available
 

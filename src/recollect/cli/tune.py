@@ -52,13 +52,13 @@ def tune(
     """
     import json
 
-    from recollect.cli.train import _data_settings
+    from recollect.cli.train import data_settings
     from recollect.training.recipes import resolve
     from recollect.training.trainer import TrainingStoppedError
     from recollect.tuning import plan as planning
     from recollect.tuning import search
 
-    recipe, more = _data_settings(recipe, data, root)
+    recipe, more = data_settings(recipe, data, root)
     config = resolve(recipe, [*more, *(settings or [])])
     if plan:
         for line in planning.plan_lines(config, out, trials=trials, space=space, sampler=sampler, pruner=pruner):

@@ -88,7 +88,7 @@ def _legend(marked: str) -> Markup:
 def _whole(values: Sequence[float]) -> list[tuple[float, str]] | None:
     """Whole numbers as ticks, where there is nothing between them and they are few."""
     low, high = min(values), max(values)
-    if any(value != int(value) for value in values) or high - low > 12:
+    if any(value != int(value) for value in values) or high - low > 9:
         return None
     return [(float(number), f"{number:,}") for number in range(int(low), int(high) + 1)]
 

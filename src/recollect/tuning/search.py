@@ -157,7 +157,8 @@ def _do(store: Store, claim: Claim, protocol: Protocol, trials: int, say: Callab
     path, select = store.folder / "trials" / f"{claim.slot:04d}", protocol.base.run.select
     label = f"trial {claim.slot:04d}"
     place = list(store.slots()).index(claim.slot) + 1
-    say(f"{label} ({place} of {trials}): {', '.join(f'{name} {shown(value)}' for name, value in drawn.items())}")
+    again = ", going on" if (path / "config.yaml").exists() else ""
+    say(f"{label} ({place} of {trials}{again}): {', '.join(f'{name} {shown(value)}' for name, value in drawn.items())}")
     pruned = store.optuna.TrialPruned
 
     def on_validation(step: int, metrics: dict[str, float]) -> None:
