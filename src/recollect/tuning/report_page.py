@@ -58,7 +58,7 @@ def _introduction(results: Results) -> str:
 def _state(results: Results) -> str:
     open_ = results.count("running", "queued")
     if open_:
-        return f"The search is under way: {open_} trials are not done."
+        return f"The search is under way: {'1 trial is' if open_ == 1 else f'{open_} trials are'} not done."
     return "The study is closed: it has been tested." if results.final else "The final training is not done yet."
 
 
@@ -129,6 +129,7 @@ def _rule(results: Results) -> Markup | None:
     )
     if final is not None:
         text += f" That was {final['epochs']} epochs, {final['steps']:,} steps: an ordinary run in {final['folder']}."
+        text += " Validation and test search among different classes and numbers of images: the two do not compare."
     return element("p", text, class_="note")
 
 

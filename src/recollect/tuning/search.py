@@ -79,7 +79,8 @@ def tune(
     results = write_results(store, closing, protocol)
     unfinished = results.count("running", "queued") + max(0, trials - len(results.trials))
     if unfinished:
-        say(f"{unfinished} trials are not done yet; the same command goes on, or the process that ends last does.")
+        what = "1 trial is" if unfinished == 1 else f"{unfinished} trials are"
+        say(f"{what} not done yet; the same command goes on, or the process that ends last does.")
     elif results.best is None:
         say(
             "no trial came to its end, so there is nothing to choose: look at trials.csv, and lower the learning rates."
