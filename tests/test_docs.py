@@ -23,9 +23,9 @@ def _blocks(page: Path) -> list[tuple[int, str]]:
 
 
 def _folders_the_pages_speak_of(here: Path) -> None:
-    """``photos``: 4 classes of 5 images; ``revisited``: a benchmark of 3 images and 2 queries, with distractors."""
+    """``photos``: 8 classes of 5 images; ``revisited``: a benchmark of 3 images and 2 queries, with distractors."""
     generator = np.random.default_rng(0)
-    for label in range(4):
+    for label in range(8):
         (here / "photos" / f"class{label}").mkdir(parents=True)
         for number in range(5):
             pixels = generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from recollect.common.errors import ConfigError, DataError, DataWarning
-from recollect.data import load
+from recollect.common.errors import ConfigError, DataError, DataWarning, SealedError
+from recollect.data import load, load_distractors, load_revisited, only_splits
 
 
 def touch(root: Path, *names: str) -> None:
@@ -51,6 +52,33 @@ def test_train_and_test_folders(tmp_path: Path) -> None:
 def test_a_class_called_train_is_a_class_when_alone(tmp_path: Path) -> None:
     touch(tmp_path, "train/1.png", "bus/1.png")
     assert list(load("folder", tmp_path, "all").class_names) == ["bus", "train"]
+
+
+def test_a_part_is_read_without_a_look_at_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path, "train/a/1.png", "train/b/1.png")
+    assert list(load("folder", tmp_path).class_names) == ["a", "b"]
+    with pytest.raises(DataError, match="no images of the split 'test'; there are 'train'"):
+        load("folder", tmp_path, "test")
+    touch(tmp_path, "test/c/1.png")
+    listed: list[str] = []
+    monkeypatch.setattr(os, "listdir", lambda folder, real=os.listdir: (listed.append(str(folder)), real(folder))[1])
+    assert list(load("folder", tmp_path).class_names) == ["a", "b"]
+    assert listed
+    assert not [folder for folder in listed if folder.startswith(str(tmp_path / "test"))]
+
+
+def test_sealed_parts_are_refused(tmp_path: Path) -> None:
+    touch(tmp_path, "train/a/1.png", "test/c/1.png")
+    with only_splits("train"):
+        load("folder", tmp_path)
+        for split in ("test", "all", "val"):
+            with pytest.raises(SealedError, match=f"folder/{split} was asked for where only train may be read"):
+                load("folder", tmp_path, split)
+        with pytest.raises(SealedError):
+            load_revisited("roxford5k", tmp_path)
+        with pytest.raises(SealedError):
+            load_distractors(tmp_path)
+    load("folder", tmp_path, "test")
 
 
 def test_loose_images_are_named(tmp_path: Path) -> None:

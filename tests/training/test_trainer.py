@@ -20,7 +20,7 @@ from torch import Tensor
 from recollect.common.errors import ConfigError, DataError
 from recollect.models import Embedder
 from recollect.training import checkpoint, large_batch, logs, recipes, session, trainer
-from recollect.training.run_folder import RunFolder
+from recollect.training.run_folder import RunFolder, circumstances
 from recollect.training.trainer import TrainingStoppedError, plan, train
 
 
@@ -355,3 +355,30 @@ def test_sessions_are_the_same_twice(root: Path) -> None:
         made.close()
     assert same_bits(states[0][0], states[1][0])
     assert torch.equal(states[0][1], states[1][1])
+
+
+def test_whoever_asks_hears_of_every_validation_and_may_end_the_run(tmp_path: Path) -> None:
+    root = make_images(tmp_path / "images")
+    config = small_config(root, **{"data.validation": "paper"})
+    heard: list[tuple[int, float]] = []
+    outcome = train(
+        config, tmp_path / "whole", say=silent, on_validation=lambda step, metrics: heard.append((step, metrics["r@1"]))
+    )
+    records = [r for r in RunFolder(outcome.folder).read_metrics() if r["kind"] == "evaluation"]
+    assert heard == [(r["step"], r["r@1"]) for r in records]
+    assert [step for step, _ in heard] == [0, 3, 6]
+
+    def enough(step: int, metrics: dict[str, float]) -> None:
+        if step:
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        train(config, tmp_path / "ended", say=silent, on_validation=enough)
+    assert "outcome" not in RunFolder(tmp_path / "ended").read_manifest()
+    assert losses(tmp_path / "ended") == losses(tmp_path / "whole")[:3]
+
+
+def test_passwords_on_the_command_line_do_not_reach_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["recollect", "--storage=postgresql://me:p@ss@host/db", "https://host:80/a"])
+    command = circumstances(torch.device("cpu"), 1)["command"]
+    assert command == ["recollect", "--storage=postgresql://me:***@host/db", "https://host:80/a"]

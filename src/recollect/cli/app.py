@@ -14,6 +14,7 @@ _ORDER = (
     "demo",
     "train",
     "tune",
+    "reproduce",
     "eval",
     "report",
     "embed",
@@ -80,3 +81,4 @@ from recollect.cli import report as _report  # noqa: E402, F401
 from recollect.cli import reproduce as _reproduce  # noqa: E402, F401
 from recollect.cli import search as _search  # noqa: E402, F401
 from recollect.cli import train as _train  # noqa: E402, F401
+from recollect.cli import tune as _tune  # noqa: E402, F401

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from recollect.cli.app import app
+from recollect.cli.options import Quiet, remark
 
 
 @app.command()
@@ -29,6 +30,7 @@ def reproduce(
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: one a core.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Start no new run after so long.")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would be run, and stop.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Measure the paper's claims: a matrix of ordinary runs, done once, resumable; then a page beside the paper's.
 
@@ -42,11 +44,11 @@ def reproduce(
     claims, left_out = choose_claims(claim, bench, data)
     matrix = Matrix(out, budget, data, tuple(range(1, seeds + 1)))
     for line in describe(matrix, claims, left_out):
-        typer.echo(line)
+        (typer.echo if plan else remark)(line)
     if plan:
         return
-    complete = run_matrix(matrix, claims, jobs=jobs, minutes=minutes, say=typer.echo)
+    complete = run_matrix(matrix, claims, jobs=jobs, minutes=minutes, say=remark)
     if not complete:
-        typer.echo("left       some runs are not done: the same command goes on with them")
+        remark("left       some runs are not done: the same command goes on with them")
     written = write_page(matrix, claims, page or out / "page", f"recollect reproduce {claim} --budget {budget}")
     typer.echo(written)

@@ -153,7 +153,7 @@ def train(
         _show(_stoppable(lambda: trainer.train(resume=resume, say=say)), as_json)
         return
     chosen: list[str] = [f"{_SHORT[name]}={value}" for name, value in given.items()]
-    recipe, more = _data_settings(recipe, data, root)
+    recipe, more = data_settings(recipe, data, root)
     if steps is not None and epochs is None:
         chosen.append("run.epochs=null")
     elif epochs is not None and steps is None:
@@ -189,7 +189,7 @@ def _show(outcome: Outcome, as_json: bool) -> None:
     typer.echo(f"model      {model} (step {outcome.chosen_step:,})")
 
 
-def _data_settings(recipe: str | None, data: str | None, root: str | None) -> tuple[str, list[str]]:
+def data_settings(recipe: str | None, data: str | None, root: str | None) -> tuple[str, list[str]]:
     """Which recipe, and what ``--data`` and ``--root`` mean: a data set's name, or a folder."""
     from recollect.data import available
 

@@ -23,6 +23,10 @@ class DataError(RecollectError):
     """A data set that is missing, incomplete or not in the layout it should have."""
 
 
+class SealedError(RecollectError):
+    """A part of a data set that was asked for where it may not be read, as the test set during a search."""
+
+
 class ImageError(DataError):
     """One image file that cannot be read, or may not be."""
 

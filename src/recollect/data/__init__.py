@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from recollect.common.lazy import lazy_names
 from recollect.data.images import ImageSet
-from recollect.data.registry import Counts, Source, available, load
+from recollect.data.registry import Counts, Source, available, load, only_splits
 from recollect.data.sources.revisited import RevisitedBenchmark, load_distractors, load_revisited
 from recollect.data.splits import class_disjoint_split, class_folds
 
@@ -28,6 +28,7 @@ __all__ = [
     "load",
     "load_distractors",
     "load_revisited",
+    "only_splits",
     "shard",
     "test_transform",
     "train_transform",

@@ -10,13 +10,14 @@ import importlib
 import inspect
 import pkgutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from recollect.common.errors import ConfigError, DataError, DataWarning
+from recollect.common.errors import ConfigError, DataError, DataWarning, SealedError
 from recollect.data.images import ImageSet
 
 
@@ -115,6 +116,7 @@ def load(name: str, root: Path | str | None = None, split: str = "train", **opti
     Warns:
         DataWarning: the counts differ from the published ones.
     """
+    refuse_if_sealed(f"{name}/{split}", split)
     source = find_source(name)
     if split not in source.splits and source.find_splits is None:
         raise ConfigError(f"{name} has no split {split!r}: choose one of {', '.join(source.splits)}.")
@@ -126,6 +128,40 @@ def load(name: str, root: Path | str | None = None, split: str = "train", **opti
     if difference is not None:
         warnings.warn(difference, DataWarning, stacklevel=2)
     return images
+
+
+_sealed: list[frozenset[str]] = []
+
+
+@contextmanager
+def only_splits(*splits: str) -> Iterator[None]:
+    """Inside the block, in the whole process, ``load`` gives these splits and refuses every other.
+
+    How a search for settings is kept from the test set: not by care, but by there being no way to it.
+
+    Example:
+        >>> with only_splits("train"):
+        ...     load("glyphs", split="test")
+        Traceback (most recent call last):
+        ...
+        recollect.common.errors.SealedError: glyphs/test was asked for where only train may be read.
+    """
+    _sealed.append(frozenset(splits))
+    try:
+        yield
+    finally:
+        _sealed.pop()
+
+
+def refuse_if_sealed(what: str, split: str | None = None) -> None:
+    """Raise if ``what`` is no part that ``only_splits`` lets through; every way to images by name asks here first.
+
+    Raises:
+        SealedError: it is not.
+    """
+    for allowed in _sealed:
+        if split not in allowed:
+            raise SealedError(f"{what} was asked for where only {', '.join(sorted(allowed))} may be read.")
 
 
 def count_difference(source: Source, images: ImageSet, split: str) -> str | None:

@@ -47,10 +47,10 @@ def line_chart(
     kept = [thinned for line in lines if len((thinned := _thinned(line)).x)]
     if not kept:
         return None
-    x_range = _range([value for line in kept for value in line.x])
-    low, high = _range([value for line in kept for value in line.y])
+    x_range = value_range([value for line in kept for value in line.x])
+    low, high = value_range([value for line in kept for value in line.y])
     low, high = (0.0 if from_zero or percent else low), (max(high, 0.05) if percent else high)
-    frame = _Frame(x_range, (low, high), percent)
+    frame = Frame(x_range, (low, high), percent)
     drawn = [_drawn(line, number, frame) for number, line in enumerate(kept)]
     summary = ". ".join(f"{line.name}: from {frame.shown(line.y[0])} to {frame.shown(line.y[-1])}" for line in kept)
     svg = element(
@@ -68,7 +68,7 @@ def line_chart(
         for line in kept
     ]
     numbers = table(["line", "first", "last", "lowest", "highest"], rows, caption=f"{title}, in numbers")
-    return _figure(title, svg, _legend([line.name for line in kept]), caption, numbers)
+    return figure(title, svg, _legend([line.name for line in kept]), caption, numbers)
 
 
 def histogram_pair(
@@ -84,7 +84,7 @@ def histogram_pair(
     """Two histograms over the same bins, each as shares of its own total."""
     shares = [_shares(values) for values in counts]
     high = top or max(float(values.max(initial=0.0)) for values in shares) or 1.0
-    frame = _Frame((float(edges[0]), float(edges[-1])), (0.0, high), percent=True)
+    frame = Frame((float(edges[0]), float(edges[-1])), (0.0, high), percent=True)
     shapes = []
     # The second is drawn first: negatives are the broad mass behind, positives stand before them.
     for number in (1, 0):
@@ -113,10 +113,10 @@ def histogram_pair(
         ],
         class_="legend",
     )
-    return _figure(title, svg, legend, caption, None)
+    return figure(title, svg, legend, caption, None)
 
 
-class _Frame:
+class Frame:
     """The place of values on the page, and the axes around it."""
 
     def __init__(self, x_range: tuple[float, float], y_range: tuple[float, float], percent: bool = False) -> None:
@@ -125,10 +125,12 @@ class _Frame:
         self.y_range = (min(y_range[0], self.y_ticks[0]), max(y_range[1], self.y_ticks[-1]))
 
     def x(self, value: float) -> float:
+        """Where a value lies across."""
         low, high = self.x_range
         return _LEFT + (value - low) / (high - low) * (WIDTH - _LEFT - _RIGHT)
 
     def y(self, value: float) -> float:
+        """Where a value lies down the page."""
         low, high = self.y_range
         return HEIGHT - _BOTTOM - (value - low) / (high - low) * (HEIGHT - _TOP - _BOTTOM)
 
@@ -136,8 +138,8 @@ class _Frame:
         """A value in words."""
         return f"{100 * value:.1f} %" if self.percent else f"{value:.4g}"
 
-    def axes(self, x_label: str, y_label: str) -> list[Markup]:
-        """Grid lines, numbers and names of the axes."""
+    def axes(self, x_label: str, y_label: str, x_ticks: Sequence[tuple[float, str]] | None = None) -> list[Markup]:
+        """Grid lines, numbers and names of the axes; ``x_ticks`` are places and their names instead of round numbers."""
         bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
         parts = []
         for value in self.y_ticks:
@@ -145,8 +147,10 @@ class _Frame:
             text = f"{100 * value:g} %" if self.percent else f"{value:g}"
             parts.append(element("line", x1=_LEFT, x2=right, y1=y, y2=y, class_="grid"))
             parts.append(element("text", text, x=_LEFT - 6, y=y + 4, text_anchor="end"))
-        inside = [value for value in ticks(*self.x_range) if self.x_range[0] <= value <= self.x_range[1]]
-        for value in inside:
+        if x_ticks is None:
+            inside = [value for value in ticks(*self.x_range) if self.x_range[0] <= value <= self.x_range[1]]
+            x_ticks = [(value, f"{value:,g}" if abs(value) < 1e5 else f"{value:.3g}") for value in inside]
+        for value, name in x_ticks:
             x = round(self.x(value), 1)
             # A number centred on the last tick would be cut off at the edge.
             anchor = "end" if x > right - 16 else "middle"
@@ -154,7 +158,7 @@ class _Frame:
             parts.append(
                 element(
                     "text",
-                    f"{value:,g}" if abs(value) < 1e5 else f"{value:.3g}",
+                    name,
                     x=min(x, right),
                     y=bottom + 17,
                     text_anchor=anchor,
@@ -184,7 +188,8 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     return [float(f"{number * step:.14g}") for number in range(first, last + 1)]
 
 
-def _range(values: Sequence[float]) -> tuple[float, float]:
+def value_range(values: Sequence[float]) -> tuple[float, float]:
+    """The lowest and the highest, some way apart even if they are the same."""
     low, high = min(values), max(values)
     if low == high:
         margin = abs(low) / 2 or 0.5
@@ -205,7 +210,7 @@ def _finite(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _drawn(line: Line, number: int, frame: _Frame) -> Markup:
+def _drawn(line: Line, number: int, frame: Frame) -> Markup:
     points = [(frame.x(x), frame.y(y)) for x, y in zip(line.x, line.y, strict=True)]
     look = number % SERIES + 1
     shapes = [element("path", d=_path(points), class_=f"line line-{look}")]
@@ -239,7 +244,8 @@ def _legend(names: Sequence[str]) -> Markup:
     return element("ul", items, class_="legend")
 
 
-def _figure(title: str, svg: Markup, legend: Markup, caption: Child, numbers: Markup | None) -> Markup:
+def figure(title: str, svg: Markup, legend: Markup, caption: Child, numbers: Markup | None) -> Markup:
+    """The title and caption, the legend, the drawing, and its numbers to unfold."""
     words = element("figcaption", element("strong", title), " " if caption else None, caption)
     more = None if numbers is None else element("details", element("summary", "In numbers"), numbers)
     return element("figure", words, legend, svg, more)

@@ -31,6 +31,7 @@ __all__ = [
     "parse_setting",
     "published_tests",
     "resolve",
+    "with_settings",
 ]
 
 
@@ -54,6 +55,19 @@ def resolve(recipe: str | Path | None = None, settings: Mapping[str, Any] | Iter
     for key, value in pairs:
         _assign(values, key, value)
     return from_mapping(values, "the settings" if recipe is None else str(recipe))
+
+
+def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
+    """``config`` with some settings changed, by the same keys and under the same rules as ``resolve``.
+
+    Example:
+        >>> with_settings(resolve("glyphs"), {"optimiser.lr": 2e-4}).optimiser.lr
+        0.0002
+    """
+    values = as_mapping(config)
+    for key, value in settings.items():
+        _assign(values, key, value)
+    return from_mapping(values, config.name)
 
 
 def from_mapping(values: Mapping[str, Any], source: str) -> Config:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -187,7 +188,9 @@ def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
     if device.type == "cuda":
         machine["gpu"] = torch.cuda.get_device_name(device)
         machine["cuda"] = torch.version.cuda
-    return {"started": now(), "command": sys.argv, "versions": versions, "machine": machine}
+    # A database's address may carry a password, and manifests are passed around.
+    command = [re.sub(r"(://[^/@:\s]*):\S*@", r"\1:***@", argument) for argument in sys.argv]
+    return {"started": now(), "command": command, "versions": versions, "machine": machine}
 
 
 def now() -> str:

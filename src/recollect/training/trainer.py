@@ -40,6 +40,9 @@ from recollect.training.signals import StopRequest, stop_on_signals
 from recollect.training.validation import chosen_value, measure
 from recollect.training.whitening import whiten_last_layer
 
+OnValidation = Callable[[int, dict[str, float]], None]
+"""Receives the step and the metrics, as fractions."""
+
 
 class TrainingStoppedError(RecollectError):
     """A run that ended early: by a loss that is no number, or a wish to stop. ``exit_code`` is the process's."""
@@ -68,6 +71,7 @@ def train(
     *,
     resume: Path | str | None = None,
     say: Callable[[str], None] = print,
+    on_validation: OnValidation | None = None,
 ) -> Outcome:
     """Train, from the start or from where a run was left.
 
@@ -76,6 +80,8 @@ def train(
         out: the run folder to make; by default a new one in ``runs``.
         resume: a run folder to go on with. The result is that of the uninterrupted run, to the bit on a CPU.
         say: receives the plan and remarks, a line each.
+        on_validation: called after each evaluation of the validation classes. What it raises ends the run, which can
+            be resumed from its last checkpoint.
 
     Raises:
         ConfigError: settings that cannot be, or a run folder that is in use.
@@ -94,7 +100,7 @@ def train(
         folder = start_run(session, run, out)
         speak(f"run        {folder.path}")
         with stop_on_signals() as stop:
-            return Trainer(session, folder, stop, speak).run()
+            return Trainer(session, folder, stop, speak, on_validation).run()
 
 
 def plan(config: Config) -> tuple[Plan, list[str]]:
@@ -129,8 +135,15 @@ def _session(config: Config | None) -> Iterator[Session]:
 class Trainer:
     """The loop over a prepared session; use ``train``."""
 
-    def __init__(self, session: Session, folder: RunFolder, stop: StopRequest, say: Callable[[str], None]) -> None:
-        self.session, self.folder, self.stop, self.say = session, folder, stop, say
+    def __init__(
+        self,
+        session: Session,
+        folder: RunFolder,
+        stop: StopRequest,
+        say: Callable[[str], None],
+        on_validation: OnValidation | None = None,
+    ) -> None:
+        self.session, self.folder, self.stop, self.say, self.on_validation = session, folder, stop, say, on_validation
         self.config, self.team, self.progress = session.config, session.team, Progress()
         self.first = session.team.rank == 0
 
@@ -281,6 +294,8 @@ class Trainer:
             self.log.evaluation(watched.name, self.progress.step, metrics)
             if watched.name == "val":
                 self._keep_if_best(chosen_value(metrics, self.config.run.select))
+                if self.on_validation is not None:
+                    self.on_validation(self.progress.step, metrics)
 
     def _keep_if_best(self, value: float) -> None:
         if value > self.progress.best.get("value", -1.0):

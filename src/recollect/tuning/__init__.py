@@ -1,6 +1,30 @@
-"""Protocols around training: the search of settings without test feedback, and the paper's claims as matrices of runs.
+"""Protocols around training: settings searched without test feedback, and the paper's claims as matrices of runs.
 
-Read ``benches.py`` and ``claims.py`` for what is measured, ``matrix.py`` for how runs are done once and resumed,
-``summary.py`` for how differences are judged, ``study_page.py`` for what is written. Nothing but ``cli`` imports this
-room.
+``tune`` (``search.py``) is the way in to the search. For the claims read ``benches.py`` and ``claims.py`` (what is
+measured), ``matrix.py`` (how runs are done once and resumed), ``summary.py`` (how differences are judged) and
+``study_page.py`` (what is written). Names are imported when first used, so that the command line's ``--help`` does not
+wait for torch. Nothing but ``cli`` imports this room.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from recollect.common.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from recollect.tuning.matrix import Matrix, run_matrix
+    from recollect.tuning.search import tune
+    from recollect.tuning.study_page import write_page
+
+__all__ = ["Matrix", "run_matrix", "tune", "write_page"]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Matrix": "recollect.tuning.matrix",
+        "run_matrix": "recollect.tuning.matrix",
+        "tune": "recollect.tuning.search",
+        "write_page": "recollect.tuning.study_page",
+    },
+)

@@ -276,7 +276,7 @@ def _do(task: Task, threads: int) -> str | None:
     """One run, in a process of its own; what went wrong, if it is the run's fault."""
     import torch
 
-    from recollect.common.progress import set_quiet
+    from recollect.common.quiet import set_quiet
 
     torch.set_num_threads(threads)
     set_quiet(True)
@@ -297,6 +297,7 @@ def _do(task: Task, threads: int) -> str | None:
 
 
 def _train(task: Task) -> None:
+    from recollect.data import only_splits
     from recollect.training.recipes import resolve
     from recollect.training.trainer import train
 
@@ -305,7 +306,11 @@ def _train(task: Task) -> None:
         return
     with contextlib.suppress(OSError):  # a folder left by a run that was killed before its first file
         task.folder.rmdir()
-    train(resolve(task.recipe, task.settings), task.folder, say=_silent)
+    config = resolve(task.recipe, task.settings)
+    # A run of the search has no way to the test set, whatever its settings say.
+    sealed = contextlib.nullcontext() if config.run.watch_test else only_splits(config.data.train_split)
+    with sealed:
+        train(config, task.folder, say=_silent)
 
 
 def _measure_untrained(task: Task) -> None:

@@ -1,7 +1,8 @@
 """Your own images: class folders, train/test folders of class folders, or a CSV file.
 
 - ``root/<class>/<image>``: the first half of the sorted classes trains, the rest tests.
-- ``root/{train,test[,val]}/<class>/<image>``: as it stands.
+- ``root/{train,test[,val]}/<class>/<image>``: as it stands. Who asks for one part has no look at the others, which need
+  not even be there.
 - ``root/<file>.csv`` with the columns ``path,label[,split]``: paths relative to the CSV's folder; without a split, as
   the first form.
 
@@ -40,7 +41,7 @@ def read(
     """
     if root.is_file() and csv is None:
         root, csv = root.parent, root.name
-    rows = _rows(root, csv, allow_outside)
+    rows = _rows(root, csv, allow_outside, split)
     parts = sorted({part for _, _, part in rows if part})
     if split == "all":
         chosen = rows
@@ -67,8 +68,8 @@ def find_splits(root: Path, *, csv: str | Path | None = None, allow_outside: boo
 Row = tuple[str, str, str]  # path relative to the root, class, split or ""
 
 
-def _rows(root: Path, csv: str | Path | None, allow_outside: bool) -> list[Row]:
-    rows = list(_csv_rows(root, Path(csv)) if csv is not None else _folder_rows(root, allow_outside))
+def _rows(root: Path, csv: str | Path | None, allow_outside: bool, split: str = "all") -> list[Row]:
+    rows = list(_csv_rows(root, Path(csv)) if csv is not None else _folder_rows(root, allow_outside, split))
     if not rows:
         raise SOURCE.trouble(f"no images below {root} (looked for {', '.join(sorted(IMAGE_SUFFIXES))}).")
     return rows
@@ -107,11 +108,11 @@ def _csv_rows(root: Path, csv: Path) -> Iterator[Row]:
         yield name, row["label"], part
 
 
-def _folder_rows(root: Path, allow_outside: bool) -> Iterator[Row]:
+def _folder_rows(root: Path, allow_outside: bool, split: str) -> Iterator[Row]:
     if not root.is_dir():
         raise SOURCE.trouble(f"{root} is not a folder.")
     parts = [part for part in PARTS if (root / part).is_dir()]
-    if "train" not in parts or len(parts) < 2:
+    if "train" not in parts or (len(parts) < 2 and not _holds_only_train(root)):
         yield from ((name, label, "") for name, label in class_images(root, "", allow_outside))
         return
     others = [entry for entry in _visible(root) if entry not in parts and (root / entry).is_dir()]
@@ -121,8 +122,14 @@ def _folder_rows(root: Path, allow_outside: bool) -> Iterator[Row]:
             DataWarning,
             stacklevel=2,
         )
-    for part in parts:
+    for part in [split] if split in parts else parts:
         yield from ((name, label, part) for name, label in class_images(root, part, allow_outside))
+
+
+def _holds_only_train(root: Path) -> bool:
+    """Whether ``train`` is the only folder and has folders itself: a training set whose test set lies elsewhere."""
+    folders = [entry for entry in _visible(root) if (root / entry).is_dir()]
+    return folders == ["train"] and any((root / "train" / entry).is_dir() for entry in _visible(root / "train"))
 
 
 def class_images(root: Path, part: str, allow_outside: bool) -> Iterator[tuple[str, str]]:

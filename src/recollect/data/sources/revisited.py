@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from recollect.common.errors import ConfigError, DataError
 from recollect.data.images import ImageSet
 from recollect.data.listing import make_set, need, read_lines
-from recollect.data.registry import Counts, Source
+from recollect.data.registry import Counts, Source, refuse_if_sealed
 from recollect.data.safe_pickle import read_plain_pickle
 
 UNLABELLED = "unlabelled"
@@ -58,6 +58,7 @@ def load_revisited(
         missing: what to do about images that are not there: ``"error"`` or ``"keep"``; dropping would shift indices.
         allow_outside: whether names and links may leave ``root``.
     """
+    refuse_if_sealed(name)
     if name not in _BENCHMARKS:
         raise ConfigError(f"There is no benchmark {name!r}: choose one of {', '.join(_BENCHMARKS)}.")
     if missing == "drop":
@@ -86,6 +87,7 @@ def load_revisited(
 
 def load_distractors(root: Path | str, *, missing: str = "error", allow_outside: bool = False) -> ImageSet:
     """The million images of R1M, to be appended to a database."""
+    refuse_if_sealed("the distractors")
     folder = "revisitop1m"
     path = need(R1M, Path(root) / folder / f"{folder}.txt")
     names = [f"{folder}/jpg/{name}" for _, name in read_lines(path)]

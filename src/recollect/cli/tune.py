@@ -1,0 +1,85 @@
+"""``recollect tune``: settings found on the training classes, one training with the best, one test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recollect.cli.app import app
+from recollect.cli.options import Json, Quiet, complete_recipe, print_json, remark, remark_aside
+
+
+@app.command()
+def tune(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            help="A recipe's name or a YAML file. Default: glyphs; with --data FOLDER: folder.",
+            autocompletion=complete_recipe,
+        ),
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="A folder of images, or the name of a data set.")] = None,
+    root: Annotated[str | None, typer.Option(help="Where that data set lies.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The study's folder; one that exists is gone on with. Default: runs/tune-RECIPE."),
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="How many trials the study shall have in all.")] = 20,
+    space: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=RANGE",
+            help="What to vary: lr, decays, first_decay, gamma, epochs or any setting; LOW:HIGH[:log], A,B,C or VALUE.",
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting that is not searched.")
+    ] = None,
+    sampler: Annotated[str, typer.Option(help="random, or tpe: learn from earlier trials.")] = "random",
+    pruner: Annotated[str, typer.Option(help="none, or median: end trials below the others' median early.")] = "none",
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws; of the trainings: --set run.seed.")] = 0,
+    storage: Annotated[
+        str | None, typer.Option(help="A database that several machines share. Default: study.db in the folder.")
+    ] = None,
+    final: Annotated[bool, typer.Option(help="Train on all classes and test once all trials are done.")] = True,
+    plan: Annotated[bool, typer.Option("--plan", help="Print what would be done, and stop.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Search for learning rate, decay and epochs on the training classes; then train once and test once.
+
+    Trains on the first half of the training classes and validates on the second, as the paper does; the test set cannot
+    be reached until the choice is made. The same command goes on with a study; run it several times for parallel work.
+    """
+    from recollect.cli.train import data_settings
+    from recollect.training.recipes import resolve
+    from recollect.training.trainer import TrainingStoppedError
+    from recollect.tuning import plan as planning
+    from recollect.tuning import search
+
+    recipe, more = data_settings(recipe, data, root)
+    config = resolve(recipe, [*more, *(settings or [])])
+    if plan:
+        for line in planning.plan_lines(config, out, trials=trials, space=space, sampler=sampler, pruner=pruner):
+            typer.echo(line)
+        return
+    try:
+        results = search.tune(
+            config,
+            out,
+            trials=trials,
+            space=space,
+            sampler=sampler,
+            pruner=pruner,
+            seed=seed,
+            storage=storage,
+            final=final,
+            say=remark_aside if as_json else remark,
+        )
+    except TrainingStoppedError as error:
+        typer.echo(f"recollect: {error}", err=True)
+        raise typer.Exit(error.exit_code) from error
+    if as_json:
+        print_json(results.as_dict())

@@ -1,0 +1,129 @@
+"""The end of a study: one training on all training classes with the chosen settings, and one test.
+
+The only file of this room that loads test images, and it does so after the choice is written into the database. The
+final training is claimed like a trial, in a study of one trial beside the search: of many processes one does it, and
+if that one dies another goes on. Once the test is done it is shown, never repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from recollect.common.files import read_json
+from recollect.data import ImageSet, load
+from recollect.data.registry import find_source
+from recollect.evaluation import evaluate
+from recollect.evaluation.result import write_summary
+from recollect.models import Embedder
+from recollect.training.config import Config
+from recollect.training.recipes import published_tests
+from recollect.training.run_folder import RunFolder
+from recollect.tuning.protocol import Protocol, final_config
+from recollect.tuning.results import TrialRecord
+from recollect.tuning.store import Claim, Store
+from recollect.tuning.trial import run
+
+KS = (1, 10, 100, 1000)
+"""Where the recipe has no published r@k that say which are looked at; the default of ``recollect eval``."""
+
+
+def read_final(store: Store) -> dict[str, Any] | None:
+    """What came of the final training, if it is done."""
+    done = [trial for trial in store.trials() if trial.state.name == "COMPLETE"]
+    return dict(done[0].user_attrs["result"]) if done else None
+
+
+def finish_study(store: Store, protocol: Protocol, best: TrialRecord, say: Callable[[str], None]) -> None:
+    """Train and test, unless that is done or being done.
+
+    Args:
+        store: the study of one trial that the final training is.
+        protocol: what was searched.
+        best: the chosen trial. A choice written down before is kept to.
+        say: receives what happens.
+
+    Raises:
+        DataError: the test set is not there. Nothing is lost; the same command goes on once it is.
+    """
+    done = read_final(store)
+    if done is not None:
+        say(f"final      done before, with trial {done['trial']:04d}: it is shown, not repeated")
+        _say_metrics(done["metrics"], say)
+        return
+    claim = store.claim(1)
+    if claim is None:
+        say("final      is being trained by another process")
+        return
+    with store.at_work(claim):
+        chosen = claim.trial.user_attrs.get("chosen")
+        if chosen is None:
+            chosen = {"trial": best.number, "settings": best.settings, "epoch": best.best_epoch, "value": best.value}
+            claim.trial.set_user_attr("chosen", chosen)
+        _finish(store, claim, protocol, chosen, say)
+
+
+def _finish(store: Store, claim: Claim, protocol: Protocol, chosen: dict[str, Any], say: Callable[[str], None]) -> None:
+    epochs = max(1, round(chosen["epoch"]))
+    config = final_config(protocol, chosen["settings"], epochs)
+    say(
+        f"chosen     trial {chosen['trial']:04d}: validation {config.run.select} {100 * chosen['value']:.2f} %, best at epoch "
+        f"{chosen['epoch']:g}"
+    )
+    tests = sets_to_test(config)  # before hours of training, not after
+    folder = store.folder / "final"
+    say(f"final      {epochs} epochs on all training classes, in {folder}")
+    outcome = run(folder, config, lambda line: None)
+    metrics = {name: _test(folder, config, name, images) for name, images in tests.items()}
+    _say_metrics(metrics, say)
+    if not tests:
+        say(f"test       {config.data.name} has no test split of its own: measure it with recollect eval {folder}")
+    plan = RunFolder(folder).read_manifest().get("plan", {})
+    result = {
+        "folder": str(folder),
+        "trial": chosen["trial"],
+        "validation": chosen["value"],
+        "settings": chosen["settings"],
+        "epochs": epochs,
+        "steps": outcome.steps,
+        "seconds": outcome.seconds,
+        "images": outcome.steps * int(plan.get("batch", 0)),
+        "classes": plan.get("classes"),
+        "metrics": metrics,
+    }
+    store.finish(claim, "COMPLETE", chosen["value"], {"result": result})
+
+
+def _say_metrics(metrics: dict[str, dict[str, float]], say: Callable[[str], None]) -> None:
+    for name, values in metrics.items():
+        told = [f"{key} {100 * value:.2f}" for key, value in values.items() if key.startswith(("r@", "map@r"))]
+        say(f"test       {name}, in %: {'  '.join(told)}")
+
+
+def sets_to_test(config: Config) -> dict[str, ImageSet]:
+    """The test sets of a configuration's data, by name: VehicleID has three, GLDv1 none of its own."""
+    data, known = config.data, find_source(config.data.name).test_splits
+    splits = known if data.test_split == "test" and "test" not in known else (data.test_split,)
+    return {f"{data.name}/{split}": load(data.name, data.root, split, **data.options) for split in splits}
+
+
+def _test(folder: Path, config: Config, name: str, images: ImageSet) -> dict[str, float]:
+    """Metrics of one test set, measured once and kept where ``recollect eval`` keeps them."""
+    place = folder / "eval" / name.replace("/", "-")
+    if (place / "metrics.json").exists():
+        return dict(read_json(place / "metrics.json")["metrics"])
+    published = published_tests(config.published)
+    ks = [int(key.removeprefix("r@")) for key in published.get(name, {}) if key.startswith("r@")]
+    device = None if config.run.device == "auto" else config.run.device
+    vectors = Embedder.load(RunFolder(folder).model).embed(_pictures(images), device=device)
+    result = evaluate(vectors, images.labels, ks=ks or KS)
+    result.save(place / "queries.npz", overwrite=True)
+    source = {"model": str(folder), "data": config.data.name, "split": images.split, "fingerprint": images.fingerprint}
+    write_summary(place / "metrics.json", {**result.summary(), "protocol": "all", "source": source})
+    return result.metrics
+
+
+def _pictures(images: ImageSet) -> Iterator[Any]:
+    as_files = images.arrays is None and images.boxes is None
+    return (images.path(index) if as_files else images.read(index) for index in range(len(images)))

@@ -1,0 +1,182 @@
+"""The paper's protocol as configurations: what a trial trains and validates on, and what the final training is.
+
+Everything of a search is made here, from the training split alone: ``read_protocol`` runs where ``only_splits`` lets
+nothing else through, ``trial_config`` never names a test set to be watched. Only ``final.py`` goes to the test set,
+after the choice is made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from recollect.common.errors import ConfigError, InputError
+from recollect.data import ImageSet, class_disjoint_split, load, only_splits
+from recollect.data.registry import find_source
+from recollect.training.choices import choose_device, settle
+from recollect.training.config import Config
+from recollect.training.parts import is_pretrained, make_sampler
+from recollect.training.recipes import as_mapping, with_settings
+from recollect.tuning.space import Space, as_settings, corners, default_space, read_space
+
+LOCAL = (
+    "data.root", "data.workers", "data.cache", "data.prefetch_mb", "model.weights", "model.download", "batch.chunk",
+    "run.device", "run.tensorboard", "run.checkpoint_minutes", "run.checkpoint_steps",
+)  # fmt: skip
+"""Settings that may differ between machines that share a study: they say where and how fast, not what."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A search, settled.
+
+    Attributes:
+        base: what ``recollect train`` would do with the recipe, nothing left open.
+        epochs: how long that is.
+        space: what is varied.
+        batch: images of a trial's batch; half of the classes may not fill the recipe's.
+        train, validation: classes and images of the two halves.
+        fingerprints: of the two halves.
+        remarks: what the protocol changes in the recipe, a sentence each.
+    """
+
+    base: Config
+    epochs: int
+    space: Space
+    batch: int | str
+    train: tuple[int, int]
+    validation: tuple[int, int]
+    fingerprints: Mapping[str, str]
+    remarks: tuple[str, ...] = field(default=())
+
+    def identity(self) -> dict[str, Any]:
+        """What must be the same for two processes to work on one study, as plain values."""
+        base = as_mapping(self.base)
+        for key in LOCAL:
+            part, name = key.split(".")
+            base[part].pop(name, None)
+        base.pop("published")
+        plain: dict[str, Any] = json.loads(
+            json.dumps(
+                {
+                    "recipe": self.base.name,
+                    "space": {name: str(parameter) for name, parameter in self.space.items()},
+                    "settings": base,
+                    "images": dict(self.fingerprints),
+                }
+            )
+        )
+        return plain
+
+
+def read_protocol(config: Config, space: list[str] | None = None) -> Protocol:
+    """Settle a recipe for a search. Reads the list of the training split and nothing else.
+
+    Args:
+        config: recipe and user's settings.
+        space: what to vary, see ``read_space``; the default is around the recipe.
+
+    Raises:
+        ConfigError: settings that would let the search see test images, or that exclude each other.
+        InputError: too few classes.
+    """
+    _refuse(config)
+    with only_splits(config.data.train_split):
+        images = load(config.data.name, config.data.root, config.data.train_split, **config.data.options)
+    if images.num_classes < 4:
+        raise InputError(
+            f"{images.name}: {images.num_classes} training classes are too few to tune with; at least two train and two "
+            "others validate."
+        )
+    train, validation = class_disjoint_split(images, "paper")
+    device = choose_device(config.run.device)
+    plain = replace(config, data=replace(config.data, validation="none"))
+    base, _ = settle(plain, images, device, is_pretrained(config.model))
+    epochs = _epochs(base, images)
+    chosen = read_space(space or (), default_space(base, epochs))
+    longest = int(max(float(value or 0) for value in chosen["epochs"].ends))
+    every = config.run.evaluate_every if isinstance(config.run.evaluate_every, int) else max(1, longest // 20)
+    base = replace(base, run=replace(base.run, evaluate_every=every))
+    batch, remarks = _search_batch(base, train)
+    if base.optimiser.schedule != "milestones":
+        remarks.append(
+            f"The recipe's {base.optimiser.schedule} schedule gives way to milestones: decay steps and size are searched."
+        )
+    protocol = Protocol(
+        base,
+        epochs,
+        chosen,
+        batch,
+        (train.num_classes, len(train)),
+        (validation.num_classes, len(validation)),
+        {"train": train.fingerprint, "validation": validation.fingerprint},
+        tuple(remarks),
+    )
+    for values in corners(chosen):
+        make_sampler(trial_config(protocol, as_settings(values)), train)
+    return protocol
+
+
+def trial_config(protocol: Protocol, settings: Mapping[str, Any]) -> Config:
+    """A trial: the first half of the training classes trains, the second validates, the test set has no part."""
+    fixed = {"data.validation": "paper", "run.watch_test": False, "batch.size": protocol.batch}
+    return with_settings(protocol.base, {**fixed, **settings})
+
+
+def final_config(protocol: Protocol, settings: Mapping[str, Any], epochs: int) -> Config:
+    """The training on all training classes with the chosen settings, for the number of epochs found best.
+
+    Milestones that lie beyond are left out; the batch is the recipe's own again.
+    """
+    epochs = max(1, epochs)
+    kept = [milestone for milestone in settings["optimiser.milestones"] if milestone < epochs]
+    fixed = {"data.validation": "none", "run.watch_test": False, "run.epochs": epochs, "optimiser.milestones": kept}
+    return with_settings(protocol.base, {**settings, **fixed})
+
+
+def _refuse(config: Config) -> None:
+    data = config.data
+    if config.run.epochs == 0:
+        raise ConfigError(f"{config.name} trains nothing (run.epochs 0), so there is nothing to tune.")
+    if config.run.watch_test:
+        raise ConfigError("run.watch_test: a search does not see the test set. Leave it out.")
+    if data.validation == "random":
+        raise ConfigError(
+            "data.validation=random: the search validates on the second half of the classes. Leave it out."
+        )
+    tests = {data.test_split, "all", *find_source(data.name).test_splits}
+    if data.train_split in tests:
+        raise ConfigError(
+            f"data.train_split {data.train_split!r} holds test classes, which a search must not see: use 'train'."
+        )
+
+
+def _epochs(base: Config, images: ImageSet) -> int:
+    """The recipe's length in epochs of all training classes."""
+    if isinstance(base.run.epochs, int):
+        return base.run.epochs
+    sampler = make_sampler(base, images)
+    sampler.set_epoch(0)
+    return max(1, round((base.run.steps or 1) / len(sampler)))
+
+
+def _search_batch(base: Config, train: ImageSet) -> tuple[int | str, list[str]]:
+    """The batch of a trial, and a remark if it is not the recipe's."""
+    size, each = base.batch.size, base.batch.samples_per_class
+    if not isinstance(size, int):
+        return size, []
+    least = each if base.batch.small_classes == "drop" else 1
+    usable = int((train.class_sizes >= least).sum())
+    if usable < 2:
+        raise InputError(
+            f"{train.name}: {usable} of the {train.num_classes} classes that train in a search have {least} images or "
+            "more; at least two are needed. Set batch.small_classes=repeat or a smaller batch.samples_per_class."
+        )
+    if size <= usable * each:
+        return size, []
+    return usable * each, [
+        f"Batches of {size:,} images need {size // each:,} classes, and {usable:,} train in the search: its batches "
+        f"have {usable * each:,}; the final training has {size:,}."
+    ]

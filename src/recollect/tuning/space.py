@@ -1,0 +1,213 @@
+"""What a search varies: the paper's four, learning rate, decay steps, decay size and epochs, and any other setting.
+
+A parameter is drawn by Optuna and becomes ordinary settings, so that a trial is an ordinary run. Two parameters have no
+setting of their own: ``decays`` and ``first_decay`` make ``optimiser.milestones``. Defaults are in ``default_space``;
+the rest of the room takes a space as given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from recollect.common.errors import ConfigError
+from recollect.training.config import Config
+
+SHORT = {"lr": "optimiser.lr", "gamma": "optimiser.gamma", "epochs": "run.epochs"}
+DECAYS, FIRST_DECAY = "decays", "first_decay"
+_DERIVED = ("optimiser.milestones", "optimiser.schedule", "run.steps")
+_PROTOCOL = ("data.", "run.seed", "run.watch_test", "run.select", "run.evaluate_every", "run.device", "name")
+
+Value = float | int | str | bool | None
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One thing that is varied, from ``low`` to ``high`` or among ``choices``; a single choice is fixed.
+
+    Args:
+        name: ``lr``, ``gamma``, ``epochs``, ``decays``, ``first_decay``, or a setting's key.
+        low, high: bounds, both included; whole numbers when both are.
+        log: draw evenly in the logarithm.
+        choices: instead of bounds.
+
+    Example:
+        >>> str(Parameter("lr", 1e-5, 1e-3, log=True)), Parameter("lr", 1e-5, 1e-3).key
+        ('1e-05:0.001:log', 'optimiser.lr')
+    """
+
+    name: str
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    choices: tuple[Value, ...] = ()
+
+    def __str__(self) -> str:
+        if self.choices:
+            return ",".join("null" if value is None else str(value) for value in self.choices)
+        return f"{self.low:g}:{self.high:g}{':log' if self.log else ''}"
+
+    @property
+    def key(self) -> str:
+        """The setting it is, or its own name for the two that make milestones."""
+        return SHORT.get(self.name, self.name)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether there is nothing to draw."""
+        return len(self.choices) == 1 or (not self.choices and self.low == self.high)
+
+    @property
+    def ends(self) -> tuple[Value, Value]:
+        """The first and the last of its values."""
+        return (self.choices[0], self.choices[-1]) if self.choices else (self.low, self.high)
+
+    def draw(self, trial: Any) -> Value:
+        """A value from Optuna's trial, numbers with three digits: what a report prints is what was trained with."""
+        if self.fixed:
+            return self.ends[0]
+        if self.choices:
+            chosen: Value = trial.suggest_categorical(self.name, list(self.choices))
+            return chosen
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return int(trial.suggest_int(self.name, self.low, self.high, log=self.log))
+        return float(f"{trial.suggest_float(self.name, self.low, self.high, log=self.log):.3g}")
+
+
+Space = Mapping[str, Parameter]
+
+
+def default_space(config: Config, epochs: int) -> dict[str, Parameter]:
+    """The space around a recipe.
+
+    Learning rates within a factor of ten of the recipe's; from half to one and a half of its epochs, so that a trial
+    costs on average what the recipe does on half of the classes; one to three decays of 0.1 to 0.5 (the paper: two or
+    three of 0.3), the first after 10 to 80 % of the training (the paper: 11 to 47 %).
+
+    Args:
+        config: settled.
+        epochs: how long the recipe trains.
+    """
+    lr = float(config.optimiser.lr)
+    space = [
+        Parameter("lr", float(f"{lr / 10:.3g}"), float(f"{lr * 10:.3g}"), log=True),
+        Parameter(DECAYS, 1, 3),
+        Parameter(FIRST_DECAY, 0.1, 0.8),
+        Parameter("gamma", 0.1, 0.5),
+        Parameter("epochs", max(1, epochs // 2), max(1, math.ceil(1.5 * epochs))),
+    ]
+    return {parameter.name: parameter for parameter in space}
+
+
+def read_space(texts: Iterable[str], defaults: Space) -> dict[str, Parameter]:
+    """The default space with what the user says laid over it.
+
+    Args:
+        texts: ``NAME=LOW:HIGH``, ``NAME=LOW:HIGH:log``, ``NAME=A,B,C`` or ``NAME=VALUE`` (not searched); a name is one
+            of the five or any setting's key.
+        defaults: see ``default_space``.
+
+    Raises:
+        ConfigError: a text that is none of these, or a setting that the protocol itself decides.
+
+    Example:
+        >>> space = read_space(["lr=1e-4:1e-2", "loss.options.tau1=0.5,1,2"], {})
+        >>> {name: str(parameter) for name, parameter in space.items()}
+        {'lr': '0.0001:0.01:log', 'loss.options.tau1': '0.5,1,2'}
+    """
+    space = dict(defaults)
+    for text in texts:
+        parameter = parse_parameter(text)
+        space[parameter.name] = parameter
+    return space
+
+
+def parse_parameter(text: str) -> Parameter:
+    """One parameter from the user's words."""
+    name, equals, said = (part.strip() for part in text.partition("="))
+    if not equals or not name or not said:
+        raise ConfigError(f"--space {text}: write NAME=LOW:HIGH, NAME=LOW:HIGH:log, NAME=A,B,C or NAME=VALUE.")
+    name = next((short for short, key in SHORT.items() if key == name), name)
+    if name in _DERIVED:
+        raise ConfigError(f"--space {name}: it follows from decays, first_decay and epochs; say those.")
+    if name.startswith(_PROTOCOL):
+        raise ConfigError(
+            f"--space {name}: the protocol decides it. Which data, seed or device: --set, before a study."
+        )
+    if ":" in said:
+        return _bounds(name, said, text)
+    choices = tuple(_scalar(part, text) for part in said.split(","))
+    if len(set(map(str, choices))) < len(choices):
+        raise ConfigError(f"--space {text}: a value is there twice.")
+    return Parameter(name, choices=choices)
+
+
+def _bounds(name: str, said: str, text: str) -> Parameter:
+    low, high, *more = said.split(":")
+    values = [_number(_scalar(part, text), text) for part in (low, high)]
+    if more not in ([], ["log"]):
+        raise ConfigError(f"--space {text}: after the bounds only :log can stand.")
+    log = bool(more) or name == "lr"
+    if not values[0] <= values[1]:
+        raise ConfigError(f"--space {text}: {low} is above {high}; the lower bound comes first.")
+    if log and values[0] <= 0:
+        raise ConfigError(f"--space {text}: a logarithm needs bounds above 0.")
+    return Parameter(name, values[0], values[1], log=log)
+
+
+def _scalar(part: str, text: str) -> Value:
+    try:
+        value = yaml.safe_load(part)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--space {text}: {part!r} cannot be read ({error}).") from error
+    if isinstance(value, str):
+        try:
+            return float(value)  # YAML reads 1e-4 as text: its numbers need a dot
+        except ValueError:
+            return value
+    if value is not None and not isinstance(value, bool | int | float):
+        raise ConfigError(f"--space {text}: {part!r} is no single value.")
+    return value
+
+
+def _number(value: Value, text: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(f"--space {text}: bounds are numbers, and {value!r} is none.")
+    return value
+
+
+def as_settings(values: Mapping[str, Value]) -> dict[str, Any]:
+    """The drawn values as settings.
+
+    ``decays`` milestones are spread evenly from ``first_decay`` (a share of the training) to its end: with 3 and 0.4,
+    50 epochs have the paper's 20, 30, 40.
+
+    Example:
+        >>> as_settings({"lr": 1e-4, "gamma": 0.3, "epochs": 50, "decays": 3, "first_decay": 0.4})["optimiser.milestones"]
+        [20.0, 30.0, 40.0]
+    """
+    settings: dict[str, Any] = {SHORT.get(name, name): value for name, value in values.items()}
+    decays, first = settings.pop(DECAYS), settings.pop(FIRST_DECAY)
+    epochs = settings["run.epochs"]
+    if isinstance(decays, bool) or not isinstance(decays, int) or decays < 0:
+        raise ConfigError(f"decays is {decays!r}: a whole number from 0 up.")
+    if isinstance(first, bool) or not isinstance(first, int | float) or not 0 < first < 1:
+        raise ConfigError(f"first_decay is {first!r}: a share of the training, above 0 and below 1.")
+    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+        raise ConfigError(f"epochs is {epochs!r}: a whole number from 1 up.")
+    shares = [first + (1 - first) * number / decays for number in range(decays)]
+    return {
+        **settings,
+        "run.steps": None,
+        "optimiser.schedule": "milestones",
+        "optimiser.milestones": [round(epochs * share, 4) for share in shares],
+    }
+
+
+def corners(space: Space) -> Sequence[dict[str, Value]]:
+    """The values at both ends of everything, to be tried out before a search begins."""
+    return [{name: parameter.ends[end] for name, parameter in space.items()} for end in (0, 1)]

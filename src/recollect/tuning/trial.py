@@ -1,0 +1,119 @@
+"""One trial: an ordinary training in an ordinary run folder, gone on with exactly if it was begun before.
+
+What a trial is worth is read from the run's own ``metrics.jsonl``, so a trial that was killed after its last step and
+one that ran through are told apart by nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recollect.common.errors import ConfigError
+from recollect.training.config import Config
+from recollect.training.recipes import as_mapping
+from recollect.training.run_folder import RunFolder, now
+from recollect.training.trainer import OnValidation, Outcome, TrainingStoppedError, train
+
+
+@dataclass(frozen=True)
+class Validated:
+    """What the validation classes said of a run.
+
+    Attributes:
+        value: the best value of the metric that selects, of all evaluations after training has begun.
+        step, epoch: where it was reached first.
+        curve: epoch → value, every evaluation.
+        steps, seconds, images: what it cost.
+    """
+
+    value: float
+    step: int
+    epoch: float
+    curve: dict[float, float]
+    steps: int
+    seconds: float
+    images: int
+
+    def facts(self) -> dict[str, Any]:
+        """Plain values for the database."""
+        return {
+            "best_step": self.step,
+            "best_epoch": self.epoch,
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "images": self.images,
+            "curve": [[epoch, value] for epoch, value in self.curve.items()],
+        }
+
+
+def run(path: Path, config: Config, say: Any, on_validation: OnValidation | None = None) -> Outcome:
+    """Train in ``path``, from the start or from where it was left.
+
+    Raises:
+        ConfigError: the folder holds a run with other settings.
+    """
+    folder = RunFolder(path)
+    if not folder.config_file.exists():
+        # Killed between making the folder and writing its configuration: nothing was trained yet.
+        folder.manifest_file.unlink(missing_ok=True)
+        return train(config, path, say=say, on_validation=on_validation)
+    _check_same(folder, config)
+    return train(resume=path, say=say, on_validation=on_validation)
+
+
+def _check_same(folder: RunFolder, config: Config) -> None:
+    """Whether the run in the folder is this trial; machine and place may differ."""
+    one, other = as_mapping(folder.read_config()), as_mapping(config)
+    for part, name in (("optimiser", None), ("loss", None), ("run", "epochs"), ("run", "seed"), ("batch", "size")):
+        there, here = (values[part] if name is None else values[part][name] for values in (one, other))
+        if there != here:
+            raise ConfigError(
+                f"{folder.path} holds a run with other settings ({part}: {there}, not {here}): it is of another study. "
+                "Choose another --out."
+            )
+
+
+def has_diverged(error: TrainingStoppedError) -> bool:
+    """Whether a training ended by its own loss, and not by a wish to stop."""
+    return error.exit_code < 128
+
+
+def validated(path: Path, select: str) -> Validated | None:
+    """What a run's evaluations say so far; None before the first after training has begun.
+
+    What the untrained network is worth is in the curve, but is nobody's value: it says nothing of the settings.
+    """
+    folder = RunFolder(path)
+    epochs: dict[int, float] = {0: 0.0}
+    curve: dict[int, float] = {}
+    seconds = 0.0
+    for record in folder.read_metrics():
+        if record["kind"] == "step":
+            epochs[record["step"]] = round(float(record["epoch"]), 2)
+            seconds = float(record["seconds"])
+        elif record.get("split") == "val" and select in record:
+            curve[record["step"]] = float(record[select])
+    trained = {step: value for step, value in curve.items() if step > 0}
+    if not trained:
+        return None
+    best = max(trained, key=lambda step: (trained[step], -step))
+    manifest = folder.read_manifest()
+    outcome: Mapping[str, Any] = manifest.get("outcome") or {}
+    steps = max(epochs)
+    return Validated(
+        value=curve[best],
+        step=best,
+        epoch=epochs[best],
+        curve={epochs[step]: value for step, value in curve.items()},
+        steps=steps,
+        seconds=round(float(outcome.get("seconds", seconds)), 1),
+        images=steps * int(manifest.get("plan", {}).get("batch", 0)),
+    )
+
+
+def mark_pruned(path: Path, epoch: float) -> None:
+    """Say in the run's manifest why it ends early."""
+    RunFolder(path).update_manifest(pruned={"at": now(), "epoch": epoch})

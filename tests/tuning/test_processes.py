@@ -1,0 +1,80 @@
+"""Real processes: one that is killed and gone on with, and two on the same study."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from recollect.training.run_folder import RunFolder
+from tuning.tuning_runs import as_recipe, config_of, make_data, study, told
+
+SPACE = ["epochs=3", "lr=1e-3:1e-2"]
+
+
+def start(recipe: Path, out: Path, trials: int, *more: str) -> subprocess.Popen[str]:
+    words = ["tune", str(recipe), "--out", str(out), "--trials", str(trials), *more]
+    words += [word for text in SPACE for word in ("--space", text)]
+    source = str(Path(__file__).resolve().parents[2] / "src")
+    environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "recollect", *words],
+        env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def steps_in(folder: Path) -> int:
+    return sum(record["kind"] == "step" for record in RunFolder(folder).read_metrics())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_study_goes_on_exactly(tmp_path: Path, number: signal.Signals) -> None:
+    settings = {"run.checkpoint_steps": 1, "batch.batches_per_epoch": 8}
+    root = make_data(tmp_path / "data")
+    config = config_of(root, **settings)
+    expected = study(root, tmp_path / "whole", trials=2, space=SPACE, settings=settings)
+    process = start(as_recipe(config, tmp_path / "small.yaml"), tmp_path / "s", 2)
+    until = time.monotonic() + 120
+    while steps_in(tmp_path / "s" / "trials" / "0001") < 5 and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == (-9 if number == signal.SIGKILL else 143), said
+    assert 5 <= steps_in(tmp_path / "s" / "trials" / "0001") < 24  # in the middle of its three epochs
+    assert not (tmp_path / "s" / "final").exists()
+    results = study(root, tmp_path / "s", trials=2, space=SPACE, settings=settings)
+    assert RunFolder(tmp_path / "s" / "trials" / "0001").read_manifest()["resumed"]
+    assert (told(results), results.chosen) == (told(expected), expected.chosen)
+    assert results.final is not None
+    assert expected.final is not None
+    assert results.final["metrics"] == expected.final["metrics"]
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_trials_and_one_of_them_ends_the_study(tmp_path: Path) -> None:
+    root = make_data(tmp_path / "data")
+    settings = {"batch.batches_per_epoch": 8}
+    recipe = as_recipe(config_of(root, **settings), tmp_path / "small.yaml")
+    out = tmp_path / "s"
+    processes = [start(recipe, out, 6) for _ in range(2)]
+    said = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    known = json.loads((out / "study.json").read_text())
+    assert [t["number"] for t in known["trials"]] == list(range(6))
+    assert {t["state"] for t in known["trials"]} == {"done"}
+    assert sorted(p.name for p in (out / "trials").iterdir()) == [f"{n:04d}" for n in range(6)]
+    finished = [sum(f"trial {n:04d} validation" in text for n in range(6)) for text in said]
+    assert sum(finished) == 6, said  # each trial by one of them
+    assert min(finished) >= 1, said
+    assert sum("epochs on all training classes, in" in text for text in said) == 1, said
+    assert known["final"]["trial"] == known["chosen"]
+    alone = study(root, tmp_path / "alone", trials=6, space=SPACE, settings=settings, final=False)
+    assert [t["value"] for t in known["trials"]] == [t.value for t in alone.trials]
+    assert [t["settings"] for t in known["trials"]] == [t.settings for t in alone.trials]

@@ -1,0 +1,118 @@
+"""Which classes train and validate, what a trial and the final training are, and that nothing else is read."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from recollect.common.errors import ConfigError, InputError
+from recollect.training.parts import load_sets
+from recollect.training.recipes import resolve, with_settings
+from recollect.tuning.protocol import LOCAL, final_config, read_protocol, trial_config
+from recollect.tuning.space import as_settings
+from training.small_runs import make_images
+from tuning.tuning_runs import config_of, make_data
+
+DRAWN = {"lr": 2e-3, "gamma": 0.4, "epochs": 10, "decays": 3, "first_decay": 0.4}
+
+
+def test_the_first_half_of_the_training_classes_trains_and_the_second_validates(tmp_path: Path) -> None:
+    protocol = read_protocol(config_of(make_data(tmp_path)))
+    config = trial_config(protocol, as_settings(DRAWN))
+    sets = load_sets(config)
+    assert list(sets.train.class_names) == [f"train-{n:02d}" for n in range(4)]
+    assert sets.validation is not None
+    assert list(sets.validation.class_names) == [f"train-{n:02d}" for n in range(4, 8)]
+    assert sets.test is None
+    assert protocol.train == (4, 24)
+    assert protocol.fingerprints == {
+        "train": sets.train.fingerprint, "validation": sets.validation.fingerprint,
+    }  # fmt: skip
+    optimiser = config.optimiser
+    assert (optimiser.lr, optimiser.gamma, optimiser.milestones) == (2e-3, 0.4, (4.0, 6.0, 8.0))
+    assert (config.run.epochs, config.run.steps, config.run.watch_test) == (10, None, False)
+
+
+def test_the_final_training_takes_all_classes_and_stops_where_validation_was_best(tmp_path: Path) -> None:
+    protocol = read_protocol(config_of(make_data(tmp_path)))
+    config = final_config(protocol, as_settings(DRAWN), 7)
+    sets = load_sets(config)
+    assert (sets.train.num_classes, sets.validation, sets.test) == (8, None, None)
+    assert (config.run.epochs, config.optimiser.milestones) == (7, (4.0, 6.0))
+    assert (config.optimiser.lr, config.optimiser.gamma) == (2e-3, 0.4)
+    assert final_config(protocol, as_settings(DRAWN), 0).run.epochs == 1
+
+
+def test_half_of_the_classes_may_not_fill_the_recipes_batch(tmp_path: Path) -> None:
+    protocol = read_protocol(config_of(make_data(tmp_path), **{"batch.size": 32}))
+    assert trial_config(protocol, as_settings(DRAWN)).batch.size == 16  # 4 classes × 4 images
+    assert final_config(protocol, as_settings(DRAWN), 3).batch.size == 32
+    assert "Batches of 32 images need 8 classes, and 4 train in the search" in " ".join(protocol.remarks)
+
+
+def test_a_length_in_steps_becomes_epochs_of_all_classes(tmp_path: Path) -> None:
+    config = config_of(
+        make_data(tmp_path), **{"run.epochs": None, "run.steps": 12, "batch.batches_per_epoch": None, "batch.size": 8}
+    )
+    protocol = read_protocol(config)
+    assert protocol.epochs == 2  # 48 images, 8 a batch: 6 batches an epoch
+    assert str(protocol.space["epochs"]) == "1:3"
+
+
+def test_evaluations_lie_at_the_same_epochs_in_every_trial(tmp_path: Path) -> None:
+    protocol = read_protocol(config_of(make_data(tmp_path)), ["epochs=20:80"])
+    assert protocol.base.run.evaluate_every == 4
+    assert trial_config(protocol, as_settings({**DRAWN, "epochs": 20})).run.evaluate_every == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"run.watch_test": True}, "a search does not see the test set"),
+        ({"data.train_split": "all"}, "'all' holds test classes"),
+        ({"data.train_split": "test"}, "'test' holds test classes"),
+        ({"data.train_split": "gallery", "data.test_split": "gallery"}, "'gallery' holds test classes"),
+        ({"data.validation": "random"}, "second half of the classes"),
+        ({"run.epochs": 0}, "nothing to tune"),
+    ],
+)
+def test_settings_that_go_around_the_protocol_are_refused(
+    tmp_path: Path, settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_protocol(config_of(tmp_path, **settings))
+
+
+def test_too_few_classes(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="3 training classes are too few to tune with"):
+        read_protocol(config_of(make_images(tmp_path / "three", classes=3)))
+    make_images(tmp_path / "small", classes=6, each=3)
+    with pytest.raises(InputError, match="0 of the 3 classes that train in a search have 4 images"):
+        read_protocol(config_of(tmp_path / "small", **{"batch.size": 8}))
+
+
+def test_ends_of_the_space_are_tried_before_the_search(tmp_path: Path) -> None:
+    root = make_data(tmp_path)
+    with pytest.raises(ConfigError, match=r"there is no setting 'optimiser\.lrr': did you mean lr"):
+        read_protocol(config_of(root), ["optimiser.lrr=1:2"])
+    with pytest.raises(ConfigError, match=r"batch.size 6 is no multiple"):
+        read_protocol(config_of(root), ["batch.size=8,6"])
+
+
+def test_a_study_is_the_same_on_another_machine_and_with_another_test_set(tmp_path: Path) -> None:
+    one = read_protocol(config_of(make_data(tmp_path / "one"))).identity()
+    other = make_data(tmp_path / "other", test=False)
+    assert read_protocol(config_of(other, **{"data.workers": 2, "data.cache": "ram"})).identity() == one
+    assert read_protocol(config_of(other, **{"optimiser.weight_decay": 0.1})).identity() != one
+    assert read_protocol(config_of(other), ["lr=1e-3:1e-2"]).identity() != one
+    shutil.rmtree(other / "train" / "train-07")
+    assert read_protocol(config_of(other)).identity() != one
+
+
+def test_local_settings_exist() -> None:
+    config = resolve("glyphs")
+    for key in LOCAL:
+        part, name = key.split(".")
+        with_settings(config, {key: getattr(getattr(config, part), name)})

@@ -1,0 +1,118 @@
+"""What is varied: the paper's schedules can be drawn, every draw is a configuration, mistakes are sentences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.common.errors import ConfigError
+from recollect.training.recipes import resolve, with_settings
+from recollect.tuning.space import Parameter, as_settings, default_space, parse_parameter, read_space
+
+
+class Fixed:
+    """Stands for Optuna's trial: gives one end of every range and remembers what it was asked for."""
+
+    def __init__(self, high: bool) -> None:
+        self.high, self.asked = high, {}  # type: ignore[var-annotated]
+
+    def suggest_float(self, name: str, low: float, high: float, log: bool) -> float:
+        self.asked[name] = ("float", log)
+        return high if self.high else low
+
+    def suggest_int(self, name: str, low: int, high: int, log: bool) -> int:
+        self.asked[name] = ("int", log)
+        return high if self.high else low
+
+    def suggest_categorical(self, name: str, choices: list[object]) -> object:
+        self.asked[name] = ("choice", False)
+        return choices[-1 if self.high else 0]
+
+
+def test_the_default_space_lies_around_the_recipe() -> None:
+    config = resolve("cars196/r50-512/rsk")
+    space = default_space(config, 170)
+    assert {name: str(parameter) for name, parameter in space.items()} == {
+        "lr": "1e-05:0.001:log", "decays": "1:3", "first_decay": "0.1:0.8", "gamma": "0.1:0.5", "epochs": "85:255",
+    }  # fmt: skip
+    trial = Fixed(high=True)
+    drawn = {name: parameter.draw(trial) for name, parameter in space.items()}
+    assert drawn == {"lr": 0.001, "decays": 3, "first_decay": 0.8, "gamma": 0.5, "epochs": 255}
+    assert trial.asked["lr"] == ("float", True)
+    assert trial.asked["gamma"] == ("float", False)
+    assert trial.asked["epochs"] == ("int", False)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "decays", "first", "milestones"),
+    [(50, 3, 0.4, [20, 30, 40]), (170, 2, 80 / 170, [80, 125]), (90, 1, 0.5, [45]), (90, 0, 0.5, [])],
+)
+def test_decays_are_spread_from_the_first_to_the_end(
+    epochs: int, decays: int, first: float, milestones: list[float]
+) -> None:
+    drawn = {"lr": 1e-4, "gamma": 0.3, "epochs": epochs, "decays": decays, "first_decay": first}
+    settings = as_settings(drawn)
+    np.testing.assert_allclose(settings["optimiser.milestones"], milestones, atol=1e-3)
+    assert (settings["run.epochs"], settings["run.steps"]) == (epochs, None)
+    assert settings["optimiser.schedule"] == "milestones"
+
+
+@given(
+    epochs=st.integers(1, 300),
+    decays=st.integers(0, 5),
+    first=st.floats(0.05, 0.9),
+    lr=st.floats(1e-6, 1.0),
+    gamma=st.floats(0.01, 1.0),
+)
+def test_every_draw_is_a_configuration(epochs: int, decays: int, first: float, lr: float, gamma: float) -> None:
+    drawn = {"lr": lr, "gamma": gamma, "epochs": epochs, "decays": decays, "first_decay": first}
+    config = with_settings(resolve("glyphs"), as_settings(drawn))  # refuses milestones that do not rise or lie beyond
+    assert len(config.optimiser.milestones) == decays
+    assert config.run.epochs == epochs
+
+
+def test_what_the_user_says() -> None:
+    space = read_space(
+        ["lr=1e-4:1e-2", "optimiser.gamma=0.3", "epochs=4:8", "loss.options.tau1=0.5,1,2",
+         "optimiser.weight_decay=1e-5:1e-3:log"],
+        default_space(resolve("glyphs"), 5),
+    )  # fmt: skip
+    assert space["lr"] == Parameter("lr", 1e-4, 1e-2, log=True)
+    assert space["gamma"].fixed
+    assert space["gamma"].draw(None) == 0.3
+    assert space["loss.options.tau1"].draw(Fixed(high=False)) == 0.5
+    assert space["optimiser.weight_decay"].log
+    trial = Fixed(high=False)
+    assert (space["epochs"].draw(trial), trial.asked) == (4, {"epochs": ("int", False)})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lr", "write NAME=LOW:HIGH"),
+        ("lr=1:2:3", "after the bounds only :log"),
+        ("lr=3:1", "3 is above 1"),
+        ("lr=0:1", "needs bounds above 0"),
+        ("gamma=a:b", "bounds are numbers, and 'a' is none"),
+        ("gamma=1,1", "a value is there twice"),
+        ("optimiser.milestones=1:2", "follows from decays, first_decay and epochs"),
+        ("data.name=sop,cub", "the protocol decides it"),
+        ("run.watch_test=true,false", "the protocol decides it"),
+        ("gamma=[1", "cannot be read"),
+    ],
+)
+def test_mistakes_are_sentences(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_parameter(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [("decays", 1.5, "whole number from 0"), ("first_decay", 1.0, "below 1"), ("epochs", 2.5, "whole number from 1")],
+)
+def test_values_that_make_no_schedule(name: str, value: float, message: str) -> None:
+    drawn = {"lr": 1e-4, "gamma": 0.3, "epochs": 5, "decays": 2, "first_decay": 0.5, name: value}
+    with pytest.raises(ConfigError, match=message):
+        as_settings(drawn)

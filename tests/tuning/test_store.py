@@ -1,0 +1,176 @@
+"""Claims on trials: never too many, never lost, never one counted that did not end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recollect.common.errors import ConfigError, DataError
+from recollect.tuning.store import GRACE, Claim, Store, shown_address
+
+
+def draw(claim: Claim) -> float:
+    return float(claim.trial.suggest_float("lr", 0.0, 1.0))
+
+
+def leave(store: Store, claim: Claim) -> None:
+    """What a killed process does: nothing but letting go of its lock."""
+    claim.lock.close()
+
+
+def done(store: Store, claim: Claim, value: float = 0.5) -> None:
+    with store.at_work(claim):
+        draw(claim)
+        store.finish(claim, "COMPLETE", value, {})
+
+
+def take(store: Store, total: int) -> Claim:
+    claim = store.claim(total)
+    assert claim is not None
+    return claim
+
+
+def states(store: Store) -> dict[int, str]:
+    return {slot: trial.state.name for slot, trial in store.slots().items()}
+
+
+def test_no_more_trials_than_asked_for(tmp_path: Path) -> None:
+    one, other = Store(tmp_path), Store(tmp_path)
+    first, second = take(one, 2), take(other, 2)
+    assert (first.slot, second.slot) == (0, 1)
+    assert one.claim(2) is None
+    assert other.claim(2) is None
+    done(one, first)
+    done(other, second)
+    assert one.claim(2) is None
+    assert states(other) == {0: "COMPLETE", 1: "COMPLETE"}
+    assert take(one, 3).slot == 2
+
+
+def test_without_a_common_lock_the_later_of_two_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = Store(tmp_path), Store(tmp_path)
+    one._guard_file = other._guard_file = None  # as with a database server
+    ask = one.study.ask
+
+    def late() -> Any:
+        monkeypatch.setattr(one.study, "ask", ask)
+        assert take(other, 1).slot == 0  # between the count and the question
+        return ask()
+
+    monkeypatch.setattr(one.study, "ask", late)
+    assert one.claim(1) is None
+    assert states(one) == {0: "RUNNING"}
+
+
+def test_a_trial_whose_process_died_is_done_again_with_the_same_settings(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    claim = take(store, 1)
+    drawn = draw(claim)
+    assert store.claim(1) is None  # alive
+    leave(store, claim)
+    again = take(Store(tmp_path), 1)
+    assert (again.slot, draw(again)) == (0, drawn)
+    assert states(store) == {0: "RUNNING"}
+    done(store, again)
+    assert store.claim(1) is None
+    assert states(store) == {0: "COMPLETE"}
+    assert take(store, 2).slot == 1  # the repetition has left no gap
+
+
+def test_a_trial_killed_before_it_drew_draws_what_it_would_have(tmp_path: Path) -> None:
+    expected = draw(take(Store(tmp_path / "one"), 1))
+    store = Store(tmp_path / "two")
+    leave(store, take(store, 1))
+    assert draw(take(store, 1)) == expected
+
+
+def test_a_process_on_another_machine_is_known_by_its_beat(tmp_path: Path) -> None:
+    store, far = Store(tmp_path / "here", str(tmp_path / "x.db")), Store(tmp_path / "there", str(tmp_path / "x.db"))
+    far.study = store.study
+    claim = take(far, 1)
+    leave(far, claim)  # its lock tells nothing here: it lies in another folder
+    assert store.claim(1) is None
+    claim.trial.set_user_attr("beat", time.time() - GRACE - 1)
+    assert take(store, 1).slot == 0
+
+
+def test_beats_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recollect.tuning.store.BEAT", 0.02)
+    store = Store(tmp_path)
+    claim = take(store, 1)
+    before = claim.trial.user_attrs["beat"]
+    with store.at_work(claim):
+        until = time.monotonic() + 10
+        while store.trials()[0].user_attrs["beat"] == before and time.monotonic() < until:
+            time.sleep(0.02)
+        assert store.trials()[0].user_attrs["beat"] > before
+        store.finish(claim, "COMPLETE", 0.1, {})
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, DataError, SystemExit])
+def test_an_interrupted_trial_is_queued(tmp_path: Path, error: type[BaseException]) -> None:
+    store = Store(tmp_path)
+    claim = take(store, 1)
+    draw(claim)
+    with pytest.raises(error), store.at_work(claim):
+        raise error
+    assert states(store) == {0: "WAITING"}
+    assert take(store, 1).slot == 0
+
+
+def test_a_trial_that_failed_by_itself_counts(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    claim = take(store, 1)
+    with store.at_work(claim):
+        store.finish(claim, "FAIL", None, {"failure": "the loss is nan"})
+    assert store.claim(1) is None
+    assert states(store) == {0: "FAIL"}
+    assert take(store, 2).slot == 1
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_draws_depend_on_seed_and_slot_not_on_who_draws(tmp_path: Path, sampler: str) -> None:
+    alone = Store(tmp_path / "alone", sampler=sampler)
+    one_by_one = []
+    for _ in range(4):
+        claim = take(alone, 4)
+        one_by_one.append(draw(claim))
+        with alone.at_work(claim):
+            alone.finish(claim, "COMPLETE", 0.5, {})
+    stores = [Store(tmp_path / "many", sampler=sampler) for _ in range(2)]
+    claims = []  # a claim that is thrown away lets go of its lock
+    for number, expected in enumerate(one_by_one):
+        claims.append(take(stores[number % 2], 4))
+        assert draw(claims[-1]) == expected
+    assert len(set(one_by_one)) == 4
+    other = Store(tmp_path / "seed", sampler=sampler, seed=1)
+    assert draw(take(other, 1)) != one_by_one[0]
+
+
+def test_a_study_of_something_else_is_refused(tmp_path: Path) -> None:
+    Store(tmp_path).agree({"recipe": "glyphs", "space": {"lr": "1:2"}, "settings": {"batch": {"size": 4}}})
+    store = Store(tmp_path)
+    store.agree({"recipe": "glyphs", "space": {"lr": "1:2"}, "settings": {"batch": {"size": 4}}})
+    with pytest.raises(ConfigError, match=r"space.lr is 1:2 there and 1:3 here; batch.size is 4 there and 8 here"):
+        store.agree({"recipe": "glyphs", "space": {"lr": "1:3"}, "settings": {"batch": {"size": 8}}})
+
+
+def test_mistakes_are_sentences(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--sampler grid is unknown: choose one of random, tpe"):
+        Store(tmp_path, sampler="grid")
+    with pytest.raises(ConfigError, match="--pruner hyperband is unknown"):
+        Store(tmp_path, pruner="hyperband")
+    (tmp_path / "no.db").write_text("this is no database, but a text of some length. " * 100)
+    with pytest.raises(DataError, match=r"no.db.* cannot be opened"):
+        Store(tmp_path, str(tmp_path / "no.db"))
+    with pytest.raises(DataError) as refused:
+        Store(tmp_path, "nosuchdriver://user:secret@host/name")
+    assert "secret" not in str(refused.value)
+
+
+def test_addresses_are_shown_without_their_password() -> None:
+    assert shown_address("postgresql://me:p@ss@host/db") == "postgresql://me@host/db"
+    assert shown_address("sqlite:////tmp/a.db") == "sqlite:////tmp/a.db"
