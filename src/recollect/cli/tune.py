@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Json, Quiet, complete_recipe, print_json, remark, remark_aside
+from recollect.cli.options import AsJson, Quiet, complete_recipe, print_json, remark, remark_aside
 
 
 @app.command()
@@ -45,7 +45,7 @@ def tune(
     ] = None,
     final: Annotated[bool, typer.Option(help="Train on all classes and test once all trials are done.")] = True,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would be done, and stop.")] = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Search for learning rate, decay and epochs on the training classes; then train once and test once.
