@@ -83,7 +83,7 @@ def complete(line: str) -> list[str]:
 
 
 def test_the_shell_completes_verbs_and_options() -> None:
-    assert complete("recollect re") == ["report", "recipes"]
+    assert complete("recollect re") == ["report", "reproduce", "recipes"]
     assert "--batch-size" in complete("recollect train --b")
 
 

@@ -68,7 +68,7 @@ def test_defaults(asked: list[Any], tmp_path: Path) -> None:
 def test_json_stands_alone_on_stdout(asked: list[Any]) -> None:
     result = run("--json")
     assert json.loads(result.stdout) == {"chosen": 3}
-    assert result.stderr == "a line\n"
+    assert result.stderr == "recollect: a line\n"
 
 
 def test_a_stopped_search_ends_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:

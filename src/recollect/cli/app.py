@@ -14,7 +14,6 @@ _ORDER = (
     "demo",
     "train",
     "tune",
-    "reproduce",
     "eval",
     "report",
     "embed",
