@@ -105,7 +105,7 @@ class OptimiserConfig:
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
     lr: float | Auto = 1e-4
-    """``"auto"``: the paper's 1e-4 for fine-tuning, 1e-3 for a head or a network from scratch."""
+    """``"auto"``: the paper's 1e-4 for pre-trained weights, 1e-3 for a network from scratch."""
     weight_decay: float = 4e-4
     momentum: float = 0.9
     """Of SGD."""
