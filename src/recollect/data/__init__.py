@@ -10,7 +10,7 @@ from recollect.data.splits import class_disjoint_split, class_folds
 if TYPE_CHECKING:
     from recollect.data.loading import Batch, Pipeline
     from recollect.data.sampling import ClassBalancedSampler, shard
-    from recollect.data.transforms import glyph_transform, test_transform, train_transform
+    from recollect.data.transforms import glyph_transform, test_transform, train_transform, whole_transform
 
 __all__ = [
     "Batch",
@@ -30,6 +30,7 @@ __all__ = [
     "shard",
     "test_transform",
     "train_transform",
+    "whole_transform",
 ]
 
 # Imported on first use: they bring torch, which the command line's --help must not wait for.
@@ -41,6 +42,7 @@ _LAZY = {
     "glyph_transform": "transforms",
     "test_transform": "transforms",
     "train_transform": "transforms",
+    "whole_transform": "transforms",
 }
 
 
