@@ -116,7 +116,8 @@ class Pipeline:
     def stream(self, batches: Iterable[Sequence[int] | Indices], epoch: int = 0) -> Iterator[Batch]:
         """Load batches in order, decoding ahead of use within ``prefetch_bytes``.
 
-        With a transform that keeps sizes, a batch is a list of images. ``batches`` is read ahead too: a sampler's state must then be saved with the number of batches consumed.
+        With a transform that keeps sizes, a batch is a list of images. ``batches`` is read ahead too: a sampler's state
+        must then be saved with the number of batches consumed.
         """
 
         def finish(pending: _Pending) -> Batch:
