@@ -141,10 +141,13 @@ class Pipeline:
                 return whole
             kept = np.setdiff1d(np.arange(len(pending.indices)), sorted(pending.bad))
             rows = torch.from_numpy(kept)
-            # Batches of one size are tensors.
-            return Batch(whole.images[rows], whole.labels[rows], whole.indices[kept]) if len(kept) else None  # type: ignore[index]
+            return Batch(whole.images[rows], whole.labels[rows], whole.indices[kept]) if len(kept) else None
 
         return self._ahead(self._sequential_batches(batch_size), 0, finish)
+
+    def size(self, index: int) -> tuple[int, int] | None:
+        """Height and width that an image will have, from its header alone; None if it is bad and may be skipped."""
+        return self._reader.size(index)
 
     @property
     def bad_images(self) -> list[BadImage]:
@@ -230,10 +233,9 @@ class Pipeline:
                 f"images {chosen.min()} to {chosen.max()} were asked for, but {self.images.name} has "
                 f"{len(self.images)}, numbered from 0."
             )
-        if ragged and (side := getattr(self.transform, "imsize", None)):
-            size = (side, side)  # no image is larger, and reading every header first would take its time
-        else:
-            size = next((size for index in chosen.tolist() if (size := self._reader.size(index))), (1, 1))
+        side = getattr(self.transform, "imsize", None) if ragged else None
+        # No image is larger than the bound, and reading every header first would take its time.
+        size = (side, side) if side else next((size for i in chosen.tolist() if (size := self._reader.size(i))), (1, 1))
         return _Pending(chosen, self._draw(chosen, occurrences(chosen), epoch), size, ragged)
 
     def _draw(self, indices: Indices, occurrence: Indices, epoch: int) -> Uniforms:

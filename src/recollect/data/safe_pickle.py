@@ -127,11 +127,13 @@ def _plain(value: Any, known: dict[int, Any]) -> Any:
     if id(value) in known:
         return known[id(value)]
     if isinstance(value, list):
-        known[id(value)] = made = []
+        made: list[Any] = []
+        known[id(value)] = made
         made.extend(_plain(item, known) for item in value)
         return made
     if isinstance(value, dict):
-        known[id(value)] = table = {}
+        table: dict[Any, Any] = {}
+        known[id(value)] = table
         table.update((key, _plain(item, known)) for key, item in value.items())
         return table
     if isinstance(value, tuple):
