@@ -7,16 +7,16 @@ layer is a function of them and of the seed, and is part of the first checkpoint
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from PIL import Image
 from torch import Tensor
 
 from recollect.data import ClassBalancedSampler, ImageSet
 from recollect.data.instance import LongerSide
+from recollect.data.pictures import Pictures
 from recollect.models import Embedder, whitening_from_labels
 from recollect.models.stored import stored_vectors, weights_digest
 from recollect.training.session import Session
@@ -63,23 +63,10 @@ def _features(embedder: Embedder, images: ImageSet, path: Path) -> Tensor:
     read = LongerSide(preprocessing.max_side).read if preprocessing.resize is None else ImageSet.read
 
     def embed(part: range) -> Tensor:
-        pictures = _Pictures(images, part, read)
+        pictures = Pictures(images, part, read)
         at_once = images_at_once(preprocessing)  # not the chunk: it may differ when resumed, and rounding with it
         return embedder.embed(pictures, batch_size=at_once, before_head=True, progress=False)
 
     about = {"weights": weights_digest(embedder), "preprocessing": repr(preprocessing), "set": images.fingerprint}
     rows = stored_vectors(path, embed, len(images), embedder.feature_dim, about, description="whitening")
     return torch.tensor(rows)
-
-
-class _Pictures:
-    """Some images of a set, read when they are reached."""
-
-    def __init__(self, images: ImageSet, part: range, read: Callable[[ImageSet, int], Image.Image]) -> None:
-        self._images, self._part, self._read = images, part, read
-
-    def __len__(self) -> int:
-        return len(self._part)
-
-    def __iter__(self) -> Iterator[Image.Image]:
-        return (self._read(self._images, index) for index in self._part)

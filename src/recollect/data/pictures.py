@@ -1,0 +1,58 @@
+"""``Pictures``: images of a set one after the other, read by threads a little ahead of use.
+
+For whoever takes pictures rather than tensors, such as ``Embedder.embed``; training has the pipeline. What a picture is
+(whole, cropped to its box, shrunk) is decided by the function that reads it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from PIL import Image
+
+from recollect.data.images import ImageSet
+
+_AHEAD = 32  # pictures: 100 MB of photos of 1024 pixels
+_THREADS = 8
+
+
+class Pictures:
+    """Images ``part`` of a set, in order; every iteration reads them anew.
+
+    Args:
+        images: the set.
+        part: which of them; all by default.
+        read: an image of the set by its number, e.g. ``LongerSide(1024).read``.
+
+    Example:
+        >>> import numpy as np
+        >>> images = ImageSet("demo", ["a", "b"], [0, 0], ["x"], arrays=np.zeros((2, 4, 6, 3), np.uint8))
+        >>> [picture.size for picture in Pictures(images)]
+        [(6, 4), (6, 4)]
+    """
+
+    def __init__(
+        self,
+        images: ImageSet,
+        part: range | None = None,
+        read: Callable[[ImageSet, int], Image.Image] = ImageSet.read,
+    ) -> None:
+        self.images, self.part, self.read = images, range(len(images)) if part is None else part, read
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def __iter__(self) -> Iterator[Image.Image]:
+        with ThreadPoolExecutor(_THREADS, "recollect-pictures") as pool:
+            waiting: deque[Future[Image.Image]] = deque()
+            try:
+                for index in self.part:
+                    waiting.append(pool.submit(self.read, self.images, index))
+                    if len(waiting) > _AHEAD:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
