@@ -68,5 +68,8 @@ def _features(embedder: Embedder, images: ImageSet, path: Path) -> Tensor:
         return embedder.embed(pictures, batch_size=at_once, before_head=True, progress=False)
 
     about = {"weights": weights_digest(embedder), "preprocessing": repr(preprocessing), "set": images.fingerprint}
-    rows = stored_vectors(path, embed, len(images), embedder.feature_dim, about, description="whitening")
+    # Overwriting: they are the run's own, and of no use to it once images or weights are others.
+    rows = stored_vectors(
+        path, embed, len(images), embedder.feature_dim, about, overwrite=True, description="whitening"
+    )
     return torch.tensor(rows)
