@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from recipes import landmarks
 from recollect.cli.app import app
-from recollect.common.errors import ConfigError, DataError
+from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.models import INSTANCE_SEARCH_SCALES, Embedder, stored
 from recollect.training import trainer
 from recollect.training.distributed import Team
@@ -214,7 +214,7 @@ def test_scales_come_from_the_recipe(data: Path, short: Path, tmp_path: Path) ->
     refused = CliRunner().invoke(
         app, ["eval", str(model), *root, "--multiscale", "--metrics-out", str(tmp_path / "m.json")]
     )
-    assert isinstance(refused.exception, DataError), "results are not replaced unasked"
+    assert isinstance(refused.exception, InputError), "results are not replaced unasked"
     paths = ["--metrics-out", str(tmp_path / "m.json"), "--queries-out", str(tmp_path / "q.npz")]
     refused = CliRunner().invoke(app, ["eval", str(model), *root, "--multiscale", *paths])
     assert isinstance(refused.exception, ConfigError), "nor are vectors of one scale taken for those of three"
