@@ -19,7 +19,7 @@ from recollect.models import Embedder, stored
 from recollect.models.inputs import by_shape
 from recollect.models.stored import stored_vectors, weights_digest
 
-SIDES = st.sampled_from([16, 24, 33])
+SIDES = st.sampled_from([8, 12, 17])
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def tiny() -> Embedder:
     return Embedder.create("tiny", size=32, resize=None, dim=8).double()
 
 
-@settings(max_examples=20)
+@settings(max_examples=8, deadline=None)
 @given(st.lists(st.tuples(SIDES, SIDES), min_size=1, max_size=9), st.integers(0, 99))
 def test_a_list_equals_one_at_a_time(tiny: Embedder, sizes: list[tuple[int, int]], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
