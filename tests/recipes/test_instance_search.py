@@ -1,7 +1,7 @@
 """GLDv1 → Revisited Oxford with distractors, end to end, by the paper's recipe made small (see ``landmarks.py``).
 
-Floors are set from three seeds of the same training (docs/instance-search.md): mAP rose by 14 to 19 points (Medium) and
-12 to 14 (Hard), with distractors by 12 to 17 and 7 to 12.
+Floors are set from three seeds of the same training (docs/instance-search.md): mAP rose by 11 to 17 points (Medium) and
+8 to 14 (Hard), with distractors by 11 to 15 and 7 to 8.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ def test_map_rises_and_every_stage_resumes(data: Path, tmp_path: Path, monkeypat
         assert CliRunner().invoke(app, eval_arguments(folder, data)).exit_code == 0
     before, after = scores(tmp_path / "untrained"), scores(whole)
     gains = {name: after[name] - before[name] for name in after if name.endswith(("map", "map+r1m"))}
-    assert gains["medium/map"] > 8, gains
-    assert gains["hard/map"] > 6, gains
-    assert gains["medium/map+r1m"] > 8, gains
-    assert gains["hard/map+r1m"] > 4, gains
+    assert gains["medium/map"] > 7, gains
+    assert gains["hard/map"] > 4, gains
+    assert gains["medium/map+r1m"] > 7, gains
+    assert gains["hard/map+r1m"] > 3, gains
     assert after["medium/map"] > after["medium/map+r1m"], "distractors cost something"
     validated = {r["step"]: r["map"] for r in RunFolder(whole).read_metrics() if r["kind"] == "evaluation"}
     assert list(validated) == [0, 8, 16, 24]
