@@ -195,8 +195,48 @@ def test_sequential_batches_images_of_equal_size(photos: ImageSet) -> None:
         for row, index in enumerate(batch.indices.tolist()):
             expected = np.asarray(transform.read(photos, index))
             assert np.array_equal(batch.images[row].permute(1, 2, 0).numpy(), expected)
-    with Pipeline(photos, transform) as pipeline, pytest.raises(InputError, match="equal size"):
-        pipeline.load(range(20))
+
+
+@pytest.mark.parametrize("cache", ["none", "ram", "disk"])
+def test_training_batches_of_whole_images_are_lists(photos: ImageSet, tmp_path: Path, cache: str) -> None:
+    """Each image as it is alone, whatever the workers and the cache; half of them mirrored, by (seed, epoch, image)."""
+    batches = [np.array([5, 0, 31, 5]), np.arange(20)]
+    expected: dict[int, list[torch.Tensor]] = {}
+    for workers in (0, 3):
+        options = {"cache": cache, **({"cache_dir": tmp_path} if cache == "disk" else {})}
+        with Pipeline(photos, LongerSide(28, flip=True), workers=workers, seed=3, **options) as pipeline:
+            for epoch in (0, 1, 0):
+                found = list(pipeline.stream(batches, epoch))
+                assert [batch.indices.tolist() for batch in found] == [batch.tolist() for batch in batches]
+                images = [image for batch in found for image in batch.images]
+                assert all(map(torch.equal, images, expected.setdefault(epoch, images)))
+    mirrors = 0
+    for image, index in zip(expected[0], np.concatenate(batches).tolist(), strict=True):
+        plain = torch.from_numpy(np.array(LongerSide(28).read(photos, index))).permute(2, 0, 1)
+        assert image.dtype == torch.uint8
+        mirrors += torch.equal(image, plain.flip(-1)) and not torch.equal(image, plain)
+        assert torch.equal(image, plain) or torch.equal(image, plain.flip(-1))
+    assert 5 < mirrors < 19
+    assert len({image.shape for image in expected[0]}) > 3
+    assert not all(map(torch.equal, expected[0], expected[1]))
+
+
+def test_a_cache_of_shrunk_images_is_not_one_of_whole_ones(photos: ImageSet, tmp_path: Path) -> None:
+    for transform in (LongerSide(28, flip=True), LongerSide(20, flip=True), TRAIN, LongerSide(28)):
+        with Pipeline(photos, transform, workers=0, cache="disk", cache_dir=tmp_path) as cached:
+            found = cached.load([1, 2])
+        with Pipeline(photos, transform, workers=0) as pipeline:
+            assert all(map(torch.equal, found.images, pipeline.load([1, 2]).images))
+    with pytest.raises(ConfigError, match="leave it out"):
+        Pipeline(photos, LongerSide(28, flip=True), cache="ram", cache_size=20)
+
+
+def test_bad_images_of_a_list_are_replaced(damaged: ImageSet) -> None:
+    with Pipeline(damaged, LongerSide(20, flip=True), workers=2, on_bad_image="skip") as pipeline:
+        images, labels, indices = pipeline.load([3, 11, 19, 0, 8], epoch=2)
+    assert labels.tolist() == [3, 3, 3, 0, 0]
+    assert set(indices[:2].tolist()) == {27, 35}
+    assert all(min(image.shape) > 1 for image in images)
 
 
 def test_a_bad_image_stops_by_default_and_is_named(damaged: ImageSet) -> None:

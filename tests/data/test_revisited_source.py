@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from recollect.common.errors import ConfigError, DataError, DataWarning
-from recollect.data import load, load_distractors, load_revisited
+from recollect.data import load, load_distractors, load_revisited, safe_pickle
 from recollect.data.safe_pickle import read_plain_pickle
 
 TRUTH = [
@@ -126,12 +126,102 @@ class Evil:
 
 def test_a_pickle_that_runs_something_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for value in (Evil(), {"imlist": [Evil()]}, np.arange(3), len):
+    for value in (Evil(), {"imlist": [Evil()]}, np.datetime64, len):
         dump(tmp_path / "evil.pkl", value)
         with pytest.raises(DataError, match=r"evil\.pkl: names .*would be run"):
             read_plain_pickle(tmp_path / "evil.pkl")
     assert not (tmp_path / "run-by-the-pickle").exists()
     pickle.loads((tmp_path / "evil.pkl").read_bytes())  # what is refused here is a working pickle
+
+
+NUMPY = {
+    "cids": np.array(["00aabbcc", "11ddeeff", "22aa0011"]),
+    "qidx": np.arange(1, 2),
+    "gnd": [{"ok": np.array([0, 1], ">i4"), "junk": np.array([2], np.uint8)}],
+    "more": [np.int64(3), np.float32(0.5), np.bool_(True), np.str_("x"), np.zeros((2, 0)), np.eye(2, order="F")],
+    "bytes": np.array([b"ab"]),
+    "fortran": np.asfortranarray(np.arange(6).reshape(2, 3)),
+}
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_arrays_of_numbers_and_text_become_lists(tmp_path: Path, protocol: int) -> None:
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(NUMPY, protocol))
+    found = read_plain_pickle(tmp_path / "x.pkl")
+    assert found["cids"] == ["00aabbcc", "11ddeeff", "22aa0011"]
+    assert (found["qidx"], found["gnd"]) == ([1], [{"ok": [0, 1], "junk": [2]}])
+    assert found["more"] == [3, 0.5, True, "x", [[], []], [[1.0, 0.0], [0.0, 1.0]]]
+    assert (found["bytes"], found["fortran"]) == ([b"ab"], [[0, 1, 2], [3, 4, 5]])
+    assert {type(value) for value in (*found["more"][:4], found["qidx"][0])} == {int, float, bool, str}
+
+
+def test_the_older_name_of_numpys_core_is_known(tmp_path: Path) -> None:
+    old = pickle.dumps(np.arange(3), 2).replace(b"numpy._core", b"numpy.core")
+    (tmp_path / "x.pkl").write_bytes(old)
+    assert read_plain_pickle(tmp_path / "x.pkl") == [0, 1, 2]
+
+
+def test_sfm_validation_with_arrays(tmp_path: Path) -> None:
+    dump(tmp_path / "retrieval-SfM-120k-val-eccv2020.pkl", NUMPY)
+    benchmark = load_revisited("sfm120k", tmp_path, missing="keep")
+    assert benchmark.easy[0].tolist() == [0]
+    assert benchmark.junk[0].tolist() == [1, 2]
+    assert benchmark.query_rows is not None
+    assert benchmark.query_rows.tolist() == [1]
+
+
+def _call(module: str, name: str, *arguments: Any) -> bytes:
+    """A pickle that calls ``module.name(*arguments)``."""
+    body = pickle.dumps(arguments, 2)[2:-1]
+    return b"\x80\x02c" + f"{module}\n{name}\n".encode() + body + b"R."
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (pickle.dumps(np.array([Evil()], dtype=object)), "where numbers or text are expected"),
+        (pickle.dumps(np.array([None], dtype=object)), "where numbers or text are expected"),
+        (pickle.dumps(np.zeros(2, [("a", "i4")])), "where numbers or text are expected"),
+        (pickle.dumps(np.zeros(2, "datetime64[s]")), "where numbers or text are expected"),
+        (pickle.dumps(np.dtype("i4")), "where plain values are expected"),
+        (pickle.dumps(np.ndarray), "where plain values are expected"),
+        (pickle.dumps({1, 2}), "where plain values are expected"),
+        (_call("numpy", "load", "x.npy"), "names numpy.load"),
+        (_call("numpy._core.multiarray", "fromfile", "x"), "names numpy._core.multiarray.fromfile"),
+        (_call("numpy._core.multiarray", "scalar", "i8", b"12345678"), "where numbers or text are expected"),
+        (_call("numpy", "dtype", "O8"), "of kind 'O8'"),
+        (_call("_codecs", "encode", "x", "rot13"), "unexpected way"),
+        (_call("builtins", "eval", "1"), "names builtins.eval"),
+        # A shape far beyond the bytes there are, and text of a length nobody writes.
+        (pickle.dumps(np.arange(3), 2).replace(b"K\x03\x85", b"J\xff\xff\xff\x7f\x85"), "cannot reshape"),
+        (_call("numpy", "dtype", "U999999999"), "of kind"),
+    ],
+)
+def test_hostile_pickles_of_arrays_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "x.pkl").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read_plain_pickle(tmp_path / "x.pkl")
+
+
+def test_a_hostile_pickle_leaves_nothing_behind(tmp_path: Path) -> None:
+    """It may set attributes of what it is handed, so that is never handed out twice; and a value may hold itself."""
+    name = b"__kwdefaults__"
+    defaults = b"c_codecs\nencode\nN}X" + len(name).to_bytes(4, "little") + name + b"}s\x86b0"  # set on the function
+    call = b"c_codecs\nencode\nX\x01\x00\x00\x00a\x85R."
+    (tmp_path / "x.pkl").write_bytes(b"\x80\x02" + defaults + call)
+    assert read_plain_pickle(tmp_path / "x.pkl") == b"a"
+    (tmp_path / "x.pkl").write_bytes(b"\x80\x02" + call)
+    assert read_plain_pickle(tmp_path / "x.pkl") == b"a"
+    one, other = safe_pickle._stand_ins(), safe_pickle._stand_ins()
+    assert not any(one[key] is other[key] for key in one)
+    laughs: list[Any] = [0]
+    for _ in range(60):
+        laughs = [laughs, laughs]
+    laughs.append(laughs)
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(laughs))
+    found = read_plain_pickle(tmp_path / "x.pkl")
+    assert found[2] is found
+    assert found[0] is found[1]
 
 
 def test_persistent_references_and_damage_are_refused(tmp_path: Path) -> None:

@@ -149,6 +149,11 @@ def test_train_transform_takes_the_models_size() -> None:
 
 def test_test_transform_of_a_model_for_instance_search_keeps_sizes() -> None:
     assert transforms.test_transform(Preprocessing(resize=None)) == LongerSide(None)
+    bounded = Preprocessing(resize=None, max_side=64)
+    assert transforms.test_transform(bounded) == LongerSide(64)
+    assert transforms.whole_transform(bounded, flip=True) == LongerSide(64, flip=True)
+    with pytest.raises(ConfigError, match=r"model\.resize=null"):
+        transforms.whole_transform(Preprocessing(32, 36))
 
 
 def glyph(side: int = 48) -> Image.Image:

@@ -30,7 +30,7 @@ def tiny() -> Embedder:
 @pytest.fixture(scope="module")
 def whole() -> Embedder:
     torch.manual_seed(0)
-    return Embedder.create("tiny", size=32, resize=None)
+    return Embedder.create("tiny", resize=None)
 
 
 def picture(seed: int, width: int = 40, height: int = 30) -> Image.Image:
@@ -111,11 +111,11 @@ def test_batches_of_large_images_are_smaller(whole: Embedder, monkeypatch: pytes
         return original(self, batch, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Embedder, "_vectors", spy)
-    whole.embed([picture(i, 32, 32) for i in range(8)], batch_size=8, progress=False)
-    whole.embed([picture(i, 64, 64) for i in range(8)], batch_size=8, progress=False)
-    whole.embed(torch.zeros(8, 3, 64, 64, dtype=torch.uint8), batch_size=8, progress=False)
-    whole.embed([picture(i, 32, 32) for i in range(8)], batch_size=8, scales=(1.0, 2.0), progress=False)
-    assert seen == [(8, 32)] + [(2, 64)] * 4 + [(2, 64)] * 4 + [(8, 32)]
+    whole.embed([picture(i, 48, 48) for i in range(8)], batch_size=8, progress=False)
+    whole.embed([picture(i, 96, 96) for i in range(8)], batch_size=8, progress=False)
+    whole.embed(torch.zeros(8, 3, 96, 96, dtype=torch.uint8), batch_size=8, progress=False)
+    whole.embed([picture(i, 48, 48) for i in range(8)], batch_size=8, scales=(1.0, 2.0), progress=False)
+    assert seen == [(8, 48)] + [(2, 96)] * 4 + [(2, 96)] * 4 + [(8, 48)]
 
 
 def test_memory_stays_bounded_on_a_long_stream_of_many_sizes(whole: Embedder) -> None:

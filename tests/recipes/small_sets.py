@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from recipes import landmarks
+
 
 def images(root: Path, names: list[str], label: int) -> Iterator[str]:
     """Write images of one class: a pattern of its own with noise."""
@@ -66,12 +68,9 @@ def make_cars196(root: Path) -> None:
 
 
 def make_gldv1(root: Path) -> None:
-    """40 landmarks of 4 photos: enough pairs of one class to learn a whitening of 192 dimensions."""
-    lines = ["id,url,landmark_id"]
-    for label in range(40):
-        for name in images(root, [f"{label:02d}{i}f.jpg" for i in range(4)], label):
-            lines.append(f"{name.removesuffix('.jpg')},http://example.org/{name},{label}")
-    write(root / "train.csv", lines)
+    """40 landmarks of 4 photos: enough pairs of one class to learn a whitening of 192 dimensions; and its validation."""
+    landmarks.make_gldv1(root, range(40), each=4)
+    landmarks.make_sfm(root, range(100, 103))
 
 
 MAKERS: dict[str, Callable[[Path], None]] = {

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from recipes.paper_tables import PUBLISHED_FOR, SETTINGS, expected_numbers, expected_settings
+from recollect.models import INSTANCE_SEARCH_SCALES
 from recollect.models.zoo import ZOO
 from recollect.training.recipe_files import available_recipes, family, load_recipe
 from recollect.training.recipes import published_tests, resolve
@@ -48,6 +49,9 @@ def test_instance_search() -> None:
         assert (config.model.init, config.model.dim, config.model.image_size) == ("r101-in1k", 2048, 1024)
         assert (config.model.layer_norm, config.model.l2_before_head) == (False, True)
         assert config.model.batch_norm == "statistics"
+        assert (config.data.augmentation, config.model.resize, config.data.flip) == ("whole", None, False)
+        assert config.model.scales == INSTANCE_SEARCH_SCALES
+        assert (config.data.validation, config.run.select) == ("sfm120k", "map")
         assert config.model.whitening is not None
         assert expected.items() <= config.loss.options.items()
 

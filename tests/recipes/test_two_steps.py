@@ -86,7 +86,7 @@ def small(config: Config, root: Path) -> Config:
         init="tiny",
         dim=min(config.model.dim, 192) if isinstance(config.model.dim, int) else "default",
         image_size=32,
-        resize=32,
+        resize=None if config.model.resize is None else 32,
         layer_norm=config.model.layer_norm,
         l2_before_head=config.model.l2_before_head,
         batch_norm=config.model.batch_norm,
@@ -122,6 +122,8 @@ def test_two_steps(name: str, root: Callable[[str], Path], tmp_path: Path) -> No
     assert run.read_config().published == TRAINED[name].published
     assert any("with SiMix 40" in line for line in said) == name.endswith("simix")
     assert any(line.startswith("whitening") for line in said) == name.startswith("gldv1")
+    assert any("of at most 32 × 32 pixels" in line for line in said) == name.startswith("gldv1")
+    assert any("3 queries of sfm120k validate" in line for line in said) == name.startswith("gldv1")
     assert Embedder.load(run.model).dim == config.model.dim
 
 

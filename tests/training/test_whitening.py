@@ -27,11 +27,11 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_images(root, classes=2, each=2, split="test")
 
 
-def test_differences_within_classes_become_white(images: Path) -> None:
+def test_differences_within_classes_become_white(images: Path, tmp_path: Path) -> None:
     config = small_config(images, **{"model.whitening": 160, "model.dim": 192, "model.layer_norm": False})
     session = prepare(config, torch.device("cpu"), Team.of())
     try:
-        whiten_last_layer(session, silent)
+        assert whiten_last_layer(session, silent, tmp_path)
         train_set, embedder = session.sets.train, session.network.embedder
         features = embedder.embed([train_set.read(i) for i in range(160)], before_head=True)
         linear = embedder.head.linear
@@ -62,14 +62,14 @@ def test_only_at_the_start(images: Path, tmp_path: Path) -> None:
     assert not any(line.startswith("whitening") for line in said)
 
 
-def test_impossible_wishes(images: Path) -> None:
+def test_impossible_wishes(images: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.dim null leaves it out"):
         small_config(images, **{"model.whitening": 160, "model.dim": None})
     with pytest.raises(ConfigError, match=r"model\.whitening is 0"):
         small_config(images, **{"model.whitening": 0})
     session = prepare(small_config(images, **{"model.whitening": 40}), torch.device("cpu"), Team.of())
     with pytest.raises(InputError, match="60 pairs for 192 dimensions"):
-        whiten_last_layer(session, silent)
+        whiten_last_layer(session, silent, tmp_path)
     session.close()
 
 

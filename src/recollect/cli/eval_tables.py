@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     from recollect.cli.eval_target import Target
 
 
-def metrics_table(vectors: Target, metrics: dict[str, float]) -> Table:
+def metrics_table(title: str, metrics: dict[str, float], published: dict[str, float]) -> Table:
     """Metrics in percent, published numbers beside them where there are any."""
     from rich.table import Table
 
-    table = Table(title=vectors.name)
+    table = Table(title=title)
     table.add_column("metric")
     table.add_column("percent", justify="right")
-    if vectors.published:
+    if published:
         table.add_column("published", justify="right")
     for name, value in metrics.items():
         shown = f"{value:.1f}" if name == "first_rank" else f"{100 * value:.2f}"
         row = [name + (" (mean rank)" if name == "first_rank" else ""), shown]
-        if vectors.published:
-            row.append(f"{vectors.published[name]:.1f}" if name in vectors.published else "")
+        if published:
+            row.append(f"{published[name]:.1f}" if name in published else "")
         table.add_row(*row)
     return table
 

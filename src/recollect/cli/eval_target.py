@@ -7,7 +7,7 @@ models and the data room meet the evaluation room, which knows neither.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ from recollect.cli import eval_recipe
 from recollect.common.errors import ConfigError, DataError, InputError, in_one_line
 
 if TYPE_CHECKING:
-    from recollect.data import ImageSet
     from recollect.training.config import Config
 
 REVISITED = eval_recipe.REVISITED
@@ -30,7 +29,9 @@ class Target:
         name: for titles. folder: where results go by default.
         embeddings, labels, gallery, gallery_labels: as ``evaluate`` takes them; for instance search ``gallery`` is the
             database and ``gnd`` the ground truth.
-        published: metric → percent, the recipe's row in the paper, if it has one.
+        distractors: more of the gallery, an array or a file, wrong for every query.
+        published: metric → percent, the recipe's row in the paper, if it has one; ``published_without``: the same
+            without distractors.
         source: what was embedded, for ``metrics.json``.
     """
 
@@ -41,7 +42,9 @@ class Target:
     gallery: Any = None
     gallery_labels: Any = None
     gnd: list[dict[str, Any]] | None = None
+    distractors: Any = None
     published: dict[str, float] = field(default_factory=dict)
+    published_without: dict[str, float] = field(default_factory=dict)
     source: dict[str, Any] = field(default_factory=dict)
 
 
@@ -72,11 +75,16 @@ def from_file(path: Path) -> Target:
     )
 
 
-def result_folder(target: Path | None, init: str | None, data: str, split: str) -> Path:
+def result_folder(
+    target: Path | None, init: str | None, data: str, split: str, distractors: Path | None = None
+) -> Path:
     """Where the results of a run, an embedder or an initialisation go by default."""
-    if target is not None:
-        return target / "eval" / f"{data}-{split}"
-    return Path("runs") / f"init-{init}" / "eval" / f"{data}-{split}"
+    name = f"{data}+revisitop1m" if distractors is not None and data in REVISITED else data
+    return _eval_folder(target, init) / f"{name}-{split}"
+
+
+def _eval_folder(target: Path | None, init: str | None) -> Path:
+    return (Path("runs") / f"init-{init}" if target is None else target) / "eval"
 
 
 def from_images(
@@ -89,19 +97,20 @@ def from_images(
     weights: str | None,
     batch_size: int,
     device: str | None,
-    multiscale: bool,
+    multiscale: bool | None,
     allow_outside: bool,
+    overwrite: bool = False,
     recipe: Config | None = None,
-    distractors: bool = False,
+    distractors: Path | None = None,
     download: bool = False,
 ) -> Target:
     """Embed a data set with a run's model, a saved embedder or a bare initialisation.
 
-    ``recipe`` tells how an initialisation is built and which numbers are published; without it a run's own does.
+    ``recipe`` tells how an initialisation is built, how many scales there are and which numbers are published; without
+    it a run's own does. Vectors of instance search are kept beside the results as they are made.
     """
     if data is None:
         raise ConfigError("--data NAME says which images to embed; only an .npz of vectors does without.")
-    from recollect.data.pictures import Pictures
     from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
 
     if target is not None:
@@ -111,44 +120,45 @@ def from_images(
     else:
         # Outputs of the backbone itself, without the new layer that training would add: the paper's *init* rows.
         model = Embedder.create(init or "", dim=None, weights=weights, download=download)
-    scales = INSTANCE_SEARCH_SCALES if multiscale else None
-
-    def embed(images: ImageSet, read: Callable[[ImageSet, int], Any] | None = None) -> Any:
-        pictures = Pictures(images, read)
-        return model.embed(pictures, batch_size=batch_size, device=device, progress=True, scales=scales)
-
-    where = result_folder(target, init, data, split)
+    where = result_folder(target, init, data, split, distractors)
     name = target.name if target is not None else f"{init} (as it comes)"
+    written = _run_config(target)
     if data in REVISITED:
-        from recollect.data import load_revisited
-        from recollect.data.instance import LongerSide
+        from recollect.cli.eval_instance import embed_benchmark
 
         if root is None:
             raise ConfigError(f"--root says where the folder {data} lies.")
-        benchmark = load_revisited(data, root, allow_outside=allow_outside)
-        gnd = [
-            {"easy": easy.tolist(), "hard": hard.tolist(), "junk": junk.tolist()}
-            for easy, hard, junk in zip(benchmark.easy, benchmark.hard, benchmark.junk, strict=True)
-        ]
-        # A query is a crop, to be shown at the scale its whole picture would have had.
-        read = LongerSide(model.preprocessing.max_side or 1024).read
-        vectors = Target(name, where, embed(benchmark.queries, read), gallery=embed(benchmark.database, read), gnd=gnd)
-        fingerprint = benchmark.database.fingerprint
+        own = dict(written.get("model") or {}).get("scales") if recipe is None else recipe.model.scales
+        scales = tuple(own or INSTANCE_SEARCH_SCALES) if multiscale or (multiscale is None and own) else None
+        vectors = embed_benchmark(
+            Target(name, where, None),
+            model,
+            data,
+            root,
+            _eval_folder(target, init),
+            scales=scales,
+            batch_size=batch_size,
+            device=device,
+            distractors=distractors,
+            allow_outside=allow_outside,
+            overwrite=overwrite,
+        )
     else:
         from recollect.data import load
+        from recollect.data.pictures import Pictures
 
         options = {"allow_outside": True} if allow_outside else {}
         images = load(data, root, split, **options)
-        vectors = Target(name, where, embed(images), labels=images.labels)
-        fingerprint = images.fingerprint
-    published = _run_config(target).get("published") if recipe is None else recipe.published
-    vectors.published = eval_recipe.published_row(published, eval_recipe.name_of_test(data, split, distractors))
-    vectors.source = {
-        "model": str(target) if target is not None else f"init {init}",
-        "data": data,
-        "split": split,
-        "fingerprint": fingerprint,
-    }
+        scales = INSTANCE_SEARCH_SCALES if multiscale else None
+        rows = model.embed(Pictures(images), batch_size=batch_size, device=device, progress=True, scales=scales)
+        vectors = Target(name, where, rows, labels=images.labels, distractors=distractors)
+        vectors.source["fingerprint"] = images.fingerprint
+    published = written.get("published") if recipe is None else recipe.published
+    with_them = eval_recipe.name_of_test(data, split, distractors is not None)
+    vectors.published = eval_recipe.published_row(published, with_them)
+    vectors.published_without = eval_recipe.published_row(published, eval_recipe.name_of_test(data, split))
+    made_from = str(target) if target is not None else f"init {init}"
+    vectors.source = {"model": made_from, "data": data, "split": split, **vectors.source}
     return vectors
 
 

@@ -151,9 +151,11 @@ class Preprocessing:
             image = functional.resize(image, [self.resize], interpolation=mode)
             image = functional.center_crop(image, [self.size, self.size])
         elif self.max_side is not None and max(image.size) > self.max_side:
-            # thumbnail() keeps the aspect ratio and never enlarges, as the instance-search protocol asks.
+            # thumbnail() keeps the aspect ratio and never enlarges, as the instance-search protocol asks. In one go,
+            # without the gap that is faster: the same pixels as the data room's ``LongerSide``.
             image = image.copy()
-            image.thumbnail((self.max_side, self.max_side), Image.Resampling[self.interpolation.upper()])
+            method = Image.Resampling[self.interpolation.upper()]
+            image.thumbnail((self.max_side, self.max_side), method, reducing_gap=None)
         tensor: torch.Tensor = functional.pil_to_tensor(image)
         return tensor
 

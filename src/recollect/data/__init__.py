@@ -11,7 +11,7 @@ from recollect.data.splits import class_disjoint_split, class_folds
 if TYPE_CHECKING:
     from recollect.data.loading import Batch, Pipeline
     from recollect.data.sampling import ClassBalancedSampler, shard
-    from recollect.data.transforms import glyph_transform, test_transform, train_transform
+    from recollect.data.transforms import glyph_transform, test_transform, train_transform, whole_transform
 
 __all__ = [
     "Batch",
@@ -32,6 +32,7 @@ __all__ = [
     "shard",
     "test_transform",
     "train_transform",
+    "whole_transform",
 ]
 
 # Imported on first use: they bring torch, which the command line's --help must not wait for.
@@ -45,5 +46,6 @@ __getattr__, __dir__ = lazy_names(
         "glyph_transform": "recollect.data.transforms",
         "test_transform": "recollect.data.transforms",
         "train_transform": "recollect.data.transforms",
+        "whole_transform": "recollect.data.transforms",
     },
 )

@@ -1,8 +1,9 @@
-"""Instance search: images keep their shape, the longer side is bounded, batches hold images of equal size.
+"""Instance search: images keep their shape, the longer side is bounded.
 
 The rules are those of the Revisited Oxford and Paris benchmark. ``LongerSide`` is a transform; unlike others it reads
 the image itself, because the bound of a cropped query depends on the size of the whole picture. The pipeline's
-``sequential`` uses ``output_size`` and ``size_buckets`` to batch without decoding anything first.
+``sequential`` uses ``output_size`` and ``size_buckets`` to batch images of equal size without decoding anything first;
+its ``stream``, for training, gives images of different sizes together.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from PIL import ExifTags, Image
 
 from recollect.common.errors import ConfigError, ImageError
 from recollect.common.images import FORMATS, MAX_PIXELS
-from recollect.data.crops import Pixels
+from recollect.data.crops import Pixels, mirrored
 from recollect.data.draws import Indices, Uniforms
 from recollect.data.images import ImageSet
 
@@ -28,17 +29,23 @@ class LongerSide:
     """Crop to the box, if there is one; then shrink until the longer side is at most ``imsize``. Never enlarge.
 
     For a cropped image the bound is ``imsize · max(crop) / max(whole image)``, rounded down: a query is shown at the
-    scale its whole picture would have had. Lanczos; ``imsize=None`` keeps every size.
+    scale its whole picture would have had. Lanczos; ``imsize=None`` keeps every size. ``flip`` mirrors half of the
+    images, for training.
     """
 
     imsize: int | None = 1024
+    flip: bool = False
 
     size = None
-    draws = 0
 
     def __post_init__(self) -> None:
         if self.imsize is not None and self.imsize < 1:
             raise ConfigError(f"imsize is {self.imsize}: it must be at least 1, or None for images as they are.")
+
+    @property
+    def draws(self) -> int:
+        """One, if images may be mirrored."""
+        return int(self.flip)
 
     @property
     def key(self) -> str:
@@ -62,8 +69,9 @@ class LongerSide:
         return height, width
 
     def __call__(self, image: Image.Image | Pixels, random: Uniforms) -> Pixels:
-        """The pixels of what ``read`` gave; see ``Transform``."""
-        return np.asarray(image)
+        """The pixels of what ``read`` gave, mirrored or not; see ``Transform``."""
+        pixels = np.asarray(image)
+        return mirrored(pixels) if self.flip and random[0] < 0.5 else pixels
 
     def _fit(self, size: tuple[int, int], whole: tuple[int, int]) -> tuple[int, int]:
         """Width and height after shrinking, the aspect ratio kept as closely as whole pixels allow."""

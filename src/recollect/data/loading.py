@@ -1,4 +1,4 @@
-"""``Pipeline``: numbers of images in, one uint8 tensor a batch out; decoded by threads, ahead of use, within a budget.
+"""``Pipeline``: numbers of images in, uint8 batches out; decoded by threads, ahead of use, within a budget.
 
 Why threads: PIL's decoders and both resize kernels work without the interpreter's lock, so threads scale, and they
 write each image straight into its place in the batch. Nothing is pickled, sent or collated, no shared-memory files can
@@ -35,9 +35,13 @@ _WINDOW = 2048  # images whose headers are read at a time, to find those of equa
 
 
 class Batch(NamedTuple):
-    """Images B × 3 × H × W uint8 (channels last in memory), labels B int64, and which images they are."""
+    """Images, labels B int64, and which images they are.
 
-    images: torch.Tensor
+    Images are uint8 with channels last in memory: one tensor B × 3 × H × W, or, from ``load`` and ``stream`` with a
+    transform that keeps sizes, a list of B tensors 3 × H × W.
+    """
+
+    images: torch.Tensor | list[torch.Tensor]
     labels: torch.Tensor
     indices: Indices
 
@@ -105,24 +109,25 @@ class Pipeline:
         Raises:
             ImageError: an image cannot be read and ``on_bad_image`` is ``"error"``.
             DataError: a class has no readable image, or a worker failed; the message names the file.
-            InputError: a number is no image's, or images of different sizes were asked for together.
+            InputError: a number is no image's.
         """
         return next(self.stream([indices], epoch))
 
     def stream(self, batches: Iterable[Sequence[int] | Indices], epoch: int = 0) -> Iterator[Batch]:
         """Load batches in order, decoding ahead of use within ``prefetch_bytes``.
 
-        ``batches`` is read ahead too: a sampler's state must then be saved with the number of batches consumed.
+        With a transform that keeps sizes, a batch is a list of images. ``batches`` is read ahead too: a sampler's state
+        must then be saved with the number of batches consumed.
         """
 
         def finish(pending: _Pending) -> Batch:
             self._replace_bad(pending, epoch)
             return self._batch(pending)
 
-        return self._ahead(batches, epoch, finish)
+        return self._ahead(batches, epoch, finish, ragged=self.transform.size is None)
 
     def sequential(self, batch_size: int) -> Iterator[Batch]:
-        """Every image once, for evaluation. Images that cannot be read are left out under ``"skip"``.
+        """Every image once, for evaluation, in tensors of one size. Images that cannot be read are left out under ``"skip"``.
 
         In order, if all results have one size. With a transform that keeps sizes, batches hold images of equal size,
         gathered from a window of 2,048 images; ``indices`` tells which they are.
@@ -139,6 +144,10 @@ class Pipeline:
             return Batch(whole.images[rows], whole.labels[rows], whole.indices[kept]) if len(kept) else None
 
         return self._ahead(self._sequential_batches(batch_size), 0, finish)
+
+    def size(self, index: int) -> tuple[int, int] | None:
+        """Height and width that an image will have, from its header alone; None if it is bad and may be skipped."""
+        return self._reader.size(index)
 
     @property
     def bad_images(self) -> list[BadImage]:
@@ -178,6 +187,7 @@ class Pipeline:
         batches: Iterable[Sequence[int] | Indices],
         epoch: int,
         finish: Callable[[_Pending], Batch | None],
+        ragged: bool = False,
     ) -> Iterator[Batch]:
         """Finished batches in order; tasks are handed to the pool as far ahead as the budget allows."""
         source = iter(batches)
@@ -186,7 +196,7 @@ class Pipeline:
         def begin_next() -> bool:
             indices = next(source, None)
             if indices is not None:
-                queue.append(self._begin(indices, epoch))
+                queue.append(self._begin(indices, epoch, ragged))
             return indices is not None
 
         def top_up() -> None:
@@ -214,7 +224,7 @@ class Pipeline:
                 for task in pending.tasks:
                     task.cancel()
 
-    def _begin(self, indices: Sequence[int] | Indices, epoch: int) -> _Pending:
+    def _begin(self, indices: Sequence[int] | Indices, epoch: int, ragged: bool) -> _Pending:
         chosen = np.array(indices, dtype=np.int64)
         if chosen.ndim != 1 or len(chosen) == 0:
             raise InputError(f"a batch is a list of at least one image number, not of shape {chosen.shape}.")
@@ -223,8 +233,10 @@ class Pipeline:
                 f"images {chosen.min()} to {chosen.max()} were asked for, but {self.images.name} has "
                 f"{len(self.images)}, numbered from 0."
             )
-        size = next((size for index in chosen.tolist() if (size := self._reader.size(index))), (1, 1))
-        return _Pending(chosen, self._draw(chosen, occurrences(chosen), epoch), size)
+        side = getattr(self.transform, "imsize", None) if ragged else None
+        # No image is larger than the bound, and reading every header first would take its time.
+        size = (side, side) if side else next((size for i in chosen.tolist() if (size := self._reader.size(i))), (1, 1))
+        return _Pending(chosen, self._draw(chosen, occurrences(chosen), epoch), size, ragged)
 
     def _draw(self, indices: Indices, occurrence: Indices, epoch: int) -> Uniforms:
         return uniforms(self.seed, epoch, indices, occurrence, self.transform.draws)
@@ -247,13 +259,13 @@ class Pipeline:
             if pixels is None:
                 pending.bad.add(position)
                 continue
-            if pixels.shape != pending.pixels.shape[1:]:
+            if pending.tensor is not None and pixels.shape != pending.rows[position].shape:
+                height, width = pending.rows[position].shape[:2]
                 raise InputError(
                     f"{self.images.names[index]} is {pixels.shape[1]}×{pixels.shape[0]} pixels in a batch of "
-                    f"{pending.pixels.shape[2]}×{pending.pixels.shape[1]}: batch images of equal size, as "
-                    "Pipeline.sequential does."
+                    f"{width}×{height}: the transform gives images another size than it says."
                 )
-            pending.pixels[position] = pixels
+            pending.put(position, pixels)
 
     def _replace_bad(self, pending: _Pending, epoch: int) -> None:
         """Put another image of the same class in the place of each bad one; the same choice with any workers.
@@ -284,19 +296,23 @@ class Pipeline:
                 )
 
     def _batch(self, pending: _Pending) -> Batch:
-        labels = torch.from_numpy(self.images.labels[pending.indices])
-        return Batch(pending.tensor.permute(0, 3, 1, 2), labels, pending.indices)
+        return Batch(pending.images(), torch.from_numpy(self.images.labels[pending.indices]), pending.indices)
 
 
 class _Pending:
-    """A batch being made: its place in memory, and the tasks that fill it."""
+    """A batch being made: its place in memory, and the tasks that fill it.
 
-    def __init__(self, indices: Indices, random: Uniforms, size: tuple[int, int]) -> None:
+    ``size`` is that of every image, or with ``ragged`` the largest an image may have.
+    """
+
+    def __init__(self, indices: Indices, random: Uniforms, size: tuple[int, int], ragged: bool) -> None:
         self.indices, self.random = indices, random
         # The system gives memory to a large tensor page by page as it is written, so an unfinished batch costs only
         # what is decoded.
-        self.tensor = torch.empty((len(indices), *size, 3), dtype=torch.uint8)
-        self.pixels: Pixels = self.tensor.numpy()
+        self.tensor = None if ragged else torch.empty((len(indices), *size, 3), dtype=torch.uint8)
+        self.rows: list[Pixels] = [] if self.tensor is None else list(self.tensor.numpy())
+        if ragged:
+            self.rows = [np.empty((0, 0, 3), np.uint8)] * len(indices)
         self.row_bytes = size[0] * size[1] * 3
         self.bad: set[int] = set()  # positions without pixels
         self.started = 0  # positions handed to tasks
@@ -305,6 +321,20 @@ class _Pending:
     @property
     def all_started(self) -> bool:
         return self.started == len(self.indices)
+
+    def put(self, position: int, pixels: Pixels) -> None:
+        """Keep the pixels of one image."""
+        if self.tensor is None:
+            # A cache may hand out what it keeps; a batch is its receiver's own.
+            self.rows[position] = np.array(pixels)
+        else:
+            self.rows[position][:] = pixels
+
+    def images(self) -> torch.Tensor | list[torch.Tensor]:
+        """The batch as the receiver gets it."""
+        if self.tensor is not None:
+            return self.tensor.permute(0, 3, 1, 2)
+        return [torch.from_numpy(row).permute(2, 0, 1) for row in self.rows]
 
 
 def processors() -> int:

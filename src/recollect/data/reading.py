@@ -7,7 +7,7 @@ its business, not this file's.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +57,8 @@ class Reader:
                 "cache_size shrinks what a cache keeps for random transforms: set cache to 'ram' or 'disk' with a "
                 "training transform, or leave cache_size out."
             )
+        if cache_size is not None and isinstance(transform, LongerSide):
+            raise ConfigError("cache_size would shrink images that LongerSide has brought to their size: leave it out.")
         if transform.size is None and not isinstance(transform, LongerSide):
             raise ConfigError(f"{transform.key} has no size: only LongerSide can tell the sizes of images ahead.")
         self.images, self.transform = images, transform
@@ -116,6 +118,8 @@ class Reader:
         if cache == "ram":
             return RamCache(limit)
         kept = f"shorter side {self.cache_size}" if self.transform.draws else self.transform.key
+        if isinstance(self.transform, LongerSide):
+            kept = replace(self.transform, flip=False).key  # it shrinks while it reads; mirroring comes after
         return DiskCache(cache_folder() / "pixels" if folder is None else folder, self.images, kept, limit)
 
     def _transformed(self, index: int, random: Uniforms) -> Pixels:

@@ -121,10 +121,24 @@ def train_transform(
 
 
 def test_transform(preprocessing: Preprocessing) -> Transform:
-    """What ``preprocessing`` does, as a transform: resize the shorter side, crop the centre, or keep the own size."""
+    """What ``preprocessing`` does, as a transform: resize the shorter side, crop the centre; or keep the shape."""
     if preprocessing.resize is None:
-        return LongerSide(None)
+        return LongerSide(preprocessing.max_side)
     return Resized(preprocessing)
+
+
+def whole_transform(preprocessing: Preprocessing, flip: bool = False) -> LongerSide:
+    """Training on whole images, as instance search does: shrunk as for the test, never cut; mirrored with ``flip``.
+
+    Raises:
+        ConfigError: the model takes crops of one size.
+    """
+    if preprocessing.resize is not None:
+        raise ConfigError(
+            f"this model is tested on squares of {preprocessing.size} pixels and cannot be trained on whole images: "
+            "let it keep their shape with model.resize=null, or crop with data.augmentation=crop."
+        )
+    return LongerSide(preprocessing.max_side, flip)
 
 
 def glyph_transform(

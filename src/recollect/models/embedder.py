@@ -21,7 +21,7 @@ from recollect.models import backbones, multiscale, zoo
 from recollect.models.embedding import ImageLike, OnBadImage, embed_images
 from recollect.models.groups import parameter_groups
 from recollect.models.heads import Head, unit
-from recollect.models.inputs import InputNormalisation, adapted_preprocessing, check_patches
+from recollect.models.inputs import InputNormalisation, adapted_preprocessing, by_shape, check_patches
 from recollect.models.pooling import make_pooling
 from recollect.models.stages import (
     NativePool,
@@ -131,7 +131,7 @@ class Embedder(nn.Module):
             layer_norm: LayerNorm before the last layer: the paper has it for ResNet-50 only, its code for ViT too.
             l2_before_head: L2 before the last layer, for a whitening layer (ResNet-101).
             batch_norm: ``"frozen"`` (the paper), ``"statistics"``: only its statistics are (the code), ``"trained"``.
-            size: side of the crop; position embeddings are resampled to it.
+            size: side of the crop, or of whole images the longer side at most; position embeddings are resampled to it.
             resize: the shorter side before the crop, by default in the row's proportion (256 : 224); None keeps images
                 whole.
             interpolation: of that resize.
@@ -193,12 +193,26 @@ class Embedder(nn.Module):
         chosen: Tensor = self.pooling(features)
         return chosen
 
-    def forward(self, images: Tensor) -> Tensor:
-        """B×3×H×W → B×dim float32 vectors of length 1.
+    def forward(self, images: Tensor | list[Tensor]) -> Tensor:
+        """B×3×H×W, or a list of B images 3×H×W of any sizes → B×dim float32 vectors of length 1.
 
-        uint8 images are scaled and normalised here, on their device; floating ones are taken as already normalised.
+        uint8 images are scaled and normalised here, on their device; floating ones are taken as already normalised. Of
+        a list, images of one size go through together; sides are rounded to a transformer's patches, as in ``embed``.
         """
+        if isinstance(images, list):
+            return by_shape(lambda group: self.forward(self._fitted(group)), images)
         return unit(self.head(self.pooled(images)))
+
+    def _fitted(self, images: Tensor) -> Tensor:
+        """Normalised, with sides that the backbone takes."""
+        if images.device.type != "meta":
+            images = images.contiguous(memory_format=torch.channels_last)
+        return multiscale.fit(self.normalise(images), 1.0, self._multiple)
+
+    @property
+    def takes_any_size(self) -> bool:
+        """Whether images of other sizes than its own can be embedded and trained on."""
+        return backbones.takes_any_size(self.backbone)
 
     def train(self, mode: bool = True) -> Embedder:
         """As ``nn.Module.train``, but BatchNorm stays as ``batch_norm`` says."""
@@ -345,23 +359,22 @@ class Embedder(nn.Module):
 
     @torch.inference_mode()
     def _vectors(self, batch: Tensor, scales: Sequence[float] | None, before_head: bool) -> Tensor:
-        if not backbones.takes_any_size(self.backbone):
+        if not self.takes_any_size:
             expected = (self.preprocessing.size, self.preprocessing.size)
             if tuple(batch.shape[-2:]) != expected or scales is not None:
                 raise InputError(
                     f"{self.config.init} takes images of {expected[0]}×{expected[1]} pixels only, not "
                     f"{batch.shape[-1]}×{batch.shape[-2]} or several scales."
                 )
-        if batch.device.type != "meta":
-            batch = batch.contiguous(memory_format=torch.channels_last)
-        x = self.normalise(batch)
         if before_head:
             if scales is not None:
                 raise InputError("before_head gives one descriptor a picture: leave scales out.")
-            return self.head.inputs(self.pooled(multiscale.fit(x, 1.0, self._multiple)))
+            return self.head.inputs(self.pooled(self._fitted(batch)))
         if scales is None:
-            return self.forward(multiscale.fit(x, 1.0, self._multiple))
-        return multiscale.multiscale(self.forward, x, scales, self._multiple)
+            return self.forward(self._fitted(batch))
+        if batch.device.type != "meta":
+            batch = batch.contiguous(memory_format=torch.channels_last)
+        return multiscale.multiscale(self.forward, self.normalise(batch), scales, self._multiple)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write ``model.safetensors`` and ``embedder.json`` into ``folder``; see ``recollect.models.saving``."""

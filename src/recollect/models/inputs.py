@@ -1,10 +1,11 @@
-"""What happens to pixels on the way into a backbone: the preprocessing of a row, adapted, and normalisation.
+"""What happens to pixels on the way into a backbone: preprocessing, adapted; normalisation; images of several sizes.
 
-``Embedder`` uses both. Resizing and cropping themselves are in ``recollect.common.images``.
+``Embedder`` uses all three. Resizing and cropping themselves are in ``recollect.common.images``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -54,6 +55,25 @@ def check_patches(size: int, patch: int, name: str) -> None:
         raise ConfigError(f"image size {size} cannot be cut into {name}'s patches of {patch} pixels: use {choices}.")
 
 
+def by_shape(run: Callable[[Tensor], Tensor], images: Sequence[Tensor]) -> Tensor:
+    """``run`` on images of any sizes: those of one size together, rows of the result in the images' order.
+
+    Example:
+        >>> by_shape(lambda x: x.mean((2, 3)), [torch.zeros(3, 4, 2), torch.ones(3, 2, 4), torch.ones(3, 4, 2)])[:, 0]
+        tensor([0., 1., 1.])
+    """
+    groups: dict[torch.Size, list[int]] = {}
+    for row, image in enumerate(images):
+        if image.ndim != 3 or image.shape[0] != 3:
+            raise InputError(f"image {row} of the list is 3×H×W, not {tuple(image.shape)}.")
+        groups.setdefault(image.shape, []).append(row)
+    if not groups:
+        raise InputError("the list of images is empty.")
+    results = torch.cat([run(torch.stack([images[row] for row in rows])) for rows in groups.values()])
+    order = torch.tensor([row for rows in groups.values() for row in rows], device=results.device)
+    return results[order.argsort()]
+
+
 def adapted_preprocessing(
     row: zoo.Initialisation,
     size: int | None,
@@ -70,6 +90,8 @@ def adapted_preprocessing(
         base = replace(base, size=size, resize=scaled)
     if resize != "default":
         base = replace(base, resize=resize)
+    if base.resize is None:  # whole images, by the rules of instance search
+        base = replace(base, max_side=size or base.max_side, interpolation="lanczos")
     if normalisation is not None:
         mean, std = zoo.mean_and_std(normalisation)
         base = replace(base, mean=mean, std=std)

@@ -120,7 +120,7 @@ def _freeze(config: Config, device: torch.device, pretrained: bool) -> tuple[str
         return "none", "a GPU can fine-tune the whole network"
     if not pretrained:
         return "none", "the network starts from random numbers, so all of it must learn"
-    if config.data.augmentation in ("crop", "glyph"):
+    if config.data.augmentation in ("crop", "glyph", "whole"):
         return "none", f"data.augmentation={config.data.augmentation} was asked for, and cached features cannot have it"
     if config.data.on_bad_image == "skip":
         return "none", "data.on_bad_image=skip was asked for, and cached features cannot have it"
@@ -133,6 +133,8 @@ def _freeze(config: Config, device: torch.device, pretrained: bool) -> tuple[str
 def _augmentation(config: Config, frozen: bool) -> tuple[str, str]:
     if frozen:
         return "none", "features of the frozen part are computed once"
+    if config.model.resize is None:
+        return "whole", "model.resize null keeps images whole"
     if config.data.name == "glyphs":
         return "glyph", "characters are turned and shifted slightly, never mirrored or cropped"
     return "crop", "random resized crops, as in the paper"

@@ -30,10 +30,14 @@ class DataConfig:
     train_split: str = "train"
     test_split: str = "test"
     """What ``run.watch_test`` logs."""
-    validation: Literal["none", "paper", "random"] = "none"
-    """Half of the training classes that validate instead of training: the second half, or a random one."""
-    augmentation: Literal["auto", "crop", "glyph", "none"] = "auto"
-    """Random resized crop (the paper's), slight turns and shifts for characters, or none."""
+    validation: Literal["none", "paper", "random", "sfm120k"] = "none"
+    """Half of the training classes that validate instead of training: the second half, or a random one. ``sfm120k``:
+    the validation queries of SfM-120k, for instance search; no training class is held out."""
+    validation_root: str | None = None
+    """The folder that ``sfm120k`` lies in; None for ``root``."""
+    augmentation: Literal["auto", "crop", "glyph", "whole", "none"] = "auto"
+    """Random resized crop (the paper's), slight turns and shifts for characters, whole images that keep their shape
+    (instance search), or none: as for the test."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
     """Share of the image that a crop covers, from and to."""
     flip: bool = True
@@ -56,9 +60,13 @@ class ModelConfig:
     dim: int | Literal["default"] | None = "default"
     """Length of the embedding; None for no last layer at all, as in the paper's *init* rows."""
     image_size: int | None = None
-    """Side of the images in pixels."""
+    """Side of the images in pixels; of whole images the longer side at most."""
     resize: int | Literal["default"] | None = "default"
-    """The shorter side before the centre crop at test; by default in the model's own proportion to ``image_size``."""
+    """The shorter side before the centre crop at test; by default in the model's own proportion to ``image_size``; None
+    keeps images whole."""
+    scales: tuple[float, ...] = ()
+    """Scales over which ``recollect eval`` averages an image's vectors on Revisited Oxford and Paris; empty for one.
+    Training and validation see one."""
     pooling: str | None = None
     p: float = 3.0
     learn_p: bool = True
@@ -243,6 +251,21 @@ def _refuse_combinations(config: Config) -> None:
             f"data.on_bad_image=skip replaces images as they are met, but with model.freeze={model.freeze} each is "
             "read once: remove the unreadable files (recollect data verify lists them), or set model.freeze=none."
         )
+    if config.data.augmentation == "whole" and isinstance(model.resize, int):
+        raise ConfigError(
+            f"data.augmentation whole trains on images that keep their shape, but model.resize {model.resize} cuts squares "
+            "for the test: set model.resize=null, or data.augmentation=crop."
+        )
+    if config.data.validation == "sfm120k" and not run.select.startswith(("map", "mp@")):
+        raise ConfigError(
+            f"run.select {run.select!r} is not measured on sfm120k, which has queries and no classes: set run.select=map."
+        )
+    if config.data.validation != "sfm120k" and config.data.validation_root is not None:
+        raise ConfigError(
+            "data.validation_root is the folder of sfm120k: set data.validation=sfm120k, or leave it out."
+        )
+    if any(scale <= 0 for scale in model.scales):
+        raise ConfigError(f"model.scales {list(model.scales)} must be above 0.")
     if model.whitening is not None and model.dim is None:
         raise ConfigError("model.whitening initialises the last layer, and model.dim null leaves it out: set one.")
     if run.precision == "fp16" and run.device == "cpu":

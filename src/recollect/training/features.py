@@ -21,6 +21,7 @@ from recollect.common.files import atomic_write
 from recollect.common.progress import ProgressLine
 from recollect.data import ImageSet, Pipeline, test_transform
 from recollect.models import Embedder
+from recollect.training.inputs import take_rows
 
 Features = NDArray[np.float32]
 
@@ -73,7 +74,7 @@ def _compute(
         ProgressLine(f"features of {images.name}/{images.split}, once", len(images)) as line,
     ):
         for number, batch in enumerate(pipeline.sequential(batch_size)):
-            part = frozen(batch.images.to(embedder.device)).float().cpu().numpy()
+            part = frozen(take_rows(batch.images, slice(None), embedder.device)).float().cpu().numpy()
             if number == 0:
                 shape = (len(images), *part.shape[1:])
                 header = {"descr": "<f4", "fortran_order": False, "shape": shape}

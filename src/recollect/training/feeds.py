@@ -14,15 +14,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recollect.data import Pipeline
+from recollect.data.instance import LongerSide
 from recollect.training.features import Features
 
 Indices = NDArray[np.int64]
 
 
 class Fed(NamedTuple):
-    """Inputs of the network, their labels, and which images of the set they are."""
+    """Inputs of the network, their labels, and which images of the set they are.
 
-    inputs: Tensor
+    ``stream`` gives a list where images keep sizes of their own; ``sequential`` always gives a tensor.
+    """
+
+    inputs: Tensor | list[Tensor]
     labels: Tensor
     indices: Indices
 
@@ -36,8 +40,14 @@ class Feed(Protocol):
     def sequential(self, batch_size: int) -> Iterator[Fed]:
         """Every image once, in order, for evaluation."""
 
+    def example(self) -> tuple[Tensor, float]:
+        """One input as large as any, with a first dimension of 1; and how much of that an input has on average."""
+
     def close(self) -> None:
         """Let go of threads."""
+
+
+_LOOKED_AT = 256  # images whose headers tell how large images are
 
 
 class PixelFeed:
@@ -53,6 +63,18 @@ class PixelFeed:
     def sequential(self, batch_size: int) -> Iterator[Fed]:
         """See ``Feed``."""
         return (Fed(*batch) for batch in self.pipeline.sequential(batch_size))
+
+    def example(self) -> tuple[Tensor, float]:
+        """See ``Feed``. Images that keep sizes of their own are judged by the headers of some of them."""
+        transform, images = self.pipeline.transform, self.pipeline.images
+        if not isinstance(transform, LongerSide):
+            inputs = next(self.stream([np.zeros(1, np.int64)], 0)).inputs
+            return inputs if isinstance(inputs, Tensor) else inputs[0][None], 1.0
+        some = np.unique(np.linspace(0, len(images) - 1, _LOOKED_AT).astype(np.int64)).tolist()
+        sizes = [size for index in some if (size := self.pipeline.size(index))]
+        side = transform.imsize or max((max(size) for size in sizes), default=1)
+        average = float(np.mean([height * width for height, width in sizes])) if sizes else side * side
+        return torch.zeros(1, 3, side, side, dtype=torch.uint8), average / side**2
 
     def close(self) -> None:
         """See ``Feed``."""
@@ -73,6 +95,10 @@ class FeatureFeed:
         """See ``Feed``."""
         count = len(self.labels)
         return (self._rows(np.arange(start, min(start + batch_size, count))) for start in range(0, count, batch_size))
+
+    def example(self) -> tuple[Tensor, float]:
+        """See ``Feed``."""
+        return torch.tensor(self.features[:1]), 1.0
 
     def close(self) -> None:
         """See ``Feed``."""

@@ -267,6 +267,10 @@ def find_chunk(model: nn.Module, images: Images, autocast: torch.dtype | None = 
         limit: the number of images, if not all that are given.
     """
     device = next((parameter.device for parameter in model.parameters()), first_tensor(images).device)
+    total = limit or len(images if isinstance(images, list) else first_tensor(images))
+    if isinstance(images, list):
+        # Where sizes differ, a chunk must fit even if all its images are as large as the largest.
+        images = [max(images, key=Tensor.numel)] * total
 
     def forward(count: int) -> Tensor:
         state = random_state(device)
@@ -277,7 +281,7 @@ def find_chunk(model: nn.Module, images: Images, autocast: torch.dtype | None = 
         finally:
             set_random_state(device, state)
 
-    total = limit or len(images if isinstance(images, list) else first_tensor(images))
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    shapes = tuple((tensor.shape[1:], tensor.dtype) for tensor in tensors_of(images) if not isinstance(images, list))
+    some = images[:1] if isinstance(images, list) else [tensor[0] for tensor in tensors_of(images)]
+    shapes = tuple((tensor.shape, tensor.dtype) for tensor in some)
     return fitting_chunk(model, forward, total, device, (shapes, autocast, device, model.training, trained))

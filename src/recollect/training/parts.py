@@ -20,11 +20,14 @@ from recollect.data import (
     ClassBalancedSampler,
     ImageSet,
     Pipeline,
+    RevisitedBenchmark,
     class_disjoint_split,
     glyph_transform,
     load,
+    load_revisited,
     test_transform,
     train_transform,
+    whole_transform,
 )
 from recollect.models import Embedder
 from recollect.training.config import Config, DataConfig, ModelConfig
@@ -34,22 +37,29 @@ from recollect.training.feeds import FeatureFeed, Feed, Indices, PixelFeed
 
 @dataclass(frozen=True)
 class Sets:
-    """The images of a training. Test images are loaded only to be watched."""
+    """The images of a training. Test images are loaded only to be watched.
+
+    ``benchmark`` is there when queries with ground truth validate; ``validation`` is then its database.
+    """
 
     train: ImageSet
     validation: ImageSet | None = None
     test: ImageSet | None = None
+    benchmark: RevisitedBenchmark | None = None
 
 
 def load_sets(config: Config) -> Sets:
-    """The image sets that ``config`` names; validation classes are taken out of the training classes."""
+    """The image sets that ``config`` names; validation classes, if any, are taken out of the training classes."""
     data = config.data
     train = _load(data, data.train_split)
-    validation = None
-    if data.validation != "none":
+    validation = benchmark = None
+    if data.validation == "sfm120k":
+        benchmark = load_revisited("sfm120k", data.validation_root or data.root or ".")
+        validation = benchmark.database
+    elif data.validation != "none":
         train, validation = class_disjoint_split(train, data.validation, config.run.seed)
     test = _load(data, data.test_split) if config.run.watch_test else None
-    return Sets(train, validation, test)
+    return Sets(train, validation, test, benchmark)
 
 
 def _load(data: DataConfig, split: str) -> ImageSet:
@@ -193,6 +203,12 @@ def make_feed(config: Config, network: Network, images: ImageSet, *, training: b
         transform = train_transform(embedder.preprocessing, scale=data.crop_scale, flip=data.flip)
     elif training and data.augmentation == "glyph":
         transform = glyph_transform(embedder.preprocessing)
+    elif training and data.augmentation == "whole":
+        transform = whole_transform(embedder.preprocessing, flip=data.flip)
+    if transform.size is None and not embedder.takes_any_size:
+        raise ConfigError(
+            f"{config.model.init} takes images of one size only: set model.resize and data.augmentation=crop."
+        )
     return PixelFeed(
         Pipeline(
             images,

@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from recollect.data import ImageSet
 from recollect.losses.simix import MAX_PAIRS
 from recollect.models.zoo import find
 from recollect.training.choices import Choice
 from recollect.training.chunking import bytes_per_image
 from recollect.training.config import Config
 from recollect.training.inputs import call_model
+from recollect.training.parts import Sets
 from recollect.training.randomness import random_state, set_random_state
 
 _PROBE = 32  # images: enough that their time is that of a large chunk
@@ -51,6 +51,9 @@ class Plan:
     frozen: str
     init: str = ""
     image_size: int | None = None
+    validation_queries: int = 0
+    longer_side: int = 0
+    """Of whole images, at most; 0 when all have one size."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for the manifest."""
@@ -66,6 +69,8 @@ class Plan:
             "" if self.classes_used == self.classes else f" ({self.classes - self.classes_used:,} too small to use)"
         )
         held_out = f"; {self.validation_classes:,} classes validate" if self.validation_classes else ""
+        held_out += f"; {self.validation_queries:,} queries of sfm120k validate" if self.validation_queries else ""
+        whole = f", each of at most {self.longer_side} × {self.longer_side} pixels" if self.longer_side else ""
         frozen = f", frozen up to {self.frozen}: features are computed once" if self.frozen != "none" else ""
         size = f" at {self.image_size} px" if self.image_size else ""
         text = [
@@ -73,7 +78,7 @@ class Plan:
             f"model      {self.init}{size}: {self.parameters / 1e6:.1f} M parameters, "
             f"{self.trained_parameters / 1e6:.2f} M trained{frozen}",
             f"batch      {self.batch:,} images of {self.classes_a_batch:,} classes{virtual}{shared}",
-            f"chunk      {self.chunk:,} images in the network at once",
+            f"chunk      {self.chunk:,} images in the network at once{whole}",
             f"length     {self.steps:,} steps: {self.epochs:.3g} epochs of {self.batches_an_epoch:,} batches",
             f"machine    {self.device}, {self.precision}; about {self.memory_mb:,} MB",
             f"time       about {_duration(self.seconds_a_step * self.steps)} for the network "
@@ -84,12 +89,13 @@ class Plan:
 
 def make_plan(
     config: Config,
-    images: ImageSet,
-    validation: ImageSet | None,
+    sets: Sets,
     *,
     model: nn.Module,
     trained: nn.Module,
     inputs: Tensor,
+    share: float,
+    whole_images: bool,
     chunk: int,
     batch: int,
     batches_an_epoch: int,
@@ -102,16 +108,19 @@ def make_plan(
 
     Args:
         config: settled.
-        images, validation: the sets.
+        sets: the images.
         model: the whole network.
         trained: the part that the loop calls.
-        inputs: at least one input of it.
+        inputs: at least one input of it, as large as any.
+        share: how much of that an input has on average.
+        whole_images: whether inputs have sizes of their own.
         chunk: images in the network at once.
         batch: images a step, over all processes.
         batches_an_epoch, steps: how long it goes on.
         processes: how many share it.
         device, dtype: where and in which precision.
     """
+    images, benchmark = sets.train, sets.benchmark
     whole = config.batch.size == "all"
     each = config.batch.samples_per_class
     sizes = images.class_sizes[images.class_sizes > 0]
@@ -121,14 +130,14 @@ def make_plan(
     parameters = sum(parameter.numel() for parameter in model.parameters())
     learned = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     # Weights, gradients and the optimiser's two moments; one chunk's graph; the batch and the one being read ahead.
-    held = 4 * parameters + 12 * learned + chunk * weight + 2 * mine * inputs[0].nbytes + _LOSS_MEMORY
+    held = 4 * parameters + 12 * learned + chunk * weight + 2 * mine * inputs[0].nbytes * share + _LOSS_MEMORY
     passes = 1.0 if chunk >= mine else 4 / 3
     return Plan(
         data=config.data.name,
         images=len(images),
         classes=len(sizes),
         classes_used=len(used),
-        validation_classes=0 if validation is None else validation.num_classes,
+        validation_classes=0 if sets.validation is None or benchmark else sets.validation.num_classes,
         batch=batch,
         classes_a_batch=len(used) if whole else batch // each,
         virtual_batch=_virtual(config, batch, used),
@@ -140,12 +149,14 @@ def make_plan(
         parameters=parameters,
         trained_parameters=learned,
         memory_mb=int(held / 2**20),
-        seconds_a_step=seconds * mine * passes,
+        seconds_a_step=seconds * share * mine * passes,
         device=str(device),
         precision=config.run.precision,
         frozen=config.model.freeze,
         init=config.model.init,
         image_size=_image_size(config),
+        validation_queries=0 if benchmark is None else len(benchmark.queries),
+        longer_side=inputs.shape[-1] if whole_images else 0,
     )
 
 

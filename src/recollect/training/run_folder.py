@@ -6,6 +6,7 @@
     checkpoints/     last.pt to go on from, best.pt by validation
     model/           the final embedder
     stopped/         the batch at which a run stopped on a loss that is no number
+    whitening/       only before the first step: features that the last layer's whitening is learned from
 
 Everything but ``metrics.jsonl`` is written whole or not at all. A folder that holds anything is never written over.
 """
@@ -61,6 +62,7 @@ class RunFolder:
         self.best = path / "checkpoints" / "best.pt"
         self.model = path / "model"
         self.stopped = path / "stopped"
+        self.whitening = path / "whitening"
 
     @classmethod
     def create(cls, path: Path | str | None, name: str) -> RunFolder:

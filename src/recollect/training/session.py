@@ -7,19 +7,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import nn
 
 from recollect.common.errors import ConfigError
-from recollect.data import ImageSet
+from recollect.data import ImageSet, RevisitedBenchmark
 from recollect.training.checkpoint import Trained
 from recollect.training.choices import Choice, settle
 from recollect.training.config import Config
 from recollect.training.distributed import Team
-from recollect.training.feeds import Feed
+from recollect.training.feeds import Feed, PixelFeed
 from recollect.training.large_batch import check_trainable_in_chunks, find_chunk
 from recollect.training.optimiser import make_optimiser
 from recollect.training.parts import (
@@ -34,7 +34,7 @@ from recollect.training.parts import (
     make_sampler,
 )
 from recollect.training.plan import Plan, make_plan
-from recollect.training.validation import Watched
+from recollect.training.validation import Watched, images_at_once
 
 _PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -82,8 +82,8 @@ def prepare(config: Config, device: torch.device, team: Team) -> Session:
     sampler = make_sampler(config, sets.train)
     feed = make_feed(config, network, sets.train, training=True)
     watched = [
-        _watch(config, network, team, name, images)
-        for name, images in (("val", sets.validation), ("test", sets.test))
+        _watch(config, network, team, name, images, benchmark)
+        for name, images, benchmark in (("val", sets.validation, sets.benchmark), ("test", sets.test, None))
         if images is not None
     ]
     trained = Trained(
@@ -111,11 +111,16 @@ def _prepare_torch(config: Config, device: torch.device) -> torch.dtype | None:
     return _PRECISIONS[config.run.precision]
 
 
-def _watch(config: Config, network: Network, team: Team, name: str, images: ImageSet) -> Watched:
+def _watch(
+    config: Config, network: Network, team: Team, name: str, images: ImageSet, benchmark: RevisitedBenchmark | None
+) -> Watched:
     """The set with this process's part of it."""
     start, stop = (len(images) * rank // team.size for rank in (team.rank, team.rank + 1))
     mine = images if team.size == 1 else images.subset(np.arange(start, stop))
-    return Watched(name, images, make_feed(config, network, mine, training=False), start)
+    if benchmark is not None:  # an image left out would shift the ground truth
+        config = replace(config, data=replace(config.data, on_bad_image="error"))
+    feed = make_feed(config, network, mine, training=False)
+    return Watched(name, images, feed, start, images_at_once(network.embedder.preprocessing), benchmark)
 
 
 def _plan(
@@ -131,8 +136,8 @@ def _plan(
     """The chunk size, the number of steps, and the plan."""
     batch = config.batch.size if isinstance(config.batch.size, int) else len(sets.train)
     mine = -(-batch // team.size)
-    example = next(iter(feed.stream([np.zeros(1, np.int64)], 0))).inputs
-    # For "auto": one image seen M times weighs what M images weigh, and needs no reading.
+    example, share = feed.example()
+    # For "auto": one image seen M times weighs what M images weigh at most, and needs no reading.
     copies = example.expand(mine, *example.shape[1:])
     wanted = config.batch.chunk
     chunk = min(find_chunk(network.trained, copies, dtype) if wanted == "auto" else wanted, mine)
@@ -141,11 +146,12 @@ def _plan(
     steps = config.run.steps or (len(sampler) * config.run.epochs if isinstance(config.run.epochs, int) else 0)
     plan = make_plan(
         config,
-        sets.train,
-        sets.validation,
+        sets,
         model=network.embedder,
         trained=network.trained,
         inputs=example,
+        share=share,
+        whole_images=isinstance(feed, PixelFeed) and feed.pipeline.transform.size is None,
         chunk=chunk,
         batch=batch,
         batches_an_epoch=len(sampler),

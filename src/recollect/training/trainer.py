@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shutil
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
@@ -168,10 +169,12 @@ class Trainer:
             self.progress, sampler, self.session.chunk = load_checkpoint(self.folder.last, self.session.trained)
             self.session.sampler.load_state_dict(sampler)
             self.say(f"resumed    after step {self.progress.step:,}")
-        else:
-            whiten_last_layer(self.session, self.say)
+        elif whiten_last_layer(self.session, self.say, self.folder.whitening):
+            self._save()  # so that it is learned once, however early the run is interrupted
         if self.first:
-            self.folder.forget_after(self.progress.step if resumed else -1)
+            shutil.rmtree(self.folder.whitening, ignore_errors=True)
+            # Before the first step the first evaluation is taken again.
+            self.folder.forget_after(self.progress.step or -1)
         self.saved_at = time.monotonic()
         self.started_at = time.monotonic() - self.progress.seconds
 
@@ -343,7 +346,8 @@ class Trainer:
         )
         if self.first:
             embedder.save(self.folder.model, overwrite=True)
-            by = f"{self.config.run.select} of the validation classes" if best else "being the last"
+            set_name = "sfm120k" if self.session.sets.benchmark is not None else "the validation classes"
+            by = f"{self.config.run.select} of {set_name}" if best else "being the last"
             known: dict[str, Any] = {**vars(outcome), "chosen_by": by}
             self.folder.update_manifest(finished=now(), outcome={k: v for k, v in known.items() if k != "folder"})
         self.team.barrier()

@@ -1,23 +1,38 @@
 """The last layer as a whitening of the training images, before the first step: how instance search begins.
 
-Which images it is learned from was never published; here it is one class-balanced draw of the training set.
+Which images it is learned from was never published; here it is one class-balanced draw of the training set. Features
+are stored as they are computed (``models/stored.py``), so a run that is killed meanwhile goes on where it was; the
+layer is a function of them and of the seed, and is part of the first checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from PIL import Image
+from torch import Tensor
 
 from recollect.data import ClassBalancedSampler, ImageSet
-from recollect.models import whitening_from_labels
+from recollect.data.instance import LongerSide
+from recollect.data.pictures import Pictures
+from recollect.models import Embedder, whitening_from_labels
+from recollect.models.stored import stored_vectors, weights_digest
 from recollect.training.session import Session
+from recollect.training.validation import images_at_once
 
 
-def whiten_last_layer(session: Session, say: Callable[[str], None]) -> None:
-    """Set the last layer as ``model.whitening`` says; nothing without it. All processes end with the same numbers.
+def whiten_last_layer(session: Session, say: Callable[[str], None], folder: Path) -> bool:
+    """Set the last layer as ``model.whitening`` says; without it do nothing. All processes end with the same numbers.
+
+    Args:
+        session: the training, before its first step.
+        say: receives a line about it.
+        folder: where features are kept while they are computed.
+
+    Returns:
+        Whether the layer was set.
 
     Raises:
         ConfigError: there are fewer images than asked for.
@@ -25,7 +40,7 @@ def whiten_last_layer(session: Session, say: Callable[[str], None]) -> None:
     """
     config, embedder = session.config, session.network.embedder
     if config.model.whitening is None:
-        return
+        return False
     if session.team.rank == 0:
         each, images = config.batch.samples_per_class, session.sets.train
         size = max(config.model.whitening // each, 1) * each
@@ -33,21 +48,28 @@ def whiten_last_layer(session: Session, say: Callable[[str], None]) -> None:
         sampler.set_epoch(0)
         chosen = images.subset(next(iter(sampler)))
         say(f"whitening  the last layer starts from {len(chosen):,} training images")
-        features = embedder.embed(_Pictures(chosen), batch_size=session.chunk, before_head=True)
+        features = _features(embedder, chosen, folder / "features.npy")
         embedder.set_whitening(whitening_from_labels(features, torch.from_numpy(chosen.labels), seed=config.run.seed))
     if session.team.size > 1 and embedder.head.linear is not None:
         for parameter in embedder.head.linear.parameters():
             dist.broadcast(parameter.data, src=0)
+    return True
 
 
-class _Pictures:
-    """Images read when they are reached; the length feeds the progress line."""
+def _features(embedder: Embedder, images: ImageSet, path: Path) -> Tensor:
+    """What the last layer is given, N × D, as for the test."""
+    preprocessing = embedder.preprocessing
+    # Whole images are shrunk as the pipeline shrinks them; crops are the embedder's own business.
+    read = LongerSide(preprocessing.max_side).read if preprocessing.resize is None else ImageSet.read
 
-    def __init__(self, images: ImageSet) -> None:
-        self._images = images
+    def embed(part: range) -> Tensor:
+        pictures = Pictures(images, part, read)
+        at_once = images_at_once(preprocessing)  # not the chunk: it may differ when resumed, and rounding with it
+        return embedder.embed(pictures, batch_size=at_once, before_head=True, progress=False)
 
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __iter__(self) -> Iterator[Image.Image]:
-        return (self._images.read(index) for index in range(len(self._images)))
+    about = {"weights": weights_digest(embedder), "preprocessing": repr(preprocessing), "set": images.fingerprint}
+    # Overwriting: they are the run's own, and of no use to it once images or weights are others.
+    rows = stored_vectors(
+        path, embed, len(images), embedder.feature_dim, about, overwrite=True, description="whitening"
+    )
+    return torch.tensor(rows)

@@ -36,6 +36,7 @@ class RevisitedBenchmark:
         easy: an array of indices a query: images that show its object clearly.
         hard: the same for images that show it with difficulty.
         junk: the same for images that are to be ignored.
+        query_rows: where queries are images of the database, which; else None.
     """
 
     name: str
@@ -44,6 +45,13 @@ class RevisitedBenchmark:
     easy: Sequence[NDArray[np.int64]]
     hard: Sequence[NDArray[np.int64]]
     junk: Sequence[NDArray[np.int64]]
+    query_rows: NDArray[np.int64] | None = None
+
+    @property
+    def ground_truth(self) -> list[dict[str, list[int]]]:
+        """A dict with ``easy``, ``hard`` and ``junk`` a query, as evaluation takes it."""
+        lists = zip(self.easy, self.hard, self.junk, strict=True)
+        return [{"easy": easy.tolist(), "hard": hard.tolist(), "junk": junk.tolist()} for easy, hard, junk in lists]
 
 
 def load_revisited(
@@ -81,7 +89,11 @@ def load_revisited(
         )
 
     return RevisitedBenchmark(
-        name, images("database", parsed.database, None), images("queries", parsed.queries, parsed.boxes), *parsed.lists
+        name,
+        images("database", parsed.database, None),
+        images("queries", parsed.queries, parsed.boxes),
+        *parsed.lists,
+        query_rows=parsed.query_rows,
     )
 
 
@@ -105,6 +117,7 @@ class _Parsed:
     queries: list[str]
     boxes: NDArray[np.float64] | None
     lists: Lists
+    query_rows: NDArray[np.int64] | None = None
 
 
 def _parse_revisited(source: Source, root: Path) -> _Parsed:
@@ -138,7 +151,7 @@ def _parse_sfm(source: Source, root: Path) -> _Parsed:
     ]
     easy = [np.setdiff1d(found, ignored) for found, ignored in zip(easy, junk, strict=True)]
     hard = [np.empty(0, np.int64) for _ in truth]
-    return _Parsed(database, [database[q] for q in queries.tolist()], None, (easy, hard, junk))
+    return _Parsed(database, [database[q] for q in queries.tolist()], None, (easy, hard, junk), queries)
 
 
 def _sfm_folder(root: Path) -> str:

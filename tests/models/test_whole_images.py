@@ -1,0 +1,162 @@
+"""Images of different sizes in one call, and vectors that are stored as they are made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from recollect.common.errors import ConfigError, DataError, InputError
+from recollect.data.images import ImageSet
+from recollect.data.instance import LongerSide
+from recollect.models import Embedder, stored
+from recollect.models.inputs import by_shape
+from recollect.models.stored import stored_vectors, weights_digest
+
+SIDES = st.sampled_from([8, 12, 17])
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Embedder:
+    torch.manual_seed(0)
+    return Embedder.create("tiny", size=32, resize=None, dim=8).double()
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.lists(st.tuples(SIDES, SIDES), min_size=1, max_size=9), st.integers(0, 99))
+def test_a_list_equals_one_at_a_time(tiny: Embedder, sizes: list[tuple[int, int]], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    images = [torch.randint(0, 256, (3, *size), generator=generator, dtype=torch.uint8) for size in sizes]
+    together = tiny(images)
+    alone = torch.cat([tiny(image[None]) for image in images])
+    assert together.shape == (len(images), 8)
+    assert torch.allclose(together, alone, rtol=0, atol=1e-9)
+    direction = torch.randn(together.shape, generator=generator, dtype=torch.float64)
+    parameters = list(tiny.parameters())
+    one = torch.autograd.grad((together * direction).sum(), parameters)
+    other = torch.autograd.grad((alone * direction).sum(), parameters)
+    assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in zip(one, other, strict=True))
+
+
+def test_equal_shapes_go_together() -> None:
+    seen: list[int] = []
+
+    def run(batch: Tensor) -> Tensor:
+        seen.append(len(batch))
+        return batch.flatten(1)[:, :1]
+
+    images = [torch.full((3, *size), float(value)) for value, size in enumerate([(2, 3), (3, 2), (2, 3), (2, 3)])]
+    assert by_shape(run, images).flatten().tolist() == [0, 1, 2, 3]
+    assert seen == [3, 1]
+    for wrong in ([], [torch.zeros(1, 3, 4, 4)], [torch.zeros(4, 4)]):
+        with pytest.raises(InputError, match="list"):
+            by_shape(run, wrong)
+
+
+def test_a_transformer_takes_a_list_as_embed_does() -> None:
+    embedder = Embedder.create("timm:vit_tiny_patch16_224.augreg_in21k", weights="none", size=64, resize=None, dim=8)
+    embedder.eval()
+    images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in ((48, 70), (33, 64))]
+    with torch.no_grad():
+        assert torch.allclose(embedder(images), embedder.embed(images, progress=False), atol=1e-5)
+
+
+def test_the_size_of_whole_images_is_their_longer_side(tmp_path: Path) -> None:
+    """Through ``embed`` and through the pipeline, to the pixel; saved with the embedder."""
+    embedder = Embedder.create("tiny", size=40, resize=None, dim=8)
+    embedder.save(tmp_path / "model")
+    preprocessing = Embedder.load(tmp_path / "model").preprocessing
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 130, 171, 3), dtype=np.uint8)
+    images = ImageSet("two", ["a", "b"], [0, 0], ["x"], arrays=pixels)
+    for index in range(2):
+        found = preprocessing(images.read(index))
+        assert found.shape == (3, 30, 40)
+        shrunk = np.asarray(LongerSide(preprocessing.max_side).read(images, index))
+        assert np.array_equal(found.permute(1, 2, 0).numpy(), shrunk)
+
+
+# Vectors in a file ---------------------------------------------------------------------------------------------------
+
+
+class Ended(BaseException):
+    """A process that ends here."""
+
+
+class Work:
+    """Embeds an image to its number; ends when it has been asked for ``fails`` parts."""
+
+    def __init__(self, fails: int | None = None) -> None:
+        self.asked: list[range] = []
+        self.fails = fails
+
+    def __call__(self, part: range) -> Tensor:
+        self.asked.append(part)
+        if self.fails is not None and len(self.asked) > self.fails:
+            raise Ended
+        return torch.arange(part.start, part.stop).float()[:, None].expand(-1, 2)
+
+
+@pytest.mark.parametrize("fails", range(4))
+def test_interrupted_and_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int) -> None:
+    monkeypatch.setattr(stored, "PART", 3)
+    expected = stored_vectors(tmp_path / "whole.npy", Work(), 10, 2, {"model": "m"})
+    assert expected[:, 1].tolist() == list(range(10))
+    first, second = Work(fails), Work()
+    path = tmp_path / "x.npy"
+    with pytest.raises(Ended):
+        stored_vectors(path, first, 10, 2, {"model": "m"})
+    assert not path.exists()
+    found = stored_vectors(path, second, 10, 2, {"model": "m"})
+    assert second.asked == [range(s, min(s + 3, 10)) for s in range(3 * fails, 10, 3)]
+    assert path.read_bytes() == (tmp_path / "whole.npy").read_bytes()
+    assert np.array_equal(found, expected)
+    assert {file.name for file in tmp_path.iterdir()} == {"whole.npy", "whole.npy.json", "x.npy", "x.npy.json"}
+    again = Work()
+    assert np.array_equal(stored_vectors(path, again, 10, 2, {"model": "m"}), expected)
+    assert again.asked == []
+
+
+def test_ended_while_the_file_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ending(self: Path, target: Path) -> None:
+        raise Ended
+
+    with monkeypatch.context() as patch:
+        replace = Path.replace
+        patch.setattr(Path, "replace", lambda self, to: ending(self, to) if to.suffix == ".npy" else replace(self, to))
+        with pytest.raises(Ended):
+            stored_vectors(tmp_path / "x.npy", Work(), 4, 2, {})
+    work = Work()
+    assert len(stored_vectors(tmp_path / "x.npy", work, 4, 2, {})) == 4
+    assert work.asked == []
+
+
+def test_vectors_of_something_else_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "PART", 3)
+    path = tmp_path / "x.npy"
+    with pytest.raises(Ended):
+        stored_vectors(path, Work(1), 10, 2, {"model": "m"})
+    for _ in range(2):  # half made, and whole
+        with pytest.raises(ConfigError, match=r"different: model\).*--overwrite"):
+            stored_vectors(path, Work(), 10, 2, {"model": "n"})
+        stored_vectors(path, Work(), 10, 2, {"model": "m"})
+    fresh = Work()
+    stored_vectors(path, fresh, 10, 2, {"model": "n"}, overwrite=True)
+    assert len(fresh.asked) == 4
+    assert json.loads((tmp_path / "x.npy.json").read_text())["about"]["model"] == "n"
+    np.save(path, np.zeros((3, 2), np.float32))
+    with pytest.raises(DataError, match="instead of float32"):
+        stored_vectors(path, Work(), 10, 2, {"model": "n"})
+
+
+def test_the_digest_changes_with_any_weight(tiny: Embedder) -> None:
+    before = weights_digest(tiny)
+    assert before == weights_digest(tiny)
+    with torch.no_grad():
+        tiny.head.linear.bias[3] += 1e-12  # type: ignore[union-attr, index]
+    assert before != weights_digest(tiny)

@@ -1,0 +1,42 @@
+"""``recollect`` in a process that is killed (SIGKILL) in the middle of its work, at a place that is always the same.
+
+    python killed.py PLACE COUNT ARGUMENTS…
+
+PLACE is ``part`` (vectors being stored) or ``step`` (a training step); the process dies when one begins for the COUNT-th
+time, what it computed since the last write being lost. Parts are of 16 images, so that a small set has several.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+from recollect.models import stored
+from recollect.training.trainer import Trainer
+
+stored.PART = 16
+
+
+def deadly(call: Any, count: int) -> Any:
+    calls = iter(range(1, count))
+
+    def calling(*arguments: Any, **options: Any) -> Any:
+        if next(calls, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*arguments, **options)
+
+    return calling
+
+
+if __name__ == "__main__":
+    place, count, *arguments = sys.argv[1:]
+    if place == "part":
+        stored.write_json = deadly(stored.write_json, int(count))  # before it is noted that a part is there
+    elif place == "step":
+        Trainer._step = deadly(Trainer._step, int(count))  # type: ignore[method-assign]
+    sys.argv = ["recollect", *arguments]
+    from recollect.cli import main
+
+    main()
