@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from recollect.training.run_folder import RunFolder
+from recollect.tuning.results import Results
 from tuning.tuning_runs import as_recipe, config_of, make_data, study, told
 
 SPACE = ["epochs=3", "lr=1e-3:1e-2"]
+LENGTH = {"batch.batches_per_epoch": 8}
 
 
 def start(recipe: Path, out: Path, trials: int, *more: str) -> subprocess.Popen[str]:
@@ -33,13 +35,19 @@ def steps_in(folder: Path) -> int:
     return sum(record["kind"] == "step" for record in RunFolder(folder).read_metrics())
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """An uninterrupted study."""
+    folder = tmp_path_factory.mktemp("whole")
+    return study(make_data(folder / "data"), folder / "s", trials=2, space=SPACE, settings=LENGTH)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_study_goes_on_exactly(tmp_path: Path, number: signal.Signals) -> None:
-    settings = {"run.checkpoint_steps": 1, "batch.batches_per_epoch": 8}
+def test_a_killed_study_goes_on_exactly(tmp_path: Path, number: signal.Signals, whole: Results) -> None:
+    settings, expected = {**LENGTH, "run.checkpoint_steps": 2}, whole
     root = make_data(tmp_path / "data")
     config = config_of(root, **settings)
-    expected = study(root, tmp_path / "whole", trials=2, space=SPACE, settings=settings)
     process = start(as_recipe(config, tmp_path / "small.yaml"), tmp_path / "s", 2)
     until = time.monotonic() + 120
     while steps_in(tmp_path / "s" / "trials" / "0001") < 5 and process.poll() is None and time.monotonic() < until:
@@ -60,7 +68,7 @@ def test_a_killed_study_goes_on_exactly(tmp_path: Path, number: signal.Signals) 
 @pytest.mark.slow
 def test_two_processes_share_the_trials_and_one_of_them_ends_the_study(tmp_path: Path) -> None:
     root = make_data(tmp_path / "data")
-    settings = {"batch.batches_per_epoch": 8}
+    settings = {"batch.batches_per_epoch": 4}
     recipe = as_recipe(config_of(root, **settings), tmp_path / "small.yaml")
     out = tmp_path / "s"
     processes = [start(recipe, out, 6) for _ in range(2)]

@@ -34,7 +34,8 @@ def make_data(root: Path, *, test: bool = True) -> Path:
 
 
 def config_of(root: Path, **settings: Any) -> Config:
-    quick = {"batch.batches_per_epoch": 2, "batch.chunk": 16, "loss.options": {}}
+    # A checkpoint after every step, as in the tests of training, would only wait for the disk here.
+    quick = {"batch.batches_per_epoch": 2, "batch.chunk": 16, "loss.options": {}, "run.checkpoint_minutes": 60}
     return small_config(root, **{**quick, **settings})
 
 
