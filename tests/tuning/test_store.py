@@ -103,7 +103,7 @@ def test_beats_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     claim = take(store, 1)
     before = claim.trial.user_attrs["beat"]
     with store.at_work(claim):
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while store.trials()[0].user_attrs["beat"] == before and time.monotonic() < until:
             time.sleep(0.02)
         assert store.trials()[0].user_attrs["beat"] > before
