@@ -70,7 +70,7 @@ def test_batch_and_length_by_the_size_of_the_set(name: str) -> None:
     sizes, cpu_batch, cpu_steps, gpu_batch, gpu_steps = TABLE[name]
     cpu, _ = chosen(sizes, "cpu")
     assert (cpu.model.freeze, cpu.batch.size, steps(cpu, sizes)) == ("pooling", cpu_batch, cpu_steps)
-    assert (cpu.data.augmentation, cpu.optimiser.lr) == ("none", 1e-3)
+    assert (cpu.data.augmentation, cpu.optimiser.lr) == ("none", 1e-4)
     gpu, _ = chosen(sizes, "cuda")
     assert (gpu.model.freeze, gpu.batch.size, steps(gpu, sizes)) == ("none", gpu_batch, gpu_steps)
     assert (gpu.data.augmentation, gpu.optimiser.lr) == ("crop", 1e-4)

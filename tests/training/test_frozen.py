@@ -137,7 +137,7 @@ def test_a_folder_on_a_cpu_starts_frozen_and_says_so(root: Path) -> None:
     config = resolve("folder", {"data.root": str(root)})
     settled, choices = settle(config, images, torch.device("cpu"), pretrained=True)
     assert (settled.model.freeze, settled.batch.size, settled.data.augmentation) == ("pooling", "all", "none")
-    assert settled.optimiser.lr == 1e-3
+    assert settled.optimiser.lr == 1e-4
     assert any("only the last layer is trained" in str(choice) for choice in choices)
     settled, _ = settle(config, images, torch.device("cuda"), pretrained=True)
     assert (settled.model.freeze, settled.batch.size, settled.data.augmentation) == ("none", 48, "crop")

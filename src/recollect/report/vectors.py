@@ -11,6 +11,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.common.errors import DataError
 from recollect.common.files import atomic_write
 from recollect.data import ImageSet
 from recollect.data.pictures import Pictures
@@ -76,7 +77,7 @@ def write_kept(path: Path, kept: Kept, remarks: list[str]) -> None:
                 class_names=np.array(shown.class_names),
                 **{f"vectors_{name}": rows for name, rows in kept.vectors.items()},  # type: ignore[arg-type]
             )
-    except OSError as error:  # a run on a disk that cannot be written is still worth a report
+    except (OSError, DataError) as error:  # a run on a disk that cannot be written is still worth a report
         remarks.append(f"The vectors could not be kept in {path}: {error}")
 
 

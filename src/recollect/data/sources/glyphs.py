@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.common.errors import ConfigError, DataWarning
+from recollect.common.errors import ConfigError, DataError, DataWarning
 from recollect.common.files import atomic_write, cache_folder, sha256
 from recollect.common.progress import ProgressLine
 from recollect.data.images import ImageSet
@@ -134,7 +134,7 @@ def _cached(faces: list[Face], min_faces: int, folder: Path) -> Glyphs:
         glyphs = make_glyphs(faces, min_faces)
         try:
             _write_cache(path, glyphs)
-        except OSError as error:
+        except (OSError, DataError) as error:
             warnings.warn(
                 f"glyphs: cannot be kept in {folder} ({error}), so they will be made anew each time. "
                 "Name a folder that can be written in RECOLLECT_CACHE.",
