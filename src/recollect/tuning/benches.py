@@ -123,7 +123,7 @@ BENCHES = {
             recipe="cars196-96px",
             budget=UntilValidation(small=1500, full=6000, most_images=160_000),
             batch=392,
-            batches=(16, 32, 64, 128, 392),
+            batches=(16, 64, 392),
             rates=(1e-4, 3e-4, 1e-3),
             settings={"model.freeze": "pooling", "data.cache": "none", "loss.options": {}},
             folder="cars196_96px",
