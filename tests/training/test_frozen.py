@@ -14,7 +14,7 @@ from recollect.common.errors import ConfigError
 from recollect.data import ImageSet, load
 from recollect.evaluation import evaluate
 from recollect.models import Embedder
-from recollect.training import features, logs
+from recollect.training import features, logs, trainer
 from recollect.training.choices import settle
 from recollect.training.recipes import resolve
 from recollect.training.run_folder import RunFolder
@@ -156,3 +156,13 @@ def test_an_unknown_stage_is_refused_with_those_there_are(root: Path, tmp_path: 
     with pytest.raises(ConfigError, match="no stage 'layer9'"):
         train(small_config(root, **{**FROZEN, "model.freeze": "layer9"}), tmp_path / "run", say=silent)
     assert not RunFolder(tmp_path / "run").path.exists()
+
+
+def test_a_plan_does_not_wait_for_features(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*arguments: object, **options: object) -> None:
+        raise AssertionError("features were computed")
+
+    monkeypatch.setattr("recollect.training.parts.frozen_features", never)
+    plan, lines = trainer.plan(small_config(root, **{**FROZEN, "run.watch_test": True}))
+    assert plan.images == 72
+    assert any("frozen up to" in line for line in lines)

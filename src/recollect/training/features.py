@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError
 from recollect.common.files import atomic_write
@@ -57,6 +57,16 @@ def frozen_features(
         _compute(embedder, frozen, images, path, batch_size, workers)
     features: Features = np.load(path, mmap_mode="r", allow_pickle=False)
     return features
+
+
+def first_feature(embedder: Embedder, frozen: nn.Module, images: ImageSet) -> Tensor:
+    """What the frozen part makes of the first image, 1 × …, on the CPU: enough to plan with."""
+    was_training = frozen.training
+    frozen.eval()
+    with Pipeline(images, test_transform(embedder.preprocessing), workers=0) as pipeline, torch.no_grad():
+        row: Tensor = frozen(take_rows(pipeline.load([0]).images, slice(None), embedder.device)).float().cpu()
+    frozen.train(was_training)
+    return row
 
 
 def _compute(

@@ -5,7 +5,8 @@ The loop and the evaluation see only ``Feed``; which one it is decides ``parts.p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -43,6 +44,9 @@ class Feed(Protocol):
     def example(self) -> tuple[Tensor, float]:
         """One input as large as any, with a first dimension of 1; and how much of that an input has on average."""
 
+    def prepare(self) -> None:
+        """Do now what takes long and is done once, before anything is written."""
+
     def close(self) -> None:
         """Let go of threads."""
 
@@ -76,16 +80,30 @@ class PixelFeed:
         average = float(np.mean([height * width for height, width in sizes])) if sizes else side * side
         return torch.zeros(1, 3, side, side, dtype=torch.uint8), average / side**2
 
+    def prepare(self) -> None:
+        """See ``Feed``."""
+
     def close(self) -> None:
         """See ``Feed``."""
         self.pipeline.close()
 
 
 class FeatureFeed:
-    """Rows of an array of features."""
+    """Rows of an array of features.
 
-    def __init__(self, features: Features, labels: Indices) -> None:
-        self.features, self.labels = features, labels
+    Args:
+        compute: gives all of them; called when they are first needed, so that a plan need not wait for them.
+        example: gives the first alone, 1 × ….
+        labels: of the images.
+    """
+
+    def __init__(self, compute: Callable[[], Features], example: Callable[[], Tensor], labels: Indices) -> None:
+        self._compute, self._example, self.labels = compute, example, labels
+
+    @cached_property
+    def features(self) -> Features:
+        """All features."""
+        return self._compute()
 
     def stream(self, batches: Iterable[Indices], epoch: int) -> Iterator[Fed]:
         """See ``Feed``."""
@@ -98,7 +116,11 @@ class FeatureFeed:
 
     def example(self) -> tuple[Tensor, float]:
         """See ``Feed``."""
-        return torch.tensor(self.features[:1]), 1.0
+        return self._example(), 1.0
+
+    def prepare(self) -> None:
+        """See ``Feed``."""
+        _ = self.features
 
     def close(self) -> None:
         """See ``Feed``."""

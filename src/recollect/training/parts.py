@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from recollect.data import (
 )
 from recollect.models import Embedder
 from recollect.training.config import Config, DataConfig, ModelConfig
-from recollect.training.features import frozen_features
+from recollect.training.features import first_feature, frozen_features
 from recollect.training.feeds import FeatureFeed, Feed, Indices, PixelFeed
 
 
@@ -189,15 +190,11 @@ def make_feed(config: Config, network: Network, images: ImageSet, *, training: b
     """Batches of ``images``: varied for training, plain for evaluation; features if a part of the network is frozen."""
     data, embedder = config.data, network.embedder
     if network.frozen is not None:
-        features = frozen_features(
-            embedder,
-            network.frozen,
-            images,
-            config.model.freeze,
-            folder=cache_folder() / "features",
-            workers=data.workers,
+        frozen, folder = network.frozen, cache_folder() / "features"
+        compute = partial(
+            frozen_features, embedder, frozen, images, config.model.freeze, folder=folder, workers=data.workers
         )
-        return FeatureFeed(features, images.labels)
+        return FeatureFeed(compute, partial(first_feature, embedder, frozen, images), images.labels)
     transform = test_transform(embedder.preprocessing)
     if training and data.augmentation == "crop":
         transform = train_transform(embedder.preprocessing, scale=data.crop_scale, flip=data.flip)

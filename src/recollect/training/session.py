@@ -60,6 +60,11 @@ class Session:
     chunk: int
     total_steps: int
 
+    def prepare_feeds(self) -> None:
+        """Compute what is computed once (features of a frozen part), after the plan is told and before a run begins."""
+        for feed in (self.feed, *(watched.feed for watched in self.watched)):
+            feed.prepare()
+
     def close(self) -> None:
         """Let go of threads."""
         for feed in (self.feed, *(watched.feed for watched in self.watched)):

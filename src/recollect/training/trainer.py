@@ -98,6 +98,7 @@ def train(
         speak = say if session.team.rank == 0 else _silent
         for line in session.plan.lines(session.choices):
             speak(line)
+        session.prepare_feeds()
         folder = start_run(session, run, out)
         speak(f"run        {folder.path}")
         with stop_on_signals() as stop:
@@ -105,7 +106,7 @@ def train(
 
 
 def plan(config: Config) -> tuple[Plan, list[str]]:
-    """What ``train`` would do, without doing it: the plan and its lines. Writes nothing but cached features."""
+    """What ``train`` would do, without doing it: the plan and its lines. Writes nothing."""
     with _session(config) as session:
         return session.plan, session.plan.lines(session.choices)
 
