@@ -18,6 +18,7 @@ from small_runs import final_weights, losses, make_images, same_bits, silent, sm
 from torch import Tensor
 
 from recollect.common.errors import ConfigError, DataError
+from recollect.common.locks import try_lock
 from recollect.models import Embedder
 from recollect.training import checkpoint, large_batch, logs, recipes, session, trainer
 from recollect.training.run_folder import RunFolder, circumstances
@@ -191,6 +192,18 @@ def test_a_run_is_never_written_over(root: Path, whole: Path, tmp_path: Path) ->
     assert outcome.steps == 6
     with pytest.raises(DataError, match="is no run"):
         train(resume=tmp_path, say=silent)
+
+
+def test_a_run_has_one_writer(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs.Log, "step", lambda self, **values: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        train(small_config(root), tmp_path / "run", say=silent)
+    monkeypatch.undo()
+    lock = try_lock(tmp_path / "run" / ".lock")
+    assert lock is not None  # the run that ended holds it no longer
+    with lock, pytest.raises(ConfigError, match="another process"):
+        train(resume=tmp_path / "run", say=silent)
+    assert train(resume=tmp_path / "run", say=silent).steps == 6
 
 
 def _scripted(monkeypatch: pytest.MonkeyPatch, values: dict[str, list[float]]) -> dict[int, dict[str, Tensor]]:

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from recollect.common.errors import ConfigError, RecollectError
+from recollect.common.locks import try_lock
 from recollect.common.progress import ProgressLine
 from recollect.data import shard
 from recollect.training import distributed
@@ -101,7 +102,7 @@ def train(
         session.prepare_feeds()
         folder = start_run(session, run, out)
         speak(f"run        {folder.path}")
-        with stop_on_signals() as stop:
+        with _alone(folder, session.team), stop_on_signals() as stop:
             return Trainer(session, folder, stop, speak, on_validation).run()
 
 
@@ -132,6 +133,20 @@ def _session(config: Config | None) -> Iterator[Session]:
             session.close()
     finally:
         distributed.stop()
+
+
+@contextlib.contextmanager
+def _alone(folder: RunFolder, team: distributed.Team) -> Iterator[None]:
+    """Two processes that write the same run would spoil it: the second is refused."""
+    lock = try_lock(folder.path / ".lock") if team.rank == 0 else None
+    free = team.from_first(lock is not None or team.rank != 0)
+    if not free:
+        raise ConfigError(f"{folder.path} is being trained by another process: wait for it, or stop it first.")
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.close()
 
 
 class Trainer:

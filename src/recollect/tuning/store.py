@@ -25,7 +25,7 @@ import numpy as np
 
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.extras import require
-from recollect.tuning.locks import exclusive, is_free, try_lock
+from recollect.common.locks import exclusive, is_free, try_lock
 
 BEAT = 30.0
 """Seconds between signs of life in the database."""

@@ -1,16 +1,19 @@
 """Locks on files that the system lets go of when a process ends, however it ends.
 
-They answer at once whether the process that worked on a trial is still there, where it shares this folder; for others
-the trial's beat has to do (``store.py``).
+They answer at once whether the process that worked on a run or a trial is still there, where it shares this folder.
+Where the system has no such locks (Windows) every lock is free.
 """
 
 from __future__ import annotations
 
-import fcntl
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+if sys.platform != "win32":
+    import fcntl
 
 
 @contextmanager
@@ -18,7 +21,8 @@ def exclusive(path: Path) -> Iterator[None]:
     """Only one process at a time is inside the block."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        if sys.platform != "win32":
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield  # closing the file unlocks it
 
 
@@ -27,8 +31,9 @@ def try_lock(path: Path) -> IO[str] | None:
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        if sys.platform != "win32":
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         file.close()
         return None
     return file
