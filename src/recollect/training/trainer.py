@@ -146,6 +146,7 @@ def _alone(folder: RunFolder, team: distributed.Team) -> Iterator[None]:
         yield
     finally:
         if lock is not None:
+            Path(lock.name).unlink(missing_ok=True)
             lock.close()
 
 
