@@ -25,9 +25,12 @@ _MARKS = ("o", "s", "^", "D")
 def write_page(matrix: Matrix, claims: Sequence[Claim], out: Path, command: str) -> Path:
     """Write the page of the claims into ``out``, replacing an earlier page there; the path of ``README.md``."""
     out.mkdir(parents=True, exist_ok=True)
-    sections, rows, summary = [], [], []
+    sections, rows, summary, not_run = [], [], [], []
     for claim in claims:
         results = collect(matrix, claim)
+        if not any(result.by_seed for result in results.values()):
+            not_run.append(f"- {claim.title}: {claim.bench.name}")
+            continue
         judged = [judge(contrast, results) for contrast in claim.contrasts]
         drawn = figure(claim, results, out / f"{claim.name}-{claim.bench.name}.svg")
         sections.append("\n".join(_section(matrix, claim, results, judged, drawn)))
@@ -37,7 +40,8 @@ def write_page(matrix: Matrix, claims: Sequence[Claim], out: Path, command: str)
     runs = list(_runs(matrix))
     write_text(out / "runs.jsonl", "".join(json.dumps(run, ensure_ascii=False) + "\n" for run in runs))
     page = out / "README.md"
-    write_text(page, "\n".join([*_head(matrix, command, runs), *_overview(summary), *sections]) + "\n")
+    left = ["## Not run", "", *not_run, ""] if not_run else []
+    write_text(page, "\n".join([*_head(matrix, command, runs), *_overview(summary), *sections, *left]).rstrip() + "\n")
     return page
 
 
