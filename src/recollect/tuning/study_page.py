@@ -28,14 +28,16 @@ def write_page(matrix: Matrix, claims: Sequence[Claim], out: Path, command: str)
     sections, rows, summary, not_run = [], [], [], []
     for claim in claims:
         results = collect(matrix, claim)
-        if not any(result.by_seed for result in results.values()):
+        judged = [judge(contrast, results) for contrast in claim.contrasts]
+        if not any(result.by_seed for result in results.values()) or (
+            judged and all(item.verdict == "not run" for item in judged)
+        ):
             not_run.append(f"- {claim.title}: {claim.bench.name}")
             continue
-        judged = [judge(contrast, results) for contrast in claim.contrasts]
         drawn = figure(claim, results, out / f"{claim.name}-{claim.bench.name}.svg")
         sections.append("\n".join(_section(matrix, claim, results, judged, drawn)))
         rows += [_row(claim, result) for result in results.values()]
-        summary += [(claim, item) for item in judged]
+        summary += [(claim, item) for item in judged if item.verdict != "not run"]
     _write_csv(out / "results.csv", rows)
     runs = list(_runs(matrix))
     write_text(out / "runs.jsonl", "".join(json.dumps(run, ensure_ascii=False) + "\n" for run in runs))
