@@ -213,9 +213,18 @@ def test_the_verb(here: None, data: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "study").exists()
     stopped = CliRunner().invoke(app, [*command, "--minutes", "0"])
     assert "some runs are not done" in stopped.output
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(matrix_module, "run_matrix", _interrupt)
+        result = CliRunner().invoke(app, command)
+    assert result.exit_code == 130
+    assert "The same command goes on" in result.stderr
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert Path(result.output.splitlines()[-1]).is_file()
+
+
+def _interrupt(*arguments: object, **options: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_verdicts() -> None:

@@ -47,7 +47,11 @@ def reproduce(
         (typer.echo if plan else remark)(line)
     if plan:
         return
-    complete = run_matrix(matrix, claims, jobs=jobs, minutes=minutes, say=remark)
+    try:
+        complete = run_matrix(matrix, claims, jobs=jobs, minutes=minutes, say=remark)
+    except KeyboardInterrupt:
+        typer.echo("recollect: asked to stop: runs are saved as far as they are. The same command goes on.", err=True)
+        raise typer.Exit(130) from None
     if not complete:
         remark("left       some runs are not done: the same command goes on with them")
     written = write_page(matrix, claims, page or out / "page", f"recollect reproduce {claim} --budget {budget}")

@@ -130,7 +130,7 @@ def _assign(values: dict[str, Any], key: str, value: Any) -> None:
     *folders, last = key.split(".")
     if not folders and last not in {item.name for item in fields(Config)}:
         matches = [known for known in known_keys() if known.endswith(f".{last}")]
-        hint = f": did you mean {matches[0]}?" if matches else _closest(key, known_keys())
+        hint = f": did you mean {matches[0]}?" if matches else closest(key, known_keys())
         raise ConfigError(f"there is no setting {key!r}{hint}")
     for name in folders:
         inner = values.setdefault(name, {})
@@ -147,7 +147,7 @@ def _build(kind: Any, values: Any, prefix: str, source: str) -> Any:
     for key in values:
         if key not in hints:
             raise ConfigError(
-                f"{source}: there is no setting {prefix + str(key)!r}{_closest(str(key), hints)} "
+                f"{source}: there is no setting {prefix + str(key)!r}{closest(str(key), hints)} "
                 f"{'Here are' if prefix else 'There are'}: {', '.join(hints)}."
             )
     built = {}
@@ -221,7 +221,8 @@ def _describe(kind: Any) -> str:
     return names.get(kind, "a mapping")
 
 
-def _closest(word: str, choices: Iterable[str]) -> str:
+def closest(word: str, choices: Iterable[str]) -> str:
+    """How a sentence about an unknown word ends: ``": did you mean batch?"``, or a full stop."""
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
     return f": did you mean {close[0]}?" if close else "."
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from recollect.common.errors import ConfigError, DataError
+from recollect.training.recipes import closest
 from recollect.tuning.benches import BENCHES
 from recollect.tuning.claims import CLAIMS, Claim
 from recollect.tuning.matrix import Matrix, pending
@@ -20,10 +20,10 @@ def choose_claims(name: str, benches: Sequence[str] | None, data: Path | None) -
         DataError: a bench was asked for by name and its images are missing.
     """
     if name != "all" and name not in CLAIMS:
-        raise ConfigError(f"there is no claim {name!r}{_closest(name, CLAIMS)} There are: {', '.join(CLAIMS)}, all.")
+        raise ConfigError(f"there is no claim {name!r}{closest(name, CLAIMS)} There are: {', '.join(CLAIMS)}, all.")
     for bench in benches or ():
         if bench not in BENCHES:
-            raise ConfigError(f"there is no bench {bench!r}{_closest(bench, BENCHES)} There are: {', '.join(BENCHES)}.")
+            raise ConfigError(f"there is no bench {bench!r}{closest(bench, BENCHES)} There are: {', '.join(BENCHES)}.")
     chosen, left_out = [], []
     for claim in CLAIMS if name == "all" else [name]:
         make, places = CLAIMS[claim]
@@ -41,11 +41,6 @@ def choose_claims(name: str, benches: Sequence[str] | None, data: Path | None) -
     if not chosen:
         raise ConfigError(f"nothing of {name!r} can be run: " + (" ".join(left_out) or "no such bench for it."))
     return chosen, left_out
-
-
-def _closest(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f": did you mean {close[0]}?" if close else "."
 
 
 def describe(matrix: Matrix, claims: Sequence[Claim], left_out: Sequence[str]) -> list[str]:
