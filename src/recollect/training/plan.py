@@ -22,6 +22,7 @@ from recollect.training.parts import Sets
 from recollect.training.randomness import random_state, set_random_state
 
 _PROBE = 32  # images: enough that their time is that of a large chunk
+_PROBE_SECONDS = 1.0  # a probe goes on for about so long, if it is short
 _LOSS_MEMORY = 512 << 20  # what the rank losses allow themselves beside embeddings
 
 
@@ -174,8 +175,9 @@ def _probe(
         return embeddings
 
     weight = bytes_per_image(forward, network, count)
-    seconds = []
-    for _ in range(2):  # the first pays for memory and kernels that later ones reuse
+    seconds: list[float] = []
+    # The first pays for memory and kernels that later ones reuse; of a small network more are needed, and cost nothing.
+    while len(seconds) < 2 or (len(seconds) < 8 and sum(seconds) < _PROBE_SECONDS):
         start = time.perf_counter()
         with torch.enable_grad():
             embeddings = forward(count)
@@ -184,7 +186,7 @@ def _probe(
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - start)
     set_random_state(device, state)
-    return weight, seconds[-1] / count
+    return weight, min(seconds) / count
 
 
 def _image_size(config: Config) -> int | None:
