@@ -10,10 +10,11 @@ from recollect.common.errors import ConfigError, DataError
 from recollect.training.recipes import resolve
 from recollect.tuning.benches import BENCHES, EqualImages, UntilValidation
 from recollect.tuning.claims import CLAIMS, Cell, Claim
-from recollect.tuning.matrix import Matrix
+from recollect.tuning.matrix import LADDER, Matrix
 from recollect.tuning.study import choose_claims
 
 PUBLISHED = Path(__file__).parents[1] / "recipes" / "published"
+SOP_BATCHES = (72.9, 77.3, 79.0, 79.7, 80.5, 81.2, 82.0, 82.5, 82.8, 82.4)
 EVERY = [(name, place) for name, (_, places) in CLAIMS.items() for place in places]
 
 
@@ -76,10 +77,13 @@ def test_the_paper_s_numbers_are_the_paper_s() -> None:
         "RS@k": methods["RS@k (authors)", "R50 d=512"],
         "RS@k+SiMix": methods["RS@k (authors) +SiMix", "R50 d=512"],
     }
-    batches = made("batch", "glyphs").published
+    batches = made("batch", "cars196-head").published
     assert batches is not None
     assert batches.curves["RS@k+SiMix"][-1] == (392.0, 88.17)
     assert batches.curves["Smooth-AP"][0] == (16.0, 68.9)
+    large = made("batch", "omniglot-head").published  # Cars196 fills no batch of 2,048
+    assert large is not None
+    assert large.curves == {"RS@k": [(2.0**power, r1) for power, r1 in enumerate(SOP_BATCHES, 4)]}
 
 
 def test_equal_images_means_equal_images() -> None:
@@ -117,3 +121,9 @@ def test_batches_rise() -> None:
     for bench in BENCHES.values():
         assert all(a < b for a, b in pairwise(bench.batches))
         assert all(batch % 4 == 0 for batch in bench.batches)
+
+
+def test_searches_begin_with_neighbours() -> None:
+    for bench in BENCHES.values():
+        places = [LADDER.index(rate) for rate in bench.rates]
+        assert places == list(range(places[0], places[0] + len(places)))

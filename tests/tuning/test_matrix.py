@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +16,14 @@ from typer.testing import CliRunner
 
 from recollect.cli.app import app
 from recollect.common.errors import ConfigError
+from recollect.models import Embedder
+from recollect.training import parts
+from recollect.training.config import ModelConfig
+from recollect.training.parts import make_embedder
 from recollect.tuning import matrix as matrix_module
 from recollect.tuning.benches import BENCHES, Bench, EqualImages, UntilValidation
 from recollect.tuning.claims import CLAIMS, Cell, Claim, asymmetric, initialisation
-from recollect.tuning.matrix import Matrix, Task, pending, run_matrix, tasks
+from recollect.tuning.matrix import LADDER, MOST_RATES, Matrix, Task, pending, run_matrix, tasks
 from recollect.tuning.study_page import write_page
 from recollect.tuning.summary import collect, interval, judge, verdict
 from training.small_runs import final_weights, make_images, same_bits, silent
@@ -28,7 +35,7 @@ BENCH = Bench(
     budget=EqualImages(small=48, full=96),
     batch=16,
     batches=(8, 16),
-    rates=(1e-3, 1e-2),
+    rates=(1e-3, 3e-3),
     settings={
         "data.name": "folder",
         "data.workers": 0,
@@ -73,6 +80,21 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+def final_run(study: Matrix, bench: Bench, cell: Cell, seed: int) -> Path:
+    choice = study.choice(bench, cell)
+    assert choice is not None
+    return study.final(bench, cell, choice, seed)
+
+
+def searched(study: Matrix, cell: Cell, found: dict[float, float], steps: int = 3) -> None:
+    """Searches that came out as given: r@1 by learning rate."""
+    for rate, value in found.items():
+        run = study.folder(BENCH, cell) / "search" / f"lr-{rate:g}"
+        run.mkdir(parents=True, exist_ok=True)
+        (run / "manifest.json").write_text(json.dumps({"outcome": {"steps": steps}}))
+        (run / "metrics.jsonl").write_text(json.dumps({"split": "val", "step": steps, "r@1": value}) + "\n")
+
+
 def finished(matrix: Matrix) -> dict[str, float]:
     return {path.as_posix(): path.stat().st_mtime_ns for path in sorted(matrix.out.rglob("manifest.json"))}
 
@@ -80,10 +102,11 @@ def finished(matrix: Matrix) -> dict[str, float]:
 def test_a_study_from_first_run_to_page(here: None, data: Path, tmp_path: Path) -> None:
     claim = asymmetric(BENCH)
     study = Matrix(tmp_path / "study", "small", data)
-    assert len(pending(study, [claim])) == 10
+    assert len(pending(study, [claim])) == 12  # of each cell two rates, one more at an end, three seeds
     assert run_matrix(study, [claim], jobs=1, say=silent)
     done = finished(study)
-    assert len(done) == 10
+    assert len(done) == len(pending(study, [claim])) >= 12
+    assert all(run.done for run in pending(study, [claim]))
     for folder in study.out.rglob("search/lr-*"):
         assert json.loads((folder / "manifest.json").read_text())["data"]["fingerprints"].keys() == {
             "train",
@@ -107,7 +130,7 @@ def test_a_study_from_first_run_to_page(here: None, data: Path, tmp_path: Path) 
         rows = list(csv.DictReader(file))
     assert [row["cell"] for row in rows] == list(results)
     runs = [json.loads(line) for line in (page.parent / "runs.jsonl").read_text().splitlines()]
-    assert len(runs) == 10
+    assert len(runs) == len(done)
     assert str(tmp_path) not in (page.parent / "runs.jsonl").read_text()
     assert (page.parent / "asymmetric-small.svg").read_text().count("<svg") == 1
 
@@ -128,7 +151,7 @@ def test_a_killed_run_goes_on(here: None, data: Path, tmp_path: Path) -> None:
     claim = asymmetric(BENCH)
     study = Matrix(tmp_path / "study", "small", data)
     run_matrix(study, [claim], jobs=1, say=silent)
-    folder = study.folder(BENCH, claim.cells()[0]) / "seed-1"
+    folder = final_run(study, BENCH, claim.cells()[0], 1)
     whole = final_weights(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest.pop("outcome")
@@ -155,15 +178,23 @@ def test_a_run_that_fails_is_said_and_does_not_stop_the_others(here: None, data:
     assert "Not run" in write_page(study, [claim], tmp_path / "page", "x").read_text()
 
 
-def test_rows_that_train_nothing(here: None, data: Path, tmp_path: Path) -> None:
+def test_rows_that_train_nothing(here: None, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+
+    def remember(model: ModelConfig, seed: int) -> Embedder:
+        drawn.append(seed)
+        return make_embedder(model, seed)
+
+    monkeypatch.setattr(parts, "make_embedder", remember)
     claim = initialisation(BENCH)
     only = [cell for cell in claim.cells() if not cell.trains and "random" in cell.name]
     claim = replace(claim, curves=[replace(claim.curves[0], points=[("random", only[0])])], contrasts=[])
     study = Matrix(tmp_path / "study", "small", data)
     assert run_matrix(study, [claim], jobs=1, say=silent)
-    value = collect(study, claim)[only[0].name].mean
-    assert value is not None
-    assert 0 < value <= 100
+    result = collect(study, claim)[only[0].name]
+    assert result.mean is not None
+    assert 0 < result.mean <= 100
+    assert sorted(result.by_seed) == [1, 2, 3] == drawn  # random weights are drawn for each seed
 
 
 def test_validation_says_how_long(here: None, data: Path, tmp_path: Path) -> None:
@@ -175,8 +206,63 @@ def test_validation_says_how_long(here: None, data: Path, tmp_path: Path) -> Non
         choice = study.choice(bench, cell)
         assert choice is not None
         assert choice.steps in (2, 4, 6)
-        final = json.loads((study.folder(bench, cell) / "seed-2" / "manifest.json").read_text())
+        final = json.loads((final_run(study, bench, cell, 2) / "manifest.json").read_text())
         assert final["outcome"]["steps"] == choice.steps
+
+
+def test_the_search_walks_until_the_best_rate_is_between_two_others(tmp_path: Path) -> None:
+    study, cell = Matrix(tmp_path / "study", "small"), asymmetric(BENCH).cells()[0]
+
+    def rates() -> list[float]:
+        return list(study.searches(BENCH, cell))
+
+    assert rates() == [1e-3, 3e-3]
+    searched(study, cell, {1e-3: 0.5})
+    assert rates() == [1e-3, 3e-3]
+    assert study.choice(BENCH, cell) is None
+    searched(study, cell, {3e-3: 0.4})
+    assert rates() == [3e-4, 1e-3, 3e-3]  # the lowest was the best: there may be a better one below
+    searched(study, cell, {3e-4: 0.6})
+    assert rates() == [1e-4, 3e-4, 1e-3, 3e-3]
+    assert study.choice(BENCH, cell) is None
+    searched(study, cell, {1e-4: 0.55})
+    assert rates() == [1e-4, 3e-4, 1e-3, 3e-3]
+    choice = study.choice(BENCH, cell)
+    assert choice is not None
+    assert choice.rate == 3e-4
+    searched(study, cell, {rate: rate for rate in LADDER})
+    assert len(rates()) == MOST_RATES  # a search that never turns back ends all the same
+
+
+def test_another_choice_is_another_run(data: Path, tmp_path: Path) -> None:
+    study, claim = Matrix(tmp_path / "study", "small", data), asymmetric(BENCH)
+    cell = claim.cells()[0]
+    searched(study, cell, {3e-4: 0.1, 1e-3: 0.5, 3e-3: 0.4})
+    before = {task.folder for task in tasks(study, claim)}
+    assert final_run(study, BENCH, cell, 1) in before
+    searched(study, cell, {3e-4: 0.1, 1e-3: 0.5, 3e-3: 0.6, 1e-2: 0.1})
+    after = {task.folder for task in tasks(study, claim)}
+    assert final_run(study, BENCH, cell, 1) in after - before
+
+
+def test_no_run_outlives_the_study() -> None:
+    """Whatever still held the pipe would keep it open; it ends when the last process has."""
+    script = """
+import multiprocessing, time
+from concurrent.futures import ProcessPoolExecutor
+from recollect.tuning.matrix import end_with_parent
+
+pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent)
+pool.submit(print, "working", flush=True)
+pool.submit(time.sleep, 600).result()
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as study:
+        assert study.stdout is not None
+        assert study.stdout.readline() == "working\n"
+        study.kill()
+        assert study.communicate(timeout=60)[0] == ""
 
 
 def test_a_batch_that_half_the_classes_cannot_fill(data: Path, tmp_path: Path) -> None:
@@ -209,7 +295,7 @@ def test_the_verb(here: None, data: Path, tmp_path: Path, monkeypatch: pytest.Mo
     out = str(tmp_path / "study")
     command = ["reproduce", "asymmetric", "--data", str(data), "--out", out, "--seeds", "2", "--jobs", "1"]
     planned = CliRunner().invoke(app, [*command, "--plan"])
-    assert "8 in all, 0 done" in planned.output
+    assert "10 in all, 0 done" in planned.output
     assert not (tmp_path / "study").exists()
     stopped = CliRunner().invoke(app, [*command, "--minutes", "0"])
     assert "some runs are not done" in stopped.output

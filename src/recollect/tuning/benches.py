@@ -2,8 +2,9 @@
 
 A bench fixes everything but what a claim varies. Its budget is a rule, said in words on the page, because a small
 budget can decide a comparison by itself: ``EqualImages`` gives every cell as many images to see, ``UntilValidation``
-lets every cell train until its validation classes stop improving. Learning rates are chosen from ``rates`` by
-validation classes, cell by cell. To add a bench: add an entry to ``BENCHES``; ``claims.py`` says what runs on it.
+lets every cell train until its validation classes stop improving. Learning rates are chosen by validation classes, cell
+by cell, by a search that begins with ``rates``. To add a bench: add an entry to ``BENCHES``; ``claims.py`` says what
+runs on it.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Bench:
     batches: tuple[int, ...]
     """Those of the claims about batches."""
     rates: tuple[float, ...]
-    """Learning rates that validation classes choose from."""
+    """Learning rates that the search of each cell begins with, neighbours on ``matrix.LADDER``."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     folder: str | None = None
     """What the folder of its images is called; None for embedded images."""
@@ -124,7 +125,7 @@ BENCHES = {
             budget=UntilValidation(small=1500, full=6000, most_images=160_000),
             batch=392,
             batches=(16, 64, 392),
-            rates=(1e-4, 3e-4, 1e-3),
+            rates=(3e-5, 1e-4),
             settings={"model.freeze": "pooling", "data.cache": "none", "loss.options": {}},
             folder="cars196_96px",
             cost=30,
@@ -148,13 +149,31 @@ BENCHES = {
             cost=60,
         ),
         Bench(
+            name="omniglot-head",
+            title="Omniglot at 64 px: ImageNet features of EfficientNet-Lite0, only the last layer trained",
+            recipe="cars196-96px",
+            budget=UntilValidation(small=1500, full=6000, most_images=160_000),
+            batch=512,
+            batches=(16, 128, 512, 2048),
+            rates=(1e-4, 3e-4),
+            settings={
+                "model.freeze": "pooling",
+                "model.image_size": 64,
+                "model.resize": 64,
+                "data.cache": "none",
+                "loss.options": {},
+            },
+            folder="omniglot",
+            cost=40,
+        ),
+        Bench(
             name="cars196",
             title="Cars196 at 64 px: the whole of EfficientNet-Lite0 trained",
             recipe="cars196-96px",
             budget=EqualImages(small=5_880, full=101_920),
             batch=98 * 2,
             batches=(16, 64, 196, 392),
-            rates=(1e-4, 3e-4, 1e-3),
+            rates=(1e-4, 3e-4),
             settings={"model.image_size": 64, "model.resize": 64, "batch.chunk": 32, "loss.options": {}},
             folder="cars196_96px",
             cost=240,

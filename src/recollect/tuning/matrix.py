@@ -2,8 +2,11 @@
 
     OUT/study.json                            the budget this folder is for
     OUT/runs/BENCH/CELL/search/lr-RATE        seed 0, trained on half of the training classes, measured on the others
-    OUT/runs/BENCH/CELL/seed-N                all training classes, the chosen learning rate, measured on test once
-    OUT/runs/BENCH/CELL/init.json             a cell that trains nothing
+    OUT/runs/BENCH/CELL/lr-RATE-steps-N/seed-S    all training classes, as the search chose, measured on test once
+    OUT/runs/BENCH/CELL/init-seed-S.json      a cell that trains nothing
+
+The search walks: it begins with the bench's learning rates and goes on, by factors of about three, while the best lies
+at an end, so that no cell is judged by a rate that a lower or a higher one would have beaten.
 
 What is done is read off the folders alone: a run with an outcome in its manifest is finished, one without is resumed.
 Runs of a search never load a test image. Several runs go on at a time in processes of their own, a share of the cores
@@ -16,12 +19,15 @@ import contextlib
 import json
 import multiprocessing
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import cache
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +39,12 @@ from recollect.tuning.claims import Cell, Claim
 
 SEEDS = (1, 2, 3)
 """Seeds of the runs that are reported; the search uses 0."""
+LADDER = tuple(float(f"{digit}e{power}") for power in range(-7, 1) for digit in (1, 3))
+"""Learning rates that a search can come to."""
+SECONDS_TO_SAVE = 60
+"""What a run has to save its state when the study was killed."""
+MOST_RATES = 7
+"""A search that has not turned back by then takes the best it has."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +78,27 @@ class Matrix:
         return self.out / "runs" / bench.name / cell.name
 
     def searches(self, bench: Bench, cell: Cell) -> dict[float, Path]:
-        """The runs that choose a cell's learning rate."""
-        return {rate: self.folder(bench, cell) / "search" / f"lr-{rate:g}" for rate in bench.rates}
+        """The runs that choose a cell's learning rate, as far as is known by now: those done and those to do next."""
+        folder, rates = self.folder(bench, cell) / "search", list(bench.rates)
+        while True:
+            paths = {rate: folder / f"lr-{rate:g}" for rate in rates}
+            choice = _best(paths)
+            further = None if choice is None or len(rates) >= MOST_RATES else beyond(rates, choice.rate)
+            if further is None:
+                return paths
+            rates = sorted([*rates, further])
 
     def choice(self, bench: Bench, cell: Cell) -> Choice | None:
         """The learning rate and the number of steps that validation classes chose; None while the search goes on."""
-        found = [best_of(path, rate) for rate, path in self.searches(bench, cell).items()]
-        known = [choice for choice in found if choice is not None]
-        return max(known, key=lambda choice: choice.value) if len(known) == len(found) else None
+        return _best(self.searches(bench, cell))
+
+    def final(self, bench: Bench, cell: Cell, choice: Choice, seed: int) -> Path:
+        """The run that is reported. Its folder says what was chosen: another choice is another run."""
+        return self.folder(bench, cell) / f"lr-{choice.rate:g}-steps-{choice.steps}" / f"seed-{seed}"
+
+    def untrained(self, bench: Bench, cell: Cell, seed: int) -> Path:
+        """The measurement of a cell that trains nothing; random weights differ by seed."""
+        return self.folder(bench, cell) / f"init-seed-{seed}.json"
 
     def settings(self, bench: Bench, cell: Cell, *, seed: int, rate: float, steps: int | None) -> dict[str, Any]:
         """Settings of one run; without ``steps`` it is one of the search."""
@@ -104,6 +129,25 @@ class Choice:
     value: float
     at_the_limit: bool
     """The last of several evaluations was the best: more steps might be better still."""
+
+
+def _best(searches: dict[float, Path]) -> Choice | None:
+    found = [best_of(path, rate) for rate, path in searches.items()]
+    known = [choice for choice in found if choice is not None]
+    return max(known, key=lambda choice: choice.value) if len(known) == len(found) else None
+
+
+def beyond(rates: Sequence[float], best: float) -> float | None:
+    """The next learning rate to try when the best lies at an end of those tried; None when it does not.
+
+    Example:
+        >>> beyond([1e-4, 3e-4], 3e-4), beyond([1e-4, 3e-4], 1e-4), beyond([1e-4, 3e-4, 1e-3], 3e-4)
+        (0.001, 3e-05, None)
+    """
+    place = LADDER.index(best)
+    if best == max(rates):
+        return LADDER[place + 1] if place + 1 < len(LADDER) else None
+    return LADDER[place - 1] if best == min(rates) and place else None
 
 
 def best_of(run: Path, rate: float) -> Choice | None:
@@ -147,11 +191,12 @@ def tasks(matrix: Matrix, claim: Claim) -> Iterator[Task]:
     bench = claim.bench
     for cell in claim.cells():
         if not cell.trains:
-            file = matrix.folder(bench, cell) / "init.json"
-            if not file.exists():
-                root = bench.root(matrix.data)
-                place = {} if root is None else {"data.root": root}
-                yield Task(file, bench.recipe, {**bench.settings, **place, **cell.settings, "model.dim": None}, False)
+            root = bench.root(matrix.data)
+            place = {} if root is None else {"data.root": root}
+            for seed in matrix.seeds:
+                given = {**bench.settings, **place, **cell.settings, "model.dim": None, "run.seed": seed}
+                if not (file := matrix.untrained(bench, cell, seed)).exists():
+                    yield Task(file, bench.recipe, given, False)
             continue
         choice = matrix.choice(bench, cell)
         if choice is None:
@@ -161,8 +206,8 @@ def tasks(matrix: Matrix, claim: Claim) -> Iterator[Task]:
                     yield Task(path, bench.recipe, given)
             continue
         for seed in matrix.seeds:
-            path = matrix.folder(bench, cell) / f"seed-{seed}"
-            if _outcome(path) is None and not (path / "failed.json").exists():
+            path = matrix.final(bench, cell, choice, seed)
+            if not _settled(path):
                 given = matrix.settings(bench, cell, seed=seed, rate=choice.rate, steps=choice.steps)
                 yield Task(path, bench.recipe, given)
 
@@ -210,7 +255,7 @@ def run_matrix(
     context = multiprocessing.get_context("spawn")
     running: dict[Future[str | None], Task] = {}
     runs = pending(matrix, claims)
-    with ProcessPoolExecutor(jobs, context) as pool, ProgressLine("runs", len(runs), "runs") as line:
+    with ProcessPoolExecutor(jobs, context, end_with_parent) as pool, ProgressLine("runs", len(runs), "runs") as line:
         line.advance(sum(run.done for run in runs))
         while True:
             late = end is not None and time.monotonic() > end
@@ -227,6 +272,19 @@ def run_matrix(
                     say(f"{task.folder.relative_to(matrix.out)}: {trouble}")
                 line.advance()
     return not any(True for claim in claims for _ in tasks(matrix, claim))
+
+
+def end_with_parent() -> None:
+    """In each process of the pool: stop, saved, when the process that asked for the runs is no more."""
+
+    def watch(parent: BaseProcess) -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)  # the run saves its state and stops
+        time.sleep(SECONDS_TO_SAVE)
+        os._exit(1)
+
+    if (parent := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=watch, args=(parent,), daemon=True).start()
 
 
 def _result(future: Future[str | None]) -> str | None:
@@ -255,21 +313,30 @@ class Pending:
 
 
 def pending(matrix: Matrix, claims: Sequence[Claim]) -> list[Pending]:
-    """Every run of the claims, once."""
+    """Every run of the claims, once; how far the searches will walk is known only when they have."""
     found: dict[Path, Pending] = {}
     for claim in claims:
         bench = claim.bench
         for cell in claim.cells():
             folder = matrix.folder(bench, cell)
             if not cell.trains:
-                found[folder] = Pending(bench, folder, (folder / "init.json").exists())
+                files = [matrix.untrained(bench, cell, seed) for seed in matrix.seeds]
+                found.update({file: Pending(bench, file, file.exists()) for file in files})
                 continue
-            for rate, path in matrix.searches(bench, cell).items():
-                found[path] = Pending(bench, path, best_of(path, rate) is not None)
+            searches = matrix.searches(bench, cell)
+            found.update({path: Pending(bench, path, _settled(path)) for path in searches.values()})
+            if len(searches) == len(bench.rates):  # one end or the other will be tried
+                found[folder / "search"] = Pending(bench, folder / "search", False)
+            choice = matrix.choice(bench, cell)
             for seed in matrix.seeds:
-                path = folder / f"seed-{seed}"
-                found[path] = Pending(bench, path, _outcome(path) is not None or (path / "failed.json").exists())
+                path = folder / f"seed-{seed}" if choice is None else matrix.final(bench, cell, choice, seed)
+                found[path] = Pending(bench, path, _settled(path))
     return list(found.values())
+
+
+def _settled(run: Path) -> bool:
+    """Whether a run is over, well or not."""
+    return _outcome(run) is not None or (run / "failed.json").exists()
 
 
 def _do(task: Task, threads: int) -> str | None:

@@ -57,7 +57,8 @@ def _head(matrix: Matrix, command: str, runs: Sequence[dict[str, Any]]) -> list[
         "training in all. Machines: " + ("; ".join(machines) or "–") + ".",
         "",
         "- A cell's learning rate (and, where the rule says so, its number of steps) is chosen with seed 0: trained on "
-        "the first half of the training classes, measured on the second. The test set is not loaded there.",
+        "the first half of the training classes, measured on the second. The test set is not loaded there. Rates go "
+        "1, 3, 10, … and on while the best lies at an end.",
         f"- Then all training classes are trained on with seeds {', '.join(map(str, matrix.seeds))} and the test set is "
         "measured once. Numbers are r@1 in percent on test classes never seen, mean ± standard deviation over seeds.",
         "- Comparisons are made seed by seed; ± is their 90 % interval (Student's t). It decides between *holds here*, "
@@ -215,8 +216,8 @@ def figure(claim: Claim, results: dict[str, CellResult], path: Path) -> bool:
                 ax.set_xscale("log", base=2 if claim.x_label == "batch" else 10)
             else:
                 ax.tick_params(axis="x", labelrotation=35)
-        if paper:
-            axes[0][1].set_title("the paper: Cars196, ResNet-50", fontsize=9)
+        if claim.published is not None and paper:
+            axes[0][1].set_title(f"the paper: {claim.published.source}", fontsize=9)
         if len(claim.curves) > 1:
             axes[0][0].legend(fontsize=8)
         drawing.tight_layout()

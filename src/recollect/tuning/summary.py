@@ -78,15 +78,15 @@ def collect(matrix: Matrix, claim: Claim) -> dict[str, CellResult]:
     """Results of a claim's cells by name, as far as there are any."""
     found = {}
     for cell in claim.cells():
-        folder = matrix.folder(claim.bench, cell)
-        if not cell.trains:
-            file = folder / "init.json"
-            value = {seed: 100 * read_json(file)["metrics"]["r@1"] for seed in matrix.seeds} if file.exists() else {}
-            found[cell.name] = CellResult(cell, value, None)
-            continue
-        results = {seed: result_of(folder / f"seed-{seed}") for seed in matrix.seeds}
+        choice = matrix.choice(claim.bench, cell) if cell.trains else None
+        results: dict[int, dict[str, float] | None] = {}
+        for seed in matrix.seeds:
+            if choice is not None:
+                results[seed] = result_of(matrix.final(claim.bench, cell, choice, seed))
+            elif not cell.trains and (file := matrix.untrained(claim.bench, cell, seed)).exists():
+                results[seed] = read_json(file)["metrics"]
         by_seed = {seed: 100 * metrics["r@1"] for seed, metrics in results.items() if metrics}
-        found[cell.name] = CellResult(cell, by_seed, matrix.choice(claim.bench, cell))
+        found[cell.name] = CellResult(cell, by_seed, choice)
     return found
 
 
