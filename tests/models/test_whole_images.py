@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
@@ -116,10 +119,30 @@ def test_interrupted_and_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert second.asked == [range(s, min(s + 3, 10)) for s in range(3 * fails, 10, 3)]
     assert path.read_bytes() == (tmp_path / "whole.npy").read_bytes()
     assert np.array_equal(found, expected)
-    assert {file.name for file in tmp_path.iterdir()} == {"whole.npy", "whole.npy.json", "x.npy", "x.npy.json"}
+    seen = {file.name for file in tmp_path.iterdir() if not file.name.startswith(".")}
+    assert seen == {"whole.npy", "whole.npy.json", "x.npy", "x.npy.json"}
     again = Work()
     assert np.array_equal(stored_vectors(path, again, 10, 2, {"model": "m"}), expected)
     assert again.asked == []
+
+
+def test_two_at_once_make_vectors_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "PART", 3)
+    path, inside = tmp_path / "x.npy", Event()
+    first, second = Work(), Work()
+
+    def slow(part: range) -> Tensor:
+        inside.set()
+        time.sleep(0.05)
+        return first(part)
+
+    with ThreadPoolExecutor(2) as threads:
+        one = threads.submit(stored_vectors, path, slow, 10, 2, {"model": "m"})
+        assert inside.wait(10)
+        other = threads.submit(stored_vectors, path, second, 10, 2, {"model": "m"})
+        assert np.array_equal(one.result(), other.result())
+    assert len(first.asked) == 4
+    assert second.asked == []
 
 
 def test_ended_while_the_file_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,9 @@
 
 While vectors are made, ``x.npy.part`` has room for all of them and ``x.npy.part.json`` says how many rows are there and
 what they are of; when all are, ``x.npy`` takes its name and ``x.npy.json`` stays to say what it holds. Parts are always
-cut alike, so the file does not depend on how often the work was interrupted. Used for the features that whitening is
-learned from and for the vectors of instance search, of which there may be a million.
+cut alike, so the file does not depend on how often the work was interrupted; one process makes them, others wait for
+it. Used for the features that whitening is learned from and for the vectors of instance search, of which there may be a
+million.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import read_json, write_json
+from recollect.common.locks import exclusive
 from recollect.common.progress import ProgressLine
 
 PART = 1024
@@ -56,18 +58,29 @@ def stored_vectors(
         >>> rows.shape, rows.sum()
         ((3, 2), np.float32(6.0))
     """
-    part, notes, done_notes = (path.with_name(path.name + suffix) for suffix in (".part", ".part.json", ".json"))
     wanted = {**about, "images": count, "dim": dim, "part": PART}
-    if path.exists() and _is_of(done_notes, path, wanted, overwrite):
-        return _opened(path, count, dim)
-    done = 0
+
+    def made() -> bool:
+        return path.exists() and _is_of(_notes_of(path), path, wanted, overwrite)
+
+    if not made():
+        with exclusive(path.with_name(f".{path.name}.lock")):
+            if not made():  # by another process, which was waited for
+                _make(path, embed, wanted, overwrite, description)
+    return _opened(path, count, dim)
+
+
+def _make(
+    path: Path, embed: Callable[[range], Tensor], wanted: Mapping[str, Any], overwrite: bool, description: str
+) -> None:
+    part = path.with_name(path.name + ".part")
+    notes, count, done = _notes_of(part), int(wanted["images"]), 0
     if part.exists() and notes.exists() and _is_of(notes, part, wanted, overwrite):
         done = int(read_json(notes)["done"])
-    path.parent.mkdir(parents=True, exist_ok=True)
     rows = (
         np.lib.format.open_memmap(part, mode="r+")
         if done
-        else np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=(count, dim))
+        else np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=(count, wanted["dim"]))
     )
     with ProgressLine(description, count) as line:
         line.advance(done)
@@ -79,10 +92,13 @@ def stored_vectors(
             done = stop
             write_json(notes, {"done": done, "about": wanted})
     del rows
-    write_json(done_notes, {"about": wanted})
+    write_json(_notes_of(path), {"about": wanted})
     part.replace(path)
     notes.unlink(missing_ok=True)
-    return _opened(path, count, dim)
+
+
+def _notes_of(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
 
 
 def weights_digest(model: nn.Module) -> str:
