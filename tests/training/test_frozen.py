@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -86,6 +90,27 @@ def test_features_are_those_of_the_frozen_part_and_computed_once(
             next(frozen.parameters()).add_(1)
         with pytest.raises(AssertionError, match="computed again"):
             features.frozen_features(embedder, frozen, images, "backbone", folder=tmp_path)
+
+
+def test_two_runs_at_once_compute_features_once(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, embedder = load("folder", root, "train"), Embedder.create("tiny", dim=16, size=24)
+    frozen, _ = embedder.split("backbone")
+    compute, computing, calls = features._compute, Event(), []
+
+    def slowly(*arguments: Any) -> None:
+        calls.append(arguments)
+        computing.set()
+        time.sleep(0.2)
+        compute(*arguments)
+
+    monkeypatch.setattr(features, "_compute", slowly)
+    ask = partial(features.frozen_features, embedder, frozen, images, "backbone", folder=tmp_path, workers=0)
+    with ThreadPoolExecutor(2) as threads:
+        one = threads.submit(ask)
+        assert computing.wait(60)
+        other = threads.submit(ask)
+        assert np.array_equal(one.result(), other.result())
+    assert len(calls) == 1
 
 
 def test_changed_files_are_noticed(tmp_path: Path) -> None:

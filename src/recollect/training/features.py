@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError
 from recollect.common.files import atomic_write
+from recollect.common.locks import exclusive
 from recollect.common.progress import ProgressLine
 from recollect.data import ImageSet, Pipeline, test_transform
 from recollect.models import Embedder
@@ -54,7 +55,9 @@ def frozen_features(
         raise ConfigError("a frozen part needs images of one size: set model.image_size, or model.freeze=none.")
     path = folder / f"{images.name}-{images.split}-{_digest(embedder, frozen, images, upto)}.npy"
     if not path.exists():
-        _compute(embedder, frozen, images, path, batch_size, workers)
+        with exclusive(path.with_name(f".{path.name}.lock")):
+            if not path.exists():  # by another process, which was waited for
+                _compute(embedder, frozen, images, path, batch_size, workers)
     features: Features = np.load(path, mmap_mode="r", allow_pickle=False)
     return features
 
@@ -74,8 +77,6 @@ def _compute(
 ) -> None:
     was_training = frozen.training
     frozen.eval()
-    folder = path.parent
-    folder.mkdir(parents=True, exist_ok=True)
     pipeline = Pipeline(images, test_transform(embedder.preprocessing), workers=workers)
     with (
         atomic_write(path) as file,
