@@ -38,7 +38,10 @@ class EqualImages:
     def words(self, budget: Budget) -> str:
         """The rule in a sentence."""
         images = self.small if budget == "small" else self.full
-        return f"equal images: every run sees {images:,} training images, so small batches take more steps"
+        return (
+            f"equal images: every run sees {images:,} training images, so a large batch takes few steps. Between batch "
+            "sizes it compares cost, not what they come to after convergence"
+        )
 
 
 @dataclass(frozen=True)
