@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
-from recollect.losses import RecallAtK, Roadmap, SmoothAP, SupAP, reference
+from recollect.losses import RecallAtK, Roadmap, SmoothAP, SupAP, create, reference
 from recollect.losses.simix import draw_mixing
 
 ASYMMETRIC = {"step": reference.asymmetric_step(), "step_positives": reference.heaviside_step}
@@ -166,6 +166,21 @@ def test_lower_precision_input(name: str, dtype: torch.dtype, tolerance: float) 
     assert grad.dtype == dtype
     assert abs(float(value) - float(exact)) < 1e-5
     assert float((grad.double() - exact_grad).norm() / exact_grad.norm()) < tolerance
+
+
+@pytest.mark.parametrize("name", ["recall_at_k", "smooth_ap", "contrastive"])
+@pytest.mark.parametrize("scale", [2.0**10, 2.0**16])
+def test_a_loss_scale_reaches_float16_gradients_before_they_are_rounded(name: str, scale: float) -> None:
+    """65,536 is a GradScaler's first scale and no float16; without it many of these gradients would be 0."""
+    labels = torch.arange(400) // 4
+    embeddings = normalize(torch.randn(100, 64)[labels] + 0.8 * torch.randn(400, 64), dim=1).half()
+    loss = create(name)
+    _, (exact,) = value_and_grads(loss, embeddings.float(), labels)
+    leaf = embeddings.clone().requires_grad_()
+    (scale * loss(leaf, labels)).backward()
+    assert leaf.grad is not None
+    assert leaf.grad.dtype == torch.float16
+    torch.testing.assert_close(leaf.grad.float() / scale, exact, rtol=2e-3, atol=1e-7 / scale)
 
 
 @pytest.mark.parametrize("prune", [True, False])

@@ -47,19 +47,24 @@ def gradient_wanted(*tensors: Tensor | None) -> bool:
 
 
 def save_gradients(ctx: FunctionCtx, inputs: tuple[Tensor, Tensor], gradients: tuple[Tensor, Tensor | None]) -> None:
-    """Keep what forward has found, in its inputs' types, and the inputs it depends on, for ``scaled_gradients``.
+    """Keep what forward has found and the inputs it depends on, for ``scaled_gradients``.
 
-    The second gradient is None where both inputs are one set, and the first is then of both.
+    The second gradient is None where both inputs are one set, and the first is then of both. Both stay in the type
+    they were computed in: for float16 inputs a loss scale must reach them before they are rounded to float16.
     """
-    of_queries, of_references = gradients
-    cast = None if of_references is None else of_references.to(inputs[1].dtype)
-    ctx.save_for_backward(*inputs, of_queries.to(inputs[0].dtype), cast)  # type: ignore[arg-type]
+    ctx.save_for_backward(*inputs, *gradients)  # type: ignore[arg-type]
 
 
 def scaled_gradients(ctx: FunctionCtx, factor: Tensor) -> list[Tensor | None]:
-    """The saved gradients times ``factor``; they know their inputs, so differentiating them again is refused in words."""
-    queries, references, *gradients = ctx.saved_tensors  # type: ignore[attr-defined]
-    return [g if g is None else _Once.apply(g, factor, queries, references) for g in gradients]
+    """The saved gradients times ``factor``, in their inputs' types.
+
+    They know their inputs, so differentiating them again is refused in words.
+    """
+    queries, references, of_queries, of_references = ctx.saved_tensors  # type: ignore[attr-defined]
+    scaled = _Once.apply(of_queries, factor, queries, references).to(queries.dtype)
+    if of_references is None:
+        return [scaled, None]
+    return [scaled, _Once.apply(of_references, factor, queries, references).to(references.dtype)]
 
 
 class _Once(torch.autograd.Function):

@@ -51,7 +51,7 @@ def choose_device(wanted: str) -> torch.device:
     Raises:
         ConfigError: it is not there.
     """
-    return usable_device(wanted, "run.device")
+    return usable_device(wanted, "run.device", training=True)
 
 
 def settle(config: Config, images: ImageSet, device: torch.device, pretrained: bool) -> tuple[Config, list[Choice]]:
