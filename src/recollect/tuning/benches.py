@@ -156,8 +156,8 @@ BENCHES = {
             title="Omniglot at 64 px: ImageNet features of EfficientNet-Lite0, only the last layer trained",
             recipe="cars196-96px",
             budget=UntilValidation(small=1500, full=6000, most_images=160_000),
-            batch=512,
-            batches=(16, 128, 512, 2048),
+            batch=256,
+            batches=(16, 256, 2048),
             rates=(1e-4, 3e-4),
             settings={
                 "model.freeze": "pooling",
