@@ -10,8 +10,8 @@ from recollect.common.errors import ConfigError, DataError
 from recollect.training.recipes import resolve
 from recollect.tuning.benches import BENCHES, EqualImages, UntilValidation
 from recollect.tuning.claims import CLAIMS, Cell, Claim
+from recollect.tuning.claims_plan import choose_claims
 from recollect.tuning.matrix import LADDER, Matrix
-from recollect.tuning.study import choose_claims
 
 PUBLISHED = Path(__file__).parents[1] / "recipes" / "published"
 SOP_BATCHES = (72.9, 77.3, 79.0, 79.7, 80.5, 81.2, 82.0, 82.5, 82.8, 82.4)
@@ -27,7 +27,8 @@ def test_every_cell_is_a_configuration_and_differs_from_the_others(name: str, pl
     claim = made(name, place)
     folder = BENCHES[place].folder
     if folder is not None:
-        (tmp_path / folder / "train").mkdir(parents=True)
+        for split in ("train", "test"):
+            (tmp_path / folder / split).mkdir(parents=True)
     matrix = Matrix(tmp_path / "out", "small", tmp_path)
     seen = []
     for cell in claim.cells():

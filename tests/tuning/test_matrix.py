@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
+from statistics import stdev
 
 import pytest
+from matrix_bench import BENCH, final_run, searched
 from typer.testing import CliRunner
 
 from recollect.cli.app import app
@@ -20,79 +19,14 @@ from recollect.models import Embedder
 from recollect.training import parts
 from recollect.training.config import ModelConfig
 from recollect.training.parts import make_embedder
-from recollect.tuning import matrix as matrix_module
-from recollect.tuning.benches import BENCHES, Bench, EqualImages, UntilValidation
+from recollect.tuning import matrix_runs
+from recollect.tuning.benches import BENCHES, UntilValidation
 from recollect.tuning.claims import CLAIMS, Cell, Claim, asymmetric, initialisation
-from recollect.tuning.matrix import LADDER, MOST_RATES, Matrix, Task, pending, run_matrix, tasks
-from recollect.tuning.study_page import write_page
+from recollect.tuning.claims_page import write_page
+from recollect.tuning.matrix import LADDER, MOST_RATES, Matrix, Task, pending, tasks
+from recollect.tuning.matrix_runs import run_matrix
 from recollect.tuning.summary import collect, interval, judge, verdict
-from training.small_runs import final_weights, make_images, same_bits, silent
-
-BENCH = Bench(
-    name="small",
-    title="coloured patterns",
-    recipe="glyphs",
-    budget=EqualImages(small=48, full=96),
-    batch=16,
-    batches=(8, 16),
-    rates=(1e-3, 3e-3),
-    settings={
-        "data.name": "folder",
-        "data.workers": 0,
-        "data.augmentation": "crop",
-        "model.image_size": 24,
-        "model.dim": 16,
-        "batch.chunk": 8,
-        "run.device": "cpu",
-    },
-    folder="patterns",
-)
-
-
-class InProcess:
-    """Stands for the pool of processes."""
-
-    def __init__(self, *_: object) -> None: ...
-
-    def __enter__(self) -> InProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def submit(self, work, *arguments):  # type: ignore[no-untyped-def]
-        from concurrent.futures import Future
-
-        future: Future[object] = Future()
-        future.set_result(work(*arguments))
-        return future
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(matrix_module, "ProcessPoolExecutor", InProcess)
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    make_images(tmp_path / "data" / "patterns")
-    make_images(tmp_path / "data" / "patterns", classes=6, split="test", seed=1)
-    return tmp_path / "data"
-
-
-def final_run(study: Matrix, bench: Bench, cell: Cell, seed: int) -> Path:
-    choice = study.choice(bench, cell)
-    assert choice is not None
-    return study.final(bench, cell, choice, seed)
-
-
-def searched(study: Matrix, cell: Cell, found: dict[float, float], steps: int = 3) -> None:
-    """Searches that came out as given: r@1 by learning rate."""
-    for rate, value in found.items():
-        run = study.folder(BENCH, cell) / "search" / f"lr-{rate:g}"
-        run.mkdir(parents=True, exist_ok=True)
-        (run / "manifest.json").write_text(json.dumps({"outcome": {"steps": steps}}))
-        (run / "metrics.jsonl").write_text(json.dumps({"split": "val", "step": steps, "r@1": value}) + "\n")
+from training.small_runs import final_weights, same_bits, silent
 
 
 def finished(matrix: Matrix) -> dict[str, float]:
@@ -169,8 +103,8 @@ def test_a_run_that_fails_is_said_and_does_not_stop_the_others(here: None, data:
     claim = replace(claim, contrasts=[])
     study = Matrix(tmp_path / "study", "small", data)
     said: list[str] = []
-    assert run_matrix(study, [claim], jobs=1, say=said.append)
-    assert said
+    assert not run_matrix(study, [claim], jobs=1, say=said.append)
+    assert len(said) == len(BENCH.rates)
     results = collect(study, claim)
     assert results["bad"].by_seed == {}
     assert results["bad"].shown == "–"
@@ -245,26 +179,6 @@ def test_another_choice_is_another_run(data: Path, tmp_path: Path) -> None:
     assert final_run(study, BENCH, cell, 1) in after - before
 
 
-def test_no_run_outlives_the_study() -> None:
-    """Whatever still held the pipe would keep it open; it ends when the last process has."""
-    script = """
-import multiprocessing, time
-from concurrent.futures import ProcessPoolExecutor
-from recollect.tuning.matrix import end_with_parent
-
-pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent)
-pool.submit(print, "working", flush=True)
-pool.submit(time.sleep, 600).result()
-"""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as study:
-        assert study.stdout is not None
-        assert study.stdout.readline() == "working\n"
-        study.kill()
-        assert study.communicate(timeout=60)[0] == ""
-
-
 def test_a_batch_that_half_the_classes_cannot_fill(data: Path, tmp_path: Path) -> None:
     claim = asymmetric(replace(BENCH, batch=40))
     found: list[Task] = list(tasks(Matrix(tmp_path / "study", "small", data), claim))
@@ -300,7 +214,7 @@ def test_the_verb(here: None, data: Path, tmp_path: Path, monkeypatch: pytest.Mo
     stopped = CliRunner().invoke(app, [*command, "--minutes", "0"])
     assert "some runs are not done" in stopped.output
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(matrix_module, "run_matrix", _interrupt)
+        interrupted.setattr(matrix_runs, "run_matrix", _interrupt)
         result = CliRunner().invoke(app, command)
     assert result.exit_code == 130
     assert "The same command goes on" in result.stderr
@@ -317,7 +231,9 @@ def test_verdicts() -> None:
     assert verdict([1.0, 1.1, 0.9]) == "holds here"
     assert verdict([-1.0, -1.1, -0.9]) == "does not hold here"
     assert verdict([1.0, -0.2, 0.4]) == "undecided"
-    assert verdict([5.0]) == "undecided"  # one seed decides nothing
+    assert verdict([5.0]) == verdict([5.0, 5.0]) == "undecided"  # fewer than three seeds decide nothing
+    spread = [0.0, 1.0] * 6
+    assert interval(spread)[1] == pytest.approx(1.796 * stdev(spread) / 12**0.5)
     middle, half = interval([1.0, 2.0, 3.0])
     assert middle == 2.0
     assert half == pytest.approx(2.920 / 3**0.5)

@@ -27,8 +27,12 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="The study's folder: runs and page.")] = Path("runs/reproduce"),
     page: Annotated[Path | None, typer.Option(help="Where to write the page. Default: OUT/page.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: one a core.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Start no new run after so long.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time. Default: one a core; one with a GPU.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Start no new run after so long; 0 only writes the page.")
+    ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would be run, and stop.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -37,9 +41,10 @@ def reproduce(
     recollect reproduce losses                        on the embedded characters
     recollect reproduce all --data DIR --minutes 60   as far as an hour goes; the same command goes on
     """
-    from recollect.tuning.matrix import Matrix, run_matrix
-    from recollect.tuning.study import choose_claims, describe
-    from recollect.tuning.study_page import write_page
+    from recollect.tuning.claims_page import write_page
+    from recollect.tuning.claims_plan import choose_claims, describe, every_claim
+    from recollect.tuning.matrix import Matrix
+    from recollect.tuning.matrix_runs import run_matrix
 
     claims, left_out = choose_claims(claim, bench, data)
     matrix = Matrix(out, budget, data, tuple(range(1, seeds + 1)))
@@ -54,5 +59,13 @@ def reproduce(
         raise typer.Exit(130) from None
     if not complete:
         remark("left       some runs are not done: the same command goes on with them")
-    written = write_page(matrix, claims, page or out / "page", f"recollect reproduce {claim} --budget {budget}")
-    typer.echo(written)
+    # The page is of all that was ever run in this folder, so that one claim's command does not drop another's results.
+    typer.echo(write_page(matrix, every_claim(), page or out / "page", _command(claim, budget, data, bench, seeds)))
+
+
+def _command(claim: str, budget: str, data: Path | None, benches: list[str] | None, seeds: int) -> str:
+    """The command as it can be typed anywhere: without this machine's paths."""
+    words = ["recollect reproduce", claim, "--budget", budget]
+    words += ["--data DIR"] if data is not None else []
+    words += [f"--bench {bench}" for bench in benches or ()]
+    return " ".join([*words, "--seeds", str(seeds)])

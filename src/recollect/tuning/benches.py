@@ -35,6 +35,10 @@ class EqualImages:
         count = max(1, round(images / batch))
         return {"run.steps": count, "batch.batches_per_epoch": count, "optimiser.schedule": "cosine"}
 
+    def times(self, budget: Budget) -> float:
+        """How many times longer than the small budget."""
+        return 1.0 if budget == "small" else self.full / self.small
+
     def words(self, budget: Budget) -> str:
         """The rule in a sentence."""
         images = self.small if budget == "small" else self.full
@@ -64,12 +68,16 @@ class UntilValidation:
             "optimiser.schedule": "constant",
         }
 
+    def times(self, budget: Budget) -> float:
+        """How many times longer than the small budget, at most."""
+        return 1.0 if budget == "small" else self.full / self.small
+
     def words(self, budget: Budget) -> str:
         """The rule in a sentence."""
         limit = self.small if budget == "small" else self.full
         return (
             f"until validation stops improving: of {self.evaluations} evaluations on validation classes within at most "
-            f"{limit:,} steps or {self.most_images:,} images the best says how many steps to train"
+            f"{limit:,} steps or {self.most_images:,} images of a search the best says how many steps to train"
         )
 
 
@@ -101,8 +109,9 @@ class Bench:
         """
         if self.folder is None:
             return None
-        if data is None or not (data / self.folder / "train").is_dir():
-            where = "no --data folder was given" if data is None else f"{data / self.folder} has no train folder"
+        missing = [split for split in ("train", "test") if data and not (data / self.folder / split).is_dir()]
+        if data is None or missing:
+            where = "no --data folder was given" if data is None else f"{data / self.folder} has no {missing[0]} folder"
             raise DataError(f"{self.name} needs the images of {self.folder}, with train and test in it: {where}.")
         return str(data / self.folder)
 

@@ -3,37 +3,26 @@
     OUT/study.json                            the budget this folder is for
     OUT/runs/BENCH/CELL/search/lr-RATE        seed 0, trained on half of the training classes, measured on the others
     OUT/runs/BENCH/CELL/lr-RATE-steps-N/seed-S    all training classes, as the search chose, measured on test once
-    OUT/runs/BENCH/CELL/init-seed-S.json      a cell that trains nothing
+    OUT/runs/BENCH/CELL/init/seed-S           a cell that trains nothing: a manifest with its measurement
 
 The search walks: it begins with the bench's learning rates and goes on, by factors of about three, while the best lies
 at an end, so that no cell is judged by a rate that a lower or a higher one would have beaten.
 
-What is done is read off the folders alone: a run with an outcome in its manifest is finished, one without is resumed.
-Runs of a search never load a test image. Several runs go on at a time in processes of their own, a share of the cores
-each; stopping (Ctrl-C, ``minutes``) loses nothing but time.
+What is done is read off the folders alone: a run with an outcome in its manifest is finished, one that diverged says so
+in ``failed.json``, any other is begun or resumed. ``matrix_runs.py`` does them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import multiprocessing
-import os
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from recollect.common.errors import ConfigError, RecollectError
+from recollect.common.errors import ConfigError
 from recollect.common.files import read_json, write_json
-from recollect.common.progress import ProgressLine
 from recollect.tuning.benches import Bench, Budget
 from recollect.tuning.claims import Cell, Claim
 
@@ -41,8 +30,6 @@ SEEDS = (1, 2, 3)
 """Seeds of the runs that are reported; the search uses 0."""
 LADDER = tuple(float(f"{digit}e{power}") for power in range(-7, 1) for digit in (1, 3))
 """Learning rates that a search can come to."""
-SECONDS_TO_SAVE = 60
-"""What a run has to save its state when the study was killed."""
 MOST_RATES = 7
 """A search that has not turned back by then takes the best it has."""
 
@@ -82,7 +69,7 @@ class Matrix:
         folder, rates = self.folder(bench, cell) / "search", list(bench.rates)
         while True:
             paths = {rate: folder / f"lr-{rate:g}" for rate in rates}
-            choice = _best(paths)
+            choice = _best(paths, bench.rates)
             further = None if choice is None or len(rates) >= MOST_RATES else beyond(rates, choice.rate)
             if further is None:
                 return paths
@@ -90,7 +77,11 @@ class Matrix:
 
     def choice(self, bench: Bench, cell: Cell) -> Choice | None:
         """The learning rate and the number of steps that validation classes chose; None while the search goes on."""
-        return _best(self.searches(bench, cell))
+        searches = self.searches(bench, cell)
+        choice = _best(searches, bench.rates)
+        if choice is None or min(searches) < choice.rate < max(searches):
+            return choice
+        return replace(choice, at_the_end=True)
 
     def final(self, bench: Bench, cell: Cell, choice: Choice, seed: int) -> Path:
         """The run that is reported. Its folder says what was chosen: another choice is another run."""
@@ -98,7 +89,7 @@ class Matrix:
 
     def untrained(self, bench: Bench, cell: Cell, seed: int) -> Path:
         """The measurement of a cell that trains nothing; random weights differ by seed."""
-        return self.folder(bench, cell) / f"init-seed-{seed}.json"
+        return self.folder(bench, cell) / "init" / f"seed-{seed}"
 
     def settings(self, bench: Bench, cell: Cell, *, seed: int, rate: float, steps: int | None) -> dict[str, Any]:
         """Settings of one run; without ``steps`` it is one of the search."""
@@ -127,14 +118,25 @@ class Choice:
     rate: float
     steps: int
     value: float
-    at_the_limit: bool
+    batch: int
+    """Of the search: half of the classes may not fill the cell's own."""
+    at_the_limit: bool = False
     """The last of several evaluations was the best: more steps might be better still."""
+    at_the_end: bool = False
+    """The search gave up walking: a rate beyond those tried might be better still."""
 
 
-def _best(searches: dict[float, Path]) -> Choice | None:
+def _best(searches: dict[float, Path], own: Sequence[float]) -> Choice | None:
+    """The best of finished searches; of equals the one nearest to the bench's ``own`` rates. None before all are."""
     found = [best_of(path, rate) for rate, path in searches.items()]
     known = [choice for choice in found if choice is not None]
-    return max(known, key=lambda choice: choice.value) if len(known) == len(found) else None
+
+    def steps_away(rate: float) -> int:
+        return min(abs(LADDER.index(rate) - LADDER.index(start)) for start in own)
+
+    if len(known) < len(found):
+        return None
+    return max(known, key=lambda choice: (choice.value, -steps_away(choice.rate)))
 
 
 def beyond(rates: Sequence[float], best: float) -> float | None:
@@ -151,29 +153,34 @@ def beyond(rates: Sequence[float], best: float) -> float | None:
 
 
 def best_of(run: Path, rate: float) -> Choice | None:
-    """The best evaluation of a finished search run; None for one that is not finished. A run that failed counts 0."""
-    if (run / "failed.json").exists():
-        return Choice(rate, 1, 0.0, False)
-    outcome = _outcome(run)
+    """The best evaluation of a finished search run; None for one that is not finished. One that diverged counts 0."""
+    outcome = outcome_of(run)
     if outcome is None:
-        return None
+        return Choice(rate, 1, 0.0, 0) if failure_of(run) else None
     from recollect.training.run_folder import RunFolder
 
-    evaluations = [line for line in RunFolder(run).read_metrics() if line.get("split") == "val"]
+    folder = RunFolder(run)
+    evaluations = [line for line in folder.read_metrics() if line.get("split") == "val"]
     best = max(evaluations, key=lambda line: (line["r@1"], -line["step"]))
     last = len(evaluations) > 1 and best["step"] == outcome["steps"]
-    return Choice(rate, int(best["step"]), float(best["r@1"]), last)
+    batch = int(folder.read_manifest().get("plan", {}).get("batch", 0))
+    return Choice(rate, int(best["step"]), float(best["r@1"]), batch, last)
 
 
-def result_of(run: Path) -> dict[str, float] | None:
-    """Test metrics of a finished run, as fractions."""
-    outcome = _outcome(run)
-    return None if outcome is None else dict(outcome["metrics"].get("test", {}))
-
-
-def _outcome(run: Path) -> dict[str, Any] | None:
+def outcome_of(run: Path) -> dict[str, Any] | None:
+    """What a finished run's manifest says came of it."""
     manifest = run / "manifest.json"
     return dict(found) if manifest.exists() and (found := read_json(manifest).get("outcome")) else None
+
+
+def failure_of(run: Path) -> str | None:
+    """Why a run ended without a result for good: its loss was no number any more."""
+    file = run / "failed.json"
+    return str(read_json(file)["why"]) if file.exists() else None
+
+
+def _settled(run: Path) -> bool:
+    return outcome_of(run) is not None or failure_of(run) is not None
 
 
 @dataclass(frozen=True)
@@ -195,13 +202,13 @@ def tasks(matrix: Matrix, claim: Claim) -> Iterator[Task]:
             place = {} if root is None else {"data.root": root}
             for seed in matrix.seeds:
                 given = {**bench.settings, **place, **cell.settings, "model.dim": None, "run.seed": seed}
-                if not (file := matrix.untrained(bench, cell, seed)).exists():
-                    yield Task(file, bench.recipe, given, False)
+                if not _settled(path := matrix.untrained(bench, cell, seed)):
+                    yield Task(path, bench.recipe, given, False)
             continue
         choice = matrix.choice(bench, cell)
         if choice is None:
             for rate, path in matrix.searches(bench, cell).items():
-                if best_of(path, rate) is None:
+                if not _settled(path):
                     given = matrix.settings(bench, _fitting(matrix, bench, cell), seed=0, rate=rate, steps=None)
                     yield Task(path, bench.recipe, given)
             continue
@@ -230,79 +237,6 @@ def _largest_batch(recipe: str, settings: str) -> int:
     return m * int((half.class_sizes >= m).sum())
 
 
-def run_matrix(
-    matrix: Matrix,
-    claims: Sequence[Claim],
-    *,
-    jobs: int | None = None,
-    minutes: float | None = None,
-    say: Callable[[str], None] = print,
-) -> bool:
-    """Do what is left of the claims, in their order; whether everything is done.
-
-    Args:
-        matrix: where and how large.
-        claims: what to measure.
-        jobs: runs at a time; by default one for every core.
-        minutes: start no new run after so many.
-        say: receives what goes wrong, a line each.
-    """
-    matrix.open()
-    cores = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
-    jobs = jobs or cores
-    end = None if minutes is None else time.monotonic() + 60 * minutes
-    threads = max(1, cores // jobs)
-    context = multiprocessing.get_context("spawn")
-    running: dict[Future[str | None], Task] = {}
-    runs = pending(matrix, claims)
-    with ProcessPoolExecutor(jobs, context, end_with_parent) as pool, ProgressLine("runs", len(runs), "runs") as line:
-        line.advance(sum(run.done for run in runs))
-        while True:
-            late = end is not None and time.monotonic() > end
-            busy = {task.folder for task in running.values()}
-            free = (task for claim in claims for task in tasks(matrix, claim) if task.folder not in busy)
-            for task in [] if late else _first(free, jobs - len(running)):
-                running[pool.submit(_do, task, threads)] = task
-            if not running:
-                break
-            finished, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in finished:
-                task = running.pop(future)
-                if (trouble := _result(future)) is not None:
-                    say(f"{task.folder.relative_to(matrix.out)}: {trouble}")
-                line.advance()
-    return not any(True for claim in claims for _ in tasks(matrix, claim))
-
-
-def end_with_parent() -> None:
-    """In each process of the pool: stop, saved, when the process that asked for the runs is no more."""
-
-    def watch(parent: BaseProcess) -> None:
-        parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)  # the run saves its state and stops
-        time.sleep(SECONDS_TO_SAVE)
-        os._exit(1)
-
-    if (parent := multiprocessing.parent_process()) is not None:
-        threading.Thread(target=watch, args=(parent,), daemon=True).start()
-
-
-def _result(future: Future[str | None]) -> str | None:
-    try:
-        return future.result()
-    except BrokenProcessPool as error:
-        raise ConfigError(
-            "a run's process was killed, perhaps for want of memory: the same command goes on; try a smaller --jobs."
-        ) from error
-
-
-def _first(found: Iterator[Task], count: int) -> list[Task]:
-    chosen: dict[Path, Task] = {}
-    while len(chosen) < count and (task := next(found, None)) is not None:
-        chosen[task.folder] = task
-    return list(chosen.values())
-
-
 @dataclass(frozen=True)
 class Pending:
     """A run of a study, and whether it is done."""
@@ -320,8 +254,8 @@ def pending(matrix: Matrix, claims: Sequence[Claim]) -> list[Pending]:
         for cell in claim.cells():
             folder = matrix.folder(bench, cell)
             if not cell.trains:
-                files = [matrix.untrained(bench, cell, seed) for seed in matrix.seeds]
-                found.update({file: Pending(bench, file, file.exists()) for file in files})
+                paths = [matrix.untrained(bench, cell, seed) for seed in matrix.seeds]
+                found.update({path: Pending(bench, path, _settled(path)) for path in paths})
                 continue
             searches = matrix.searches(bench, cell)
             found.update({path: Pending(bench, path, _settled(path)) for path in searches.values()})
@@ -332,71 +266,3 @@ def pending(matrix: Matrix, claims: Sequence[Claim]) -> list[Pending]:
                 path = folder / f"seed-{seed}" if choice is None else matrix.final(bench, cell, choice, seed)
                 found[path] = Pending(bench, path, _settled(path))
     return list(found.values())
-
-
-def _settled(run: Path) -> bool:
-    """Whether a run is over, well or not."""
-    return _outcome(run) is not None or (run / "failed.json").exists()
-
-
-def _do(task: Task, threads: int) -> str | None:
-    """One run, in a process of its own; what went wrong, if it is the run's fault."""
-    import torch
-
-    from recollect.common.quiet import set_quiet
-
-    torch.set_num_threads(threads)
-    set_quiet(True)
-    try:
-        if task.trains:
-            _train(task)
-        else:
-            _measure_untrained(task)
-    except RecollectError as error:
-        from recollect.training.trainer import TrainingStoppedError
-
-        if isinstance(error, TrainingStoppedError) and error.exit_code > 128:
-            raise  # asked to stop: saved, and resumed by the next call
-        task.folder.mkdir(parents=True, exist_ok=True)
-        write_json(task.folder / "failed.json", {"why": str(error)})
-        return str(error)
-    return None
-
-
-def _train(task: Task) -> None:
-    from recollect.data import only_splits
-    from recollect.training.recipes import resolve
-    from recollect.training.trainer import train
-
-    if (task.folder / "config.yaml").exists():
-        train(resume=task.folder, say=_silent)
-        return
-    with contextlib.suppress(OSError):  # a folder left by a run that was killed before its first file
-        task.folder.rmdir()
-    config = resolve(task.recipe, task.settings)
-    # A run of the search has no way to the test set, whatever its settings say.
-    sealed = contextlib.nullcontext() if config.run.watch_test else only_splits(config.data.train_split)
-    with sealed:
-        train(config, task.folder, say=_silent)
-
-
-def _measure_untrained(task: Task) -> None:
-    """Features as they are before any training: the paper's *init* rows."""
-    from recollect.data import load
-    from recollect.evaluation import evaluate
-    from recollect.report.vectors import embed
-    from recollect.training.parts import make_embedder
-    from recollect.training.recipes import as_mapping, resolve
-
-    config = resolve(task.recipe, task.settings)
-    images = load(config.data.name, config.data.root, config.data.test_split, **config.data.options)
-    vectors = embed(make_embedder(config.model, config.run.seed), images, None)
-    metrics = evaluate(vectors, images.labels, ks=(1, 2, 4, 8), metrics=("r@k",)).metrics
-    task.folder.parent.mkdir(parents=True, exist_ok=True)
-    write_json(
-        task.folder, {"metrics": metrics, "fingerprint": images.fingerprint, "model": as_mapping(config)["model"]}
-    )
-
-
-def _silent(line: str) -> None:
-    """What single runs say; their folders keep it."""

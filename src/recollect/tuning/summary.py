@@ -2,7 +2,7 @@
 
 A comparison is made seed by seed: runs of one seed share their batches and, from scratch, their first weights, so their
 difference says more than the difference of two means. Its 90 % interval (Student's t, seeds − 1 degrees of freedom)
-decides: above zero it holds, below it does not, otherwise it is undecided. With three seeds that is a strict judge.
+decides: above zero it holds, below it does not, otherwise, and with fewer than three seeds, it is undecided.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Literal
 
-from recollect.common.files import read_json
+from recollect.tuning.benches import Bench
 from recollect.tuning.claims import Cell, Claim, Contrast
-from recollect.tuning.matrix import Choice, Matrix, result_of
+from recollect.tuning.matrix import Choice, Matrix, failure_of, outcome_of
 
 Verdict = Literal["holds here", "does not hold here", "undecided", "not run"]
 
-# Two-sided 90 % of Student's t by degrees of freedom; beyond ten the normal's value is near enough.
-_T90 = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860, 9: 1.833, 10: 1.812}
+MIN_SEEDS = 3
+# Two-sided 90 % of Student's t for 1, 2, … degrees of freedom; beyond the last it is a little too wide.
+_T90 = [
+    *(6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812),
+    *(1.796, 1.782, 1.771, 1.761, 1.753, 1.746, 1.740, 1.734, 1.729, 1.725),
+]
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,10 @@ class CellResult:
     cell: Cell
     by_seed: dict[int, float]
     choice: Choice | None
+    steps: int | None = None
+    """That the final runs took."""
+    failures: tuple[str, ...] = ()
+    """Why seeds have no result."""
 
     @property
     def mean(self) -> float | None:
@@ -76,18 +84,22 @@ class Judged:
 
 def collect(matrix: Matrix, claim: Claim) -> dict[str, CellResult]:
     """Results of a claim's cells by name, as far as there are any."""
-    found = {}
-    for cell in claim.cells():
-        choice = matrix.choice(claim.bench, cell) if cell.trains else None
-        results: dict[int, dict[str, float] | None] = {}
-        for seed in matrix.seeds:
-            if choice is not None:
-                results[seed] = result_of(matrix.final(claim.bench, cell, choice, seed))
-            elif not cell.trains and (file := matrix.untrained(claim.bench, cell, seed)).exists():
-                results[seed] = read_json(file)["metrics"]
-        by_seed = {seed: 100 * metrics["r@1"] for seed, metrics in results.items() if metrics}
-        found[cell.name] = CellResult(cell, by_seed, choice)
-    return found
+    return {cell.name: _result(matrix, claim.bench, cell) for cell in claim.cells()}
+
+
+def _result(matrix: Matrix, bench: Bench, cell: Cell) -> CellResult:
+    choice = matrix.choice(bench, cell) if cell.trains else None
+    if cell.trains and choice is None:
+        return CellResult(cell, {}, None)
+    runs = {
+        seed: matrix.untrained(bench, cell, seed) if choice is None else matrix.final(bench, cell, choice, seed)
+        for seed in matrix.seeds
+    }
+    outcomes = {seed: found for seed, run in runs.items() if (found := outcome_of(run))}
+    by_seed = {seed: 100 * outcome["metrics"]["test"]["r@1"] for seed, outcome in outcomes.items()}
+    steps = next((int(outcome["steps"]) for outcome in outcomes.values()), None)
+    failures = tuple(f"seed {seed}: {why}" for seed, run in runs.items() if (why := failure_of(run)))
+    return CellResult(cell, by_seed, choice, steps, failures)
 
 
 def judge(contrast: Contrast, results: dict[str, CellResult]) -> Judged:
@@ -108,6 +120,8 @@ def verdict(differences: Sequence[float]) -> Verdict:
     if not differences:
         return "not run"
     middle, half = interval(differences)
+    if len(differences) < MIN_SEEDS:
+        return "undecided"
     if middle - half > 0:
         return "holds here"
     return "does not hold here" if middle + half < 0 else "undecided"
@@ -118,4 +132,4 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
     count = len(differences)
     if count < 2:
         return differences[0], math.inf
-    return mean(differences), _T90.get(count - 1, 1.7) * stdev(differences) / math.sqrt(count)
+    return mean(differences), _T90[min(count - 1, len(_T90)) - 1] * stdev(differences) / math.sqrt(count)

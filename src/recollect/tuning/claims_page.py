@@ -13,17 +13,32 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from recollect.common.errors import ConfigError
 from recollect.common.files import atomic_write, read_json, sha256, write_text
 from recollect.tuning.claims import Claim, Curve
 from recollect.tuning.matrix import Matrix
 from recollect.tuning.summary import CellResult, Judged, collect, judge
 
+_TITLE = "# The paper's claims, measured here"
 _COLOURS = ("#1d4ed8", "#b45309", "#047857", "#7c3aed")
 _MARKS = ("o", "s", "^", "D")
 
 
 def write_page(matrix: Matrix, claims: Sequence[Claim], out: Path, command: str) -> Path:
-    """Write the page of the claims into ``out``, replacing an earlier page there; the path of ``README.md``."""
+    """Write the page of the claims into ``out``, replacing an earlier page there; the path of ``README.md``.
+
+    Args:
+        matrix: where the runs are.
+        claims: what the page is about; those without runs are listed as not run.
+        out: the page's folder.
+        command: what the page says it was written by.
+
+    Raises:
+        ConfigError: there is a ``README.md`` of something else.
+    """
+    page = out / "README.md"
+    if page.exists() and not page.read_text(encoding="utf-8", errors="replace").startswith(_TITLE):
+        raise ConfigError(f"{page} is not a page of this command and is left alone: choose another --page.")
     out.mkdir(parents=True, exist_ok=True)
     sections, rows, summary, not_run = [], [], [], []
     for claim in claims:
@@ -41,7 +56,6 @@ def write_page(matrix: Matrix, claims: Sequence[Claim], out: Path, command: str)
     _write_csv(out / "results.csv", rows)
     runs = list(_runs(matrix))
     write_text(out / "runs.jsonl", "".join(json.dumps(run, ensure_ascii=False) + "\n" for run in runs))
-    page = out / "README.md"
     left = ["## Not run", "", *not_run, ""] if not_run else []
     write_text(page, "\n".join([*_head(matrix, command, runs), *_overview(summary), *sections, *left]).rstrip() + "\n")
     return page
@@ -51,7 +65,7 @@ def _head(matrix: Matrix, command: str, runs: Sequence[dict[str, Any]]) -> list[
     hours = sum(run["seconds"] or 0 for run in runs) / 3600
     machines = sorted({str(run["machine"]) for run in runs})
     return [
-        "# The paper's claims, measured here",
+        _TITLE,
         "",
         f"Written by `{command}` from {len(runs)} finished runs of the {matrix.budget} budget, {hours:.1f} hours of "
         "training in all. Machines: " + ("; ".join(machines) or "–") + ".",
@@ -62,7 +76,10 @@ def _head(matrix: Matrix, command: str, runs: Sequence[dict[str, Any]]) -> list[
         f"- Then all training classes are trained on with seeds {', '.join(map(str, matrix.seeds))} and the test set is "
         "measured once. Numbers are r@1 in percent on test classes never seen, mean ± standard deviation over seeds.",
         "- Comparisons are made seed by seed; ± is their 90 % interval (Student's t). It decides between *holds here*, "
-        "*does not hold here* and *undecided*. A dash: not run.",
+        "*does not hold here* and *undecided*. Of many comparisons at 90 % a few come out by chance, and that the "
+        "settings were chosen by one run is in no interval: small differences deserve little trust. A dash: not run.",
+        "- *(limit)*: the last evaluation was the best, longer might be better still. *(end)*: the search gave up at "
+        "this rate. *(batch N)*: half of the classes fill no larger batch, so the rate was searched with it.",
         "- The paper trains far larger networks to convergence. What is compared with its numbers is the direction, "
         "not the height.",
         "- `results.csv` has every cell and seed, `runs.jsonl` every run with its settings, versions, data fingerprints "
@@ -105,17 +122,19 @@ def _section(
     missing = [result.cell.name for result in results.values() if len(result.by_seed) < len(matrix.seeds)]
     if missing:
         lines += ["", f"Not run, or not with every seed: {', '.join(missing)}."]
+    lines += [f"- {result.cell.name}, {why}" for result in results.values() for why in result.failures]
     return [*lines, ""]
 
 
 def _cell_row(curve: Curve, x: float | str, result: CellResult) -> tuple[str, ...]:
-    choice = result.choice
+    choice, batch = result.choice, result.cell.batch
     shown = f"{x:g}" if isinstance(x, int | float) else x
-    if choice is None or not result.by_seed:
+    if choice is None or result.steps is None:
         return curve.label, shown, result.shown, str(len(result.by_seed)), "–", "–", "–"
-    steps = f"{choice.steps:,}" + (" (limit)" if choice.at_the_limit else "")
-    images = f"{choice.steps * result.cell.batch:,}"
-    return curve.label, shown, result.shown, str(len(result.by_seed)), f"{choice.rate:g}", steps, images
+    searched = f" (batch {choice.batch})" if choice.batch not in (0, batch) else ""
+    rate = f"{choice.rate:g}" + (" (end)" if choice.at_the_end else "") + searched
+    steps = f"{result.steps:,}" + (" (limit)" if choice.at_the_limit else "")
+    return curve.label, shown, result.shown, str(len(result.by_seed)), rate, steps, f"{result.steps * batch:,}"
 
 
 def _row(claim: Claim, result: CellResult) -> dict[str, Any]:
@@ -126,7 +145,7 @@ def _row(claim: Claim, result: CellResult) -> dict[str, Any]:
         "cell": result.cell.name,
         "batch": result.cell.batch,
         "lr": "" if choice is None else f"{choice.rate:g}",
-        "steps": "" if choice is None else choice.steps,
+        "steps": "" if result.steps is None else result.steps,
         "mean_r1": "" if result.mean is None else f"{result.mean:.2f}",
         "sd_r1": "" if result.deviation is None else f"{result.deviation:.2f}",
         "by_seed": " ".join(f"{seed}:{value:.2f}" for seed, value in result.by_seed.items()),

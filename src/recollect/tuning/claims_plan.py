@@ -43,6 +43,11 @@ def choose_claims(name: str, benches: Sequence[str] | None, data: Path | None) -
     return chosen, left_out
 
 
+def every_claim() -> list[Claim]:
+    """Each claim on each of its benches."""
+    return [make(BENCHES[place]) for make, places in CLAIMS.values() for place in places]
+
+
 def describe(matrix: Matrix, claims: Sequence[Claim], left_out: Sequence[str]) -> list[str]:
     """The plan, a line each."""
     lines = []
@@ -54,7 +59,7 @@ def describe(matrix: Matrix, claims: Sequence[Claim], left_out: Sequence[str]) -
     done = sum(one.done for one in counted)
     left = [one for one in counted if not one.done]
     lines.append(f"runs       {len(counted)} in all, {done} done already")
-    if left and matrix.budget == "small":
-        minutes = sum(one.bench.cost for one in left) / 60
-        lines.append(f"time       about {minutes:.0f} minutes of one core, by runs on a laptop's processor")
+    if left:
+        seconds = sum(one.bench.cost * one.bench.budget.times(matrix.budget) for one in left)
+        lines.append(f"time       about {seconds / 60:,.0f} minutes of one core, by runs on a server's processor")
     return [*lines, *(f"left out   {text}" for text in left_out)]
