@@ -77,7 +77,7 @@ def test_a_batch_is_each_image_transformed_with_its_own_numbers(photos: ImageSet
     assert labels.tolist() == [5, 0, 7, 0]
     assert found.tolist() == indices.tolist()
     for row, (index, occurrence) in enumerate([(5, 0), (0, 0), (39, 0), (0, 1)]):
-        random = uniforms(4, 3, np.array([index]), np.array([occurrence]), TRAIN.draws)[0]
+        random = uniforms(4, 3, 0, np.array([index]), np.array([occurrence]), TRAIN.draws)[0]
         expected = TRAIN(photos.read(index), random)
         assert np.array_equal(images[row].permute(1, 2, 0).numpy(), expected)
     assert not torch.equal(images[1], images[3]), "a repeated image is augmented anew"
@@ -93,13 +93,29 @@ def test_the_same_with_any_number_of_workers(photos: ImageSet) -> None:
     assert not same(expected, epoch_of(photos, epoch=2, workers=0))
 
 
+def test_an_image_in_two_batches_of_an_epoch_is_augmented_anew(photos: ImageSet) -> None:
+    batches = [[0, 11, 25], [25, 0, 7], [0]]
+    with Pipeline(photos, TRAIN, workers=2) as pipeline:
+        first, second, third = (batch.images for batch in pipeline.stream(batches, epoch=3))
+        shown = [first[0], second[1], third[0]]
+        assert not any(torch.equal(shown[a], shown[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
+        assert not torch.equal(first[2], second[0])
+        rest = [batch.images for batch in pipeline.stream(batches[1:], epoch=3, first=1)]
+        assert same(rest, [second, third]), "going on in the middle of an epoch shows what would have been shown"
+        assert torch.equal(pipeline.load(batches[2], 3, 2).images, third)
+        assert not torch.equal(pipeline.load(batches[2], 3).images, third)
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_the_same_with_any_number_of_processes(photos: ImageSet, world_size: int) -> None:
     sampler = ClassBalancedSampler(photos.labels, 16, 4)
     with Pipeline(photos, TRAIN, workers=2) as pipeline:
-        for batch in sampler:
-            whole = pipeline.load(batch)
-            parts = [pipeline.load(shard(batch, rank, world_size, group=4)) for rank in range(world_size)]
+        streams = [
+            pipeline.stream([shard(batch, rank, world_size, group=4) for batch in sampler])
+            for rank in range(world_size)
+        ]
+        for whole in pipeline.stream(sampler):
+            parts = [next(stream) for stream in streams]
             assert torch.equal(torch.cat([part.images for part in parts]), whole.images)
             assert torch.equal(torch.cat([part.labels for part in parts]), whole.labels)
 
@@ -257,7 +273,7 @@ def test_skipping_keeps_the_balance_and_reports_every_file(damaged: ImageSet) ->
             assert indices[2:].tolist() == [19, 0, 8]
             assert [(bad.index, bad.name) for bad in pipeline.bad_images] == [(3, "3/03.jpg"), (11, "3/11.jpg")]
             assert "3/03.jpg" in pipeline.bad_images[0].reason
-            random = uniforms(0, 2, indices[:1], np.array([0]), TRAIN.draws)[0]
+            random = uniforms(0, 2, 0, indices[:1], np.array([0]), TRAIN.draws)[0]
             assert np.array_equal(images[0].permute(1, 2, 0).numpy(), TRAIN(damaged.read(int(indices[0])), random))
             assert expected is None or (torch.equal(images, expected[0]) and indices.tolist() == expected[1])
             expected = images, indices.tolist()
