@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 
 from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.common.images import MAX_PIXELS
@@ -28,7 +29,7 @@ from recollect.data.draws import Indices, Uniforms, occurrences, uniforms
 from recollect.data.images import ImageSet
 from recollect.data.instance import size_buckets
 from recollect.data.reading import BadImage, Reader
-from recollect.data.transforms import Transform
+from recollect.data.transforms import FromTorchvision, Transform
 
 _CHUNK = 16  # images a task: small enough to share evenly, large enough that handing out tasks costs nothing
 _WINDOW = 2048  # images whose headers are read at a time, to find those of equal size
@@ -102,6 +103,8 @@ class Pipeline:
         self.prefetch_bytes, self.seed = prefetch_bytes, seed
         self._reader = Reader(images, transform, cache, cache_bytes, cache_dir, cache_size, on_bad_image, max_pixels)
         self._pool = ThreadPoolExecutor(self.workers, "recollect-loader") if self.workers else None
+        # It draws from torch's global generator, which the model draws from as well, while workers work ahead.
+        self._only_decode = isinstance(transform, FromTorchvision) and transform.random
 
     def load(self, indices: Sequence[int] | Indices, epoch: int = 0, number: int = 0) -> Batch:
         """Load one batch now, as batch ``number`` of the epoch.
@@ -210,7 +213,7 @@ class Pipeline:
         def top_up() -> None:
             """Start tasks, oldest batch first, until ``prefetch_bytes`` are decoded or being decoded."""
             used = sum(pending.started * pending.row_bytes for pending in queue)
-            while self._pool is not None and used < self.prefetch_bytes:
+            while self._pool is not None and not self._only_decode and used < self.prefetch_bytes:
                 if (not queue or queue[-1].all_started) and not begin_next():
                     return
                 used += self._start_chunk(queue[-1])
@@ -251,19 +254,28 @@ class Pipeline:
 
     def _start_chunk(self, pending: _Pending) -> int:
         """Start the next task of a batch and return how many bytes it will fill."""
-        positions = range(pending.started, min(pending.started + _CHUNK, len(pending.indices)))
+        count = self.workers if self._pool is not None and self._only_decode else _CHUNK
+        positions = range(pending.started, min(pending.started + count, len(pending.indices)))
         pending.started = positions.stop
         if self._pool is None:
             self._fill(pending, positions)
+        elif self._only_decode:
+            self._fill(pending, positions, self._pool.map(self._reader.decoded, pending.indices[positions].tolist()))
         else:
             pending.tasks.append(self._pool.submit(self._fill, pending, positions))
         return len(positions) * pending.row_bytes
 
-    def _fill(self, pending: _Pending, positions: Iterable[int]) -> None:
-        """Load some images of a batch into their places; the work of one task."""
+    def _fill(
+        self,
+        pending: _Pending,
+        positions: Iterable[int],
+        decoded: Iterator[Image.Image | Pixels | None] | None = None,
+    ) -> None:
+        """Load some images of a batch into their places, or transform what is ``decoded``; the work of one task."""
         for position in positions:
             index = int(pending.indices[position])
-            pixels = self._reader.pixels(index, pending.random[position])
+            source = None if decoded is None else next(decoded)
+            pixels = self._reader.pixels(index, pending.random[position], source)
             if pixels is None:
                 pending.bad.add(position)
                 continue
