@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageCms
+from PIL import Image, ImageCms, ImageFile, features
 
 from recollect.common.errors import ConfigError, ImageError
 from recollect.common.images import Preprocessing, read_image, to_rgb
@@ -131,6 +131,34 @@ def test_truncated_files_are_named(kind: str, tmp_path: Path) -> None:
     path.write_bytes(data[: len(data) // 2])
     with pytest.raises(ImageError, match=path.name):
         read_image(path)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken"), NotImplementedError("odd"), struct.error("short")])
+def test_whatever_a_decoder_raises_names_the_file(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gradient().save(tmp_path / "odd.png")
+
+    def fail(*rest: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", fail)
+    with pytest.raises(ImageError, match=rf"odd\.png: damaged or unreadable \({error}"):
+        read_image(tmp_path / "odd.png")
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
+def test_a_damaged_avif_is_an_image_error() -> None:
+    whole = encoded(gradient(), "AVIF")
+    errors = 0
+    for position in range(len(whole) // 2, len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0xFF
+        try:
+            read_image(bytes(damaged), max_pixels=10**6)
+        except ImageError:
+            errors += 1
+    assert errors > 0
 
 
 def test_things_that_are_not_images(tmp_path: Path) -> None:

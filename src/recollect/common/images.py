@@ -83,6 +83,7 @@ _DECODER_ERRORS = (
     TypeError,
     ArithmeticError,
     AttributeError,
+    RuntimeError,
     EOFError,
     struct.error,
     zlib.error,
