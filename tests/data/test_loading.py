@@ -564,3 +564,32 @@ def test_a_torchvision_transform_with_bad_images(damaged: ImageSet) -> None:
             pipeline.load([0, 1, 2, 3])
     assert found[0].indices.tolist() == found[1].indices.tolist()
     assert torch.equal(found[0].images, found[1].images)
+
+
+@pytest.mark.parametrize("transform", [TRAIN, LongerSide(20)], ids=["tensor", "list"])
+@pytest.mark.parametrize("pin", [False, True])
+def test_batches_are_pinned_when_asked(
+    photos: ImageSet, transform: transforms.Transform, pin: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pinning needs a CUDA device, so here it is only asked for."""
+    asked: list[tuple[int, ...]] = []
+    empty = torch.empty
+
+    def watched(shape: tuple[int, ...], *, pin_memory: bool = False, **rest) -> torch.Tensor:
+        if pin_memory:
+            asked.append(tuple(shape))
+        return empty(shape, **rest)
+
+    def pinned(self: torch.Tensor) -> torch.Tensor:
+        asked.append(tuple(self.shape))
+        return self.clone()
+
+    with Pipeline(photos, transform, workers=0) as pipeline:
+        expected = pipeline.load([0, 1, 2]).images
+    monkeypatch.setattr(torch, "empty", watched)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
+    with Pipeline(photos, transform, workers=0, pin=pin) as pipeline:
+        found = pipeline.load([0, 1, 2]).images
+    assert all(map(torch.equal, found, expected))
+    sizes = [(3, 16, 16, 3)] if transform is TRAIN else [tuple(image.permute(1, 2, 0).shape) for image in expected]
+    assert asked == (sizes if pin else [])

@@ -69,6 +69,8 @@ class Pipeline:
             ``sequential``: leaves it out) and lists it in ``bad_images``.
         seed: of the augmentation, from 0 up.
         max_pixels: larger images are refused.
+        pin: put batches into page-locked memory, from which a CUDA device copies while it computes. Needs such a device;
+            the memory of a batch is then taken whole when its first image is read.
 
     Example:
         >>> from recollect.common.images import Preprocessing
@@ -94,13 +96,14 @@ class Pipeline:
         on_bad_image: str = "error",
         seed: int = 0,
         max_pixels: int = MAX_PIXELS,
+        pin: bool = False,
     ) -> None:
         for name, value in (("workers", workers), ("prefetch_bytes", prefetch_bytes), ("seed", seed)):
             if value is not None and value < 0:
                 raise ConfigError(f"{name} is {value}: it must be 0 or more.")
         self.images, self.transform = images, transform
         self.workers = min(16, processors()) if workers is None else workers
-        self.prefetch_bytes, self.seed = prefetch_bytes, seed
+        self.prefetch_bytes, self.seed, self.pin = prefetch_bytes, seed, pin
         self._reader = Reader(images, transform, cache, cache_bytes, cache_dir, cache_size, on_bad_image, max_pixels)
         self._pool = ThreadPoolExecutor(self.workers, "recollect-loader") if self.workers else None
         # It draws from torch's global generator, which the model draws from as well, while workers work ahead.
@@ -247,7 +250,8 @@ class Pipeline:
         side = getattr(self.transform, "imsize", None) if ragged else None
         # No image is larger than the bound, and reading every header first would take its time.
         size = (side, side) if side else next((size for i in chosen.tolist() if (size := self._reader.size(i))), (1, 1))
-        return _Pending(chosen, number, self._draw(chosen, occurrences(chosen), epoch, number), size, ragged)
+        random = self._draw(chosen, occurrences(chosen), epoch, number)
+        return _Pending(chosen, number, random, size, ragged, self.pin)
 
     def _draw(self, indices: Indices, occurrence: Indices, epoch: int, number: int) -> Uniforms:
         return uniforms(self.seed, epoch, number, indices, occurrence, self.transform.draws)
@@ -325,11 +329,14 @@ class _Pending:
     ``number`` is its place in the epoch; ``size`` that of every image, or with ``ragged`` the largest one may have.
     """
 
-    def __init__(self, indices: Indices, number: int, random: Uniforms, size: tuple[int, int], ragged: bool) -> None:
-        self.indices, self.number, self.random = indices, number, random
+    def __init__(
+        self, indices: Indices, number: int, random: Uniforms, size: tuple[int, int], ragged: bool, pin: bool
+    ) -> None:
+        self.indices, self.number, self.random, self.pin = indices, number, random, pin
         # The system gives memory to a large tensor page by page as it is written, so an unfinished batch costs only
-        # what is decoded.
-        self.tensor = None if ragged else torch.empty((len(indices), *size, 3), dtype=torch.uint8)
+        # what is decoded; unless it is pinned.
+        shape = (len(indices), *size, 3)
+        self.tensor = None if ragged else torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
         self.rows: list[Pixels] = [] if self.tensor is None else list(self.tensor.numpy())
         if ragged:
             self.rows = [np.empty((0, 0, 3), np.uint8)] * len(indices)
@@ -354,7 +361,8 @@ class _Pending:
         """The batch as the receiver gets it."""
         if self.tensor is not None:
             return self.tensor.permute(0, 3, 1, 2)
-        return [torch.from_numpy(row).permute(2, 0, 1) for row in self.rows]
+        rows = [torch.from_numpy(row) for row in self.rows]
+        return [(row.pin_memory() if self.pin else row).permute(2, 0, 1) for row in rows]
 
 
 def processors() -> int:
