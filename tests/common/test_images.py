@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import struct
+import tracemalloc
 import zlib
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageCms
+from PIL import Image, ImageCms, ImageFile, features
 
+from recollect.common import images
 from recollect.common.errors import ConfigError, ImageError
 from recollect.common.images import Preprocessing, read_image, to_rgb
 
@@ -94,6 +96,77 @@ def test_sixteen_bits_keep_the_picture() -> None:
     np.testing.assert_array_equal(np.asarray(read_image(encoded(image, "TIFF"))), expected)
 
 
+def converted_at_once(image: Image.Image) -> Image.Image:
+    """What ``to_rgb`` means, without care for memory."""
+    if image.mode in ("I;16", "I;16B", "I"):
+        values = np.asarray(image).astype(np.int64)
+        shifted = values >> 8 if image.mode != "I" or values.max(initial=0) > 255 else values
+        image = Image.fromarray(np.clip(shifted, 0, 255).astype(np.uint8))
+    elif image.mode == "F":
+        image = Image.fromarray(np.clip(np.nan_to_num(np.asarray(image)), 0, 255).astype(np.uint8))
+    if image.mode in ("LA", "PA", "RGBA", "La", "RGBa") or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, rgba).convert("RGB")
+    return image.convert("RGB")
+
+
+def unusual(mode: str, width: int, height: int) -> Image.Image:
+    """Noise over everything the mode can hold."""
+    random = np.random.default_rng(0)
+    if mode.startswith("I;16"):
+        values = random.integers(0, 2**16, (height, width)).astype(">u2" if mode == "I;16B" else "<u2")
+        return Image.frombytes(mode, (width, height), values.tobytes())
+    if mode in ("I", "I 8 bits"):
+        low, high = (-(2**31), 2**31) if mode == "I" else (-300, 256)
+        return Image.fromarray(random.integers(low, high, (height, width)).astype(np.int32))
+    if mode == "F":
+        values = random.normal(100, 200, (height, width)).astype(np.float32)
+        values.flat[:3] = [np.nan, np.inf, -np.inf]
+        return Image.fromarray(values)
+    image = Image.fromarray(random.integers(0, 256, (height, width, 4), dtype=np.uint8), "RGBA")
+    if mode in ("P", "RGB"):  # with one colour that means transparent
+        image = image.convert("RGB").convert(mode)
+        image.info["transparency"] = 3 if mode == "P" else (1, 2, 3)
+        return image
+    return image.convert("LA").convert("PA") if mode == "PA" else image.convert(mode)
+
+
+UNUSUAL = ["I;16", "I;16B", "I", "I 8 bits", "F", "RGBA", "RGBa", "LA", "PA", "P", "RGB"]
+
+
+@pytest.mark.parametrize("mode", UNUSUAL)
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (300, 41), (7, 1000), (0, 5)])
+def test_a_piece_at_a_time_is_the_same(mode: str, width: int, height: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "_BAND", 2048)
+    image = unusual(mode, width, height) if width else Image.new(mode.split(" ")[0], (width, height))
+    found = to_rgb(image)
+    assert (found.mode, found.size) == ("RGB", (width, height))
+    if width:
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(converted_at_once(image)))
+
+
+@pytest.mark.parametrize("mode", ["I;16", "F", "RGBA"])
+def test_conversion_holds_little_beside_the_result(mode: str) -> None:
+    """PIL allocates outside of Python's sight, so the arrays and images in between are counted where they are made."""
+    image, held = Image.new(mode, (1500, 4000)), []
+    original = Image.Image.crop
+
+    def crop(self: Image.Image, box: Any = None) -> Image.Image:
+        held.append(original(self, box))
+        return held[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Image.Image, "crop", crop)
+        tracemalloc.start()
+        to_rgb(image)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert sum(band.height for band in held) == 4000
+    assert max(band.width * band.height for band in held) <= 2**20
+    assert peak < 20 * 2**20, "arrays of a band at a time"
+
+
 def test_floating_point_and_integers() -> None:
     floats = Image.fromarray(np.array([[-5.0, 12.7], [300.0, np.nan]], np.float32))
     assert np.asarray(to_rgb(floats))[..., 0].tolist() == [[0, 12], [255, 0]]
@@ -131,6 +204,34 @@ def test_truncated_files_are_named(kind: str, tmp_path: Path) -> None:
     path.write_bytes(data[: len(data) // 2])
     with pytest.raises(ImageError, match=path.name):
         read_image(path)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken"), NotImplementedError("odd"), struct.error("short")])
+def test_whatever_a_decoder_raises_names_the_file(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gradient().save(tmp_path / "odd.png")
+
+    def fail(*rest: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", fail)
+    with pytest.raises(ImageError, match=rf"odd\.png: damaged or unreadable \({error}"):
+        read_image(tmp_path / "odd.png")
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
+def test_a_damaged_avif_is_an_image_error() -> None:
+    whole = encoded(gradient(), "AVIF")
+    errors = 0
+    for position in range(len(whole) // 2, len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0xFF
+        try:
+            read_image(bytes(damaged), max_pixels=10**6)
+        except ImageError:
+            errors += 1
+    assert errors > 0
 
 
 def test_things_that_are_not_images(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from recollect.data.cache import DiskCache, RamCache, available_memory
+from recollect.data import cache as cache_module
+from recollect.data.cache import DiskCache, RamCache
 from recollect.data.images import ImageSet
 
 
@@ -111,10 +112,9 @@ def test_disk_limit(files: ImageSet, tmp_path: Path) -> None:
     assert cache.stats().entries == 2
 
 
-def test_available_memory() -> None:
-    assert available_memory(lambda: "MemTotal: 9 kB\nMemAvailable:    1024 kB\n") == 2**20
-
-    def absent() -> str:
-        raise FileNotFoundError
-
-    assert available_memory(absent) == 8 * 2**30
+def test_by_default_half_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "available_bytes", lambda: 2 * 105 + 1)
+    cache = RamCache()
+    for number in range(2):
+        cache.put(number, pixels(number))
+    assert [cache.get(number) is not None for number in range(2)] == [True, False]

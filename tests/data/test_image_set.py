@@ -107,3 +107,10 @@ def test_a_root_that_is_itself_a_link_is_followed(tmp_path: Path) -> None:
     picture(tmp_path / "real" / "a.png")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     assert make(tmp_path / "link", ["a.png"]).read(0).size == (12, 8)
+
+
+def test_an_image_can_be_read_without_its_crop() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 8, 8, 3), dtype=np.uint8)
+    images = ImageSet("demo", ["a"], [0], ["x"], arrays=pixels, boxes=np.array([[1.0, 2.0, 5.0, 8.0]]))
+    assert np.array_equal(np.asarray(images.read(0)), pixels[0, 2:8, 1:5])
+    assert np.array_equal(np.asarray(images.read(0, crop=False)), pixels[0])

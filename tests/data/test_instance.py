@@ -98,3 +98,12 @@ def test_buckets_hold_every_position_once_and_equal_sizes(sizes: list[tuple[int,
         assert len({sizes[position] for position in bucket}) == 1
     # No more batches than needed.
     assert len(buckets) == sum(-(-sizes.count(size) // batch_size) for size in set(sizes))
+
+
+def test_reading_does_not_make_the_set_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A set checks all of its names when it is made; for every image read, that would be every name again."""
+    images = one(noise(60, 40), tmp_path, [0, 0, 30, 40])
+    made: list[ImageSet] = []
+    monkeypatch.setattr(ImageSet, "__post_init__", made.append)
+    assert LongerSide(30).read(images, 0).size == (15, 20)
+    assert not made

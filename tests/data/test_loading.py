@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from recollect.common import torchvision_fix
 from recollect.common.errors import ConfigError, DataError, ImageError, InputError
 from recollect.common.images import Preprocessing
 from recollect.data import transforms
@@ -77,7 +78,7 @@ def test_a_batch_is_each_image_transformed_with_its_own_numbers(photos: ImageSet
     assert labels.tolist() == [5, 0, 7, 0]
     assert found.tolist() == indices.tolist()
     for row, (index, occurrence) in enumerate([(5, 0), (0, 0), (39, 0), (0, 1)]):
-        random = uniforms(4, 3, np.array([index]), np.array([occurrence]), TRAIN.draws)[0]
+        random = uniforms(4, 3, 0, np.array([index]), np.array([occurrence]), TRAIN.draws)[0]
         expected = TRAIN(photos.read(index), random)
         assert np.array_equal(images[row].permute(1, 2, 0).numpy(), expected)
     assert not torch.equal(images[1], images[3]), "a repeated image is augmented anew"
@@ -93,13 +94,29 @@ def test_the_same_with_any_number_of_workers(photos: ImageSet) -> None:
     assert not same(expected, epoch_of(photos, epoch=2, workers=0))
 
 
+def test_an_image_in_two_batches_of_an_epoch_is_augmented_anew(photos: ImageSet) -> None:
+    batches = [[0, 11, 25], [25, 0, 7], [0]]
+    with Pipeline(photos, TRAIN, workers=2) as pipeline:
+        first, second, third = (batch.images for batch in pipeline.stream(batches, epoch=3))
+        shown = [first[0], second[1], third[0]]
+        assert not any(torch.equal(shown[a], shown[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
+        assert not torch.equal(first[2], second[0])
+        rest = [batch.images for batch in pipeline.stream(batches[1:], epoch=3, first=1)]
+        assert same(rest, [second, third]), "going on in the middle of an epoch shows what would have been shown"
+        assert torch.equal(pipeline.load(batches[2], 3, 2).images, third)
+        assert not torch.equal(pipeline.load(batches[2], 3).images, third)
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_the_same_with_any_number_of_processes(photos: ImageSet, world_size: int) -> None:
     sampler = ClassBalancedSampler(photos.labels, 16, 4)
     with Pipeline(photos, TRAIN, workers=2) as pipeline:
-        for batch in sampler:
-            whole = pipeline.load(batch)
-            parts = [pipeline.load(shard(batch, rank, world_size, group=4)) for rank in range(world_size)]
+        streams = [
+            pipeline.stream([shard(batch, rank, world_size, group=4) for batch in sampler])
+            for rank in range(world_size)
+        ]
+        for whole in pipeline.stream(sampler):
+            parts = [next(stream) for stream in streams]
             assert torch.equal(torch.cat([part.images for part in parts]), whole.images)
             assert torch.equal(torch.cat([part.labels for part in parts]), whole.labels)
 
@@ -257,7 +274,7 @@ def test_skipping_keeps_the_balance_and_reports_every_file(damaged: ImageSet) ->
             assert indices[2:].tolist() == [19, 0, 8]
             assert [(bad.index, bad.name) for bad in pipeline.bad_images] == [(3, "3/03.jpg"), (11, "3/11.jpg")]
             assert "3/03.jpg" in pipeline.bad_images[0].reason
-            random = uniforms(0, 2, indices[:1], np.array([0]), TRAIN.draws)[0]
+            random = uniforms(0, 2, 0, indices[:1], np.array([0]), TRAIN.draws)[0]
             assert np.array_equal(images[0].permute(1, 2, 0).numpy(), TRAIN(damaged.read(int(indices[0])), random))
             assert expected is None or (torch.equal(images, expected[0]) and indices.tolist() == expected[1])
             expected = images, indices.tolist()
@@ -486,3 +503,93 @@ def test_a_real_epoch(shared_data: Path, tmp_path: Path) -> None:
                 sums.append([int(batch.images.sum(dtype=torch.int64)) for batch in found])
             assert pipeline.bad_images == []
     assert sums[0] == sums[1] == sums[2]
+
+
+def test_a_torchvision_transform_leaves_the_models_random_numbers_alone(
+    photos: ImageSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It draws from torch's global generator, as dropout does: so never while the model may be drawing."""
+    torchvision_fix.apply()
+    from torchvision.transforms import v2
+
+    threads: dict[str, set[str]] = {"read": set(), "transform": set()}
+    augment = v2.Compose([v2.RandomResizedCrop(16), v2.PILToTensor()])
+
+    def watched(image: Image.Image) -> torch.Tensor:
+        threads["transform"].add(threading.current_thread().name)
+        return augment(image)
+
+    read = ImageSet.read
+
+    def watched_read(self: ImageSet, *rest: int) -> Image.Image:
+        threads["read"].add(threading.current_thread().name)
+        return read(self, *rest)
+
+    monkeypatch.setattr(ImageSet, "read", watched_read)
+
+    def run(workers: int, **options) -> tuple[list[torch.Tensor], torch.Tensor]:
+        torch.manual_seed(0)
+        images, drawn = [], []
+        with Pipeline(photos, transforms.FromTorchvision(watched, 16), workers=workers, **options) as pipeline:
+            for batch in pipeline.stream([np.arange(20), np.arange(40), np.arange(30, 35)], epoch=1):
+                images.append(batch.images)
+                for _ in range(20):
+                    state = torch.random.get_rng_state()
+                    time.sleep(0.001)
+                    assert torch.equal(state, torch.random.get_rng_state())
+                    drawn.append(torch.rand(50))
+        return images, torch.cat(drawn)
+
+    images, drawn = run(2)
+    assert threads["transform"] == {threading.current_thread().name}
+    assert all(name.startswith("recollect-loader") for name in threads["read"]), "workers decode"
+    torch.manual_seed(0)
+    assert torch.equal(drawn, torch.cat([torch.rand(50) for _ in range(60)])), "as if nothing had been loaded"
+    for workers, options in ((2, {}), (0, {}), (3, {"cache": "ram"})):
+        again, _ = run(workers, **options)
+        assert same(images, again)
+
+
+def test_a_torchvision_transform_with_bad_images(damaged: ImageSet) -> None:
+    torchvision_fix.apply()
+    from torchvision.transforms import v2
+
+    transform = transforms.FromTorchvision(v2.Compose([v2.RandomResizedCrop(16), v2.PILToTensor()]), 16)
+    found = []
+    for workers in (0, 2):
+        with Pipeline(damaged, transform, workers=workers, on_bad_image="skip") as pipeline:
+            found.append(pipeline.load([3, 11, 19, 0, 8], epoch=2))
+            assert [bad.index for bad in pipeline.bad_images] == [3, 11]
+        with Pipeline(damaged, transform, workers=workers) as pipeline, pytest.raises(ImageError, match=r"03\.jpg"):
+            pipeline.load([0, 1, 2, 3])
+    assert found[0].indices.tolist() == found[1].indices.tolist()
+    assert torch.equal(found[0].images, found[1].images)
+
+
+@pytest.mark.parametrize("transform", [TRAIN, LongerSide(20)], ids=["tensor", "list"])
+@pytest.mark.parametrize("pin", [False, True])
+def test_batches_are_pinned_when_asked(
+    photos: ImageSet, transform: transforms.Transform, pin: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pinning needs a CUDA device, so here it is only asked for."""
+    asked: list[tuple[int, ...]] = []
+    empty = torch.empty
+
+    def watched(shape: tuple[int, ...], *, pin_memory: bool = False, **rest) -> torch.Tensor:
+        if pin_memory:
+            asked.append(tuple(shape))
+        return empty(shape, **rest)
+
+    def pinned(self: torch.Tensor) -> torch.Tensor:
+        asked.append(tuple(self.shape))
+        return self.clone()
+
+    with Pipeline(photos, transform, workers=0) as pipeline:
+        expected = pipeline.load([0, 1, 2]).images
+    monkeypatch.setattr(torch, "empty", watched)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
+    with Pipeline(photos, transform, workers=0, pin=pin) as pipeline:
+        found = pipeline.load([0, 1, 2]).images
+    assert all(map(torch.equal, found, expected))
+    sizes = [(3, 16, 16, 3)] if transform is TRAIN else [tuple(image.permute(1, 2, 0).shape) for image in expected]
+    assert asked == (sizes if pin else [])

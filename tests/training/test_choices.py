@@ -48,8 +48,7 @@ def _much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def memory(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    answers = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": size // 4096}
-    monkeypatch.setattr(choices.os, "sysconf", answers.__getitem__)
+    monkeypatch.setattr(choices, "total_memory", lambda: size)
 
 
 UNEQUAL = [1] * 50 + [2] * 30 + [5] * 20 + [3000] * 3

@@ -10,13 +10,14 @@ import io
 import struct
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from recollect.common.errors import ConfigError, ImageError
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 MAX_PIXELS = 100_000_000
-"""Larger images are refused as decompression bombs: 100 megapixels decode to 300 MB."""
+"""Larger images are refused as decompression bombs. PIL keeps colours in 4 bytes a pixel, and for a moment a
+picture is held twice, as decoded and as converted: 100 megapixels take 0.8 GB, besides what the decoder itself needs."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000")
 """Formats PIL may try. Rare ones with fragile decoders are left out."""
@@ -63,7 +65,8 @@ def read_image(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> I
                     f"{name}: {image.width}×{image.height} pixels, more than the limit of {max_pixels:,}. "
                     "Shrink the file, or raise the limit if you trust it."
                 )
-            return to_rgb(ImageOps.exif_transpose(image))
+            ImageOps.exif_transpose(image, in_place=True)  # else it copies what needs no turning
+            return to_rgb(image)
     except ImageError:
         raise
     except FileNotFoundError as error:
@@ -83,6 +86,7 @@ _DECODER_ERRORS = (
     TypeError,
     ArithmeticError,
     AttributeError,
+    RuntimeError,
     EOFError,
     struct.error,
     zlib.error,
@@ -98,21 +102,46 @@ def _known_formats() -> tuple[str, ...]:
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Convert any PIL image to 8-bit RGB without surprises (see ``read_image``)."""
+    image.load()
     if image.mode in ("I;16", "I;16L", "I;16B", "I;16N", "I"):
         # PIL's convert() clips 16-bit values at 255; keeping the high byte keeps the picture.
-        values = np.asarray(image).astype(np.int64)
-        shifted = values >> 8 if image.mode != "I" or values.max(initial=0) > 255 else values
-        image = Image.fromarray(np.clip(shifted, 0, 255).astype(np.uint8))
-    elif image.mode == "F":
-        image = Image.fromarray(np.clip(np.nan_to_num(np.asarray(image)), 0, 255).astype(np.uint8))
+        wide = image.mode != "I" or _largest(image) > 255
+        return _in_bands(image, lambda band: _grey(np.asarray(band) >> 8 if wide else np.asarray(band)))
+    if image.mode == "F":
+        return _in_bands(image, lambda band: _grey(np.nan_to_num(np.asarray(band))))
     if image.mode in ("LA", "PA", "RGBA", "La", "RGBa") or "transparency" in image.info:
-        rgba = image.convert("RGBA")
-        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
-        return Image.alpha_composite(white, rgba).convert("RGB")
+        return _in_bands(image, _on_white)
     if image.mode == "RGB":
-        image.load()
         return image.copy() if isinstance(image, ImageFile.ImageFile) else image
     return image.convert("RGB")
+
+
+_BAND = 2**20  # pixels converted at a time
+
+
+def _in_bands(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """``convert`` some rows at a time: what it holds on the way would else be several times the picture."""
+    result = Image.new("RGB", image.size)
+    rows = max(1, _BAND // max(1, image.width))
+    for top in range(0, image.height, rows):
+        band = image.crop((0, top, image.width, min(top + rows, image.height)))
+        result.paste(convert(band), (0, top))
+    return result
+
+
+def _grey(values: NDArray[Any]) -> Image.Image:
+    return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8)).convert("RGB")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    rgba = image.convert("RGBA")
+    white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
+    return Image.alpha_composite(white, rgba).convert("RGB")
+
+
+def _largest(image: Image.Image) -> float:
+    extremes: Any = image.getextrema()
+    return 0 if extremes is None else float(extremes[1])
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import struct
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +22,7 @@ from typing import Protocol
 import numpy as np
 import PIL
 
+from recollect.common.memory import available_bytes
 from recollect.data.crops import Pixels
 from recollect.data.images import ImageSet
 
@@ -93,11 +93,12 @@ class RamCache:
     """Pixels in this process's memory, up to ``limit`` bytes.
 
     When full it keeps what it has. An epoch visits images in random order, so throwing out the oldest for the newest
-    would only turn hits into misses. Each process of a distributed run has a cache of its own.
+    would only turn hits into misses. Each process of a distributed run has a cache of its own; by default the limit is
+    half of the memory that is free now, or half of this process's part of it.
     """
 
     def __init__(self, limit: int | None = None) -> None:
-        self._counters = _Counters(available_memory() // 2 if limit is None else limit)
+        self._counters = _Counters(available_bytes() // 2 if limit is None else limit)
         self._pixels: dict[int, Pixels] = {}
 
     def get(self, index: int) -> Pixels | None:
@@ -208,11 +209,3 @@ class DiskCache:
                 return None
             self._checked.add(path.name)
         return pixels
-
-
-def available_memory(read: Callable[[], str] = lambda: Path("/proc/meminfo").read_text()) -> int:
-    """Bytes that can be used without swapping; 8 GiB where the system does not tell."""
-    with contextlib.suppress(OSError, StopIteration, ValueError):
-        line = next(line for line in read().splitlines() if line.startswith("MemAvailable:"))
-        return int(line.split()[1]) * 1024
-    return 8 * 2**30

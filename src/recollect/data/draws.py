@@ -1,4 +1,4 @@
-"""Random numbers that belong to an image, not to a worker: a function of (seed, epoch, image, occurrence).
+"""Random numbers that belong to an image, not to a worker: a function of (seed, epoch, batch, image, occurrence).
 
 No generator is kept and nothing is drawn in turn, so any number of workers and processes, in any order, sees the same
 numbers. Changing a constant here changes the augmentation of every run; the tests pin some values.
@@ -15,23 +15,24 @@ Uniforms = NDArray[np.float64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def uniforms(seed: int, epoch: int, indices: Indices, occurrences: Indices, count: int) -> Uniforms:
+def uniforms(seed: int, epoch: int, batch: int, indices: Indices, occurrences: Indices, count: int) -> Uniforms:
     """``count`` numbers in [0, 1) for every image, as len(indices) × count.
 
     Args:
         seed: of the run.
         epoch: of the run.
+        batch: its number within the epoch, from 0: an image that comes in several is augmented anew in each.
         indices: the images.
         occurrences: how often each came before in its batch: a repeated image is augmented anew.
         count: numbers an image.
 
     Example:
-        >>> rows = uniforms(0, 0, np.array([7, 8]), np.array([0, 0]), 3)
-        >>> bool((rows[1] == uniforms(0, 0, np.array([8]), np.array([0]), 3)[0]).all())
+        >>> rows = uniforms(0, 0, 0, np.array([7, 8]), np.array([0, 0]), 3)
+        >>> bool((rows[1] == uniforms(0, 0, 0, np.array([8]), np.array([0]), 3)[0]).all())
         True
     """
     key = np.full(len(indices), seed, dtype=np.uint64)
-    for part in (epoch, indices, occurrences):
+    for part in (epoch, batch, indices, occurrences):
         key = _mix(key) + np.asarray(part).astype(np.uint64)
     steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
     bits = _mix(_mix(key)[:, None] + steps)

@@ -115,13 +115,13 @@ class ImageSet:
             raise _outside(self.names[index], self.root)
         return path
 
-    def read(self, index: int, max_pixels: int = MAX_PIXELS) -> Image.Image:
-        """Image ``index`` as upright RGB, cropped to its box if it has one."""
+    def read(self, index: int, max_pixels: int = MAX_PIXELS, *, crop: bool = True) -> Image.Image:
+        """Image ``index`` as upright RGB, cropped to its box if it has one; without ``crop`` always the whole."""
         if self.arrays is not None:
             image = Image.fromarray(self.arrays[index]).convert("RGB")
         else:
             image = read_image(self.path(index), max_pixels=max_pixels)
-        if self.boxes is not None and not np.isnan(self.boxes[index]).any():
+        if crop and self.boxes is not None and not np.isnan(self.boxes[index]).any():
             image = image.crop(tuple(self.boxes[index].tolist()))
         return image
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import ExifTags, Image
@@ -54,7 +54,7 @@ class LongerSide:
 
     def read(self, images: ImageSet, index: int, max_pixels: int = MAX_PIXELS) -> Image.Image:
         """Image ``index``, cropped and shrunk."""
-        whole = replace(images, boxes=None).read(index, max_pixels)
+        whole = images.read(index, max_pixels, crop=False)
         box = _box(images, index)
         image = whole if box is None else whole.crop(box)
         if min(image.size) < 1:

@@ -3,8 +3,8 @@
 Why threads: PIL's decoders and both resize kernels work without the interpreter's lock, so threads scale, and they
 write each image straight into its place in the batch. Nothing is pickled, sent or collated, no shared-memory files can
 run out, and no worker process can die unseen (``docs/pipeline.md`` has the measurements). What may be changed here is
-how fast and how far ahead; never which pixels come out: they are a function of (seed, epoch, image). Training and
-evaluation depend on this file.
+how fast and how far ahead; never which pixels come out: they are a function of (seed, epoch, batch, image).
+Training and evaluation depend on this file.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 
 from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.common.images import MAX_PIXELS
@@ -28,7 +29,7 @@ from recollect.data.draws import Indices, Uniforms, occurrences, uniforms
 from recollect.data.images import ImageSet
 from recollect.data.instance import size_buckets
 from recollect.data.reading import BadImage, Reader
-from recollect.data.transforms import Transform
+from recollect.data.transforms import FromTorchvision, Transform
 
 _CHUNK = 16  # images a task: small enough to share evenly, large enough that handing out tasks costs nothing
 _WINDOW = 2048  # images whose headers are read at a time, to find those of equal size
@@ -49,8 +50,8 @@ class Batch(NamedTuple):
 class Pipeline:
     """Loads batches of an ``ImageSet`` through a transform.
 
-    The same (seed, epoch, image) gives the same pixels with any number of workers or processes, with or without a
-    cache. Pixels stay uint8; scaling and normalisation are the model's, on its device.
+    The same (seed, epoch, number of the batch, image) gives the same pixels with any number of workers or processes,
+    with or without a cache. Pixels stay uint8; scaling and normalisation are the model's, on its device.
 
     Args:
         images: the set.
@@ -68,6 +69,8 @@ class Pipeline:
             ``sequential``: leaves it out) and lists it in ``bad_images``.
         seed: of the augmentation, from 0 up.
         max_pixels: larger images are refused.
+        pin: put batches into page-locked memory, from which a CUDA device copies while it computes. Needs such a device;
+            the memory of a batch is then taken whole when its first image is read.
 
     Example:
         >>> from recollect.common.images import Preprocessing
@@ -93,38 +96,47 @@ class Pipeline:
         on_bad_image: str = "error",
         seed: int = 0,
         max_pixels: int = MAX_PIXELS,
+        pin: bool = False,
     ) -> None:
         for name, value in (("workers", workers), ("prefetch_bytes", prefetch_bytes), ("seed", seed)):
             if value is not None and value < 0:
                 raise ConfigError(f"{name} is {value}: it must be 0 or more.")
         self.images, self.transform = images, transform
         self.workers = min(16, processors()) if workers is None else workers
-        self.prefetch_bytes, self.seed = prefetch_bytes, seed
+        self.prefetch_bytes, self.seed, self.pin = prefetch_bytes, seed, pin
         self._reader = Reader(images, transform, cache, cache_bytes, cache_dir, cache_size, on_bad_image, max_pixels)
         self._pool = ThreadPoolExecutor(self.workers, "recollect-loader") if self.workers else None
+        # It draws from torch's global generator, which the model draws from as well, while workers work ahead.
+        self._only_decode = isinstance(transform, FromTorchvision) and transform.random
 
-    def load(self, indices: Sequence[int] | Indices, epoch: int = 0) -> Batch:
-        """Load one batch now.
+    def load(self, indices: Sequence[int] | Indices, epoch: int = 0, number: int = 0) -> Batch:
+        """Load one batch now, as batch ``number`` of the epoch.
 
         Raises:
             ImageError: an image cannot be read and ``on_bad_image`` is ``"error"``.
             DataError: a class has no readable image, or a worker failed; the message names the file.
             InputError: a number is no image's.
         """
-        return next(self.stream([indices], epoch))
+        return next(self.stream([indices], epoch, number))
 
-    def stream(self, batches: Iterable[Sequence[int] | Indices], epoch: int = 0) -> Iterator[Batch]:
+    def stream(self, batches: Iterable[Sequence[int] | Indices], epoch: int = 0, first: int = 0) -> Iterator[Batch]:
         """Load batches in order, decoding ahead of use within ``prefetch_bytes``.
 
         With a transform that keeps sizes, a batch is a list of images. ``batches`` is read ahead too: a sampler's state
         must then be saved with the number of batches consumed.
+
+        Args:
+            batches: the images of each.
+            epoch: of the run.
+            first: the number of the first batch within its epoch. The augmentation depends on it, so who goes on in the
+                middle of an epoch says how many batches came before.
         """
 
         def finish(pending: _Pending) -> Batch:
             self._replace_bad(pending, epoch)
             return self._batch(pending)
 
-        return self._ahead(batches, epoch, finish, ragged=self.transform.size is None)
+        return self._ahead(batches, epoch, finish, first, ragged=self.transform.size is None)
 
     def sequential(self, batch_size: int) -> Iterator[Batch]:
         """Every image once, for evaluation, in tensors of one size. Images that cannot be read are left out under ``"skip"``.
@@ -187,22 +199,24 @@ class Pipeline:
         batches: Iterable[Sequence[int] | Indices],
         epoch: int,
         finish: Callable[[_Pending], Batch | None],
+        first: int = 0,
         ragged: bool = False,
     ) -> Iterator[Batch]:
         """Finished batches in order; tasks are handed to the pool as far ahead as the budget allows."""
-        source = iter(batches)
+        source = enumerate(batches, first)
         queue: deque[_Pending] = deque()
 
         def begin_next() -> bool:
-            indices = next(source, None)
-            if indices is not None:
-                queue.append(self._begin(indices, epoch, ragged))
-            return indices is not None
+            following = next(source, None)
+            if following is not None:
+                number, indices = following
+                queue.append(self._begin(indices, epoch, number, ragged))
+            return following is not None
 
         def top_up() -> None:
             """Start tasks, oldest batch first, until ``prefetch_bytes`` are decoded or being decoded."""
             used = sum(pending.started * pending.row_bytes for pending in queue)
-            while self._pool is not None and used < self.prefetch_bytes:
+            while self._pool is not None and not self._only_decode and used < self.prefetch_bytes:
                 if (not queue or queue[-1].all_started) and not begin_next():
                     return
                 used += self._start_chunk(queue[-1])
@@ -224,7 +238,7 @@ class Pipeline:
                 for task in pending.tasks:
                     task.cancel()
 
-    def _begin(self, indices: Sequence[int] | Indices, epoch: int, ragged: bool) -> _Pending:
+    def _begin(self, indices: Sequence[int] | Indices, epoch: int, number: int, ragged: bool) -> _Pending:
         chosen = np.array(indices, dtype=np.int64)
         if chosen.ndim != 1 or len(chosen) == 0:
             raise InputError(f"a batch is a list of at least one image number, not of shape {chosen.shape}.")
@@ -236,26 +250,36 @@ class Pipeline:
         side = getattr(self.transform, "imsize", None) if ragged else None
         # No image is larger than the bound, and reading every header first would take its time.
         size = (side, side) if side else next((size for i in chosen.tolist() if (size := self._reader.size(i))), (1, 1))
-        return _Pending(chosen, self._draw(chosen, occurrences(chosen), epoch), size, ragged)
+        random = self._draw(chosen, occurrences(chosen), epoch, number)
+        return _Pending(chosen, number, random, size, ragged, self.pin)
 
-    def _draw(self, indices: Indices, occurrence: Indices, epoch: int) -> Uniforms:
-        return uniforms(self.seed, epoch, indices, occurrence, self.transform.draws)
+    def _draw(self, indices: Indices, occurrence: Indices, epoch: int, number: int) -> Uniforms:
+        return uniforms(self.seed, epoch, number, indices, occurrence, self.transform.draws)
 
     def _start_chunk(self, pending: _Pending) -> int:
         """Start the next task of a batch and return how many bytes it will fill."""
-        positions = range(pending.started, min(pending.started + _CHUNK, len(pending.indices)))
+        count = self.workers if self._pool is not None and self._only_decode else _CHUNK
+        positions = range(pending.started, min(pending.started + count, len(pending.indices)))
         pending.started = positions.stop
         if self._pool is None:
             self._fill(pending, positions)
+        elif self._only_decode:
+            self._fill(pending, positions, self._pool.map(self._reader.decoded, pending.indices[positions].tolist()))
         else:
             pending.tasks.append(self._pool.submit(self._fill, pending, positions))
         return len(positions) * pending.row_bytes
 
-    def _fill(self, pending: _Pending, positions: Iterable[int]) -> None:
-        """Load some images of a batch into their places; the work of one task."""
+    def _fill(
+        self,
+        pending: _Pending,
+        positions: Iterable[int],
+        decoded: Iterator[Image.Image | Pixels | None] | None = None,
+    ) -> None:
+        """Load some images of a batch into their places, or transform what is ``decoded``; the work of one task."""
         for position in positions:
             index = int(pending.indices[position])
-            pixels = self._reader.pixels(index, pending.random[position])
+            source = None if decoded is None else next(decoded)
+            pixels = self._reader.pixels(index, pending.random[position], source)
             if pixels is None:
                 pending.bad.add(position)
                 continue
@@ -276,15 +300,15 @@ class Pipeline:
             bad = int(pending.indices[position])
             label = self.images.labels[bad]
             members = np.flatnonzero(self.images.labels == label)
-            order = np.argsort(uniforms(self.seed, epoch, members, np.full_like(members, bad), 1)[:, 0], kind="stable")
-            members = members[order]
+            chance = uniforms(self.seed, epoch, pending.number, members, np.full_like(members, bad), 1)[:, 0]
+            members = members[np.argsort(chance, kind="stable")]
             present = np.isin(members, pending.indices)
             for candidate in np.concatenate([members[~present], members[present]]).tolist():
                 if self._reader.is_bad(candidate):
                     continue
                 copies = np.array([np.count_nonzero(pending.indices == candidate)])
                 pending.indices[position] = candidate
-                pending.random[position] = self._draw(np.array([candidate]), copies, epoch)[0]
+                pending.random[position] = self._draw(np.array([candidate]), copies, epoch, pending.number)[0]
                 pending.bad.discard(position)
                 self._fill(pending, [position])
                 if position not in pending.bad:
@@ -302,14 +326,17 @@ class Pipeline:
 class _Pending:
     """A batch being made: its place in memory, and the tasks that fill it.
 
-    ``size`` is that of every image, or with ``ragged`` the largest an image may have.
+    ``number`` is its place in the epoch; ``size`` that of every image, or with ``ragged`` the largest one may have.
     """
 
-    def __init__(self, indices: Indices, random: Uniforms, size: tuple[int, int], ragged: bool) -> None:
-        self.indices, self.random = indices, random
+    def __init__(
+        self, indices: Indices, number: int, random: Uniforms, size: tuple[int, int], ragged: bool, pin: bool
+    ) -> None:
+        self.indices, self.number, self.random, self.pin = indices, number, random, pin
         # The system gives memory to a large tensor page by page as it is written, so an unfinished batch costs only
-        # what is decoded.
-        self.tensor = None if ragged else torch.empty((len(indices), *size, 3), dtype=torch.uint8)
+        # what is decoded; unless it is pinned.
+        shape = (len(indices), *size, 3)
+        self.tensor = None if ragged else torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
         self.rows: list[Pixels] = [] if self.tensor is None else list(self.tensor.numpy())
         if ragged:
             self.rows = [np.empty((0, 0, 3), np.uint8)] * len(indices)
@@ -334,7 +361,8 @@ class _Pending:
         """The batch as the receiver gets it."""
         if self.tensor is not None:
             return self.tensor.permute(0, 3, 1, 2)
-        return [torch.from_numpy(row).permute(2, 0, 1) for row in self.rows]
+        rows = [torch.from_numpy(row) for row in self.rows]
+        return [(row.pin_memory() if self.pin else row).permute(2, 0, 1) for row in rows]
 
 
 def processors() -> int:

@@ -7,8 +7,10 @@ its business, not this file's.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image
@@ -24,6 +26,8 @@ from recollect.data.instance import LongerSide
 from recollect.data.transforms import Transform
 
 ON_BAD_IMAGE = ("error", "skip")
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -67,17 +71,29 @@ class Reader:
         self._bad: dict[int, str] = {}
         self._lock = threading.Lock()
 
-    def pixels(self, index: int, random: Uniforms) -> Pixels | None:
+    def pixels(self, index: int, random: Uniforms, decoded: Image.Image | Pixels | None = None) -> Pixels | None:
         """The transformed pixels of an image; None if it is bad and ``on_bad_image`` is ``"skip"``.
+
+        Args:
+            index: the image.
+            random: its random numbers.
+            decoded: what ``decoded`` gave, if that was asked before.
 
         Raises:
             ImageError: it is bad and ``on_bad_image`` is ``"error"``.
             DataError: anything else went wrong; the message names the image.
         """
+        return self._checked(index, lambda: self._transformed(index, random, decoded))
+
+    def decoded(self, index: int) -> Image.Image | Pixels | None:
+        """What a random transform begins with, for ``pixels``; None and errors as there."""
+        return self._checked(index, lambda: self._source(index))
+
+    def _checked(self, index: int, work: Callable[[], _Result]) -> _Result | None:
         if index in self._bad:
             return None
         try:
-            return self._transformed(index, random)
+            return work()
         except ImageError as error:
             self._report(index, error)
             return None
@@ -122,24 +138,27 @@ class Reader:
             kept = replace(self.transform, flip=False).key  # it shrinks while it reads; mirroring comes after
         return DiskCache(cache_folder() / "pixels" if folder is None else folder, self.images, kept, limit)
 
-    def _transformed(self, index: int, random: Uniforms) -> Pixels:
-        """From the cache if there: decoded pixels for a random transform, the result of a deterministic one."""
+    def _transformed(self, index: int, random: Uniforms, decoded: Image.Image | Pixels | None) -> Pixels:
+        """Of a deterministic transform the cache keeps the result, of a random one what it begins with."""
+        if self.transform.draws:
+            return self.transform(self._source(index) if decoded is None else decoded, random)
         kept = None if self._cache is None else self._cache.get(index)
-        if self.transform.draws == 0:
-            if kept is None:
-                kept = self.transform(self._decoded(index), random)
-                if self._cache is not None:
-                    self._cache.put(index, kept)
-            return kept
         if kept is None:
-            image = self._decoded(index)
-            if self._cache is None:
-                return self.transform(image, random)
-            kept = np.asarray(_shrunk(image, self.cache_size))
-            self._cache.put(index, kept)
-        return self.transform(kept, random)
+            kept = self.transform(self._read(index), random)
+            if self._cache is not None:
+                self._cache.put(index, kept)
+        return kept
 
-    def _decoded(self, index: int) -> Image.Image:
+    def _source(self, index: int) -> Image.Image | Pixels:
+        if self._cache is None:
+            return self._read(index)
+        kept = self._cache.get(index)
+        if kept is None:
+            kept = np.asarray(_shrunk(self._read(index), self.cache_size))
+            self._cache.put(index, kept)
+        return kept
+
+    def _read(self, index: int) -> Image.Image:
         if isinstance(self.transform, LongerSide):
             return self.transform.read(self.images, index, self.max_pixels)
         return self.images.read(index, self.max_pixels)

@@ -7,7 +7,9 @@ here, which accept numbers and text only; every other name is refused before it 
 
 from __future__ import annotations
 
+import io
 import pickle
+import pickletools
 import re
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,9 @@ import numpy as np
 from recollect.common.errors import DataError
 
 _SIMPLE = re.compile(r"[biufUS]\d{1,4}")  # kinds of numpy numbers and text; objects, records and dates are none
+
+
+_MEMO = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 
 
 class _Unpickler(pickle.Unpickler):
@@ -44,8 +49,9 @@ def read_plain_pickle(path: Path) -> Any:
         DataError: the file is missing, damaged, or would run something.
     """
     try:
-        with path.open("rb") as file:
-            return _plain(_Unpickler(file).load(), {})
+        content = path.read_bytes()
+        _refuse_bombs(content)
+        return _plain(_Unpickler(io.BytesIO(content)).load(), {})
     except DataError as error:
         raise DataError(f"{path}: {error}, so it is not opened. Only pickles of plain values are read.") from error
     except OSError as error:
@@ -53,6 +59,20 @@ def read_plain_pickle(path: Path) -> Any:
     # A damaged pickle fails in nearly any way while it is interpreted.
     except Exception as error:
         raise DataError(f"{path}: not a pickle that can be read ({type(error).__name__}: {error}).") from error
+
+
+def _refuse_bombs(content: bytes) -> None:
+    """Refuse numbers that make the unpickler set memory aside for what the file is too short to hold.
+
+    The memo is a table as long as its largest index, and a frame or a string is given its place before it is read.
+    Honest pickles number what they remember from 0, and need at least a byte for each.
+    """
+    number: Any
+    for opcode, number, _ in pickletools.genops(content):  # itself refuses strings that end too late
+        if opcode.name in _MEMO and not 0 <= number <= len(content):
+            raise DataError(f"remembers a value under number {number}, more than its {len(content):,} bytes can need")
+        if opcode.name == "FRAME" and number > len(content):
+            raise DataError(f"announces {number:,} bytes and has {len(content):,}")
 
 
 class _Array:

@@ -55,8 +55,10 @@ _TORCH_RANDOM = threading.Lock()
 class FromTorchvision:
     """Your own torchvision v2 transform, PIL image to a uint8 tensor 3 × size × size.
 
-    Its randomness comes from torch's global generator, which threads share; so each call is seeded for its image and
-    runs alone. Reproducible, but workers then only decode in parallel: for speed, write a ``Transform``.
+    Its randomness comes from torch's global generator, which all threads share and the model draws from too. So the
+    pipeline calls it in the thread that asks for batches, seeded for the image, and leaves the generator as it was.
+    Reproducible, but workers then only decode, and nothing is done ahead: for speed, write a ``Transform``. With
+    ``random=False`` it must not draw at all, and runs in the workers.
     """
 
     transform: Callable[[Image.Image], Any]

@@ -6,7 +6,6 @@ function that returns its value and a sentence.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 
 from recollect.common.devices import usable_device
 from recollect.common.errors import DataError
+from recollect.common.memory import total_memory
 from recollect.data import ImageSet
 from recollect.models.zoo import find
 from recollect.training.config import Config
@@ -21,7 +21,7 @@ from recollect.training.config import Config
 PAPER_BATCH = 4000  # of iNaturalist, SOP and VehicleID
 CPU_BATCH = 392  # of Cars196, the smallest batch of the paper, and about what two cores can afford a step
 HOST_SHARE = 0.25
-"""Share of the machine's memory that the images of a batch may take, with those being read for the next."""
+"""Share of the machine's or the container's memory that the images of a batch may take, with those being read for the next."""
 STEPS = {"cuda": 500, "cpu": 250}
 """Steps that fine-tuning aims at. The paper's trainings have 650 and more; of small sets an image would be seen hundreds of
 times, so epochs have a ceiling, and of large ones hardly once, so they have a floor."""
@@ -164,9 +164,9 @@ def _batch_size(config: Config, images: ImageSet, device: torch.device, frozen: 
 
 def _images_in_memory(config: Config) -> int | None:
     """How many training images fit beside as many that are being read; None where that is not known."""
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on Windows
+    # All of it, not what is free now: every process must choose the same, and so must the next run.
+    memory = total_memory()
+    if memory is None:
         return None
     side = config.model.image_size or find(config.model.init).size
     return int(memory * HOST_SHARE / (2 * 3 * side * side))

@@ -35,8 +35,8 @@ class Fed(NamedTuple):
 class Feed(Protocol):
     """Gives batches of one image set."""
 
-    def stream(self, batches: Iterable[Indices], epoch: int) -> Iterator[Fed]:
-        """Batches for training, in order."""
+    def stream(self, batches: Iterable[Indices], epoch: int, first: int = 0) -> Iterator[Fed]:
+        """Batches for training, in order; ``first`` is the number of the first within its epoch."""
 
     def sequential(self, batch_size: int) -> Iterator[Fed]:
         """Every image once, in order, for evaluation."""
@@ -60,9 +60,9 @@ class PixelFeed:
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
 
-    def stream(self, batches: Iterable[Indices], epoch: int) -> Iterator[Fed]:
+    def stream(self, batches: Iterable[Indices], epoch: int, first: int = 0) -> Iterator[Fed]:
         """See ``Feed``."""
-        return (Fed(*batch) for batch in self.pipeline.stream(batches, epoch))
+        return (Fed(*batch) for batch in self.pipeline.stream(batches, epoch, first))
 
     def sequential(self, batch_size: int) -> Iterator[Fed]:
         """See ``Feed``."""
@@ -105,7 +105,7 @@ class FeatureFeed:
         """All features."""
         return self._compute()
 
-    def stream(self, batches: Iterable[Indices], epoch: int) -> Iterator[Fed]:
+    def stream(self, batches: Iterable[Indices], epoch: int, first: int = 0) -> Iterator[Fed]:
         """See ``Feed``."""
         return (self._rows(indices) for indices in batches)
 

@@ -215,5 +215,6 @@ def make_feed(config: Config, network: Network, images: ImageSet, *, training: b
             cache=data.cache if training else "none",
             on_bad_image=data.on_bad_image,
             seed=config.run.seed,
+            pin=embedder.device.type == "cuda" and torch.cuda.is_available(),
         )
     )

@@ -215,7 +215,7 @@ class Trainer:
             sampler.set_epoch(self.progress.epoch)
             self.batches_in_epoch = len(sampler)
             mine = (shard(indices, self.team.rank, self.team.size) for indices in sampler)
-            stream = self.session.feed.stream(mine, self.progress.epoch)
+            stream = self.session.feed.stream(mine, self.progress.epoch, self.progress.batch)
             with contextlib.closing(_closable(stream)) as batches:
                 for batch in batches:
                     yield batch

@@ -1,0 +1,99 @@
+"""How much memory there is for this process: what the machine has, less what a container's control group withholds.
+
+Two figures. ``total_memory`` is the same every time it is asked, so settings may follow from it, in several processes
+alike; ``available_bytes`` is what is free now, for caches. Control groups of both versions are read, each with all groups
+around it, since the tightest limit holds. Where a file is missing, its limit is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+UNKNOWN = 8 * 2**30
+"""What is taken to be free where the system does not tell."""
+
+
+class _Group(NamedTuple):
+    """Limit of a control group in bytes, and what of it cannot be had back."""
+
+    limit: int
+    used: int
+
+
+def total_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that this process and its neighbours could ever use; None where the system does not tell.
+
+    Args:
+        root: what the system's files lie below.
+    """
+    sizes = [group.limit for group in _groups(root)]
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # not on Windows
+        sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return min(sizes, default=None)
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Bytes that this process may take now without swapping or being killed for it.
+
+    Where several processes of a run share the machine (``LOCAL_WORLD_SIZE``, which ``torchrun`` sets), an equal part
+    for each.
+
+    Args:
+        root: what the system's files lie below.
+    """
+    sizes = [max(0, group.limit - group.used) for group in _groups(root)]
+    free = _field(root / "proc/meminfo", "MemAvailable:")
+    if free is not None:
+        sizes.append(free * 1024)
+    return min(sizes, default=UNKNOWN) // _processes()
+
+
+def _processes() -> int:
+    with contextlib.suppress(ValueError):
+        return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return 1
+
+
+def _groups(root: Path) -> Iterator[_Group]:
+    """The control groups that limit this process's memory, from the innermost outwards."""
+    lines = (_text(root / "proc/self/cgroup") or "").splitlines()
+    for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        if controllers == "":
+            mount, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            mount = root / "sys/fs/cgroup/memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        inner = PurePosixPath(path.lstrip("/"))
+        # A container may see its own group as the root of all: then only the last of these exists.
+        for folder in (mount / inner, *(mount / outer for outer in inner.parents)):
+            if (group := _group(folder, *names)) is not None:
+                yield group
+
+
+def _group(folder: Path, limit: str, usage: str, reclaimable: str) -> _Group | None:
+    with contextlib.suppress(TypeError, ValueError):  # a file is missing, or the limit is "max"
+        # Pages of files that nobody used lately count as used, but are given up when memory is needed.
+        kept = _field(folder / "memory.stat", reclaimable) or 0
+        return _Group(int(_text(folder / limit)), int(_text(folder / usage)) - kept)  # type: ignore[arg-type]
+    return None
+
+
+def _field(path: Path, name: str) -> int | None:
+    """The number behind a name in a file of such lines."""
+    for line in (_text(path) or "").splitlines():
+        if line.split()[:1] == [name]:
+            with contextlib.suppress(IndexError, ValueError):
+                return int(line.split()[1])
+    return None
+
+
+def _text(path: Path) -> str | None:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return path.read_text()
+    return None

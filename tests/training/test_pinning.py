@@ -1,0 +1,32 @@
+"""Batches are pinned exactly when a CUDA device will take them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from small_runs import make_images, small_config
+
+from recollect.training import parts
+from recollect.training.feeds import PixelFeed
+
+
+@pytest.mark.parametrize(
+    ("device", "there", "pin"),
+    [("cpu", False, False), ("cpu", True, False), ("cuda", True, True), ("cuda", False, False)],
+)
+def test_the_device_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, there: bool, pin: bool
+) -> None:
+    config = small_config(make_images(tmp_path, classes=2))
+    images = parts.load_sets(config).train
+    embedder: Any = parts.make_embedder(config.model, 0)
+    standing_in: Any = SimpleNamespace(preprocessing=embedder.preprocessing, device=torch.device(device))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    feed = parts.make_feed(config, parts.Network(standing_in, embedder), images, training=True)
+    assert isinstance(feed, PixelFeed)
+    assert feed.pipeline.pin is pin
+    feed.close()
