@@ -21,6 +21,7 @@ from recollect.common.errors import ConfigError, DataError
 from recollect.common.locks import try_lock
 from recollect.models import Embedder
 from recollect.training import checkpoint, large_batch, logs, recipes, session, trainer
+from recollect.training.distributed import Team
 from recollect.training.run_folder import RunFolder, circumstances
 from recollect.training.trainer import TrainingStoppedError, plan, train
 
@@ -351,6 +352,65 @@ def test_an_unreadable_checkpoint_is_named(whole: Path, tmp_path: Path) -> None:
         checkpoint.read_checkpoint(tmp_path / "evil.pt")
 
 
+def _small_training(seed: int) -> checkpoint.Trained:
+    torch.manual_seed(seed)
+    model, loss = torch.nn.Linear(2, 3), torch.nn.PReLU()
+    optimiser = torch.optim.Adam([*model.parameters(), *loss.parameters()])
+    loss(model(torch.ones(1, 2))).sum().backward()
+    optimiser.step()
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    return checkpoint.Trained(model, loss, optimiser, scaler, torch.device("cpu"), Team())
+
+
+def _states(trained: checkpoint.Trained) -> list[Tensor]:
+    moments = [state["exp_avg"] for state in trained.optimiser.state.values()]
+    tensors = [*trained.model.state_dict().values(), *trained.loss.state_dict().values(), *moments]
+    return [*(tensor.clone() for tensor in tensors), torch.get_rng_state()]
+
+
+_SPOILED: dict[str, tuple[Any, str]] = {
+    "a list": (lambda good: [1, 2], "holds a list"),
+    "a tensor": (lambda good: torch.zeros(3), "holds a Tensor"),
+    "a number": (lambda good: {"format": 1}, "lacks model"),
+    "no optimiser": (lambda good: {k: v for k, v in good.items() if k != "optimiser"}, "lacks optimiser"),
+    "no weights": (lambda good: {**good, "model": {}}, "another network; 2 of its entries"),
+    "half the weights": (lambda good: {**good, "model": {"weight": torch.ones(3, 2)}}, "'bias'"),
+    "other shapes": (lambda good: {**good, "model": {"weight": torch.ones(3, 2), "bias": torch.ones(4)}}, "'bias'"),
+    "another loss": (lambda good: {**good, "loss": {"weight": torch.ones(9)}}, "another loss"),
+    "an empty optimiser": (lambda good: {**good, "optimiser": {}}, "KeyError"),
+    "another optimiser": (
+        lambda good: {**good, "optimiser": torch.optim.SGD([torch.ones(1)], lr=1).state_dict()},
+        "group that doesn't match",
+    ),
+    "strange progress": (lambda good: {**good, "progress": {"steps": 3}}, "unexpected keyword"),
+    "no random states": (lambda good: {**good, "random": [[]]}, "random"),
+    "other random states": (lambda good: {**good, "random": [[torch.zeros(3)]]}, "random"),
+}
+
+
+@pytest.mark.parametrize("how", _SPOILED)
+def test_a_spoiled_checkpoint_is_a_sentence_and_restores_nothing(tmp_path: Path, how: str) -> None:
+    path, (spoil, said) = tmp_path / "last.pt", _SPOILED[how]
+    checkpoint.save_checkpoint(path, _small_training(1), checkpoint.Progress(step=4), {}, 2)
+    torch.save(spoil(torch.load(path, weights_only=True)), path)
+    trained = _small_training(2)
+    before = _states(trained)
+    with pytest.raises(DataError, match=rf"last\.pt: .*{said}.* Put a whole copy") as refused:
+        checkpoint.load_checkpoint(path, trained)
+    assert "\n" not in str(refused.value)
+    assert all(map(torch.equal, before, _states(trained)))
+
+
+def test_a_whole_checkpoint_is_restored(tmp_path: Path) -> None:
+    written = _small_training(1)
+    expected = _states(written)
+    checkpoint.save_checkpoint(tmp_path / "last.pt", written, checkpoint.Progress(step=4), {"epoch": 1}, 2)
+    trained = _small_training(2)
+    progress, sampler, chunk = checkpoint.load_checkpoint(tmp_path / "last.pt", trained)
+    assert (progress.step, sampler, chunk) == (4, {"epoch": 1}, 2)
+    assert all(map(torch.equal, expected, _states(trained)))
+
+
 def test_tensorboard(root: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     train(small_config(root, **{"run.tensorboard": True, "run.epochs": 1}), tmp_path / "run", say=silent)
@@ -359,8 +419,6 @@ def test_tensorboard(root: Path, tmp_path: Path) -> None:
 
 def test_sessions_are_the_same_twice(root: Path) -> None:
     """What is built before the first step depends on the configuration alone, not on what was drawn before."""
-    from recollect.training.distributed import Team
-
     states = []
     for noise in (1, 2):
         torch.manual_seed(noise)
