@@ -50,7 +50,7 @@ def test_what_a_run_leaves(whole: Path, root: Path) -> None:
     names = {path.relative_to(whole).as_posix() for path in whole.rglob("*") if path.is_file()}
     assert names == {
         "config.yaml", "manifest.json", "metrics.jsonl", "checkpoints/last.pt", "checkpoints/best.pt",
-        "model/model.safetensors", "model/embedder.json",
+        "model/model.safetensors", "model/embedder.json", ".lock",
     }  # fmt: skip
     manifest = run.read_manifest()
     assert manifest["versions"]["torch"] == torch.__version__
@@ -202,9 +202,30 @@ def test_a_run_has_one_writer(root: Path, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.undo()
     lock = try_lock(tmp_path / "run" / ".lock")
     assert lock is not None  # the run that ended holds it no longer
+    files = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with lock, pytest.raises(ConfigError, match="another process"):
         train(resume=tmp_path / "run", say=silent)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == files
     assert train(resume=tmp_path / "run", say=silent).steps == 6
+    assert len(RunFolder(tmp_path / "run").read_manifest()["resumed"]) == 1
+
+
+def test_who_waits_at_the_lock_and_who_comes_later_meet(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    waiting: list[Any] = []
+
+    def ending(self: logs.Log, **values: Any) -> None:
+        waiting.append((tmp_path / "run" / ".lock").open("a"))
+        raise Killed
+
+    monkeypatch.setattr(logs.Log, "step", ending)
+    with pytest.raises(Killed):
+        train(small_config(root), tmp_path / "run", say=silent)
+    with waiting[0]:
+        fcntl.flock(waiting[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert try_lock(tmp_path / "run" / ".lock") is None
 
 
 def _scripted(monkeypatch: pytest.MonkeyPatch, values: dict[str, list[float]]) -> dict[int, dict[str, Tensor]]:

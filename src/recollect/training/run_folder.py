@@ -7,6 +7,7 @@
     model/           the final embedder
     stopped/         the batch at which a run stopped on a loss that is no number
     whitening/       only before the first step: features that the last layer's whitening is learned from
+    .lock            held by the process that trains; it stays, for whoever waits at it must meet the next at it too
 
 Everything but ``metrics.jsonl`` is written whole or not at all. A folder that holds anything is never written over.
 """
@@ -63,6 +64,7 @@ class RunFolder:
         self.model = path / "model"
         self.stopped = path / "stopped"
         self.whitening = path / "whitening"
+        self.lock = path / ".lock"
 
     @classmethod
     def create(cls, path: Path | str | None, name: str) -> RunFolder:
@@ -140,17 +142,21 @@ class RunFolder:
             write_text(self.metrics_file, "".join(json.dumps(record) + "\n" for record in kept))
 
 
-def start_run(session: Session, run: RunFolder | None, out: Path | str | None) -> RunFolder:
-    """Make a run's folder and its first files, or note that ``run`` is resumed. Every process calls it, one writes."""
-    if session.team.rank == 0:
-        if run is None:
-            run = RunFolder.create(out, session.config.name)
-            run.update_manifest(**_beginning(session))
-            run.write_config(session.config)
-        else:
-            run.update_manifest(resumed=[*run.read_manifest().get("resumed", []), now()])
+def place_of_run(session: Session, run: RunFolder | None, out: Path | str | None) -> RunFolder:
+    """The folder of ``run``, or of a new one, made and still empty. Every process calls it."""
+    if session.team.rank == 0 and run is None:
+        run = RunFolder.create(out, session.config.name)
     place = session.team.from_first(None if run is None else str(run.path))
     return RunFolder(Path(place))
+
+
+def note_start(session: Session, folder: RunFolder, resumed: bool) -> None:
+    """Write a run's first files, or that it is resumed. By the one process that holds the run's lock."""
+    if resumed:
+        folder.update_manifest(resumed=[*folder.read_manifest().get("resumed", []), now()])
+    else:
+        folder.update_manifest(**_beginning(session))
+        folder.write_config(session.config)
 
 
 def _beginning(session: Session) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from recollect.training.large_batch import StepInfo, large_batch_step
 from recollect.training.logs import Log, peak_memory_mb
 from recollect.training.optimiser import clip_gradients, set_learning_rates
 from recollect.training.plan import Plan
-from recollect.training.run_folder import RunFolder, now, start_run
+from recollect.training.run_folder import RunFolder, note_start, now, place_of_run
 from recollect.training.schedule import Position
 from recollect.training.session import Session, prepare
 from recollect.training.signals import StopRequest, stop_on_signals
@@ -100,9 +100,11 @@ def train(
         for line in session.plan.lines(session.choices):
             speak(line)
         session.prepare_feeds()
-        folder = start_run(session, run, out)
-        speak(f"run        {folder.path}")
+        folder = place_of_run(session, run, out)
         with _alone(folder, session.team), stop_on_signals() as stop:
+            if session.team.rank == 0:
+                note_start(session, folder, resumed=run is not None)
+            speak(f"run        {folder.path}")
             return Trainer(session, folder, stop, speak, on_validation).run()
 
 
@@ -138,7 +140,7 @@ def _session(config: Config | None) -> Iterator[Session]:
 @contextlib.contextmanager
 def _alone(folder: RunFolder, team: distributed.Team) -> Iterator[None]:
     """Two processes that write the same run would spoil it: the second is refused."""
-    lock = try_lock(folder.path / ".lock") if team.rank == 0 else None
+    lock = try_lock(folder.lock) if team.rank == 0 else None
     free = team.from_first(lock is not None or team.rank != 0)
     if not free:
         raise ConfigError(f"{folder.path} is being trained by another process: wait for it, or stop it first.")
@@ -146,8 +148,7 @@ def _alone(folder: RunFolder, team: distributed.Team) -> Iterator[None]:
         yield
     finally:
         if lock is not None:
-            Path(lock.name).unlink(missing_ok=True)
-            lock.close()
+            lock.close()  # the file stays: were it removed, one process could lock the old file and one a new one
 
 
 class Trainer:
