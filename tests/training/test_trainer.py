@@ -290,6 +290,30 @@ def test_a_lost_loss_stops_with_its_batch(
     assert len(losses(tmp_path / "run")) == 3
 
 
+@pytest.mark.parametrize("overflows", [3, 100])
+def test_fp16_that_overflows_for_ever_stops(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overflows: int
+) -> None:
+    """A scaler as on a GPU: a few steps too large are skipped, as ever; steps that never fit end the run."""
+    step, scaler, count = large_batch.large_batch_step, torch.amp.GradScaler, iter(range(1000))
+
+    def overflowing(model: torch.nn.Module, *arguments: Any, **options: Any) -> Tensor:
+        value = step(model, *arguments, **options)
+        if next(count) < overflows:
+            next(model.parameters()).grad.fill_(float("inf"))  # type: ignore[union-attr]
+        return value
+
+    monkeypatch.setattr(trainer, "large_batch_step", overflowing)
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: scaler(device, enabled=True))
+    config = small_config(root, **{"run.epochs": None, "run.steps": 24, "run.checkpoint_minutes": 60})
+    if overflows == 3:
+        assert train(config, tmp_path / "run", say=silent).steps == 24
+        return
+    with pytest.raises(TrainingStoppedError, match=r"at step 18: .* norm inf.*fp16: lower optimiser\.lr, or .* bf16"):
+        train(config, tmp_path / "run", say=silent)
+    assert (tmp_path / "run" / "stopped" / "step-18" / "process-0" / "batch.pt").exists()
+
+
 def test_out_of_memory_names_the_knob(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any, **options: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")

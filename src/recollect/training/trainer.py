@@ -47,7 +47,7 @@ OnValidation = Callable[[int, dict[str, float]], None]
 
 
 class TrainingStoppedError(RecollectError):
-    """A run that ended early: by a loss that is no number, or a wish to stop. ``exit_code`` is the process's."""
+    """A run that ended early: by a loss or gradient that is no number, or a wish to stop. ``exit_code`` is the process's."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -288,15 +288,20 @@ class Trainer:
         return Position(epoch, fraction, 1 / self.batches_in_epoch)
 
     def _stop_if_lost(self, batch: Fed, loss: float, norm: float) -> None:
-        # fp16 overflows now and then: the scaler then skips the step and lowers its factor.
-        sound = math.isfinite(norm) or self.session.trained.scaler.is_enabled()
+        scaler, advice = self.session.trained.scaler, "Look at its images, lower optimiser.lr, or set optimiser.clip."
+        sound = math.isfinite(norm)
+        if not sound and math.isfinite(loss) and scaler.is_enabled():
+            # fp16 overflows now and then: the scaler then skips the step and lowers its factor, from 65,536 on. What
+            # overflows even when made smaller is no matter of the factor, and every step would be skipped for ever.
+            sound = scaler.get_scale() >= 1
+            advice = "No factor makes it fit into fp16: lower optimiser.lr, or set run.precision to bf16 or fp32."
         if math.isfinite(loss) and abs(loss) <= self.config.run.loss_limit and sound:
             return
         train_set = self.session.sets.train
         path = save_for_inspection(self.folder.stopped, self.team.rank, self.progress, batch, train_set, loss, norm)
         raise TrainingStoppedError(
             f"stopped at step {self.progress.step + 1}: the loss is {loss:g} and the gradient's norm {norm:g}. The "
-            f"batch is kept in {path}. Look at its images, lower optimiser.lr, or set optimiser.clip."
+            f"batch is kept in {path}. {advice}"
         )
 
     # Between steps ----------------------------------------------------------------------------------------------------
