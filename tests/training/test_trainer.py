@@ -48,8 +48,9 @@ class Killed(BaseException):
 def test_what_a_run_leaves(whole: Path, root: Path) -> None:
     run = RunFolder(whole)
     names = {path.relative_to(whole).as_posix() for path in whole.rglob("*") if path.is_file()}
+    chosen = run.read_manifest()["outcome"]["chosen_step"]
     assert names == {
-        "config.yaml", "manifest.json", "metrics.jsonl", "checkpoints/last.pt", "checkpoints/best.pt",
+        "config.yaml", "manifest.json", "metrics.jsonl", "checkpoints/last.pt", f"checkpoints/best-{chosen}.pt",
         "model/model.safetensors", "model/embedder.json", ".lock",
     }  # fmt: skip
     manifest = run.read_manifest()
@@ -260,8 +261,49 @@ def test_without_validation_the_last_is_kept_whatever_the_test_says(
     outcome = train(small_config(root, **{"run.watch_test": True}), tmp_path / "run", say=silent)
     assert outcome.chosen_step == 6
     assert same_bits(final_weights(tmp_path / "run"), seen[2])
-    assert not (tmp_path / "run" / "checkpoints" / "best.pt").exists()
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["last.pt"]
     assert RunFolder(tmp_path / "run").read_manifest()["outcome"]["chosen_by"] == "being the last"
+
+
+def test_what_was_best_after_the_last_checkpoint_is_not_taken_for_what_it_calls_best(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after weights of step 6 were kept and before a checkpoint spoke of them; resumed, they are not the best."""
+    seen = _scripted(monkeypatch, {"val": [0.1, 0.6, 0.9]})
+    settings = {
+        "data.validation": "paper",
+        "run.epochs": 3,
+        "run.checkpoint_steps": 4,
+        "run.checkpoint_minutes": 60,
+        "optimiser.name": "sgd",
+    }
+    kept: list[str] = []
+
+    def killing(step: int, metrics: dict[str, float]) -> None:
+        if step == 6:
+            kept.extend(sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()))
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(small_config(root, **settings), tmp_path / "run", say=silent, on_validation=killing)
+    assert kept == ["best-3.pt", "best-6.pt", "last.pt"]
+    _scripted(monkeypatch, {"val": [0.5, 0.5]})
+    assert train(resume=tmp_path / "run", say=silent).chosen_step == 3
+    assert same_bits(final_weights(tmp_path / "run"), seen[1])
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["best-3.pt", "last.pt"]
+
+
+def test_best_weights_that_are_gone_are_missed_at_once(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(root, **{"data.validation": "paper", "run.checkpoint_steps": 1})
+    monkeypatch.setattr(trainer.Trainer, "_finish", lambda self: (_ for _ in ()).throw(Killed()))
+    with pytest.raises(Killed):
+        train(config, tmp_path / "run", say=silent)
+    (best,) = (tmp_path / "run" / "checkpoints").glob("best-*.pt")
+    best.unlink()
+    with pytest.raises(DataError, match=rf"{best.name}: .*No such file"):
+        train(resume=tmp_path / "run", say=silent)
 
 
 def test_watching_the_test_changes_no_weight(root: Path, tmp_path: Path) -> None:

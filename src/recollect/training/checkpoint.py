@@ -33,7 +33,9 @@ _PARTS: dict[str, type] = {
     "random": list,
 }
 
-_WHAT_TO_DO = "Put a whole copy of it back; without the file, the run starts again from its first step."
+_WHAT_TO_DO = (
+    "Put a whole copy of it back, or remove checkpoints/last.pt: the run then starts again from its first step."
+)
 
 
 @dataclass

@@ -3,7 +3,7 @@
     config.yaml      every setting, resolved; ``recollect train RUN/config.yaml`` does it again
     manifest.json    versions, machine, command, data fingerprints, weights, plan, and the outcome once there is one
     metrics.jsonl    a line a step and a line an evaluation, in order
-    checkpoints/     last.pt to go on from, best.pt by validation
+    checkpoints/     last.pt to go on from, best-STEP.pt by validation
     model/           the final embedder
     stopped/         the batch at which a run stopped on a loss that is no number
     whitening/       only before the first step: features that the last layer's whitening is learned from
@@ -60,7 +60,6 @@ class RunFolder:
         self.manifest_file = path / "manifest.json"
         self.metrics_file = path / "metrics.jsonl"
         self.last = path / "checkpoints" / "last.pt"
-        self.best = path / "checkpoints" / "best.pt"
         self.model = path / "model"
         self.stopped = path / "stopped"
         self.whitening = path / "whitening"
@@ -97,6 +96,19 @@ class RunFolder:
         if not run.config_file.is_file():
             raise DataError(f"{path} is no run: it has no config.yaml.")
         return run
+
+    def best(self, step: int) -> Path:
+        """Where weights lie that are best so far, those of ``step``.
+
+        One file a step: until a checkpoint speaks of the new ones, the last one speaks of those before them.
+        """
+        return self.last.with_name(f"best-{step}.pt")
+
+    def forget_best_but(self, step: int | None) -> None:
+        """Remove best weights of other steps than ``step``; of None, all."""
+        for path in self.last.parent.glob("best-*.pt"):
+            if step is None or path != self.best(step):
+                path.unlink(missing_ok=True)
 
     def write_config(self, config: Config) -> None:
         """Write the resolved configuration."""

@@ -186,6 +186,8 @@ class Trainer:
         if resumed:
             self.progress, sampler, self.session.chunk = load_checkpoint(self.folder.last, self.session.trained)
             self.session.sampler.load_state_dict(sampler)
+            if self.progress.best:  # needed after the last step; better missed now
+                read_checkpoint(self.folder.best(self.progress.best["step"]))
             self.say(f"resumed    after step {self.progress.step:,}")
         elif whiten_last_layer(self.session, self.say, self.folder.whitening):
             self._save()  # so that it is learned once, however early the run is interrupted
@@ -193,6 +195,7 @@ class Trainer:
             shutil.rmtree(self.folder.whitening, ignore_errors=True)
             # Before the first step the first evaluation is taken again.
             self.folder.forget_after(self.progress.step or -1)
+            self.folder.forget_best_but(self.progress.best.get("step"))
         self.saved_at = time.monotonic()
         self.started_at = time.monotonic() - self.progress.seconds
 
@@ -327,7 +330,9 @@ class Trainer:
         if value > self.progress.best.get("value", -1.0):
             self.progress.best = {"step": self.progress.step, "value": value}
             if self.first:
-                save_best(self.folder.best, self.session.network.embedder, self.progress.step, value)
+                save_best(
+                    self.folder.best(self.progress.step), self.session.network.embedder, self.progress.step, value
+                )
 
     def _save_if_due(self) -> None:
         every = self.config.run.checkpoint_steps
@@ -351,6 +356,8 @@ class Trainer:
         state = self.session.sampler.state_dict(consumed=self.progress.batch)
         progress = replace(self.progress, epoch=state["epoch"], batch=state["batch"])
         save_checkpoint(self.folder.last, self.session.trained, progress, state, self.session.chunk)
+        if self.first:
+            self.folder.forget_best_but(self.progress.best.get("step"))
         self.saved_at = time.monotonic()
 
     # After the last step ----------------------------------------------------------------------------------------------
@@ -359,7 +366,7 @@ class Trainer:
         embedder, best = self.session.network.embedder, self.progress.best
         if best:
             self.team.barrier()  # the file is written by the first process
-            embedder.load_state_dict(read_checkpoint(self.folder.best)["model"])
+            embedder.load_state_dict(read_checkpoint(self.folder.best(best["step"]))["model"])
         outcome = Outcome(
             folder=self.folder.path,
             steps=self.progress.step,
@@ -373,6 +380,7 @@ class Trainer:
             by = f"{self.config.run.select} of {set_name}" if best else "being the last"
             known: dict[str, Any] = {**vars(outcome), "chosen_by": by}
             self.folder.update_manifest(finished=now(), outcome={k: v for k, v in known.items() if k != "folder"})
+            self.folder.forget_best_but(best.get("step"))
         self.team.barrier()
         return outcome
 
