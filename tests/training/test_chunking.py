@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -33,7 +35,7 @@ def test_halves_until_it_fits_and_remembers(error: type[Exception]) -> None:
     model, info = Limited(6, error), StepInfo()
     large_batch_step(model, NPair(), images, labels, info=info)
     assert info.chunk_size == 5  # 20, 10, 5
-    assert model.sizes == [4, 20, 10, 5] + [5] * 4  # measured on 4, tried thrice, then the step
+    assert model.sizes == [4, 2, 20, 10, 5] + [5] * 4  # measured on 4 and 2, tried thrice, then the step
     ours = gradients(model)
     model.sizes.clear()
     large_batch_step(model, NPair(), images[:18], labels[:18], info=info)
@@ -69,7 +71,7 @@ def test_other_errors_are_not_swallowed() -> None:
 def test_nothing_fits() -> None:
     class Tight(Limited):
         def forward(self, images: Tensor) -> Tensor:
-            if self.sizes:
+            if len(self.sizes) == 2:  # after the measurements
                 self.limit = 0
             return super().forward(images)
 
@@ -77,17 +79,47 @@ def test_nothing_fits() -> None:
         large_batch_step(Tight(6), NPair(), *batch())
 
 
-def test_bytes_per_image_counts_what_the_graph_holds() -> None:
+def test_graph_weight_counts_what_the_graph_holds() -> None:
     """Linear without a bias saves its input (8 numbers), tanh its output (5); weights do not count."""
     model = nn.Sequential(nn.Linear(8, 5, bias=False), nn.Tanh())
     images = torch.randn(16, 8, requires_grad=True)
-    assert chunking.bytes_per_image(lambda count: model(images[:count].clone()), model, 16) == (8 + 5) * 4
+    weight = chunking.graph_weight(lambda count: model(images[:count].clone()), model, 16)
+    assert weight == chunking.GraphWeight(0, (8 + 5) * 4)
+    assert weight.of(3) == 3 * (8 + 5) * 4
+    alone = chunking.graph_weight(lambda count: model(images[:count].clone()), model, 1)
+    assert alone == weight
+
+
+def _cast_weights(count: int) -> tuple[nn.Module, Callable[[int], Tensor], chunking.GraphWeight]:
+    """A network whose weights, cast to bf16, are heavy beside what an image adds; and what that weighs."""
+    model = nn.Sequential(nn.Linear(400, 300, bias=False), nn.Tanh())
+    images = torch.randn(count, 400, requires_grad=True)
+
+    def forward(number: int) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+            return model(images[:number])
+
+    return model, forward, chunking.GraphWeight(2 * 400 * 300, 2 * (400 + 300))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 16])
+def test_what_does_not_grow_with_the_images_is_told_apart(count: int) -> None:
+    model, forward, weight = _cast_weights(16)
+    assert chunking.graph_weight(forward, model, count) == weight
+
+
+def test_the_chunk_fills_what_fixed_costs_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, forward, weight = _cast_weights(64)
+    monkeypatch.setattr(chunking, "CPU_BUDGET", int(weight.fixed + 40.5 * weight.each))
+    assert chunking.fitting_chunk(model, forward, 64, torch.device("cpu"), "cast") == 40
+    monkeypatch.setattr(chunking, "CPU_BUDGET", int(weight.fixed / 2))
+    assert chunking.fitting_chunk(model, forward, 64, torch.device("cpu"), "too little") == 1
 
 
 def test_cpu_chunk_follows_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     images, labels = batch()
     model, info = convnet().double(), StepInfo()
-    weight = chunking.bytes_per_image(lambda count: model(images[:count]), model)
-    monkeypatch.setattr(chunking, "CPU_BUDGET", int(weight * 8.5))
+    weight = chunking.graph_weight(lambda count: model(images[:count]), model)
+    monkeypatch.setattr(chunking, "CPU_BUDGET", int(weight.of(8) + weight.each / 2))
     large_batch_step(model, NPair(), images, labels, info=info)
     assert info.chunk_size == 8

@@ -47,7 +47,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
 def test_many_processes_equal_one(results: Any, form: str) -> None:
     alone = results["one"][0]
     together = results[form]
-    for name in ("recall", "npair", "proxies", "shared"):
+    for name in ("recall", "npair", "proxies", "unequal", "shared"):
         for one in together:
             assert float(one[name]["loss"]) == pytest.approx(float(alone[name]["loss"]), abs=1e-9), name
             assert difference(one[name]["gradients"], alone[name]["gradients"]) < 1e-9, name
@@ -78,6 +78,7 @@ def test_collectives_are_few_and_do_not_grow(results: Any) -> None:
             assert one["recall"]["collectives"] == {"all_gather": 2, "all_reduce": 2}
             # A loss computed whole everywhere has its gradient at hand: one reduction, that of the parameters.
             assert one["npair"]["collectives"] == {"all_gather": 2, "all_reduce": 1}
+            assert one["unequal"]["collectives"] == {"all_gather": 2, "all_reduce": 1}
     assert results["one"][0]["recall"]["collectives"] == {}
 
 

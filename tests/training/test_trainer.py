@@ -21,6 +21,7 @@ from recollect.common.errors import ConfigError, DataError
 from recollect.common.locks import try_lock
 from recollect.models import Embedder
 from recollect.training import checkpoint, large_batch, logs, recipes, session, trainer
+from recollect.training.distributed import Team
 from recollect.training.run_folder import RunFolder, circumstances
 from recollect.training.trainer import TrainingStoppedError, plan, train
 
@@ -47,9 +48,10 @@ class Killed(BaseException):
 def test_what_a_run_leaves(whole: Path, root: Path) -> None:
     run = RunFolder(whole)
     names = {path.relative_to(whole).as_posix() for path in whole.rglob("*") if path.is_file()}
+    chosen = run.read_manifest()["outcome"]["chosen_step"]
     assert names == {
-        "config.yaml", "manifest.json", "metrics.jsonl", "checkpoints/last.pt", "checkpoints/best.pt",
-        "model/model.safetensors", "model/embedder.json",
+        "config.yaml", "manifest.json", "metrics.jsonl", "checkpoints/last.pt", f"checkpoints/best-{chosen}.pt",
+        "model/model.safetensors", "model/embedder.json", ".lock",
     }  # fmt: skip
     manifest = run.read_manifest()
     assert manifest["versions"]["torch"] == torch.__version__
@@ -201,9 +203,30 @@ def test_a_run_has_one_writer(root: Path, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.undo()
     lock = try_lock(tmp_path / "run" / ".lock")
     assert lock is not None  # the run that ended holds it no longer
+    files = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with lock, pytest.raises(ConfigError, match="another process"):
         train(resume=tmp_path / "run", say=silent)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == files
     assert train(resume=tmp_path / "run", say=silent).steps == 6
+    assert len(RunFolder(tmp_path / "run").read_manifest()["resumed"]) == 1
+
+
+def test_who_waits_at_the_lock_and_who_comes_later_meet(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    waiting: list[Any] = []
+
+    def ending(self: logs.Log, **values: Any) -> None:
+        waiting.append((tmp_path / "run" / ".lock").open("a"))
+        raise Killed
+
+    monkeypatch.setattr(logs.Log, "step", ending)
+    with pytest.raises(Killed):
+        train(small_config(root), tmp_path / "run", say=silent)
+    with waiting[0]:
+        fcntl.flock(waiting[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert try_lock(tmp_path / "run" / ".lock") is None
 
 
 def _scripted(monkeypatch: pytest.MonkeyPatch, values: dict[str, list[float]]) -> dict[int, dict[str, Tensor]]:
@@ -238,8 +261,49 @@ def test_without_validation_the_last_is_kept_whatever_the_test_says(
     outcome = train(small_config(root, **{"run.watch_test": True}), tmp_path / "run", say=silent)
     assert outcome.chosen_step == 6
     assert same_bits(final_weights(tmp_path / "run"), seen[2])
-    assert not (tmp_path / "run" / "checkpoints" / "best.pt").exists()
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["last.pt"]
     assert RunFolder(tmp_path / "run").read_manifest()["outcome"]["chosen_by"] == "being the last"
+
+
+def test_what_was_best_after_the_last_checkpoint_is_not_taken_for_what_it_calls_best(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after weights of step 6 were kept and before a checkpoint spoke of them; resumed, they are not the best."""
+    seen = _scripted(monkeypatch, {"val": [0.1, 0.6, 0.9]})
+    settings = {
+        "data.validation": "paper",
+        "run.epochs": 3,
+        "run.checkpoint_steps": 4,
+        "run.checkpoint_minutes": 60,
+        "optimiser.name": "sgd",
+    }
+    kept: list[str] = []
+
+    def killing(step: int, metrics: dict[str, float]) -> None:
+        if step == 6:
+            kept.extend(sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()))
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(small_config(root, **settings), tmp_path / "run", say=silent, on_validation=killing)
+    assert kept == ["best-3.pt", "best-6.pt", "last.pt"]
+    _scripted(monkeypatch, {"val": [0.5, 0.5]})
+    assert train(resume=tmp_path / "run", say=silent).chosen_step == 3
+    assert same_bits(final_weights(tmp_path / "run"), seen[1])
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["best-3.pt", "last.pt"]
+
+
+def test_best_weights_that_are_gone_are_missed_at_once(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(root, **{"data.validation": "paper", "run.checkpoint_steps": 1})
+    monkeypatch.setattr(trainer.Trainer, "_finish", lambda self: (_ for _ in ()).throw(Killed()))
+    with pytest.raises(Killed):
+        train(config, tmp_path / "run", say=silent)
+    (best,) = (tmp_path / "run" / "checkpoints").glob("best-*.pt")
+    best.unlink()
+    with pytest.raises(DataError, match=rf"{best.name}: .*No such file"):
+        train(resume=tmp_path / "run", say=silent)
 
 
 def test_watching_the_test_changes_no_weight(root: Path, tmp_path: Path) -> None:
@@ -266,6 +330,30 @@ def test_a_lost_loss_stops_with_its_batch(
     assert len(about["images"]) == 16
     assert (root / "train" / about["images"][0]).exists() or (root / about["images"][0]).exists()
     assert len(losses(tmp_path / "run")) == 3
+
+
+@pytest.mark.parametrize("overflows", [3, 100])
+def test_fp16_that_overflows_for_ever_stops(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overflows: int
+) -> None:
+    """A scaler as on a GPU: a few steps too large are skipped, as ever; steps that never fit end the run."""
+    step, scaler, count = large_batch.large_batch_step, torch.amp.GradScaler, iter(range(1000))
+
+    def overflowing(model: torch.nn.Module, *arguments: Any, **options: Any) -> Tensor:
+        value = step(model, *arguments, **options)
+        if next(count) < overflows:
+            next(model.parameters()).grad.fill_(float("inf"))  # type: ignore[union-attr]
+        return value
+
+    monkeypatch.setattr(trainer, "large_batch_step", overflowing)
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: scaler(device, enabled=True))
+    config = small_config(root, **{"run.epochs": None, "run.steps": 24, "run.checkpoint_minutes": 60})
+    if overflows == 3:
+        assert train(config, tmp_path / "run", say=silent).steps == 24
+        return
+    with pytest.raises(TrainingStoppedError, match=r"at step 18: .* norm inf.*fp16: lower optimiser\.lr, or .* bf16"):
+        train(config, tmp_path / "run", say=silent)
+    assert (tmp_path / "run" / "stopped" / "step-18" / "process-0" / "batch.pt").exists()
 
 
 def test_out_of_memory_names_the_knob(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,6 +439,65 @@ def test_an_unreadable_checkpoint_is_named(whole: Path, tmp_path: Path) -> None:
         checkpoint.read_checkpoint(tmp_path / "evil.pt")
 
 
+def _small_training(seed: int) -> checkpoint.Trained:
+    torch.manual_seed(seed)
+    model, loss = torch.nn.Linear(2, 3), torch.nn.PReLU()
+    optimiser = torch.optim.Adam([*model.parameters(), *loss.parameters()])
+    loss(model(torch.ones(1, 2))).sum().backward()
+    optimiser.step()
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    return checkpoint.Trained(model, loss, optimiser, scaler, torch.device("cpu"), Team())
+
+
+def _states(trained: checkpoint.Trained) -> list[Tensor]:
+    moments = [state["exp_avg"] for state in trained.optimiser.state.values()]
+    tensors = [*trained.model.state_dict().values(), *trained.loss.state_dict().values(), *moments]
+    return [*(tensor.clone() for tensor in tensors), torch.get_rng_state()]
+
+
+_SPOILED: dict[str, tuple[Any, str]] = {
+    "a list": (lambda good: [1, 2], "holds a list"),
+    "a tensor": (lambda good: torch.zeros(3), "holds a Tensor"),
+    "a number": (lambda good: {"format": 1}, "lacks model"),
+    "no optimiser": (lambda good: {k: v for k, v in good.items() if k != "optimiser"}, "lacks optimiser"),
+    "no weights": (lambda good: {**good, "model": {}}, "another network; 2 of its entries"),
+    "half the weights": (lambda good: {**good, "model": {"weight": torch.ones(3, 2)}}, "'bias'"),
+    "other shapes": (lambda good: {**good, "model": {"weight": torch.ones(3, 2), "bias": torch.ones(4)}}, "'bias'"),
+    "another loss": (lambda good: {**good, "loss": {"weight": torch.ones(9)}}, "another loss"),
+    "an empty optimiser": (lambda good: {**good, "optimiser": {}}, "KeyError"),
+    "another optimiser": (
+        lambda good: {**good, "optimiser": torch.optim.SGD([torch.ones(1)], lr=1).state_dict()},
+        "group that doesn't match",
+    ),
+    "strange progress": (lambda good: {**good, "progress": {"steps": 3}}, "unexpected keyword"),
+    "no random states": (lambda good: {**good, "random": [[]]}, "random"),
+    "other random states": (lambda good: {**good, "random": [[torch.zeros(3)]]}, "random"),
+}
+
+
+@pytest.mark.parametrize("how", _SPOILED)
+def test_a_spoiled_checkpoint_is_a_sentence_and_restores_nothing(tmp_path: Path, how: str) -> None:
+    path, (spoil, said) = tmp_path / "last.pt", _SPOILED[how]
+    checkpoint.save_checkpoint(path, _small_training(1), checkpoint.Progress(step=4), {}, 2)
+    torch.save(spoil(torch.load(path, weights_only=True)), path)
+    trained = _small_training(2)
+    before = _states(trained)
+    with pytest.raises(DataError, match=rf"last\.pt: .*{said}.* Put a whole copy") as refused:
+        checkpoint.load_checkpoint(path, trained)
+    assert "\n" not in str(refused.value)
+    assert all(map(torch.equal, before, _states(trained)))
+
+
+def test_a_whole_checkpoint_is_restored(tmp_path: Path) -> None:
+    written = _small_training(1)
+    expected = _states(written)
+    checkpoint.save_checkpoint(tmp_path / "last.pt", written, checkpoint.Progress(step=4), {"epoch": 1}, 2)
+    trained = _small_training(2)
+    progress, sampler, chunk = checkpoint.load_checkpoint(tmp_path / "last.pt", trained)
+    assert (progress.step, sampler, chunk) == (4, {"epoch": 1}, 2)
+    assert all(map(torch.equal, expected, _states(trained)))
+
+
 def test_tensorboard(root: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     train(small_config(root, **{"run.tensorboard": True, "run.epochs": 1}), tmp_path / "run", say=silent)
@@ -359,8 +506,6 @@ def test_tensorboard(root: Path, tmp_path: Path) -> None:
 
 def test_sessions_are_the_same_twice(root: Path) -> None:
     """What is built before the first step depends on the configuration alone, not on what was drawn before."""
-    from recollect.training.distributed import Team
-
     states = []
     for noise in (1, 2):
         torch.manual_seed(noise)

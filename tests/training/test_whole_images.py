@@ -58,8 +58,8 @@ def test_a_step_on_a_list_is_a_step_on_each_alone(
 def test_auto_fits_the_largest_image(tiny: Embedder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it stands in the list: a chunk may hold large images only."""
     images = pictures([(8, 8)] * 11 + [(32, 24)])
-    one = chunking.bytes_per_image(lambda count: tiny([images[-1]] * count), tiny)
-    monkeypatch.setattr(chunking, "CPU_BUDGET", 3.5 * one)
+    weight = chunking.graph_weight(lambda count: tiny([images[-1]] * count), tiny)
+    monkeypatch.setattr(chunking, "CPU_BUDGET", weight.fixed + 3.5 * weight.each)
     assert large_batch.find_chunk(tiny, images) == 3
     assert large_batch.find_chunk(tiny, images[:11]) == 11, "remembered by size"
     info = StepInfo()

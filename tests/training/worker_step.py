@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from training_toys import Noisy, NPair, PlainRecall, Proxies, SharedProxies, batch, convnet, gradients
+from training_toys import Noisy, NPair, PlainRecall, Proxies, SharedProxies, UnequalProxies, batch, convnet, gradients
 
 from recollect.training import large_batch_step
 from recollect.training.distributed import Team, start, stop
@@ -21,6 +21,7 @@ LOSSES = {
     "recall": PlainRecall,
     "npair": NPair,
     "proxies": lambda: Proxies(5, 6),
+    "unequal": lambda: UnequalProxies(5, 6),
     "shared": lambda: SharedProxies(5, 6),
     "noisy": Noisy,
 }

@@ -15,12 +15,27 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from recollect.common.errors import DataError
+from recollect.common.errors import DataError, in_one_line
 from recollect.common.files import atomic_write
 from recollect.training.distributed import Team
 from recollect.training.randomness import random_state, set_random_state
 
 FORMAT = 1
+
+_PARTS: dict[str, type] = {
+    "progress": dict,
+    "sampler": dict,
+    "chunk": int,
+    "model": dict,
+    "loss": dict,
+    "optimiser": dict,
+    "scaler": dict,
+    "random": list,
+}
+
+_WHAT_TO_DO = (
+    "Put a whole copy of it back, or remove checkpoints/last.pt: the run then starts again from its first step."
+)
 
 
 @dataclass
@@ -71,35 +86,80 @@ def save_checkpoint(path: Path, trained: Trained, progress: Progress, sampler: d
 
 
 def load_checkpoint(path: Path, trained: Trained) -> tuple[Progress, dict[str, Any], int]:
-    """Put everything back; returns the progress, the sampler's state and the chunk size.
+    """Put everything back, or nothing; returns the progress, the sampler's state and the chunk size.
 
     Raises:
-        DataError: the file is damaged, or was written with another number of processes.
+        DataError: the file is damaged, of another training, or was written with another number of processes.
     """
     content = read_checkpoint(path)
+    missing = [key for key in _PARTS if not isinstance(content.get(key), _PARTS[key])]
+    if missing:
+        raise DataError(f"{path}: not a whole checkpoint, it lacks {', '.join(missing)}. {_WHAT_TO_DO}")
     states = content["random"]
     if len(states) != trained.team.size:
         raise DataError(
             f"{path} was written by {len(states)} processes and there are {trained.team.size} now: resume with as "
             "many, so that the run goes on exactly."
         )
-    trained.model.load_state_dict(content["model"])
-    trained.loss.load_state_dict(content["loss"])
-    trained.optimiser.load_state_dict(content["optimiser"])
-    trained.scaler.load_state_dict(content["scaler"])
-    set_random_state(trained.device, [state.cpu() for state in states[trained.team.rank]])
-    return Progress(**content["progress"]), content["sampler"], int(content["chunk"])
+    _refuse_other(path, "network", trained.model, content["model"])
+    _refuse_other(path, "loss", trained.loss, content["loss"])
+    try:
+        progress = Progress(**content["progress"])
+        mine = _random_states_for(trained.device, states[trained.team.rank])
+        # What checks itself before it changes anything comes first; the modules were checked above.
+        trained.optimiser.load_state_dict(content["optimiser"])
+        trained.scaler.load_state_dict(content["scaler"])
+        trained.model.load_state_dict(content["model"])
+        trained.loss.load_state_dict(content["loss"])
+        set_random_state(trained.device, mine)
+    except Exception as error:
+        raise DataError(
+            f"{path}: not a checkpoint of this training ({type(error).__name__}: {in_one_line(error)}). {_WHAT_TO_DO}"
+        ) from error
+    return progress, content["sampler"], content["chunk"]
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint, on the CPU; no code in the file is ever run."""
+    """The content of a file that holds at least a model's weights, on the CPU; no code in the file is ever run.
+
+    Raises:
+        DataError: it cannot be read, or holds something else.
+    """
     try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise DataError(f"{path}: not a checkpoint that can be read ({type(error).__name__}: {error}).") from error
+        raise DataError(
+            f"{path}: not a checkpoint that can be read ({type(error).__name__}: {error}). {_WHAT_TO_DO}"
+        ) from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: holds a {type(content).__name__} and is not a checkpoint. {_WHAT_TO_DO}")
     if content.get("format") != FORMAT:
         raise DataError(f"{path}: checkpoint format {content.get('format')} is not {FORMAT}, the one known here.")
+    if not isinstance(content.get("model"), dict):
+        raise DataError(f"{path}: not a whole checkpoint, it lacks model. {_WHAT_TO_DO}")
     return content
+
+
+def _refuse_other(path: Path, name: str, module: nn.Module, state: dict[str, Any]) -> None:
+    """Before anything is restored: a module that refuses some of its weights has already taken the others."""
+    own = module.state_dict()
+    other = [key for key in {**own, **state} if _form(own.get(key)) != _form(state.get(key))]
+    if other:
+        raise DataError(
+            f"{path}: of another {name}; {len(other)} of its entries are missing, unknown or of another shape, the "
+            f"first {other[0]!r}. {_WHAT_TO_DO}"
+        )
+
+
+def _random_states_for(device: torch.device, states: list[Tensor]) -> list[Tensor]:
+    own = random_state(device)
+    if [(state.shape, state.dtype) for state in states[: len(own)]] != [(state.shape, state.dtype) for state in own]:
+        raise ValueError(f"its random states are not of {device.type}")
+    return [state.cpu() for state in states]
+
+
+def _form(value: Any) -> Any:
+    return value.shape if isinstance(value, Tensor) else type(value)
 
 
 def save_best(path: Path, model: nn.Module, step: int, value: float) -> None:

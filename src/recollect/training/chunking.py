@@ -2,7 +2,7 @@
 
 ``large_batch_step`` asks ``fitting_chunk`` when its chunk size is ``"auto"``. The answer follows from what one image's
 graph weighs (measured on a few images) and the memory at hand, is tried once with a forward and a backward pass, is
-halved for as long as that runs out of memory, and is remembered with the model. ``bytes_per_image`` also serves the
+halved for as long as that runs out of memory, and is remembered with the model. ``graph_weight`` also serves the
 memory estimate that a training prints before it starts.
 """
 
@@ -24,7 +24,21 @@ CPU_BUDGET = 1 << 30
 CUDA_SHARE = 0.7
 """Share of the free GPU memory that a chunk's saved activations may take; backward needs some more beside them."""
 
-_PROBE = 4  # images measured: enough to tell what grows with the batch from what does not
+_PROBE = 4  # images measured, and half as many: enough to tell what grows with the batch from what does not
+
+
+@dataclass(frozen=True)
+class GraphWeight:
+    """The memory that the graph of some images holds until its backward pass, in bytes."""
+
+    fixed: float
+    """However many images there are: weights cast to another precision, for one."""
+    each: float
+    """For each image."""
+
+    def of(self, images: int) -> float:
+        """The graph of so many images."""
+        return self.fixed + images * self.each
 
 
 @dataclass
@@ -46,14 +60,21 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and ("not enough memory" in text or "out of memory" in text)
 
 
-def bytes_per_image(forward: Callable[[int], Tensor], model: nn.Module, count: int = _PROBE) -> float:
-    """The memory that the graph of one image holds until its backward pass, in bytes.
+def graph_weight(forward: Callable[[int], Tensor], model: nn.Module, count: int = _PROBE) -> GraphWeight:
+    """What a graph weighs, from those of ``count`` images and of half as many.
 
     Args:
         forward: embeds the first so many images.
         model: whose parameters do not count: they are there anyway.
-        count: how many images to measure on.
+        count: how many images to measure on. One alone does not tell what is fixed, and counts whole.
     """
+    whole = _held(forward, model, count)
+    half = count // 2
+    each = (whole - _held(forward, model, half)) / (count - half) if half else whole
+    return GraphWeight(max(whole - count * each, 0.0), each) if each > 0 else GraphWeight(0.0, whole / count)
+
+
+def _held(forward: Callable[[int], Tensor], model: nn.Module, count: int) -> float:
     known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     known |= {buffer.untyped_storage().data_ptr() for buffer in model.buffers()}
     saved: dict[int, int] = {}
@@ -67,7 +88,7 @@ def bytes_per_image(forward: Callable[[int], Tensor], model: nn.Module, count: i
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(weigh, lambda tensor: tensor):
         kept = forward(count)  # alive while it is weighed: a freed storage's address would be reused and counted once
     del kept
-    return sum(saved.values()) / count
+    return float(sum(saved.values()))
 
 
 def fitting_chunk(
@@ -87,9 +108,8 @@ def fitting_chunk(
     """
     memories = _remembered.setdefault(model, {})
     if key not in memories:
-        count = min(total, _PROBE)
-        weight = max(bytes_per_image(forward, model, count), 1.0)
-        memories[key] = _Memory(capacity=max(1, int(_budget(device) / weight)))
+        weight = graph_weight(forward, model, min(total, _PROBE))
+        memories[key] = _Memory(capacity=max(1, int((_budget(device) - weight.fixed) / max(weight.each, 1.0))))
     memory = memories[key]
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     while min(total, memory.capacity) > memory.proven:

@@ -9,7 +9,7 @@ parameter gradient in one flat buffer. Sums, not means: a batch has one loss how
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,6 +20,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError, InputError
+
+PATIENCE = timedelta(days=7)
+"""How long processes wait for work that the first one does alone."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,22 @@ class Team:
         values = [value]
         dist.broadcast_object_list(values, src=0, group=self.group)
         return values[0]
+
+    def first_alone(self, work: Callable[[], None]) -> None:
+        """Let the first process do ``work`` while the others wait for it, as long as it takes.
+
+        A collective gives up after half an hour (see ``start``), which is right between steps and too short here.
+        Should the first process end meanwhile, the others hear of it at once: its connections close.
+        """
+        if self.size == 1:
+            work()
+            return
+        members = dist.get_process_group_ranks(self.group or dist.group.WORLD)
+        patient = dist.new_group(members, timeout=PATIENCE, backend="gloo", use_local_synchronization=True)
+        if self.rank == 0:
+            work()
+        dist.barrier(group=patient)
+        dist.destroy_process_group(patient)
 
     def barrier(self) -> None:
         """Wait for every process."""

@@ -133,10 +133,15 @@ def large_batch_step(
     info.chunk_size = min(chunk_size, total)
 
     shares = hasattr(loss, "share") and team.size > 1
-    shared_parameters = chain(model.parameters(), loss.parameters() if shares and isinstance(loss, nn.Module) else ())
-    with team.summed_gradients(shared_parameters):
+    own = list(loss.parameters()) if isinstance(loss, nn.Module) else []
+    with team.summed_gradients(chain(model.parameters(), own)):
         embeddings, last, states = _embed(forward, chunks, model, device)
         value, gradient = _loss_and_gradient(loss, embeddings, labels.to(device), scaler, team, device)
+        if not shares and team.rank > 0:
+            # A loss computed whole everywhere gives every process the whole gradient of its parameters, but for the last
+            # digits on a GPU, by which copies would drift apart: the first process's is the one that counts.
+            for parameter in own:
+                parameter.grad = None
         info.gradient_norms = gradient.norm(dim=1)
         _backward(forward, chunks, last, gradient, states, skip_share, device, info)
     return value

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections.abc import Mapping
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -12,6 +13,12 @@ import torch
 from recollect.common.extras import require
 from recollect.common.progress import ProgressLine
 from recollect.training.run_folder import RunFolder
+
+resource: ModuleType | None
+try:
+    resource = import_module("resource")
+except ImportError:  # Windows has none
+    resource = None
 
 
 class Log:
@@ -38,9 +45,10 @@ class Log:
 
     def step(self, **record: Any) -> None:
         """One optimiser step."""
+        memory = record["memory_mb"]
         note = (
-            f"epoch {record['epoch']:.1f} loss {record['loss']:.4f} {record['images_per_second']:,.0f} images/s "
-            f"{record['memory_mb']:,} MB{self._watched}"
+            f"epoch {record['epoch']:.1f} loss {record['loss']:.4f} {record['images_per_second']:,.0f} images/s"
+            f"{'' if memory is None else f' {memory:,} MB'}{self._watched}"
         )
         self.line.advance(1, note=note)
         self._write({"kind": "step", **record})
@@ -68,9 +76,11 @@ class Log:
                     self._writer.add_scalar(f"{prefix}/{key}", value, record["step"])
 
 
-def peak_memory_mb(device: torch.device) -> int:
-    """The most memory held so far: of the GPU, or of this process."""
+def peak_memory_mb(device: torch.device) -> int | None:
+    """The most memory held so far: of the GPU, or of this process; None where the system does not tell."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device) >> 20)
+    if resource is None:
+        return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak >> 20 if sys.platform == "darwin" else peak >> 10)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from recollect.losses.simix import MAX_PAIRS
 from recollect.models.zoo import find
 from recollect.training.choices import Choice
-from recollect.training.chunking import bytes_per_image
+from recollect.training.chunking import GraphWeight, graph_weight
 from recollect.training.config import Config
 from recollect.training.inputs import call_model
 from recollect.training.parts import Sets
@@ -131,7 +131,7 @@ def make_plan(
     parameters = sum(parameter.numel() for parameter in model.parameters())
     learned = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     # Weights, gradients and the optimiser's two moments; one chunk's graph; the batch and the one being read ahead.
-    held = 4 * parameters + 12 * learned + chunk * weight + 2 * mine * inputs[0].nbytes * share + _LOSS_MEMORY
+    held = 4 * parameters + 12 * learned + weight.of(chunk) + 2 * mine * inputs[0].nbytes * share + _LOSS_MEMORY
     passes = 1.0 if chunk >= mine else 4 / 3
     return Plan(
         data=config.data.name,
@@ -163,8 +163,8 @@ def make_plan(
 
 def _probe(
     network: nn.Module, inputs: Tensor, count: int, device: torch.device, dtype: torch.dtype | None
-) -> tuple[float, float]:
-    """Bytes of graph an image, and seconds of forward and backward an image; leaves no trace."""
+) -> tuple[GraphWeight, float]:
+    """What the graph weighs, and seconds of forward and backward an image; leaves no trace."""
     state = random_state(device)
     some = inputs[torch.arange(count) % len(inputs)].to(device)
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
@@ -174,7 +174,7 @@ def _probe(
             embeddings: Tensor = call_model(network, some[:number])
         return embeddings
 
-    weight = bytes_per_image(forward, network, count)
+    weight = graph_weight(forward, network, count)
     seconds: list[float] = []
     # The first pays for memory and kernels that later ones reuse; of a small network more are needed, and cost nothing.
     while len(seconds) < 2 or (len(seconds) < 8 and sum(seconds) < _PROBE_SECONDS):

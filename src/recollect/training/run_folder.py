@@ -3,10 +3,11 @@
     config.yaml      every setting, resolved; ``recollect train RUN/config.yaml`` does it again
     manifest.json    versions, machine, command, data fingerprints, weights, plan, and the outcome once there is one
     metrics.jsonl    a line a step and a line an evaluation, in order
-    checkpoints/     last.pt to go on from, best.pt by validation
+    checkpoints/     last.pt to go on from, best-STEP.pt by validation
     model/           the final embedder
     stopped/         the batch at which a run stopped on a loss that is no number
     whitening/       only before the first step: features that the last layer's whitening is learned from
+    .lock            held by the process that trains; it stays, for whoever waits at it must meet the next at it too
 
 Everything but ``metrics.jsonl`` is written whole or not at all. A folder that holds anything is never written over.
 """
@@ -59,10 +60,10 @@ class RunFolder:
         self.manifest_file = path / "manifest.json"
         self.metrics_file = path / "metrics.jsonl"
         self.last = path / "checkpoints" / "last.pt"
-        self.best = path / "checkpoints" / "best.pt"
         self.model = path / "model"
         self.stopped = path / "stopped"
         self.whitening = path / "whitening"
+        self.lock = path / ".lock"
 
     @classmethod
     def create(cls, path: Path | str | None, name: str) -> RunFolder:
@@ -95,6 +96,19 @@ class RunFolder:
         if not run.config_file.is_file():
             raise DataError(f"{path} is no run: it has no config.yaml.")
         return run
+
+    def best(self, step: int) -> Path:
+        """Where weights lie that are best so far, those of ``step``.
+
+        One file a step: until a checkpoint speaks of the new ones, the last one speaks of those before them.
+        """
+        return self.last.with_name(f"best-{step}.pt")
+
+    def forget_best_but(self, step: int | None) -> None:
+        """Remove best weights of other steps than ``step``; of None, all."""
+        for path in self.last.parent.glob("best-*.pt"):
+            if step is None or path != self.best(step):
+                path.unlink(missing_ok=True)
 
     def write_config(self, config: Config) -> None:
         """Write the resolved configuration."""
@@ -140,17 +154,21 @@ class RunFolder:
             write_text(self.metrics_file, "".join(json.dumps(record) + "\n" for record in kept))
 
 
-def start_run(session: Session, run: RunFolder | None, out: Path | str | None) -> RunFolder:
-    """Make a run's folder and its first files, or note that ``run`` is resumed. Every process calls it, one writes."""
-    if session.team.rank == 0:
-        if run is None:
-            run = RunFolder.create(out, session.config.name)
-            run.update_manifest(**_beginning(session))
-            run.write_config(session.config)
-        else:
-            run.update_manifest(resumed=[*run.read_manifest().get("resumed", []), now()])
+def place_of_run(session: Session, run: RunFolder | None, out: Path | str | None) -> RunFolder:
+    """The folder of ``run``, or of a new one, made and still empty. Every process calls it."""
+    if session.team.rank == 0 and run is None:
+        run = RunFolder.create(out, session.config.name)
     place = session.team.from_first(None if run is None else str(run.path))
     return RunFolder(Path(place))
+
+
+def note_start(session: Session, folder: RunFolder, resumed: bool) -> None:
+    """Write a run's first files, or that it is resumed. By the one process that holds the run's lock."""
+    if resumed:
+        folder.update_manifest(resumed=[*folder.read_manifest().get("resumed", []), now()])
+    else:
+        folder.update_manifest(**_beginning(session))
+        folder.write_config(session.config)
 
 
 def _beginning(session: Session) -> dict[str, Any]:

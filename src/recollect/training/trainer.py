@@ -35,7 +35,7 @@ from recollect.training.large_batch import StepInfo, large_batch_step
 from recollect.training.logs import Log, peak_memory_mb
 from recollect.training.optimiser import clip_gradients, set_learning_rates
 from recollect.training.plan import Plan
-from recollect.training.run_folder import RunFolder, now, start_run
+from recollect.training.run_folder import RunFolder, note_start, now, place_of_run
 from recollect.training.schedule import Position
 from recollect.training.session import Session, prepare
 from recollect.training.signals import StopRequest, stop_on_signals
@@ -47,7 +47,7 @@ OnValidation = Callable[[int, dict[str, float]], None]
 
 
 class TrainingStoppedError(RecollectError):
-    """A run that ended early: by a loss that is no number, or a wish to stop. ``exit_code`` is the process's."""
+    """A run that ended early: by a loss or gradient that is no number, or a wish to stop. ``exit_code`` is the process's."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -100,9 +100,11 @@ def train(
         for line in session.plan.lines(session.choices):
             speak(line)
         session.prepare_feeds()
-        folder = start_run(session, run, out)
-        speak(f"run        {folder.path}")
+        folder = place_of_run(session, run, out)
         with _alone(folder, session.team), stop_on_signals() as stop:
+            if session.team.rank == 0:
+                note_start(session, folder, resumed=run is not None)
+            speak(f"run        {folder.path}")
             return Trainer(session, folder, stop, speak, on_validation).run()
 
 
@@ -138,7 +140,7 @@ def _session(config: Config | None) -> Iterator[Session]:
 @contextlib.contextmanager
 def _alone(folder: RunFolder, team: distributed.Team) -> Iterator[None]:
     """Two processes that write the same run would spoil it: the second is refused."""
-    lock = try_lock(folder.path / ".lock") if team.rank == 0 else None
+    lock = try_lock(folder.lock) if team.rank == 0 else None
     free = team.from_first(lock is not None or team.rank != 0)
     if not free:
         raise ConfigError(f"{folder.path} is being trained by another process: wait for it, or stop it first.")
@@ -146,8 +148,7 @@ def _alone(folder: RunFolder, team: distributed.Team) -> Iterator[None]:
         yield
     finally:
         if lock is not None:
-            Path(lock.name).unlink(missing_ok=True)
-            lock.close()
+            lock.close()  # the file stays: were it removed, one process could lock the old file and one a new one
 
 
 class Trainer:
@@ -185,6 +186,8 @@ class Trainer:
         if resumed:
             self.progress, sampler, self.session.chunk = load_checkpoint(self.folder.last, self.session.trained)
             self.session.sampler.load_state_dict(sampler)
+            if self.progress.best:  # needed after the last step; better missed now
+                read_checkpoint(self.folder.best(self.progress.best["step"]))
             self.say(f"resumed    after step {self.progress.step:,}")
         elif whiten_last_layer(self.session, self.say, self.folder.whitening):
             self._save()  # so that it is learned once, however early the run is interrupted
@@ -192,6 +195,7 @@ class Trainer:
             shutil.rmtree(self.folder.whitening, ignore_errors=True)
             # Before the first step the first evaluation is taken again.
             self.folder.forget_after(self.progress.step or -1)
+            self.folder.forget_best_but(self.progress.best.get("step"))
         self.saved_at = time.monotonic()
         self.started_at = time.monotonic() - self.progress.seconds
 
@@ -287,15 +291,20 @@ class Trainer:
         return Position(epoch, fraction, 1 / self.batches_in_epoch)
 
     def _stop_if_lost(self, batch: Fed, loss: float, norm: float) -> None:
-        # fp16 overflows now and then: the scaler then skips the step and lowers its factor.
-        sound = math.isfinite(norm) or self.session.trained.scaler.is_enabled()
+        scaler, advice = self.session.trained.scaler, "Look at its images, lower optimiser.lr, or set optimiser.clip."
+        sound = math.isfinite(norm)
+        if not sound and math.isfinite(loss) and scaler.is_enabled():
+            # fp16 overflows now and then: the scaler then skips the step and lowers its factor, from 65,536 on. What
+            # overflows even when made smaller is no matter of the factor, and every step would be skipped for ever.
+            sound = scaler.get_scale() >= 1
+            advice = "No factor makes it fit into fp16: lower optimiser.lr, or set run.precision to bf16 or fp32."
         if math.isfinite(loss) and abs(loss) <= self.config.run.loss_limit and sound:
             return
         train_set = self.session.sets.train
         path = save_for_inspection(self.folder.stopped, self.team.rank, self.progress, batch, train_set, loss, norm)
         raise TrainingStoppedError(
             f"stopped at step {self.progress.step + 1}: the loss is {loss:g} and the gradient's norm {norm:g}. The "
-            f"batch is kept in {path}. Look at its images, lower optimiser.lr, or set optimiser.clip."
+            f"batch is kept in {path}. {advice}"
         )
 
     # Between steps ----------------------------------------------------------------------------------------------------
@@ -321,7 +330,9 @@ class Trainer:
         if value > self.progress.best.get("value", -1.0):
             self.progress.best = {"step": self.progress.step, "value": value}
             if self.first:
-                save_best(self.folder.best, self.session.network.embedder, self.progress.step, value)
+                save_best(
+                    self.folder.best(self.progress.step), self.session.network.embedder, self.progress.step, value
+                )
 
     def _save_if_due(self) -> None:
         every = self.config.run.checkpoint_steps
@@ -345,6 +356,8 @@ class Trainer:
         state = self.session.sampler.state_dict(consumed=self.progress.batch)
         progress = replace(self.progress, epoch=state["epoch"], batch=state["batch"])
         save_checkpoint(self.folder.last, self.session.trained, progress, state, self.session.chunk)
+        if self.first:
+            self.folder.forget_best_but(self.progress.best.get("step"))
         self.saved_at = time.monotonic()
 
     # After the last step ----------------------------------------------------------------------------------------------
@@ -353,7 +366,7 @@ class Trainer:
         embedder, best = self.session.network.embedder, self.progress.best
         if best:
             self.team.barrier()  # the file is written by the first process
-            embedder.load_state_dict(read_checkpoint(self.folder.best)["model"])
+            embedder.load_state_dict(read_checkpoint(self.folder.best(best["step"]))["model"])
         outcome = Outcome(
             folder=self.folder.path,
             steps=self.progress.step,
@@ -367,6 +380,7 @@ class Trainer:
             by = f"{self.config.run.select} of {set_name}" if best else "being the last"
             known: dict[str, Any] = {**vars(outcome), "chosen_by": by}
             self.folder.update_manifest(finished=now(), outcome={k: v for k, v in known.items() if k != "folder"})
+            self.folder.forget_best_but(best.get("step"))
         self.team.barrier()
         return outcome
 

@@ -39,17 +39,21 @@ def whiten_last_layer(session: Session, say: Callable[[str], None], folder: Path
         InputError: too few pairs of one class for as many dimensions.
     """
     config, embedder = session.config, session.network.embedder
-    if config.model.whitening is None:
+    wanted = config.model.whitening
+    if wanted is None:
         return False
-    if session.team.rank == 0:
+
+    def learn() -> None:
         each, images = config.batch.samples_per_class, session.sets.train
-        size = max(config.model.whitening // each, 1) * each
+        size = max(wanted // each, 1) * each
         sampler = ClassBalancedSampler(images.labels, size, each, seed=config.run.seed, batches_per_epoch=1)
         sampler.set_epoch(0)
         chosen = images.subset(next(iter(sampler)))
         say(f"whitening  the last layer starts from {len(chosen):,} training images")
         features = _features(embedder, chosen, folder / "features.npy")
         embedder.set_whitening(whitening_from_labels(features, torch.from_numpy(chosen.labels), seed=config.run.seed))
+
+    session.team.first_alone(learn)  # thousands of large images: hours on a CPU
     if session.team.size > 1 and embedder.head.linear is not None:
         for parameter in embedder.head.linear.parameters():
             dist.broadcast(parameter.data, src=0)

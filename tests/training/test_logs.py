@@ -1,0 +1,52 @@
+"""What the log says, also where the system tells less."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from recollect.common.progress import ProgressLine
+from recollect.training import logs
+from recollect.training.run_folder import RunFolder
+
+RECORD = {"step": 1, "epoch": 0.5, "loss": 0.25, "images_per_second": 12.0}
+
+
+def _without_resource(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module as it is imported on Windows."""
+    monkeypatch.setitem(sys.modules, "resource", None)
+    spec = importlib.util.spec_from_file_location("logs_elsewhere", logs.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _note(module: Any, folder: Path, memory: int | None, monkeypatch: pytest.MonkeyPatch) -> str:
+    notes: list[str] = []
+    monkeypatch.setattr(ProgressLine, "advance", lambda self, count, note="": notes.append(note))
+    with ProgressLine("training", 1, "steps", quiet=True) as line:
+        module.Log(RunFolder(folder), line).step(**RECORD, memory_mb=memory)
+    return notes[0]
+
+
+def test_memory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = logs.peak_memory_mb(torch.device("cpu"))
+    assert memory is not None
+    assert 50 < memory < 100_000
+    assert _note(logs, tmp_path, 1234, monkeypatch) == "epoch 0.5 loss 0.2500 12 images/s 1,234 MB"
+
+
+def test_a_system_that_does_not_tell_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = _without_resource(monkeypatch)
+    memory = elsewhere.peak_memory_mb(torch.device("cpu"))
+    assert memory is None
+    assert _note(elsewhere, tmp_path, memory, monkeypatch) == "epoch 0.5 loss 0.2500 12 images/s"
+    assert [record["memory_mb"] for record in RunFolder(tmp_path).read_metrics()] == [None]

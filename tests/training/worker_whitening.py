@@ -1,0 +1,48 @@
+"""One of two processes whose first takes longer over its whitening than the others' collectives wait.
+
+Run through torchrun with a configuration, a folder, the collectives' timeout and the first's time, both in seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recollect.training import whitening
+from recollect.training.distributed import start, stop
+from recollect.training.recipes import resolve
+from recollect.training.session import prepare
+
+
+def meet(folder: Path) -> None:
+    """Without a collective: what comes before is not what is timed here."""
+    (folder / f"here-{team.rank}").touch()
+    while len(list(folder.glob("here-*"))) < team.size:
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder, timeout, delay = Path(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
+    team = start(timeout_minutes=timeout / 60)
+    session = prepare(resolve(sys.argv[1]), torch.device("cpu"), team)
+    features = whitening._features
+
+    def slowly(*arguments: Any) -> torch.Tensor:
+        time.sleep(delay)
+        return features(*arguments)
+
+    whitening._features = slowly
+    meet(folder)
+    begun = time.monotonic()
+    assert whitening.whiten_last_layer(session, lambda line: None, folder / "features")
+    linear = session.network.embedder.head.linear
+    assert linear is not None
+    found = {"seconds": time.monotonic() - begun, "weight": linear.weight.detach()}
+    torch.save(found, folder / f"found-{team.rank}.pt")
+    session.close()
+    stop()
