@@ -41,12 +41,12 @@ _PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "
 
 
 def refuse_used(path: Path) -> None:
-    """Refuse a place for a new run where something lies already.
+    """Refuse a place for a new run where something lies already; the lock of a run that never began is nothing.
 
     Raises:
         ConfigError: a file, or a folder that is not empty.
     """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if path.exists() and (not path.is_dir() or any(entry.name != ".lock" for entry in path.iterdir())):
         hint = f", or go on with it: recollect train --resume {path}" if (path / "config.yaml").exists() else ""
         raise ConfigError(f"{path} exists and is not empty; a run is never written over. Choose another --out{hint}.")
 
