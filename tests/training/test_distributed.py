@@ -94,7 +94,8 @@ def test_torchrun_trains_as_one_process_does(tmp_path: Path) -> None:
     assert done.stdout.count("8 on each of 2 processes") == 1, "one process speaks"
     assert losses(folder) == pytest.approx(losses(tmp_path / "alone"), abs=1e-5)
     one, other = final_weights(tmp_path / "alone"), final_weights(folder)
-    assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-5
+    # Sums in another order differ by up to 1.2e-5 after six such steps; one other crop in the last step, by 1.2e-4.
+    assert max(float((one[name] - other[name]).abs().max()) for name in one) < 3e-5
     outcome = RunFolder(folder).read_manifest()["outcome"]
     assert outcome["chosen_step"] == alone.chosen_step
     assert outcome["metrics"]["val"] == pytest.approx(alone.metrics["val"], abs=0.05)
