@@ -29,7 +29,7 @@ from recollect.training.checkpoint import Progress, load_checkpoint, read_checkp
 from recollect.training.choices import choose_device
 from recollect.training.chunking import is_out_of_memory
 from recollect.training.config import Config
-from recollect.training.feeds import Fed
+from recollect.training.feeds import Fed, Indices
 from recollect.training.inspection import save_for_inspection
 from recollect.training.large_batch import StepInfo, large_batch_step
 from recollect.training.logs import Log, peak_memory_mb
@@ -218,7 +218,7 @@ class Trainer:
         while not self._is_over():
             sampler.set_epoch(self.progress.epoch)
             self.batches_in_epoch = len(sampler)
-            mine = (shard(indices, self.team.rank, self.team.size) for indices in sampler)
+            mine = map(self._part, sampler)
             stream = self.session.feed.stream(mine, self.progress.epoch, self.progress.batch)
             with contextlib.closing(_closable(stream)) as batches:
                 for batch in batches:
@@ -226,6 +226,12 @@ class Trainer:
                     if self._is_over():
                         return
             self.progress.epoch, self.progress.batch = self.progress.epoch + 1, 0
+
+    def _part(self, batch: Indices) -> Indices:
+        """Whole classes where there are enough: what is drawn for repeated and for replaced images depends on them."""
+        each, team = self.config.batch.samples_per_class, self.team
+        whole = len(batch) % each == 0 and len(batch) // each >= team.size
+        return shard(batch, team.rank, team.size, group=each if whole else 1)
 
     def _is_over(self) -> bool:
         if self.config.run.steps is not None:
