@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from recollect.common.errors import ConfigError, InputError
+from recipes import landmarks
+from recollect.common.errors import ConfigError, DataWarning, InputError
 from recollect.training.parts import load_sets
 from recollect.training.recipes import resolve, with_settings
 from recollect.tuning.protocol import LOCAL, final_config, read_protocol, trial_config
@@ -76,6 +77,7 @@ def test_evaluations_lie_at_the_same_epochs_in_every_trial(tmp_path: Path) -> No
         ({"data.train_split": "gallery", "data.test_split": "gallery"}, "'gallery' holds test classes"),
         ({"data.validation": "random"}, "second half of the classes"),
         ({"run.epochs": 0}, "nothing to tune"),
+        ({"run.select": "r@3"}, r"run\.select 'r@3' is not measured on classes: choose one of r@1, r@2"),
     ],
 )
 def test_settings_that_go_around_the_protocol_are_refused(
@@ -83,6 +85,23 @@ def test_settings_that_go_around_the_protocol_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         read_protocol(config_of(tmp_path, **settings))
+
+
+@pytest.mark.parametrize("root", ["sfm", None])
+def test_instance_search_validates_on_classes_too(tmp_path: Path, root: str | None) -> None:
+    """The recipe's queries of SfM-120k have no part: their folder is not asked for, nor their metric."""
+    landmarks.make_gldv1(tmp_path / "gldv1", range(8))
+    settings = {**landmarks.SETTINGS, "batch.size": 16, "data.root": str(tmp_path / "gldv1")}
+    with pytest.warns(DataWarning):
+        protocol = read_protocol(resolve("gldv1/r101/rsk", {**settings, "data.validation_root": root}))
+    config = trial_config(protocol, as_settings(DRAWN))
+    assert (config.data.validation, config.data.validation_root, config.run.select) == ("paper", None, "r@1")
+    final = final_config(protocol, as_settings(DRAWN), 3)
+    assert (final.data.validation, final.data.validation_root, final.run.select) == ("none", None, "r@1")
+    assert (protocol.train, protocol.validation) == ((4, 24), (4, 24))
+    said = " ".join(protocol.remarks)
+    assert "second half of the training classes instead of the queries of sfm120k" in said
+    assert "The recipe's map needs queries with ground truth: the search selects by r@1" in said
 
 
 def test_too_few_classes(tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from recipes import landmarks
 from recollect.common.errors import ConfigError, DataError, MissingExtraError, SealedError
 from recollect.data import load
 from recollect.evaluation import Evaluation
 from recollect.training import parts
+from recollect.training.recipes import resolve
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import TrainingStoppedError
 from recollect.tuning import search, trial
@@ -149,6 +151,26 @@ def test_another_test_set_changes_the_test_and_nothing_else(
     assert results.final is not None
     assert expected.final is not None
     assert results.final["metrics"] != expected.final["metrics"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
+def test_instance_search_is_tuned_on_its_landmarks(tmp_path: Path) -> None:
+    landmarks.make_gldv1(tmp_path / "gldv1", range(8))
+    quick = {
+        "batch.size": 16,
+        "batch.batches_per_epoch": 2,
+        "model.whitening": None,
+        "data.root": str(tmp_path / "gldv1"),
+    }
+    config = resolve("gldv1/r101/rsk-simix", {**landmarks.SETTINGS, **quick, "data.validation_root": "nowhere"})
+    said: list[str] = []
+    results = search.tune(config, tmp_path / "s", trials=1, space=["epochs=1"], say=said.append)
+    assert (results.select, results.best is not None) == ("r@1", True)
+    assert "selects by r@1" in "\n".join(said)
+    assert results.final is not None
+    assert results.final["metrics"] == {}
+    assert "gldv1 has no test split of its own" in "\n".join(said)
 
 
 def test_code_that_goes_for_the_test_set_during_the_search_is_stopped(

@@ -19,6 +19,7 @@ from recollect.training.choices import choose_device, settle
 from recollect.training.config import Config
 from recollect.training.parts import is_pretrained, make_sampler
 from recollect.training.recipes import as_mapping, with_settings
+from recollect.training.validation import KS
 from recollect.tuning.space import Space, as_settings, corners, default_space, read_space
 
 LOCAL = (
@@ -26,6 +27,9 @@ LOCAL = (
     "run.device", "run.tensorboard", "run.checkpoint_minutes", "run.checkpoint_steps",
 )  # fmt: skip
 """Settings that may differ between machines that share a study: they say where and how fast, not what."""
+
+MEASURED = (*(f"r@{k}" for k in KS), "map@r")
+"""What ``run.select`` can be where held-out classes validate."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ def read_protocol(config: Config, space: list[str] | None = None) -> Protocol:
         InputError: too few classes.
     """
     _refuse(config)
+    config, remarks = _validated_by_classes(config)
     with only_splits(config.data.train_split):
         images = load(config.data.name, config.data.root, config.data.train_split, **config.data.options)
     if images.num_classes < 4:
@@ -92,14 +97,14 @@ def read_protocol(config: Config, space: list[str] | None = None) -> Protocol:
         )
     train, validation = class_disjoint_split(images, "paper")
     device = choose_device(config.run.device)
-    plain = replace(config, data=replace(config.data, validation="none"))
-    base, _ = settle(plain, images, device, is_pretrained(config.model))
+    base, _ = settle(config, images, device, is_pretrained(config.model))
     epochs = _epochs(base, images)
     chosen = read_space(space or (), default_space(base, epochs))
     longest = int(max(float(value or 0) for value in chosen["epochs"].ends))
     every = config.run.evaluate_every if isinstance(config.run.evaluate_every, int) else max(1, longest // 20)
     base = replace(base, run=replace(base.run, evaluate_every=every))
-    batch, remarks = _search_batch(base, train)
+    batch, smaller = _search_batch(base, train)
+    remarks += smaller
     if base.optimiser.schedule != "milestones":
         remarks.append(
             f"The recipe's {base.optimiser.schedule} schedule gives way to milestones: decay steps and size are searched."
@@ -151,6 +156,22 @@ def _refuse(config: Config) -> None:
         raise ConfigError(
             f"data.train_split {data.train_split!r} holds test classes, which a search must not see: use 'train'."
         )
+
+
+def _validated_by_classes(config: Config) -> tuple[Config, list[str]]:
+    """The recipe without a validation of its own, selected by what held-out classes can measure; and remarks."""
+    select, remarks = config.run.select, []
+    if config.data.validation == "sfm120k":
+        remarks.append(
+            "The search validates on the second half of the training classes instead of the queries of sfm120k."
+        )
+    if select == "map" or select.startswith("mp@"):
+        remarks.append(f"The recipe's {select} needs queries with ground truth: the search selects by r@1.")
+        select = "r@1"
+    elif select not in MEASURED:
+        raise ConfigError(f"run.select {select!r} is not measured on classes: choose one of {', '.join(MEASURED)}.")
+    data = replace(config.data, validation="none", validation_root=None)
+    return replace(config, data=data, run=replace(config.run, select=select)), remarks
 
 
 def _epochs(base: Config, images: ImageSet) -> int:
