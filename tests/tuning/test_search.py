@@ -197,8 +197,40 @@ def test_a_trial_that_diverges_is_told_and_counted(tmp_path: Path) -> None:
     assert results.chosen is None
     assert results.final is None
     assert "stopped at step 1" in results.trials[0].failure
-    assert "nothing to choose" in "\n".join(said)
+    assert "nothing to choose. 2 trials failed: " in "\n".join(said)
     assert "stopped at step 1" in (tmp_path / "s" / "report.html").read_text()
+
+
+def test_a_draw_that_cannot_be_trained_is_told_and_the_search_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, honest, said = make_data(tmp_path / "data"), search.run, []  # type: ignore[var-annotated]
+
+    def refusing(path: Path, config: Any, say: Any, on_validation: Any) -> Any:
+        if path.name == "0001":
+            raise ConfigError("the network refuses <this>.")
+        return honest(path, config, say, on_validation)
+
+    monkeypatch.setattr(search, "run", refusing)
+    results = study(root, tmp_path / "s", say=said.append, space=["epochs=1", "lr=1e-3:1e-2"], final=False)
+    assert [t.state for t in results.trials] == ["done", "failed", "done"]
+    assert results.trials[1].failure == "the network refuses <this>."
+    assert "Trial 0001 failed: the network refuses &lt;this&gt;." in (tmp_path / "s" / "report.html").read_text()
+    assert "trial 0001 failed: the network refuses <this>." in said
+    monkeypatch.setattr(search, "run", honest)
+    again = study(root, tmp_path / "s", space=["epochs=1", "lr=1e-3:1e-2"], final=False)
+    assert told(again) == told(results)  # nor is it drawn again
+
+
+def test_a_run_of_something_else_in_a_trials_place_stops_the_search(tmp_path: Path) -> None:
+    root, space = make_data(tmp_path / "data"), ["epochs=1", "lr=1e-3:1e-2"]
+    study(root, tmp_path / "other", trials=1, space=space, seed=1, final=False)
+    shutil.copytree(tmp_path / "other" / "trials" / "0000", tmp_path / "s" / "trials" / "0000")
+    (tmp_path / "s" / "study.db.lock").touch()
+    with pytest.raises(ConfigError, match="it is of another study"):
+        study(root, tmp_path / "s", trials=1, space=space, final=False)
+    known = search.Store(tmp_path / "s")
+    assert [t.state.name for t in known.slots().values()] == ["WAITING"]
 
 
 def test_the_untrained_network_is_no_trials_value(tmp_path: Path) -> None:

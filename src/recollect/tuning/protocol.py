@@ -15,9 +15,10 @@ from typing import Any
 from recollect.common.errors import ConfigError, InputError
 from recollect.data import ImageSet, class_disjoint_split, load, only_splits
 from recollect.data.registry import find_source
+from recollect.models.zoo import find
 from recollect.training.choices import choose_device, settle
 from recollect.training.config import Config
-from recollect.training.parts import is_pretrained, make_sampler
+from recollect.training.parts import is_pretrained, make_loss, make_sampler
 from recollect.training.recipes import as_mapping, with_settings
 from recollect.training.validation import KS
 from recollect.tuning.space import Space, as_settings, corners, default_space, read_space
@@ -120,7 +121,7 @@ def read_protocol(config: Config, space: list[str] | None = None) -> Protocol:
         tuple(remarks),
     )
     for values in corners(chosen):
-        make_sampler(trial_config(protocol, as_settings(values)), train)
+        _try_out(trial_config(protocol, as_settings(values)), train)
     return protocol
 
 
@@ -172,6 +173,13 @@ def _validated_by_classes(config: Config) -> tuple[Config, list[str]]:
         raise ConfigError(f"run.select {select!r} is not measured on classes: choose one of {', '.join(MEASURED)}.")
     data = replace(config.data, validation="none", validation_root=None)
     return replace(config, data=data, run=replace(config.run, select=select)), remarks
+
+
+def _try_out(config: Config, train: ImageSet) -> None:
+    """Make what a trial is made of as far as it costs nothing: impossible settings are refused before a study begins."""
+    find(config.model.init)
+    make_sampler(config, train)
+    make_loss(config, train.num_classes, config.model.dim if isinstance(config.model.dim, int) else 128)
 
 
 def _epochs(base: Config, images: ImageSet) -> int:

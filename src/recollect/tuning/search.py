@@ -8,11 +8,12 @@ processes may call ``tune`` on the same study at once.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from recollect.common.errors import ConfigError
+from recollect.common.errors import ConfigError, InputError
 from recollect.data import only_splits
 from recollect.training.config import Config
 from recollect.training.trainer import TrainingStoppedError
@@ -22,7 +23,7 @@ from recollect.tuning.report_page import write_page
 from recollect.tuning.results import Results, read_results, write_tables
 from recollect.tuning.space import as_settings
 from recollect.tuning.store import Claim, Store
-from recollect.tuning.trial import Validated, has_diverged, mark_pruned, run, validated
+from recollect.tuning.trial import ForeignRunError, Validated, has_diverged, mark_pruned, run, validated
 
 TRIALS = 20
 
@@ -82,9 +83,7 @@ def tune(
         what = "1 trial is" if unfinished == 1 else f"{unfinished} trials are"
         say(f"{what} not done yet; the same command goes on, or the process that ends last does.")
     elif results.best is None:
-        say(
-            "no trial came to its end, so there is nothing to choose: look at trials.csv, and lower the learning rates."
-        )
+        say(f"no trial came to its end, so there is nothing to choose. {_reasons(results)}")
     elif final:
         finish_study(closing, protocol, results.best, say)
         results = write_results(store, closing, protocol)
@@ -152,9 +151,7 @@ def _search(store: Store, closing: Store, protocol: Protocol, trials: int, say: 
 
 def _do(store: Store, claim: Claim, protocol: Protocol, trials: int, say: Callable[[str], None]) -> None:
     drawn = {name: parameter.draw(claim.trial) for name, parameter in protocol.space.items()}
-    settings = as_settings(drawn)
     claim.trial.set_user_attr("drawn", drawn)
-    claim.trial.set_user_attr("settings", settings)
     path, select = store.folder / "trials" / f"{claim.slot:04d}", protocol.base.run.select
     label = f"trial {claim.slot:04d}"
     place = list(store.slots()).index(claim.slot) + 1
@@ -169,6 +166,8 @@ def _do(store: Store, claim: Claim, protocol: Protocol, trials: int, say: Callab
             raise pruned
 
     try:
+        settings = as_settings(drawn)
+        claim.trial.set_user_attr("settings", settings)
         _report(claim, validated(path, select))
         run(path, trial_config(protocol, settings), _silent, on_validation)
     except pruned:
@@ -182,6 +181,13 @@ def _do(store: Store, claim: Claim, protocol: Protocol, trials: int, say: Callab
                 f"asked to stop: trial {claim.slot:04d} is saved and queued. The same command goes on.", error.exit_code
             ) from error
         store.finish(claim, "FAIL", None, {**_facts(validated(path, select)), "failure": str(error)})
+        say(f"{label} failed: {error}")
+    except ForeignRunError:
+        raise
+    except (ConfigError, InputError) as error:
+        # Settings that contradict each other only together, or that only the network refuses. The next draw may be
+        # sound, and the same one would fail again.
+        store.finish(claim, "FAIL", None, {"failure": str(error)})
         say(f"{label} failed: {error}")
     else:
         found = validated(path, select)
@@ -197,6 +203,21 @@ def _report(claim: Claim, found: Validated | None) -> None:
     for epoch, value in () if found is None else found.curve.items():
         if round(epoch) not in known:
             claim.trial.report(value, round(epoch))
+
+
+def _reasons(results: Results) -> str:
+    """Why trials failed: every reason, the most frequent first, without a reason that differs in numbers only."""
+    alike: dict[str, list[str]] = {}
+    for trial in results.trials:
+        if trial.failure:
+            alike.setdefault(re.sub(r"\d+", "#", trial.failure), []).append(trial.failure)
+    told = [
+        f"{'1 trial' if len(texts) == 1 else f'{len(texts)} trials'} failed: {texts[0]}"
+        for texts in sorted(alike.values(), key=len, reverse=True)[:3]
+    ]
+    return " ".join(
+        [*told, "Every trial is in trials.csv; a study with other settings or another --space needs another --out."]
+    )
 
 
 def _facts(found: Validated | None) -> dict[str, Any]:
