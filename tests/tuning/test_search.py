@@ -290,7 +290,10 @@ def test_pruning_ends_what_is_below_the_median(tmp_path: Path, monkeypatch: pyte
         if found is None:
             return None
         level = 0.9 if int(path.name) < 5 else 0.1
-        return trial.Validated(level, found.step, found.epoch, dict.fromkeys(found.curve, level), 1, 1.0, 1)
+        # The untrained network is better than any of them: it must not keep the bad ones alive.
+        curve = {epoch: level if epoch else 0.95 for epoch in found.curve}
+        assert 0.0 in curve
+        return trial.Validated(level, found.step, found.epoch, curve, 1, 1.0, 1)
 
     monkeypatch.setattr(search, "validated", made_up)
     results = study(root, tmp_path / "s", trials=6, pruner="median", space=["epochs=3", "lr=1e-3:1e-2"], final=False)

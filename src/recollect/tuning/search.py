@@ -198,10 +198,14 @@ def _do(store: Store, claim: Claim, protocol: Protocol, trials: int, say: Callab
 
 
 def _report(claim: Claim, found: Validated | None) -> None:
-    """Tell Optuna every evaluation that it has not heard of; a resumed trial is a new one to it."""
+    """Tell Optuna every evaluation that it has not heard of; a resumed trial is a new one to it.
+
+    The untrained network's is kept back: the pruner compares a trial's best so far, and a start that is better than what
+    training makes of it would keep every trial alive.
+    """
     known = claim.trial.study.get_trials(deepcopy=False)[claim.trial.number].intermediate_values
     for epoch, value in () if found is None else found.curve.items():
-        if round(epoch) not in known:
+        if epoch > 0 and round(epoch) not in known:
             claim.trial.report(value, round(epoch))
 
 
