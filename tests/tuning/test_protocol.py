@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 
 import pytest
 
 from recipes import landmarks
-from recollect.common.errors import ConfigError, DataWarning, InputError
+from recollect.common.errors import ConfigError, DataWarning, InputError, WeightsError
 from recollect.training.parts import load_sets
 from recollect.training.recipes import resolve, with_settings
 from recollect.tuning.protocol import LOCAL, final_config, read_protocol, trial_config
@@ -137,6 +138,23 @@ def test_a_study_is_the_same_on_another_machine_and_with_another_test_set(tmp_pa
     assert read_protocol(config_of(other), ["lr=1e-3:1e-2"]).identity() != one
     shutil.rmtree(other / "train" / "train-07")
     assert read_protocol(config_of(other)).identity() != one
+
+
+def test_a_study_is_of_the_weights_its_trials_start_from_wherever_they_lie(tmp_path: Path) -> None:
+    root = make_data(tmp_path / "data", test=False)
+    for name, content in (("one", b"a"), ("two", b"a"), ("three", b"b")):
+        (tmp_path / f"{name}.safetensors").write_bytes(content)
+
+    def identity(weights: str) -> dict[str, object]:
+        return read_protocol(config_of(root, **{"model.init": "lite0-in1k", "model.weights": weights})).identity()
+
+    files = [str(tmp_path / f"{name}.safetensors") for name in ("one", "two", "three")]
+    one, two, three, none = (identity(weights) for weights in (*files, "none"))
+    assert one == two
+    assert one != three
+    assert (one["weights"], none["weights"]) == (hashlib.sha256(b"a").hexdigest(), "none")
+    with pytest.raises(WeightsError, match="no such weights file"):
+        identity(str(tmp_path / "absent.safetensors"))
 
 
 def test_local_settings_exist() -> None:

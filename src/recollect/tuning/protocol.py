@@ -13,8 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recollect.common.errors import ConfigError, InputError
+from recollect.common.files import sha256
 from recollect.data import ImageSet, class_disjoint_split, load, only_splits
 from recollect.data.registry import find_source
+from recollect.models.weight_files import obtain_weights
 from recollect.models.zoo import find
 from recollect.training.choices import choose_device, settle
 from recollect.training.config import Config
@@ -27,7 +29,8 @@ LOCAL = (
     "data.root", "data.workers", "data.cache", "data.prefetch_mb", "model.weights", "model.download", "batch.chunk",
     "run.device", "run.tensorboard", "run.checkpoint_minutes", "run.checkpoint_steps",
 )  # fmt: skip
-"""Settings that may differ between machines that share a study: they say where and how fast, not what."""
+"""Settings that may differ between machines that share a study: they say where and how fast, not what. Which weights a
+network starts from is in a study's identity by their content."""
 
 MEASURED = (*(f"r@{k}" for k in KS), "map@r")
 """What ``run.select`` can be where held-out classes validate."""
@@ -44,6 +47,7 @@ class Protocol:
         batch: images of a trial's batch; half of the classes may not fill the recipe's.
         train, validation: classes and images of the two halves.
         fingerprints: of the two halves.
+        weights: SHA-256 of the file the network starts from, ``"none"`` for random numbers.
         remarks: what the protocol changes in the recipe, a sentence each.
     """
 
@@ -54,6 +58,7 @@ class Protocol:
     train: tuple[int, int]
     validation: tuple[int, int]
     fingerprints: Mapping[str, str]
+    weights: str = "none"
     remarks: tuple[str, ...] = field(default=())
 
     def identity(self) -> dict[str, Any]:
@@ -70,6 +75,7 @@ class Protocol:
                     "space": {name: str(parameter) for name, parameter in self.space.items()},
                     "settings": base,
                     "images": dict(self.fingerprints),
+                    "weights": self.weights,
                 }
             )
         )
@@ -86,6 +92,7 @@ def read_protocol(config: Config, space: list[str] | None = None) -> Protocol:
     Raises:
         ConfigError: settings that would let the search see test images, or that exclude each other.
         InputError: too few classes.
+        WeightsError: the weights that the network starts from are not there.
     """
     _refuse(config)
     config, remarks = _validated_by_classes(config)
@@ -118,6 +125,7 @@ def read_protocol(config: Config, space: list[str] | None = None) -> Protocol:
         (train.num_classes, len(train)),
         (validation.num_classes, len(validation)),
         {"train": train.fingerprint, "validation": validation.fingerprint},
+        _weights(config),
         tuple(remarks),
     )
     for values in corners(chosen):
@@ -173,6 +181,16 @@ def _validated_by_classes(config: Config) -> tuple[Config, list[str]]:
         raise ConfigError(f"run.select {select!r} is not measured on classes: choose one of {', '.join(MEASURED)}.")
     data = replace(config.data, validation="none", validation_root=None)
     return replace(config, data=data, run=replace(config.run, select=select)), remarks
+
+
+def _weights(config: Config) -> str:
+    """What the network starts from, wherever it lies on this machine."""
+    model = config.model
+    return (
+        sha256(obtain_weights(find(model.init), model.weights, download=model.download))
+        if is_pretrained(model)
+        else "none"
+    )
 
 
 def _try_out(config: Config, train: ImageSet) -> None:
