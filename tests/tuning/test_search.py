@@ -135,6 +135,21 @@ def test_the_search_needs_no_test_set_and_only_the_end_asks_for_it(
     assert (folder / "final" / "model" / "model.safetensors").read_bytes() == trained
 
 
+def test_a_study_without_a_test_set_stays_open(tmp_path: Path) -> None:
+    root, folder, space = make_data(tmp_path / "data", test=False), tmp_path / "s", ["epochs=1", "lr=1e-3:1e-2"]
+    with pytest.raises(DataError, match="no images of the split 'test'"):
+        study(root, folder, trials=1, space=space)
+    more = study(root, folder, trials=2, space=space, final=False)
+    assert [t.state for t in more.trials] == ["done", "done"]
+    make_data(tmp_path / "more")
+    shutil.move(tmp_path / "more" / "test", root / "test")
+    results = study(root, folder, trials=2, space=space)
+    assert results.final is not None
+    assert results.final["trial"] == max(more.trials, key=lambda t: (t.value or 0, -t.number)).number
+    with pytest.raises(ConfigError, match="is closed: its choice is made among 2 trials"):
+        study(root, folder, trials=3, space=space, final=False)
+
+
 def test_another_test_set_changes_the_test_and_nothing_else(
     finished: tuple[Path, Path, Results], tmp_path: Path
 ) -> None:

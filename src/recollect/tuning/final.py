@@ -1,8 +1,9 @@
 """The end of a study: one training on all training classes with the chosen settings, and one test.
 
-The only file of this room that loads test images, and it does so after the choice is written into the database. The
-final training is claimed like a trial, in a study of one trial beside the search: of many processes one does it, and
-if that one dies another goes on. Once the test is done it is shown, never repeated.
+The only file of this room that loads a test set: its list when the search is over, and, if that is there, images after
+the choice is written into the database, which closes the study. The final training is claimed like a trial, in a study of
+one trial beside the search: of many processes one does it, and if that one dies another goes on. Once the test is done it
+is shown, never repeated.
 """
 
 from __future__ import annotations
@@ -45,13 +46,16 @@ def finish_study(store: Store, protocol: Protocol, best: TrialRecord, say: Calla
         say: receives what happens.
 
     Raises:
-        DataError: the test set is not there. Nothing is lost; the same command goes on once it is.
+        DataError: the test set is not there. Nothing is lost, and the study stays open; the same command goes on once it
+            is.
     """
     done = read_final(store)
     if done is not None:
         say(f"final      done before, with trial {done['trial']:04d}: it is shown, not repeated")
         _say_metrics(done["metrics"], say)
         return
+    # Before hours of training, not after; and before the study is closed, which without a test set it has no reason to be.
+    tests = sets_to_test(protocol.base)
     claim = store.claim(1)
     if claim is None:
         say("final      is being trained by another process")
@@ -61,17 +65,23 @@ def finish_study(store: Store, protocol: Protocol, best: TrialRecord, say: Calla
         if chosen is None:
             chosen = {"trial": best.number, "settings": best.settings, "epoch": best.best_epoch, "value": best.value}
             claim.trial.set_user_attr("chosen", chosen)
-        _finish(store, claim, protocol, chosen, say)
+        _finish(store, claim, protocol, chosen, tests, say)
 
 
-def _finish(store: Store, claim: Claim, protocol: Protocol, chosen: dict[str, Any], say: Callable[[str], None]) -> None:
+def _finish(
+    store: Store,
+    claim: Claim,
+    protocol: Protocol,
+    chosen: dict[str, Any],
+    tests: dict[str, ImageSet],
+    say: Callable[[str], None],
+) -> None:
     epochs = max(1, round(chosen["epoch"]))
     config = final_config(protocol, chosen["settings"], epochs)
     say(
         f"chosen     trial {chosen['trial']:04d}: validation {config.run.select} {100 * chosen['value']:.2f} %, best at epoch "
         f"{chosen['epoch']:g}"
     )
-    tests = sets_to_test(config)  # before hours of training, not after
     folder = store.folder / "final"
     say(f"final      {epochs} epochs on all training classes, in {folder}")
     outcome = run(folder, config, lambda line: None)
