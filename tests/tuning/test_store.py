@@ -9,28 +9,28 @@ from typing import Any
 import pytest
 
 from recollect.common.errors import ConfigError, DataError
-from recollect.tuning.store import GRACE, Claim, Store, shown_address
+from recollect.tuning.store import GRACE, Lease, Store, shown_address
 
 
-def draw(claim: Claim) -> float:
-    return float(claim.trial.suggest_float("lr", 0.0, 1.0))
+def draw(lease: Lease) -> float:
+    return float(lease.trial.suggest_float("lr", 0.0, 1.0))
 
 
-def leave(store: Store, claim: Claim) -> None:
+def leave(store: Store, lease: Lease) -> None:
     """What a killed process does: nothing but letting go of its lock."""
-    claim.lock.close()
+    lease.lock.close()
 
 
-def done(store: Store, claim: Claim, value: float = 0.5) -> None:
-    with store.at_work(claim):
-        draw(claim)
-        store.finish(claim, "COMPLETE", value, {})
+def done(store: Store, lease: Lease, value: float = 0.5) -> None:
+    with store.at_work(lease):
+        draw(lease)
+        store.finish(lease, "COMPLETE", value, {})
 
 
-def take(store: Store, total: int) -> Claim:
-    claim = store.claim(total)
-    assert claim is not None
-    return claim
+def take(store: Store, total: int) -> Lease:
+    lease = store.claim(total)
+    assert lease is not None
+    return lease
 
 
 def states(store: Store) -> dict[int, str]:
@@ -67,10 +67,10 @@ def test_without_a_common_lock_the_later_of_two_gives_way(tmp_path: Path, monkey
 
 def test_a_trial_whose_process_died_is_done_again_with_the_same_settings(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    claim = take(store, 1)
-    drawn = draw(claim)
+    lease = take(store, 1)
+    drawn = draw(lease)
     assert store.claim(1) is None  # alive
-    leave(store, claim)
+    leave(store, lease)
     again = take(Store(tmp_path), 1)
     assert (again.slot, draw(again)) == (0, drawn)
     assert states(store) == {0: "RUNNING"}
@@ -90,32 +90,32 @@ def test_a_trial_killed_before_it_drew_draws_what_it_would_have(tmp_path: Path) 
 def test_a_process_on_another_machine_is_known_by_its_beat(tmp_path: Path) -> None:
     store, far = Store(tmp_path / "here", str(tmp_path / "x.db")), Store(tmp_path / "there", str(tmp_path / "x.db"))
     far.study = store.study
-    claim = take(far, 1)
-    leave(far, claim)  # its lock tells nothing here: it lies in another folder
+    lease = take(far, 1)
+    leave(far, lease)  # its lock tells nothing here: it lies in another folder
     assert store.claim(1) is None
-    claim.trial.set_user_attr("beat", time.time() - GRACE - 1)
+    lease.trial.set_user_attr("beat", time.time() - GRACE - 1)
     assert take(store, 1).slot == 0
 
 
 def test_beats_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recollect.tuning.store.BEAT", 0.02)
     store = Store(tmp_path)
-    claim = take(store, 1)
-    before = claim.trial.user_attrs["beat"]
-    with store.at_work(claim):
+    lease = take(store, 1)
+    before = lease.trial.user_attrs["beat"]
+    with store.at_work(lease):
         until = time.monotonic() + 60
         while store.trials()[0].user_attrs["beat"] == before and time.monotonic() < until:
             time.sleep(0.02)
         assert store.trials()[0].user_attrs["beat"] > before
-        store.finish(claim, "COMPLETE", 0.1, {})
+        store.finish(lease, "COMPLETE", 0.1, {})
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DataError, SystemExit])
 def test_an_interrupted_trial_is_queued(tmp_path: Path, error: type[BaseException]) -> None:
     store = Store(tmp_path)
-    claim = take(store, 1)
-    draw(claim)
-    with pytest.raises(error), store.at_work(claim):
+    lease = take(store, 1)
+    draw(lease)
+    with pytest.raises(error), store.at_work(lease):
         raise error
     assert states(store) == {0: "WAITING"}
     assert take(store, 1).slot == 0
@@ -123,9 +123,9 @@ def test_an_interrupted_trial_is_queued(tmp_path: Path, error: type[BaseExceptio
 
 def test_a_trial_that_failed_by_itself_counts(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    claim = take(store, 1)
-    with store.at_work(claim):
-        store.finish(claim, "FAIL", None, {"failure": "the loss is nan"})
+    lease = take(store, 1)
+    with store.at_work(lease):
+        store.finish(lease, "FAIL", None, {"failure": "the loss is nan"})
     assert store.claim(1) is None
     assert states(store) == {0: "FAIL"}
     assert take(store, 2).slot == 1
@@ -136,15 +136,15 @@ def test_draws_depend_on_seed_and_slot_not_on_who_draws(tmp_path: Path, sampler:
     alone = Store(tmp_path / "alone", sampler=sampler)
     one_by_one = []
     for _ in range(4):
-        claim = take(alone, 4)
-        one_by_one.append(draw(claim))
-        with alone.at_work(claim):
-            alone.finish(claim, "COMPLETE", 0.5, {})
+        lease = take(alone, 4)
+        one_by_one.append(draw(lease))
+        with alone.at_work(lease):
+            alone.finish(lease, "COMPLETE", 0.5, {})
     stores = [Store(tmp_path / "many", sampler=sampler) for _ in range(2)]
-    claims = []  # a claim that is thrown away lets go of its lock
+    leases = []  # a lease that is thrown away lets go of its lock
     for number, expected in enumerate(one_by_one):
-        claims.append(take(stores[number % 2], 4))
-        assert draw(claims[-1]) == expected
+        leases.append(take(stores[number % 2], 4))
+        assert draw(leases[-1]) == expected
     assert len(set(one_by_one)) == 4
     other = Store(tmp_path / "seed", sampler=sampler, seed=1)
     assert draw(take(other, 1)) != one_by_one[0]

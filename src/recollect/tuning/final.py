@@ -23,7 +23,7 @@ from recollect.training.recipes import published_tests
 from recollect.training.run_folder import RunFolder
 from recollect.tuning.protocol import Protocol, final_config
 from recollect.tuning.results import TrialRecord
-from recollect.tuning.store import Claim, Store
+from recollect.tuning.store import Lease, Store
 from recollect.tuning.trial import run
 
 KS = (1, 10, 100, 1000)
@@ -56,21 +56,21 @@ def finish_study(store: Store, protocol: Protocol, best: TrialRecord, say: Calla
         return
     # Before hours of training, not after; and before the study is closed, which without a test set it has no reason to be.
     tests = sets_to_test(protocol.base)
-    claim = store.claim(1)
-    if claim is None:
+    lease = store.claim(1)
+    if lease is None:
         say("final      is being trained by another process")
         return
-    with store.at_work(claim):
-        chosen = claim.trial.user_attrs.get("chosen")
+    with store.at_work(lease):
+        chosen = lease.trial.user_attrs.get("chosen")
         if chosen is None:
             chosen = {"trial": best.number, "settings": best.settings, "epoch": best.best_epoch, "value": best.value}
-            claim.trial.set_user_attr("chosen", chosen)
-        _finish(store, claim, protocol, chosen, tests, say)
+            lease.trial.set_user_attr("chosen", chosen)
+        _finish(store, lease, protocol, chosen, tests, say)
 
 
 def _finish(
     store: Store,
-    claim: Claim,
+    lease: Lease,
     protocol: Protocol,
     chosen: dict[str, Any],
     tests: dict[str, ImageSet],
@@ -102,7 +102,7 @@ def _finish(
         "classes": plan.get("classes"),
         "metrics": metrics,
     }
-    store.finish(claim, "COMPLETE", chosen["value"], {"result": result})
+    store.finish(lease, "COMPLETE", chosen["value"], {"result": result})
 
 
 def _say_metrics(metrics: dict[str, dict[str, float]], say: Callable[[str], None]) -> None:

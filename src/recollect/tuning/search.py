@@ -22,7 +22,7 @@ from recollect.tuning.protocol import Protocol, read_protocol, trial_config
 from recollect.tuning.report_page import write_page
 from recollect.tuning.results import Results, read_results, write_tables
 from recollect.tuning.space import as_settings
-from recollect.tuning.store import Claim, Store
+from recollect.tuning.store import Lease, Store
 from recollect.tuning.trial import ForeignRunError, Validated, has_diverged, mark_pruned, run, validated
 
 TRIALS = 20
@@ -143,70 +143,70 @@ def _open(folder: Path, protocol: Protocol, storage: str | None, sampler: str, p
 def _search(store: Store, closing: Store, protocol: Protocol, trials: int, say: Callable[[str], None]) -> None:
     """Trials until there are enough. Nothing but the training split can be read in here."""
     with only_splits(protocol.base.data.train_split):
-        while (claim := store.claim(trials)) is not None:
-            with store.at_work(claim):
-                _do(store, claim, protocol, trials, say)
+        while (lease := store.claim(trials)) is not None:
+            with store.at_work(lease):
+                _do(store, lease, protocol, trials, say)
             write_results(store, closing, protocol)  # a long search can be looked at
 
 
-def _do(store: Store, claim: Claim, protocol: Protocol, trials: int, say: Callable[[str], None]) -> None:
-    drawn = {name: parameter.draw(claim.trial) for name, parameter in protocol.space.items()}
-    claim.trial.set_user_attr("drawn", drawn)
-    path, select = store.folder / "trials" / f"{claim.slot:04d}", protocol.base.run.select
-    label = f"trial {claim.slot:04d}"
-    place = list(store.slots()).index(claim.slot) + 1
+def _do(store: Store, lease: Lease, protocol: Protocol, trials: int, say: Callable[[str], None]) -> None:
+    drawn = {name: parameter.draw(lease.trial) for name, parameter in protocol.space.items()}
+    lease.trial.set_user_attr("drawn", drawn)
+    path, select = store.folder / "trials" / f"{lease.slot:04d}", protocol.base.run.select
+    label = f"trial {lease.slot:04d}"
+    place = list(store.slots()).index(lease.slot) + 1
     again = ", going on" if (path / "config.yaml").exists() else ""
     say(f"{label} ({place} of {trials}{again}): {', '.join(f'{name} {shown(value)}' for name, value in drawn.items())}")
     pruned = store.optuna.TrialPruned
 
     def on_validation(step: int, metrics: dict[str, float]) -> None:
         so_far = validated(path, select)
-        _report(claim, so_far)
-        if so_far is not None and step > 0 and claim.trial.should_prune():
+        _report(lease, so_far)
+        if so_far is not None and step > 0 and lease.trial.should_prune():
             raise pruned
 
     try:
         settings = as_settings(drawn)
-        claim.trial.set_user_attr("settings", settings)
-        _report(claim, validated(path, select))
+        lease.trial.set_user_attr("settings", settings)
+        _report(lease, validated(path, select))
         run(path, trial_config(protocol, settings), _silent, on_validation)
     except pruned:
         found = validated(path, select)
         mark_pruned(path, max(found.curve) if found else 0.0)
-        store.finish(claim, "PRUNED", None, _facts(found))
+        store.finish(lease, "PRUNED", None, _facts(found))
         say(f"{label} ended early: {_told(found, select)}")
     except TrainingStoppedError as error:
         if not has_diverged(error):
             raise TrainingStoppedError(
-                f"asked to stop: trial {claim.slot:04d} is saved and queued. The same command goes on.", error.exit_code
+                f"asked to stop: trial {lease.slot:04d} is saved and queued. The same command goes on.", error.exit_code
             ) from error
-        store.finish(claim, "FAIL", None, {**_facts(validated(path, select)), "failure": str(error)})
+        store.finish(lease, "FAIL", None, {**_facts(validated(path, select)), "failure": str(error)})
         say(f"{label} failed: {error}")
     except ForeignRunError:
         raise
     except (ConfigError, InputError) as error:
         # Settings that contradict each other only together, or that only the network refuses. The next draw may be
         # sound, and the same one would fail again.
-        store.finish(claim, "FAIL", None, {"failure": str(error)})
+        store.finish(lease, "FAIL", None, {"failure": str(error)})
         say(f"{label} failed: {error}")
     else:
         found = validated(path, select)
         if found is None:
             raise ConfigError(f"run.select {select!r} is not measured in {path}.")
-        store.finish(claim, "COMPLETE", found.value, _facts(found))
+        store.finish(lease, "COMPLETE", found.value, _facts(found))
         say(f"{label} {_told(found, select)}")
 
 
-def _report(claim: Claim, found: Validated | None) -> None:
+def _report(lease: Lease, found: Validated | None) -> None:
     """Tell Optuna every evaluation that it has not heard of; a resumed trial is a new one to it.
 
     The untrained network's is kept back: the pruner compares a trial's best so far, and a start that is better than what
     training makes of it would keep every trial alive.
     """
-    known = claim.trial.study.get_trials(deepcopy=False)[claim.trial.number].intermediate_values
+    known = lease.trial.study.get_trials(deepcopy=False)[lease.trial.number].intermediate_values
     for epoch, value in () if found is None else found.curve.items():
         if epoch > 0 and round(epoch) not in known:
-            claim.trial.report(value, round(epoch))
+            lease.trial.report(value, round(epoch))
 
 
 def _reasons(results: Results) -> str:

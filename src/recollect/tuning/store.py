@@ -1,7 +1,7 @@
 """The study in its database: who may work on which trial, and what came of it. All of Optuna is behind this file.
 
 Several processes, on several machines, may work on one study. A trial is claimed by exactly one of them; a process that
-dies loses its claim and the trial is queued again, with the same settings, to be gone on with where its run folder is.
+dies loses it and the trial is queued again, with the same settings, to be gone on with where its run folder is.
 It is never counted as done. Optuna gives a queued trial a new number, so a trial here is a *slot*, counted without
 those: the name of its folder, and all that a random draw depends on beside the seed.
 """
@@ -39,7 +39,7 @@ _IDENTITY = "recollect"
 
 
 @dataclass
-class Claim:
+class Lease:
     """A trial that is this process's to do."""
 
     trial: Any
@@ -116,9 +116,9 @@ class Store:
                 "for the same again."
             )
 
-    # Claims -----------------------------------------------------------------------------------------------------------
+    # Leases -----------------------------------------------------------------------------------------------------------
 
-    def claim(self, total: int) -> Claim | None:
+    def claim(self, total: int) -> Lease | None:
         """A trial to work on: one that was left, or a new one if there are fewer than ``total``; None if neither."""
         with self._alone():
             self.release_dead()
@@ -126,11 +126,11 @@ class Store:
                 trials = self.trials()
                 if not any(trial.state.name == "WAITING" for trial in trials) and _count(trials) >= total:
                     return None
-                claim = self._ask(total)
-                if claim is not None:
-                    return claim
+                lease = self._ask(total)
+                if lease is not None:
+                    return lease
 
-    def _ask(self, total: int) -> Claim | None:
+    def _ask(self, total: int) -> Lease | None:
         """A queued or new trial from Optuna, unless it turns out to be one too many."""
         trial = self.study.ask()
         everything = self.trials()
@@ -147,13 +147,13 @@ class Store:
         for name, value in {"slot": slot, "owner": self._owner(), "beat": time.time()}.items():
             trial.set_user_attr(name, value)
         self.study.sampler = self._sampler(slot)
-        return Claim(trial, slot, lock)
+        return Lease(trial, slot, lock)
 
     @contextmanager
-    def at_work(self, claim: Claim) -> Iterator[None]:
+    def at_work(self, lease: Lease) -> Iterator[None]:
         """Give signs of life; queue the trial again if the block ends without a result."""
         ended = threading.Event()
-        thread = threading.Thread(target=self._beat, args=(claim.trial, ended), daemon=True)
+        thread = threading.Thread(target=self._beat, args=(lease.trial, ended), daemon=True)
         thread.start()
         try:
             yield
@@ -161,18 +161,18 @@ class Store:
             ended.set()
             thread.join()
             with self._alone():
-                self._queue_again(claim.trial.number)
+                self._queue_again(lease.trial.number)
             raise
         finally:
             ended.set()
             thread.join()
-            claim.lock.close()
+            lease.lock.close()
 
-    def finish(self, claim: Claim, state: str, value: float | None, facts: Mapping[str, Any]) -> None:
+    def finish(self, lease: Lease, state: str, value: float | None, facts: Mapping[str, Any]) -> None:
         """Write a result: ``COMPLETE`` with a value, ``PRUNED``, or ``FAIL`` with the fact ``failure``."""
         for name, fact in facts.items():
-            claim.trial.set_user_attr(name, fact)
-        self.study.tell(claim.trial, value, state=self.optuna.trial.TrialState[state])
+            lease.trial.set_user_attr(name, fact)
+        self.study.tell(lease.trial, value, state=self.optuna.trial.TrialState[state])
 
     def trials(self) -> list[Any]:
         """Every trial that Optuna knows, dead and surplus ones too."""
