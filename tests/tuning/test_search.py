@@ -22,6 +22,7 @@ from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import TrainingStoppedError
 from recollect.tuning import search, trial
 from recollect.tuning.results import Results
+from recollect.tuning.store import LostTrialError
 from tuning.tuning_runs import make_data, study, told
 
 
@@ -235,6 +236,23 @@ def test_a_draw_that_cannot_be_trained_is_told_and_the_search_goes_on(
     monkeypatch.setattr(search, "run", honest)
     again = study(root, tmp_path / "s", space=["epochs=1", "lr=1e-3:1e-2"], final=False)
     assert told(again) == told(results)  # nor is it drawn again
+
+
+def test_a_process_whose_trial_was_given_away_goes_on_with_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, honest, said, lost = make_data(tmp_path / "data"), search.run, [], [1]  # type: ignore[var-annotated]
+
+    def losing(path: Path, config: Any, say: Any, on_validation: Any) -> Any:
+        if lost:
+            lost.clear()
+            raise LostTrialError("given away")
+        return honest(path, config, say, on_validation)
+
+    monkeypatch.setattr(search, "run", losing)
+    results = study(root, tmp_path / "s", trials=1, say=said.append, space=["epochs=1"], final=False)
+    assert [t.state for t in results.trials] == ["done"]
+    assert "note       given away" in said
 
 
 def test_a_run_of_something_else_in_a_trials_place_stops_the_search(tmp_path: Path) -> None:

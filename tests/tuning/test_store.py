@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from recollect.common.errors import ConfigError, DataError
-from recollect.tuning.store import GRACE, Lease, Store, shown_address
+from recollect.tuning.store import GRACE, Lease, LostTrialError, Store, shown_address
 
 
 def draw(lease: Lease) -> float:
@@ -95,6 +95,58 @@ def test_a_process_on_another_machine_is_known_by_its_beat(tmp_path: Path) -> No
     assert store.claim(1) is None
     lease.trial.set_user_attr("beat", time.time() - GRACE - 1)
     assert take(store, 1).slot == 0
+
+
+def test_a_process_that_holds_its_lock_is_alive_however_long_it_slept(tmp_path: Path) -> None:
+    store, other = Store(tmp_path), Store(tmp_path)
+    lease = take(store, 1)
+    draw(lease)
+    lease.trial.set_user_attr("beat", time.time() - 100 * GRACE)
+    assert other.claim(1) is None
+    done(store, lease)
+    assert states(other) == {0: "COMPLETE"}
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_process_killed_before_it_signed_is_known_at_once(tmp_path: Path, queued: bool) -> None:
+    store = Store(tmp_path)
+    if queued:
+        with pytest.raises(KeyboardInterrupt), store.at_work(take(store, 1)):
+            raise KeyboardInterrupt
+    store.study.ask()  # and then nothing
+    lease = take(Store(tmp_path), 1)
+    assert lease.slot == 0
+    store._guard_file = None  # with a database server the other may be about to sign
+    store.study.ask()
+    assert store.release_dead() == []
+
+
+@pytest.mark.parametrize("late", ["finish", "fact", "report"])
+def test_a_trial_that_was_given_away_is_a_sentence(tmp_path: Path, late: str) -> None:
+    one, other = (Store(tmp_path / name / "s", str(tmp_path / "x.db")) for name in ("here", "there"))
+    lease = take(one, 1)
+    drawn = draw(lease)
+    lease.trial.set_user_attr("beat", time.time() - GRACE - 1)
+    taken = take(other, 1)
+    assert (taken.slot, draw(taken)) == (0, drawn)
+    with pytest.raises(LostTrialError, match="trial 0000 was given to another process"), one.at_work(lease):
+        if late == "finish":
+            one.finish(lease, "COMPLETE", 0.9, {})
+        elif late == "fact":
+            lease.trial.set_user_attr("drawn", {})
+        else:
+            lease.trial.report(0.9, 1)
+    done(other, taken, 0.5)
+    assert [(slot, trial.value) for slot, trial in one.slots().items()] == [(0, 0.5)]
+
+
+def test_an_error_after_the_result_is_in_is_that_error(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    lease = take(store, 1)
+    with pytest.raises(RuntimeError, match="the pipe broke"), store.at_work(lease):
+        store.finish(lease, "COMPLETE", 0.5, {})
+        raise RuntimeError("the pipe broke")
+    assert states(store) == {0: "COMPLETE"}
 
 
 def test_beats_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

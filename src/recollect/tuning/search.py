@@ -22,7 +22,7 @@ from recollect.tuning.protocol import Protocol, read_protocol, trial_config
 from recollect.tuning.report_page import write_page
 from recollect.tuning.results import Results, read_results, write_tables
 from recollect.tuning.space import as_settings
-from recollect.tuning.store import Lease, Store
+from recollect.tuning.store import Lease, LostTrialError, Store
 from recollect.tuning.trial import ForeignRunError, Validated, has_diverged, mark_pruned, run, validated
 
 TRIALS = 20
@@ -144,8 +144,11 @@ def _search(store: Store, closing: Store, protocol: Protocol, trials: int, say: 
     """Trials until there are enough. Nothing but the training split can be read in here."""
     with only_splits(protocol.base.data.train_split):
         while (lease := store.claim(trials)) is not None:
-            with store.at_work(lease):
-                _do(store, lease, protocol, trials, say)
+            try:
+                with store.at_work(lease):
+                    _do(store, lease, protocol, trials, say)
+            except LostTrialError as error:
+                say(f"note       {error}")
             write_results(store, closing, protocol)  # a long search can be looked at
 
 
