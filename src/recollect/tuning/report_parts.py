@@ -8,7 +8,7 @@ from typing import Any
 from recollect.report.charts import Line, line_chart
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.scatter import Point, scatter_chart
-from recollect.tuning.results import MIN_FOR_IMPORTANCE, Results, TrialRecord
+from recollect.tuning.results import BEST_SHARE, MIN_FOR_IMPORTANCE, Results, TrialRecord
 
 TITLES = {
     "lr": "learning rate",
@@ -149,9 +149,9 @@ def _importance(results: Results) -> Markup:
         table(["parameter", "range", "importance"], rows, caption="How much each parameter mattered"),
         element(
             "p",
-            "PED-ANOVA over finished trials: how far the values of the best tenth differ from those of all, in shares "
-            "that add up to 100 %. It speaks of this range only, and with few trials it is a hint at most: two trials "
-            "more may turn it around.",
+            f"PED-ANOVA over finished trials: how far the values of the best {100 * BEST_SHARE:.0f} % differ from those of "
+            "all, in shares that add up to 100 %. It speaks of this range only, and with few trials it is a hint at most: "
+            "two trials more may turn it around.",
             class_="note",
         ),
     )
