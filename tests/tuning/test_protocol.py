@@ -69,6 +69,17 @@ def test_evaluations_lie_at_the_same_epochs_in_every_trial(tmp_path: Path) -> No
     assert trial_config(protocol, as_settings({**DRAWN, "epochs": 20})).run.evaluate_every == 4
 
 
+def test_the_longest_training_may_stand_anywhere_among_choices(tmp_path: Path) -> None:
+    protocol = read_protocol(config_of(make_data(tmp_path)), ["epochs=20,80,40"])
+    assert protocol.base.run.evaluate_every == 4
+
+
+@pytest.mark.parametrize("said", ["abc", "1,abc,2", "0:3", "1.5:3", "true", "null,2", "-1,3"])
+def test_epochs_are_whole_numbers(tmp_path: Path, said: str) -> None:
+    with pytest.raises(ConfigError, match=r"--space epochs=.*: epochs are whole numbers from 1 up"):
+        read_protocol(config_of(make_data(tmp_path)), [f"epochs={said}"])
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

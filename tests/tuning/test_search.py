@@ -21,9 +21,10 @@ from recollect.training.recipes import resolve
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import TrainingStoppedError
 from recollect.tuning import search, trial
+from recollect.tuning.plan import plan_lines
 from recollect.tuning.results import Results
 from recollect.tuning.store import LostTrialError
-from tuning.tuning_runs import make_data, study, told
+from tuning.tuning_runs import config_of, make_data, study, told
 
 
 @pytest.fixture(scope="module")
@@ -348,6 +349,13 @@ def test_folders_that_are_no_study_are_left_alone(tmp_path: Path) -> None:
     assert [p.name for p in out.iterdir()] == ["mine.txt"]
     with pytest.raises(ConfigError, match="is a file"):
         study(root, out / "mine.txt")
+
+
+@pytest.mark.parametrize("word", ["sampler", "pruner"])
+def test_a_plan_refuses_what_the_search_would(tmp_path: Path, word: str) -> None:
+    options = {"trials": 2, word: "grid"}
+    with pytest.raises(ConfigError, match=f"--{word} grid is unknown"):
+        plan_lines(config_of(make_data(tmp_path / "data")), tmp_path / "s", **options)  # type: ignore[arg-type]
 
 
 def test_refusals_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

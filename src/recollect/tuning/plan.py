@@ -10,6 +10,7 @@ from recollect.training.config import Config
 from recollect.tuning.protocol import read_protocol, trial_config
 from recollect.tuning.search import lines, study_folder
 from recollect.tuning.space import Parameter, Value, as_settings
+from recollect.tuning.store import check_words
 
 
 def plan_lines(
@@ -21,7 +22,12 @@ def plan_lines(
     sampler: str = "random",
     pruner: str = "none",
 ) -> list[str]:
-    """The search in lines of text, with the time of a middling trial measured on a few images."""
+    """The search in lines of text, with the time of a middling trial measured on a few images.
+
+    Raises:
+        ConfigError: what ``tune`` would refuse.
+    """
+    check_words(sampler, pruner)
     protocol = read_protocol(config, space)
     middle = {name: _middle(parameter) for name, parameter in protocol.space.items()}
     with only_splits(config.data.train_split):

@@ -23,7 +23,7 @@ from recollect.training.config import Config
 from recollect.training.parts import is_pretrained, make_loss, make_sampler
 from recollect.training.recipes import as_mapping, with_settings
 from recollect.training.validation import KS
-from recollect.tuning.space import Space, as_settings, corners, default_space, read_space
+from recollect.tuning.space import Parameter, Space, as_settings, corners, default_space, read_space
 
 LOCAL = (
     "data.root", "data.workers", "data.cache", "data.prefetch_mb", "model.weights", "model.download", "batch.chunk",
@@ -108,7 +108,7 @@ def read_protocol(config: Config, space: list[str] | None = None) -> Protocol:
     base, _ = settle(config, images, device, is_pretrained(config.model))
     epochs = _epochs(base, images)
     chosen = read_space(space or (), default_space(base, epochs))
-    longest = int(max(float(value or 0) for value in chosen["epochs"].ends))
+    longest = _longest(chosen["epochs"])
     every = config.run.evaluate_every if isinstance(config.run.evaluate_every, int) else max(1, longest // 20)
     base = replace(base, run=replace(base.run, evaluate_every=every))
     batch, smaller = _search_batch(base, train)
@@ -191,6 +191,15 @@ def _weights(config: Config) -> str:
         if is_pretrained(model)
         else "none"
     )
+
+
+def _longest(epochs: Parameter) -> int:
+    """The most epochs that can be drawn."""
+    values = epochs.choices or epochs.ends
+    whole = [value for value in values if isinstance(value, int) and not isinstance(value, bool) and value >= 1]
+    if len(whole) < len(values):
+        raise ConfigError(f"--space epochs={epochs}: epochs are whole numbers from 1 up.")
+    return max(whole)
 
 
 def _try_out(config: Config, train: ImageSet) -> None:

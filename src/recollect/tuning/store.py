@@ -52,6 +52,17 @@ class Lease:
     done: bool = False
 
 
+def check_words(sampler: str, pruner: str) -> None:
+    """Refuse a sampler or a pruner that there is not.
+
+    Raises:
+        ConfigError: the sentence says which there are.
+    """
+    for what, word, known in (("--sampler", sampler, SAMPLERS), ("--pruner", pruner, PRUNERS)):
+        if word not in known:
+            raise ConfigError(f"{what} {word} is unknown: choose one of {', '.join(known)}.")
+
+
 class Store:
     """One study in a database.
 
@@ -75,9 +86,7 @@ class Store:
         pruner: str = "none",
         seed: int = 0,
     ) -> None:
-        for what, word, known in (("--sampler", sampler, SAMPLERS), ("--pruner", pruner, PRUNERS)):
-            if word not in known:
-                raise ConfigError(f"{what} {word} is unknown: choose one of {', '.join(known)}.")
+        check_words(sampler, pruner)
         self.optuna = require("optuna", "tune", "recollect tune")
         self.optuna.logging.set_verbosity(self.optuna.logging.WARNING)
         self.folder, self.part, self.sampler, self.seed = folder, part, sampler, seed
