@@ -108,7 +108,7 @@ def read_space(texts: Iterable[str], defaults: Space) -> dict[str, Parameter]:
 
     Args:
         texts: ``NAME=LOW:HIGH``, ``NAME=LOW:HIGH:log``, ``NAME=A,B,C`` or ``NAME=VALUE`` (not searched); a name is one
-            of the five or any setting's key.
+            of the five or the key of a setting that is not of the data.
         defaults: see ``default_space``.
 
     Raises:
