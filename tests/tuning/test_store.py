@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from recollect.common.errors import ConfigError, DataError
+from recollect.tuning.space import read_space
 from recollect.tuning.store import GRACE, Lease, LostTrialError, Store, shown_address
 
 
@@ -129,13 +134,13 @@ def test_a_trial_that_was_given_away_is_a_sentence(tmp_path: Path, late: str) ->
     lease.trial.set_user_attr("beat", time.time() - GRACE - 1)
     taken = take(other, 1)
     assert (taken.slot, draw(taken)) == (0, drawn)
+    writes: dict[str, Callable[[], None]] = {
+        "finish": lambda: one.finish(lease, "COMPLETE", 0.9, {}),
+        "fact": lambda: lease.trial.set_user_attr("drawn", {}),
+        "report": lambda: lease.trial.report(0.9, 1),
+    }
     with pytest.raises(LostTrialError, match="trial 0000 was given to another process"), one.at_work(lease):
-        if late == "finish":
-            one.finish(lease, "COMPLETE", 0.9, {})
-        elif late == "fact":
-            lease.trial.set_user_attr("drawn", {})
-        else:
-            lease.trial.report(0.9, 1)
+        writes[late]()
     done(other, taken, 0.5)
     assert [(slot, trial.value) for slot, trial in one.slots().items()] == [(0, 0.5)]
 
@@ -143,9 +148,13 @@ def test_a_trial_that_was_given_away_is_a_sentence(tmp_path: Path, late: str) ->
 def test_an_error_after_the_result_is_in_is_that_error(tmp_path: Path) -> None:
     store = Store(tmp_path)
     lease = take(store, 1)
-    with pytest.raises(RuntimeError, match="the pipe broke"), store.at_work(lease):
+
+    def end() -> None:
         store.finish(lease, "COMPLETE", 0.5, {})
         raise RuntimeError("the pipe broke")
+
+    with pytest.raises(RuntimeError, match="the pipe broke"), store.at_work(lease):
+        end()
     assert states(store) == {0: "COMPLETE"}
 
 
@@ -200,6 +209,44 @@ def test_draws_depend_on_seed_and_slot_not_on_who_draws(tmp_path: Path, sampler:
     assert len(set(one_by_one)) == 4
     other = Store(tmp_path / "seed", sampler=sampler, seed=1)
     assert draw(take(other, 1)) != one_by_one[0]
+
+
+def test_tpe_learns_within_the_space_and_is_resumed_exactly(tmp_path: Path) -> None:
+    """Ten random draws, then TPE's own: they follow what was found, stay in bounds, and are the same after a kill."""
+    space = read_space(["lr=1e-4:1e-2", "decays=1:3", "loss.name=a,b"], {})
+
+    def drawn(lease: Lease) -> dict[str, Any]:
+        return {name: parameter.draw(lease.trial) for name, parameter in space.items()}
+
+    draws: dict[int, list[dict[str, Any]]] = {1: [], -1: []}
+    for sign, found in draws.items():  # the higher the learning rate the better, and the other way round
+        store = Store(tmp_path / str(sign), sampler="tpe")
+        for number in range(16):
+            if number == 12:
+                shutil.copytree(
+                    tmp_path / str(sign), tmp_path / "killed" / str(sign)
+                )  # a study is called like its folder
+            lease = take(store, 16)
+            with store.at_work(lease):
+                found.append(drawn(lease))
+                store.finish(lease, "COMPLETE", sign * math.log10(found[-1]["lr"]), {})
+    up, down = draws[1], draws[-1]
+    assert up[:10] == down[:10]  # its start knows nothing
+    assert len({values["lr"] for values in up}) == 16
+    higher, lower = (np.mean([math.log10(values["lr"]) for values in some[10:]]) for some in (up, down))
+    assert higher > lower + 0.4  # of the two decades that there are
+    for values in up + down:
+        assert 1e-4 <= values["lr"] <= 1e-2
+        assert values["decays"] in (1, 2, 3)
+        assert values["loss.name"] in ("a", "b")
+
+    killed = tmp_path / "killed" / "1"
+    leave(store, take(Store(killed, sampler="tpe"), 16))  # before it drew
+    second = take(Store(killed, sampler="tpe"), 16)
+    assert (second.slot, drawn(second)) == (12, up[12])
+    leave(store, second)  # after
+    third = take(Store(killed, sampler="tpe"), 16)
+    assert (third.slot, drawn(third)) == (12, up[12])
 
 
 def test_a_study_of_something_else_is_refused(tmp_path: Path) -> None:
