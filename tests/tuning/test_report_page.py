@@ -72,7 +72,7 @@ def test_everything_is_there(tmp_path: Path) -> None:
     text = page(tmp_path)
     for expected in (
         "75.00 %", "62.50", "70.0", "0001<strong> ◆ chosen</strong>", "the loss is nan", "80.0 %", "a remark",
-        "0.7 min", "700", "optimiser.lr", "1, 2", "measured once", "The study is closed",
+        "42 s", "700", "optimiser.lr", "1, 2", "measured once", "The study is closed",
     ):  # fmt: skip
         assert expected in text, expected
     assert "first_rank" not in text

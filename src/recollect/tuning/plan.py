@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from recollect.common.durations import in_words
 from recollect.data import only_splits
 from recollect.training import trainer
 from recollect.training.config import Config
@@ -37,7 +38,7 @@ def plan_lines(
         *lines(protocol, study_folder(config, out), trials, sampler, pruner),
         *(line for line in said if line.startswith(("model", "batch", "chunk", "machine"))),
         f"a trial    of {middle['epochs']} epochs is {trial.steps:,} steps",
-        f"time       about {_duration(seconds)} for {trials} trials, loss and evaluation not counted; then one training on "
+        f"time       about {in_words(seconds)} for {trials} trials, loss and evaluation not counted; then one training on "
         "all training classes, and the test",
     ]
 
@@ -48,9 +49,3 @@ def _middle(parameter: Parameter) -> Value:
     if isinstance(parameter.low, int) and isinstance(parameter.high, int):
         return (parameter.low + parameter.high) // 2
     return (parameter.low * parameter.high) ** 0.5 if parameter.log else (parameter.low + parameter.high) / 2
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
