@@ -211,6 +211,7 @@ def test_draws_depend_on_seed_and_slot_not_on_who_draws(tmp_path: Path, sampler:
     assert draw(take(other, 1)) != one_by_one[0]
 
 
+@pytest.mark.slow
 def test_tpe_learns_within_the_space_and_is_resumed_exactly(tmp_path: Path) -> None:
     """Ten random draws, then TPE's own: they follow what was found, stay in bounds, and are the same after a kill."""
     space = read_space(["lr=1e-4:1e-2", "decays=1:3", "loss.name=a,b"], {})

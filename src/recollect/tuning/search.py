@@ -213,7 +213,7 @@ def _report(lease: Lease, found: Validated | None) -> None:
 
 
 def _reasons(results: Results) -> str:
-    """Why trials failed: every reason, the most frequent first, without a reason that differs in numbers only."""
+    """Why trials failed: the three most frequent reasons; those that differ in numbers only are one."""
     alike: dict[str, list[str]] = {}
     for trial in results.trials:
         if trial.failure:
