@@ -5,7 +5,7 @@ the scene (a plane seen from elsewhere), another light, an own size and shape. H
 and partly covered. Training, validation, test and distractors show different landmarks.
 
     gldv1/train.csv, gldv1/train/<id>.jpg
-    revisited/roxford5k/gnd_roxford5k.pkl, revisited/roxford5k/jpg/<name>.jpg
+    revisited/roxford5k/gnd_roxford5k.pkl, revisited/roxford5k/jpg/<name>.jpg; rparis6k alike
     revisited/revisitop1m/revisitop1m.txt, revisited/revisitop1m/jpg/<folder>/<name>.jpg
     sfm/retrieval-SfM-120k/retrieval-SfM-120k-val-eccv2020.pkl, sfm/retrieval-SfM-120k/ims/…
 """
@@ -103,9 +103,9 @@ def make_sfm(root: Path, landmarks: range, each: int = 5) -> None:
     (folder / "retrieval-SfM-120k-val-eccv2020.pkl").write_bytes(pickle.dumps(content))
 
 
-def make_roxford(root: Path, landmarks: range, each: int = 3) -> None:
-    """Revisited Oxford: a query with a box, easy and hard photos and one to be ignored, a landmark."""
-    folder, names, queries, truth = root / "roxford5k", [], [], []
+def make_revisited(root: Path, name: str, landmarks: range, each: int = 3) -> None:
+    """Revisited Oxford or Paris: a query with a box, easy and hard photos and one to be ignored, a landmark."""
+    folder, names, queries, truth = root / name, [], [], []
     for number in landmarks:
         lists: dict[str, Any] = {"easy": [], "hard": [], "junk": []}
         for kind, count in (("easy", each), ("hard", each), ("junk", 1)):
@@ -121,7 +121,7 @@ def make_roxford(root: Path, landmarks: range, each: int = 3) -> None:
         width, height = image.size
         truth.append({"bbx": [0.06 * width, 0.05 * height, 0.97 * width, 0.96 * height], **lists})
     content = {"imlist": names, "qimlist": queries, "gnd": truth}
-    (folder / "gnd_roxford5k.pkl").write_bytes(pickle.dumps(content))
+    (folder / f"gnd_{name}.pkl").write_bytes(pickle.dumps(content))
 
 
 def make_distractors(root: Path, landmarks: range) -> None:
@@ -136,7 +136,8 @@ def make_all(root: Path) -> Path:
     """Everything, below ``root``."""
     make_gldv1(root / "gldv1", range(96))
     make_sfm(root / "sfm", range(100, 116))
-    make_roxford(root / "revisited", range(200, 220))
+    make_revisited(root / "revisited", "roxford5k", range(200, 220))
+    make_revisited(root / "revisited", "rparis6k", range(240, 248), each=2)
     make_distractors(root / "revisited", range(300, 400))
     return root
 

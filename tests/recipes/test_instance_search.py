@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,9 @@ from typer.testing import CliRunner
 from recipes import landmarks
 from recollect.cli.app import app
 from recollect.common.errors import ConfigError, DataError, InputError
+from recollect.data import load_revisited
+from recollect.data.pictures import Pictures
+from recollect.evaluation import evaluate_revisited
 from recollect.models import INSTANCE_SEARCH_SCALES, Embedder, stored
 from recollect.training import trainer
 from recollect.training.distributed import Team
@@ -238,6 +242,49 @@ def test_distractors_as_vectors(data: Path, short: Path, tmp_path: Path) -> None
     assert one["metrics"] == other["metrics"] != one["without_distractors"] == other["without_distractors"]
     missing = CliRunner().invoke(app, [*arguments, "--distractors", str(tmp_path / "none.npy")])
     assert isinstance(missing.exception, ConfigError)
+
+
+def test_both_benchmarks_are_measured_with_the_same_distractors(
+    data: Path, short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1M is embedded once: the second benchmark finds its vectors. Whatever is embedded is noted."""
+    shutil.copytree(short / "model", tmp_path / "model")
+    root, embedded = str(data / "revisited"), []  # type: ignore[var-annotated]
+
+    def noting(images: Any, part: Any, read: Any) -> Any:
+        embedded.append((images.name, len(part)))
+        return Pictures(images, part, read)
+
+    monkeypatch.setattr("recollect.data.pictures.Pictures", noting)
+    arguments = ["eval", str(tmp_path / "model"), "--root", root, "--distractors", root, "--data"]
+    found = CliRunner().invoke(app, [*arguments, "roxford5k"])
+    assert found.exit_code == 0, found.output
+    assert _count(embedded) == {"roxford5k": 140 + 20, "revisitop1m": 100}
+    vectors = tmp_path / "model" / "eval" / "revisitop1m-vectors" / "distractors.npy"
+    before = (vectors.read_bytes(), vectors.stat().st_mtime_ns)
+    embedded.clear()
+    found = CliRunner().invoke(app, [*arguments, "rparis6k"])
+    assert found.exit_code == 0, found.output
+    assert _count(embedded) == {"rparis6k": 8 * 5 + 8}
+    assert (vectors.read_bytes(), vectors.stat().st_mtime_ns) == before
+
+    place = tmp_path / "model" / "eval"
+    written = json.loads((place / "rparis6k+revisitop1m-test" / "metrics.json").read_text())
+    benchmark = load_revisited("rparis6k", root)
+    queries, database = (np.load(place / "rparis6k-vectors" / f"{name}.npy") for name in ("queries", "database"))
+    everything = np.concatenate(
+        [database, np.load(vectors)]
+    )  # distractors are images of the database, none of them right
+    for key, rows in (("without_distractors", database), ("metrics", everything)):
+        expected = evaluate_revisited(queries, rows, benchmark.ground_truth).metrics
+        assert written[key] == pytest.approx(expected, abs=1e-6)
+    assert written["metrics"]["medium/map"] < written["without_distractors"]["medium/map"]
+    other = json.loads((place / "roxford5k+revisitop1m-test" / "metrics.json").read_text())
+    assert other["metrics"] != written["metrics"]
+
+
+def _count(embedded: list[tuple[str, int]]) -> dict[str, int]:
+    return {name: sum(count for other, count in embedded if other == name) for name, _ in embedded}
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 
 import pytest
 
-from recollect.common.errors import ConfigError, InputError
+from recipes import landmarks
+from recollect.common.errors import ConfigError, DataWarning, InputError, WeightsError
 from recollect.training.parts import load_sets
 from recollect.training.recipes import resolve, with_settings
 from recollect.tuning.protocol import LOCAL, final_config, read_protocol, trial_config
@@ -67,6 +69,17 @@ def test_evaluations_lie_at_the_same_epochs_in_every_trial(tmp_path: Path) -> No
     assert trial_config(protocol, as_settings({**DRAWN, "epochs": 20})).run.evaluate_every == 4
 
 
+def test_the_longest_training_may_stand_anywhere_among_choices(tmp_path: Path) -> None:
+    protocol = read_protocol(config_of(make_data(tmp_path)), ["epochs=20,80,40"])
+    assert protocol.base.run.evaluate_every == 4
+
+
+@pytest.mark.parametrize("said", ["abc", "1,abc,2", "0:3", "1.5:3", "true", "null,2", "-1,3"])
+def test_epochs_are_whole_numbers(tmp_path: Path, said: str) -> None:
+    with pytest.raises(ConfigError, match=r"--space epochs=.*: epochs are whole numbers from 1 up"):
+        read_protocol(config_of(make_data(tmp_path)), [f"epochs={said}"])
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -76,6 +89,7 @@ def test_evaluations_lie_at_the_same_epochs_in_every_trial(tmp_path: Path) -> No
         ({"data.train_split": "gallery", "data.test_split": "gallery"}, "'gallery' holds test classes"),
         ({"data.validation": "random"}, "second half of the classes"),
         ({"run.epochs": 0}, "nothing to tune"),
+        ({"run.select": "r@3"}, r"run\.select 'r@3' is not measured on classes: choose one of r@1, r@2"),
     ],
 )
 def test_settings_that_go_around_the_protocol_are_refused(
@@ -83,6 +97,23 @@ def test_settings_that_go_around_the_protocol_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         read_protocol(config_of(tmp_path, **settings))
+
+
+@pytest.mark.parametrize("root", ["sfm", None])
+def test_instance_search_validates_on_classes_too(tmp_path: Path, root: str | None) -> None:
+    """The recipe's queries of SfM-120k have no part: their folder is not asked for, nor their metric."""
+    landmarks.make_gldv1(tmp_path / "gldv1", range(8))
+    settings = {**landmarks.SETTINGS, "batch.size": 16, "data.root": str(tmp_path / "gldv1")}
+    with pytest.warns(DataWarning):
+        protocol = read_protocol(resolve("gldv1/r101/rsk", {**settings, "data.validation_root": root}))
+    config = trial_config(protocol, as_settings(DRAWN))
+    assert (config.data.validation, config.data.validation_root, config.run.select) == ("paper", None, "r@1")
+    final = final_config(protocol, as_settings(DRAWN), 3)
+    assert (final.data.validation, final.data.validation_root, final.run.select) == ("none", None, "r@1")
+    assert (protocol.train, protocol.validation) == ((4, 24), (4, 24))
+    said = " ".join(protocol.remarks)
+    assert "second half of the training classes instead of the queries of sfm120k" in said
+    assert "The recipe's map needs queries with ground truth: the search selects by r@1" in said
 
 
 def test_too_few_classes(tmp_path: Path) -> None:
@@ -99,6 +130,15 @@ def test_ends_of_the_space_are_tried_before_the_search(tmp_path: Path) -> None:
         read_protocol(config_of(root), ["optimiser.lrr=1:2"])
     with pytest.raises(ConfigError, match=r"batch.size 6 is no multiple"):
         read_protocol(config_of(root), ["batch.size=8,6"])
+    for choices in ("0.5,-1,1", "-1,0.5,1", "0.5,1,-1"):
+        with pytest.raises(InputError, match="tau1 must be a number above zero, but is -1"):
+            read_protocol(config_of(root), [f"loss.options.tau1={choices}"])
+    with pytest.raises(ConfigError, match="is unknown; the losses are"):
+        read_protocol(config_of(root), ["loss.name=recall_at_k,nonsense,contrastive"])
+    with pytest.raises(ConfigError, match="nonsense"):
+        read_protocol(config_of(root), ["model.init=tiny,nonsense,tiny-grey"])
+    with pytest.raises(ConfigError, match=r"batch\.size 8 is no multiple of batch\.samples_per_class 3"):
+        read_protocol(config_of(root, **{"batch.size": 8}), ["batch.samples_per_class=4,3,2"])
 
 
 def test_a_study_is_the_same_on_another_machine_and_with_another_test_set(tmp_path: Path) -> None:
@@ -109,6 +149,23 @@ def test_a_study_is_the_same_on_another_machine_and_with_another_test_set(tmp_pa
     assert read_protocol(config_of(other), ["lr=1e-3:1e-2"]).identity() != one
     shutil.rmtree(other / "train" / "train-07")
     assert read_protocol(config_of(other)).identity() != one
+
+
+def test_a_study_is_of_the_weights_its_trials_start_from_wherever_they_lie(tmp_path: Path) -> None:
+    root = make_data(tmp_path / "data", test=False)
+    for name, content in (("one", b"a"), ("two", b"a"), ("three", b"b")):
+        (tmp_path / f"{name}.safetensors").write_bytes(content)
+
+    def identity(weights: str) -> dict[str, object]:
+        return read_protocol(config_of(root, **{"model.init": "lite0-in1k", "model.weights": weights})).identity()
+
+    files = [str(tmp_path / f"{name}.safetensors") for name in ("one", "two", "three")]
+    one, two, three, none = (identity(weights) for weights in (*files, "none"))
+    assert one == two
+    assert one != three
+    assert (one["weights"], none["weights"]) == (hashlib.sha256(b"a").hexdigest(), "none")
+    with pytest.raises(WeightsError, match="no such weights file"):
+        identity(str(tmp_path / "absent.safetensors"))
 
 
 def test_local_settings_exist() -> None:

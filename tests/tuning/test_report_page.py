@@ -72,7 +72,7 @@ def test_everything_is_there(tmp_path: Path) -> None:
     text = page(tmp_path)
     for expected in (
         "75.00 %", "62.50", "70.0", "0001<strong> ◆ chosen</strong>", "the loss is nan", "80.0 %", "a remark",
-        "0.7 min", "700", "optimiser.lr", "1, 2", "measured once", "The study is closed",
+        "42 s", "700", "optimiser.lr", "1, 2", "measured once", "The study is closed",
     ):  # fmt: skip
         assert expected in text, expected
     assert "first_rank" not in text
@@ -99,7 +99,7 @@ def test_names_cannot_act(tmp_path: Path) -> None:
 
 
 def test_what_is_not_known_is_said(tmp_path: Path) -> None:
-    assert "at least 10 finished trials" in page(tmp_path, importance={})
+    assert "at least 20 finished trials" in page(tmp_path, importance={})
     open_ = page(tmp_path, final=None, trials=[trial(0, 0.5), replace(trial(1, None), state="running", curve=[])])
     assert "1 trial is not done" in open_
     assert "Not tested yet" in page(tmp_path, final=None)

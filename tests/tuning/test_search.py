@@ -12,15 +12,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from recipes import landmarks
 from recollect.common.errors import ConfigError, DataError, MissingExtraError, SealedError
 from recollect.data import load
 from recollect.evaluation import Evaluation
 from recollect.training import parts
+from recollect.training.recipes import resolve
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import TrainingStoppedError
 from recollect.tuning import search, trial
+from recollect.tuning.plan import plan_lines
 from recollect.tuning.results import Results
-from tuning.tuning_runs import make_data, study, told
+from recollect.tuning.store import LostTrialError
+from tuning.tuning_runs import config_of, make_data, study, told
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +137,21 @@ def test_the_search_needs_no_test_set_and_only_the_end_asks_for_it(
     assert (folder / "final" / "model" / "model.safetensors").read_bytes() == trained
 
 
+def test_a_study_without_a_test_set_stays_open(tmp_path: Path) -> None:
+    root, folder, space = make_data(tmp_path / "data", test=False), tmp_path / "s", ["epochs=1", "lr=1e-3:1e-2"]
+    with pytest.raises(DataError, match="no images of the split 'test'"):
+        study(root, folder, trials=1, space=space)
+    more = study(root, folder, trials=2, space=space, final=False)
+    assert [t.state for t in more.trials] == ["done", "done"]
+    make_data(tmp_path / "more")
+    shutil.move(tmp_path / "more" / "test", root / "test")
+    results = study(root, folder, trials=2, space=space)
+    assert results.final is not None
+    assert results.final["trial"] == max(more.trials, key=lambda t: (t.value or 0, -t.number)).number
+    with pytest.raises(ConfigError, match="is closed: its choice is made among 2 trials"):
+        study(root, folder, trials=3, space=space, final=False)
+
+
 def test_another_test_set_changes_the_test_and_nothing_else(
     finished: tuple[Path, Path, Results], tmp_path: Path
 ) -> None:
@@ -149,6 +168,26 @@ def test_another_test_set_changes_the_test_and_nothing_else(
     assert results.final is not None
     assert expected.final is not None
     assert results.final["metrics"] != expected.final["metrics"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
+def test_instance_search_is_tuned_on_its_landmarks(tmp_path: Path) -> None:
+    landmarks.make_gldv1(tmp_path / "gldv1", range(8))
+    quick = {
+        "batch.size": 16,
+        "batch.batches_per_epoch": 2,
+        "model.whitening": None,
+        "data.root": str(tmp_path / "gldv1"),
+    }
+    config = resolve("gldv1/r101/rsk-simix", {**landmarks.SETTINGS, **quick, "data.validation_root": "nowhere"})
+    said: list[str] = []
+    results = search.tune(config, tmp_path / "s", trials=1, space=["epochs=1"], say=said.append)
+    assert (results.select, results.best is not None) == ("r@1", True)
+    assert "selects by r@1" in "\n".join(said)
+    assert results.final is not None
+    assert results.final["metrics"] == {}
+    assert "gldv1 has no test split of its own" in "\n".join(said)
 
 
 def test_code_that_goes_for_the_test_set_during_the_search_is_stopped(
@@ -175,8 +214,57 @@ def test_a_trial_that_diverges_is_told_and_counted(tmp_path: Path) -> None:
     assert results.chosen is None
     assert results.final is None
     assert "stopped at step 1" in results.trials[0].failure
-    assert "nothing to choose" in "\n".join(said)
+    assert "nothing to choose. 2 trials failed: " in "\n".join(said)
     assert "stopped at step 1" in (tmp_path / "s" / "report.html").read_text()
+
+
+def test_a_draw_that_cannot_be_trained_is_told_and_the_search_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, honest, said = make_data(tmp_path / "data"), search.run, []  # type: ignore[var-annotated]
+
+    def refusing(path: Path, config: Any, say: Any, on_validation: Any) -> Any:
+        if path.name == "0001":
+            raise ConfigError("the network refuses <this>.")
+        return honest(path, config, say, on_validation)
+
+    monkeypatch.setattr(search, "run", refusing)
+    results = study(root, tmp_path / "s", say=said.append, space=["epochs=1", "lr=1e-3:1e-2"], final=False)
+    assert [t.state for t in results.trials] == ["done", "failed", "done"]
+    assert results.trials[1].failure == "the network refuses <this>."
+    assert "Trial 0001 failed: the network refuses &lt;this&gt;." in (tmp_path / "s" / "report.html").read_text()
+    assert "trial 0001 failed: the network refuses <this>." in said
+    monkeypatch.setattr(search, "run", honest)
+    again = study(root, tmp_path / "s", space=["epochs=1", "lr=1e-3:1e-2"], final=False)
+    assert told(again) == told(results)  # nor is it drawn again
+
+
+def test_a_process_whose_trial_was_given_away_goes_on_with_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, honest, said, lost = make_data(tmp_path / "data"), search.run, [], [1]  # type: ignore[var-annotated]
+
+    def losing(path: Path, config: Any, say: Any, on_validation: Any) -> Any:
+        if lost:
+            lost.clear()
+            raise LostTrialError("given away")
+        return honest(path, config, say, on_validation)
+
+    monkeypatch.setattr(search, "run", losing)
+    results = study(root, tmp_path / "s", trials=1, say=said.append, space=["epochs=1"], final=False)
+    assert [t.state for t in results.trials] == ["done"]
+    assert "note       given away" in said
+
+
+def test_a_run_of_something_else_in_a_trials_place_stops_the_search(tmp_path: Path) -> None:
+    root, space = make_data(tmp_path / "data"), ["epochs=1", "lr=1e-3:1e-2"]
+    study(root, tmp_path / "other", trials=1, space=space, seed=1, final=False)
+    shutil.copytree(tmp_path / "other" / "trials" / "0000", tmp_path / "s" / "trials" / "0000")
+    (tmp_path / "s" / "study.db.lock").touch()
+    with pytest.raises(ConfigError, match="it is of another study"):
+        study(root, tmp_path / "s", trials=1, space=space, final=False)
+    known = search.Store(tmp_path / "s")
+    assert [t.state.name for t in known.slots().values()] == ["WAITING"]
 
 
 def test_the_untrained_network_is_no_trials_value(tmp_path: Path) -> None:
@@ -236,7 +324,10 @@ def test_pruning_ends_what_is_below_the_median(tmp_path: Path, monkeypatch: pyte
         if found is None:
             return None
         level = 0.9 if int(path.name) < 5 else 0.1
-        return trial.Validated(level, found.step, found.epoch, dict.fromkeys(found.curve, level), 1, 1.0, 1)
+        # The untrained network is better than any of them: it must not keep the bad ones alive.
+        curve = {epoch: level if epoch else 0.95 for epoch in found.curve}
+        assert 0.0 in curve
+        return trial.Validated(level, found.step, found.epoch, curve, 1, 1.0, 1)
 
     monkeypatch.setattr(search, "validated", made_up)
     results = study(root, tmp_path / "s", trials=6, pruner="median", space=["epochs=3", "lr=1e-3:1e-2"], final=False)
@@ -258,6 +349,13 @@ def test_folders_that_are_no_study_are_left_alone(tmp_path: Path) -> None:
     assert [p.name for p in out.iterdir()] == ["mine.txt"]
     with pytest.raises(ConfigError, match="is a file"):
         study(root, out / "mine.txt")
+
+
+@pytest.mark.parametrize("word", ["sampler", "pruner"])
+def test_a_plan_refuses_what_the_search_would(tmp_path: Path, word: str) -> None:
+    options = {"trials": 2, word: "grid"}
+    with pytest.raises(ConfigError, match=f"--{word} grid is unknown"):
+        plan_lines(config_of(make_data(tmp_path / "data")), tmp_path / "s", **options)  # type: ignore[arg-type]
 
 
 def test_refusals_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

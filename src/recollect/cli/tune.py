@@ -31,7 +31,8 @@ def tune(
         list[str] | None,
         typer.Option(
             metavar="NAME=RANGE",
-            help="What to vary: lr, decays, first_decay, gamma, epochs or any setting; LOW:HIGH[:log], A,B,C or VALUE.",
+            help="What to vary: lr, decays, first_decay, gamma, epochs or a setting that is not of the data; LOW:HIGH[:log], "
+            "A,B,C or VALUE.",
         ),
     ] = None,
     settings: Annotated[

@@ -1,8 +1,9 @@
 """The end of a study: one training on all training classes with the chosen settings, and one test.
 
-The only file of this room that loads test images, and it does so after the choice is written into the database. The
-final training is claimed like a trial, in a study of one trial beside the search: of many processes one does it, and
-if that one dies another goes on. Once the test is done it is shown, never repeated.
+The only file of this room that loads a test set: its list when the search is over, and, if that is there, images after
+the choice is written into the database, which closes the study. The final training is claimed like a trial, in a study of
+one trial beside the search: of many processes one does it, and if that one dies another goes on. Once the test is done it
+is shown, never repeated.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from recollect.training.recipes import published_tests
 from recollect.training.run_folder import RunFolder
 from recollect.tuning.protocol import Protocol, final_config
 from recollect.tuning.results import TrialRecord
-from recollect.tuning.store import Claim, Store
+from recollect.tuning.store import Lease, Store
 from recollect.tuning.trial import run
 
 KS = (1, 10, 100, 1000)
@@ -45,33 +46,42 @@ def finish_study(store: Store, protocol: Protocol, best: TrialRecord, say: Calla
         say: receives what happens.
 
     Raises:
-        DataError: the test set is not there. Nothing is lost; the same command goes on once it is.
+        DataError: the test set is not there. Nothing is lost, and the study stays open; the same command goes on once it
+            is.
     """
     done = read_final(store)
     if done is not None:
         say(f"final      done before, with trial {done['trial']:04d}: it is shown, not repeated")
         _say_metrics(done["metrics"], say)
         return
-    claim = store.claim(1)
-    if claim is None:
+    # Before hours of training, not after; and before the study is closed, which without a test set it has no reason to be.
+    tests = sets_to_test(protocol.base)
+    lease = store.claim(1)
+    if lease is None:
         say("final      is being trained by another process")
         return
-    with store.at_work(claim):
-        chosen = claim.trial.user_attrs.get("chosen")
+    with store.at_work(lease):
+        chosen = lease.trial.user_attrs.get("chosen")
         if chosen is None:
             chosen = {"trial": best.number, "settings": best.settings, "epoch": best.best_epoch, "value": best.value}
-            claim.trial.set_user_attr("chosen", chosen)
-        _finish(store, claim, protocol, chosen, say)
+            lease.trial.set_user_attr("chosen", chosen)
+        _finish(store, lease, protocol, chosen, tests, say)
 
 
-def _finish(store: Store, claim: Claim, protocol: Protocol, chosen: dict[str, Any], say: Callable[[str], None]) -> None:
+def _finish(
+    store: Store,
+    lease: Lease,
+    protocol: Protocol,
+    chosen: dict[str, Any],
+    tests: dict[str, ImageSet],
+    say: Callable[[str], None],
+) -> None:
     epochs = max(1, round(chosen["epoch"]))
     config = final_config(protocol, chosen["settings"], epochs)
     say(
         f"chosen     trial {chosen['trial']:04d}: validation {config.run.select} {100 * chosen['value']:.2f} %, best at epoch "
         f"{chosen['epoch']:g}"
     )
-    tests = sets_to_test(config)  # before hours of training, not after
     folder = store.folder / "final"
     say(f"final      {epochs} epochs on all training classes, in {folder}")
     outcome = run(folder, config, lambda line: None)
@@ -92,7 +102,7 @@ def _finish(store: Store, claim: Claim, protocol: Protocol, chosen: dict[str, An
         "classes": plan.get("classes"),
         "metrics": metrics,
     }
-    store.finish(claim, "COMPLETE", chosen["value"], {"result": result})
+    store.finish(lease, "COMPLETE", chosen["value"], {"result": result})
 
 
 def _say_metrics(metrics: dict[str, dict[str, float]], say: Callable[[str], None]) -> None:

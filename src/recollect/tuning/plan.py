@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from recollect.common.durations import in_words
 from recollect.data import only_splits
 from recollect.training import trainer
 from recollect.training.config import Config
 from recollect.tuning.protocol import read_protocol, trial_config
 from recollect.tuning.search import lines, study_folder
 from recollect.tuning.space import Parameter, Value, as_settings
+from recollect.tuning.store import check_words
 
 
 def plan_lines(
@@ -21,7 +23,12 @@ def plan_lines(
     sampler: str = "random",
     pruner: str = "none",
 ) -> list[str]:
-    """The search in lines of text, with the time of a middling trial measured on a few images."""
+    """The search in lines of text, with the time of a middling trial measured on a few images.
+
+    Raises:
+        ConfigError: what ``tune`` would refuse.
+    """
+    check_words(sampler, pruner)
     protocol = read_protocol(config, space)
     middle = {name: _middle(parameter) for name, parameter in protocol.space.items()}
     with only_splits(config.data.train_split):
@@ -31,7 +38,7 @@ def plan_lines(
         *lines(protocol, study_folder(config, out), trials, sampler, pruner),
         *(line for line in said if line.startswith(("model", "batch", "chunk", "machine"))),
         f"a trial    of {middle['epochs']} epochs is {trial.steps:,} steps",
-        f"time       about {_duration(seconds)} for {trials} trials, loss and evaluation not counted; then one training on "
+        f"time       about {in_words(seconds)} for {trials} trials, loss and evaluation not counted; then one training on "
         "all training classes, and the test",
     ]
 
@@ -42,9 +49,3 @@ def _middle(parameter: Parameter) -> Value:
     if isinstance(parameter.low, int) and isinstance(parameter.high, int):
         return (parameter.low + parameter.high) // 2
     return (parameter.low * parameter.high) ** 0.5 if parameter.log else (parameter.low + parameter.high) / 2
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -13,19 +13,27 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recollect.common.errors import ConfigError, InputError
+from recollect.common.files import sha256
 from recollect.data import ImageSet, class_disjoint_split, load, only_splits
 from recollect.data.registry import find_source
+from recollect.models.weight_files import obtain_weights
+from recollect.models.zoo import find
 from recollect.training.choices import choose_device, settle
 from recollect.training.config import Config
-from recollect.training.parts import is_pretrained, make_sampler
+from recollect.training.parts import is_pretrained, make_loss, make_sampler
 from recollect.training.recipes import as_mapping, with_settings
-from recollect.tuning.space import Space, as_settings, corners, default_space, read_space
+from recollect.training.validation import KS
+from recollect.tuning.space import Parameter, Space, as_settings, corners, default_space, read_space
 
 LOCAL = (
     "data.root", "data.workers", "data.cache", "data.prefetch_mb", "model.weights", "model.download", "batch.chunk",
     "run.device", "run.tensorboard", "run.checkpoint_minutes", "run.checkpoint_steps",
 )  # fmt: skip
-"""Settings that may differ between machines that share a study: they say where and how fast, not what."""
+"""Settings that may differ between machines that share a study: they say where and how fast, not what. Which weights a
+network starts from is in a study's identity by their content."""
+
+MEASURED = (*(f"r@{k}" for k in KS), "map@r")
+"""What ``run.select`` can be where held-out classes validate."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,7 @@ class Protocol:
         batch: images of a trial's batch; half of the classes may not fill the recipe's.
         train, validation: classes and images of the two halves.
         fingerprints: of the two halves.
+        weights: SHA-256 of the file the network starts from, ``"none"`` for random numbers.
         remarks: what the protocol changes in the recipe, a sentence each.
     """
 
@@ -49,6 +58,7 @@ class Protocol:
     train: tuple[int, int]
     validation: tuple[int, int]
     fingerprints: Mapping[str, str]
+    weights: str = "none"
     remarks: tuple[str, ...] = field(default=())
 
     def identity(self) -> dict[str, Any]:
@@ -65,6 +75,7 @@ class Protocol:
                     "space": {name: str(parameter) for name, parameter in self.space.items()},
                     "settings": base,
                     "images": dict(self.fingerprints),
+                    "weights": self.weights,
                 }
             )
         )
@@ -81,8 +92,10 @@ def read_protocol(config: Config, space: list[str] | None = None) -> Protocol:
     Raises:
         ConfigError: settings that would let the search see test images, or that exclude each other.
         InputError: too few classes.
+        WeightsError: the weights that the network starts from are not there.
     """
     _refuse(config)
+    config, remarks = _validated_by_classes(config)
     with only_splits(config.data.train_split):
         images = load(config.data.name, config.data.root, config.data.train_split, **config.data.options)
     if images.num_classes < 4:
@@ -92,14 +105,14 @@ def read_protocol(config: Config, space: list[str] | None = None) -> Protocol:
         )
     train, validation = class_disjoint_split(images, "paper")
     device = choose_device(config.run.device)
-    plain = replace(config, data=replace(config.data, validation="none"))
-    base, _ = settle(plain, images, device, is_pretrained(config.model))
+    base, _ = settle(config, images, device, is_pretrained(config.model))
     epochs = _epochs(base, images)
     chosen = read_space(space or (), default_space(base, epochs))
-    longest = int(max(float(value or 0) for value in chosen["epochs"].ends))
+    longest = _longest(chosen["epochs"])
     every = config.run.evaluate_every if isinstance(config.run.evaluate_every, int) else max(1, longest // 20)
     base = replace(base, run=replace(base.run, evaluate_every=every))
-    batch, remarks = _search_batch(base, train)
+    batch, smaller = _search_batch(base, train)
+    remarks += smaller
     if base.optimiser.schedule != "milestones":
         remarks.append(
             f"The recipe's {base.optimiser.schedule} schedule gives way to milestones: decay steps and size are searched."
@@ -112,10 +125,11 @@ def read_protocol(config: Config, space: list[str] | None = None) -> Protocol:
         (train.num_classes, len(train)),
         (validation.num_classes, len(validation)),
         {"train": train.fingerprint, "validation": validation.fingerprint},
+        _weights(config),
         tuple(remarks),
     )
     for values in corners(chosen):
-        make_sampler(trial_config(protocol, as_settings(values)), train)
+        _try_out(trial_config(protocol, as_settings(values)), train)
     return protocol
 
 
@@ -151,6 +165,48 @@ def _refuse(config: Config) -> None:
         raise ConfigError(
             f"data.train_split {data.train_split!r} holds test classes, which a search must not see: use 'train'."
         )
+
+
+def _validated_by_classes(config: Config) -> tuple[Config, list[str]]:
+    """The recipe without a validation of its own, selected by what held-out classes can measure; and remarks."""
+    select, remarks = config.run.select, []
+    if config.data.validation == "sfm120k":
+        remarks.append(
+            "The search validates on the second half of the training classes instead of the queries of sfm120k."
+        )
+    if select == "map" or select.startswith("mp@"):
+        remarks.append(f"The recipe's {select} needs queries with ground truth: the search selects by r@1.")
+        select = "r@1"
+    elif select not in MEASURED:
+        raise ConfigError(f"run.select {select!r} is not measured on classes: choose one of {', '.join(MEASURED)}.")
+    data = replace(config.data, validation="none", validation_root=None)
+    return replace(config, data=data, run=replace(config.run, select=select)), remarks
+
+
+def _weights(config: Config) -> str:
+    """What the network starts from, wherever it lies on this machine."""
+    model = config.model
+    return (
+        sha256(obtain_weights(find(model.init), model.weights, download=model.download))
+        if is_pretrained(model)
+        else "none"
+    )
+
+
+def _longest(epochs: Parameter) -> int:
+    """The most epochs that can be drawn."""
+    values = epochs.choices or epochs.ends
+    whole = [value for value in values if isinstance(value, int) and not isinstance(value, bool) and value >= 1]
+    if len(whole) < len(values):
+        raise ConfigError(f"--space epochs={epochs}: epochs are whole numbers from 1 up.")
+    return max(whole)
+
+
+def _try_out(config: Config, train: ImageSet) -> None:
+    """Make what a trial is made of as far as it costs nothing: impossible settings are refused before a study begins."""
+    find(config.model.init)
+    make_sampler(config, train)
+    make_loss(config, train.num_classes, config.model.dim if isinstance(config.model.dim, int) else 128)
 
 
 def _epochs(base: Config, images: ImageSet) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from recollect.common.durations import in_words
 from recollect.report.charts import Line, line_chart
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.scatter import Point, scatter_chart
-from recollect.tuning.results import MIN_FOR_IMPORTANCE, Results, TrialRecord
+from recollect.tuning.results import BEST_SHARE, MIN_FOR_IMPORTANCE, Results, TrialRecord
 
 TITLES = {
     "lr": "learning rate",
@@ -149,9 +150,9 @@ def _importance(results: Results) -> Markup:
         table(["parameter", "range", "importance"], rows, caption="How much each parameter mattered"),
         element(
             "p",
-            "PED-ANOVA over finished trials: how far the values of the best tenth differ from those of all, in shares "
-            "that add up to 100 %. It speaks of this range only, and with few trials it is a hint at most: two trials "
-            "more may turn it around.",
+            f"PED-ANOVA over finished trials: how far the values of the best {100 * BEST_SHARE:.0f} % differ from those of "
+            "all, in shares that add up to 100 %. It speaks of this range only, and with few trials it is a hint at most: "
+            "two trials more may turn it around.",
             class_="note",
         ),
     )
@@ -165,22 +166,18 @@ def cost(results: Results) -> Markup:
             "search",
             str(len(results.trials)),
             f"{results.seconds:,.0f}",
-            _duration(results.seconds),
+            in_words(results.seconds),
             f"{results.images:,}",
         ]
     ]
     if final is not None:
         rows.append(
-            ["final training", "1", f"{final['seconds']:,.0f}", _duration(final["seconds"]), f"{final['images']:,}"]
+            ["final training", "1", f"{final['seconds']:,.0f}", in_words(final["seconds"]), f"{final['images']:,}"]
         )
         both = results.seconds + final["seconds"]
-        rows.append(["together", "", f"{both:,.0f}", _duration(both), f"{results.images + final['images']:,}"])
+        rows.append(["together", "", f"{both:,.0f}", in_words(both), f"{results.images + final['images']:,}"])
     count = f"{results.count('done')} done, {results.count('pruned')} ended early, {results.count('failed')} failed"
     return join(
         table(["", "trainings", "seconds", "", "images trained on"], rows, caption="Time of training and images seen"),
         element("p", f"{count}. Seconds are added over machines, validation included.", class_="note"),
     )
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

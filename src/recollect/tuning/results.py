@@ -20,8 +20,10 @@ from recollect.tuning.protocol import Protocol
 from recollect.tuning.store import Store
 
 _STATES = {"COMPLETE": "done", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "queued"}
-MIN_FOR_IMPORTANCE = 10
+MIN_FOR_IMPORTANCE = 20
 """Trials below which the importance of parameters is noise."""
+BEST_SHARE = 0.3
+"""Which trials are compared with all: of 20 a tenth would be two, and whatever they have in common would matter most."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,9 @@ def read_results(store: Store, protocol: Protocol, final: dict[str, Any] | None 
         space={name: str(parameter) for name, parameter in protocol.space.items()},
         trials=trials,
         chosen=None if best is None else best.number,
-        importance=_importance(store, protocol),
+        importance=importance(
+            store.optuna, store.study, [name for name, parameter in protocol.space.items() if not parameter.fixed]
+        ),
         seconds=round(sum(trial.seconds for trial in trials), 1),
         images=sum(trial.images for trial in trials),
         final=final,
@@ -164,16 +168,25 @@ def _record(slot: int, trial: Any) -> TrialRecord:
     )
 
 
-def _importance(store: Store, protocol: Protocol) -> dict[str, float]:
-    """PED-ANOVA: how far the best tenth's values of a parameter differ from all values. Needs no other package."""
-    done = [trial for trial in store.trials() if trial.state.name == "COMPLETE"]
-    varied = [name for name, parameter in protocol.space.items() if not parameter.fixed]
-    if len(done) < MIN_FOR_IMPORTANCE or not varied or len({trial.value for trial in done}) < 2:
+def importance(optuna: Any, study: Any, names: list[str]) -> dict[str, float]:
+    """PED-ANOVA: how far the best trials' values of a parameter differ from all values. Needs no other package.
+
+    Returns:
+        Parameter → share; empty with fewer than ``MIN_FOR_IMPORTANCE`` finished trials, or if all have one value.
+    """
+    done = [trial for trial in study.get_trials(deepcopy=False) if trial.state.name == "COMPLETE"]
+    if len(done) < MIN_FOR_IMPORTANCE or not names or len({trial.value for trial in done}) < 2:
         return {}
-    optuna = store.optuna
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna calls the evaluator experimental
-        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-        found = optuna.importance.get_param_importances(store.study, evaluator=evaluator, params=varied)
+        found = optuna.importance.get_param_importances(study, evaluator=_evaluator(optuna), params=names)
     shares = {str(name): round(float(value), 4) for name, value in found.items()}
     return shares if math.isfinite(sum(shares.values())) else {}
+
+
+def _evaluator(optuna: Any) -> Any:
+    kind = optuna.importance.PedAnovaImportanceEvaluator
+    try:
+        return kind(target_quantile=BEST_SHARE)
+    except TypeError:  # the option's name in Optuna's earlier releases
+        return kind(baseline_quantile=BEST_SHARE)

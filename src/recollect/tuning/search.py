@@ -8,11 +8,12 @@ processes may call ``tune`` on the same study at once.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from recollect.common.errors import ConfigError
+from recollect.common.errors import ConfigError, InputError
 from recollect.data import only_splits
 from recollect.training.config import Config
 from recollect.training.trainer import TrainingStoppedError
@@ -21,8 +22,8 @@ from recollect.tuning.protocol import Protocol, read_protocol, trial_config
 from recollect.tuning.report_page import write_page
 from recollect.tuning.results import Results, read_results, write_tables
 from recollect.tuning.space import as_settings
-from recollect.tuning.store import Claim, Store
-from recollect.tuning.trial import Validated, has_diverged, mark_pruned, run, validated
+from recollect.tuning.store import Lease, LostTrialError, Store
+from recollect.tuning.trial import ForeignRunError, Validated, has_diverged, mark_pruned, run, validated
 
 TRIALS = 20
 
@@ -82,9 +83,7 @@ def tune(
         what = "1 trial is" if unfinished == 1 else f"{unfinished} trials are"
         say(f"{what} not done yet; the same command goes on, or the process that ends last does.")
     elif results.best is None:
-        say(
-            "no trial came to its end, so there is nothing to choose: look at trials.csv, and lower the learning rates."
-        )
+        say(f"no trial came to its end, so there is nothing to choose. {_reasons(results)}")
     elif final:
         finish_study(closing, protocol, results.best, say)
         results = write_results(store, closing, protocol)
@@ -144,59 +143,88 @@ def _open(folder: Path, protocol: Protocol, storage: str | None, sampler: str, p
 def _search(store: Store, closing: Store, protocol: Protocol, trials: int, say: Callable[[str], None]) -> None:
     """Trials until there are enough. Nothing but the training split can be read in here."""
     with only_splits(protocol.base.data.train_split):
-        while (claim := store.claim(trials)) is not None:
-            with store.at_work(claim):
-                _do(store, claim, protocol, trials, say)
+        while (lease := store.claim(trials)) is not None:
+            try:
+                with store.at_work(lease):
+                    _do(store, lease, protocol, trials, say)
+            except LostTrialError as error:
+                say(f"note       {error}")
             write_results(store, closing, protocol)  # a long search can be looked at
 
 
-def _do(store: Store, claim: Claim, protocol: Protocol, trials: int, say: Callable[[str], None]) -> None:
-    drawn = {name: parameter.draw(claim.trial) for name, parameter in protocol.space.items()}
-    settings = as_settings(drawn)
-    claim.trial.set_user_attr("drawn", drawn)
-    claim.trial.set_user_attr("settings", settings)
-    path, select = store.folder / "trials" / f"{claim.slot:04d}", protocol.base.run.select
-    label = f"trial {claim.slot:04d}"
-    place = list(store.slots()).index(claim.slot) + 1
+def _do(store: Store, lease: Lease, protocol: Protocol, trials: int, say: Callable[[str], None]) -> None:
+    drawn = {name: parameter.draw(lease.trial) for name, parameter in protocol.space.items()}
+    lease.trial.set_user_attr("drawn", drawn)
+    path, select = store.folder / "trials" / f"{lease.slot:04d}", protocol.base.run.select
+    label = f"trial {lease.slot:04d}"
+    place = list(store.slots()).index(lease.slot) + 1
     again = ", going on" if (path / "config.yaml").exists() else ""
     say(f"{label} ({place} of {trials}{again}): {', '.join(f'{name} {shown(value)}' for name, value in drawn.items())}")
     pruned = store.optuna.TrialPruned
 
     def on_validation(step: int, metrics: dict[str, float]) -> None:
         so_far = validated(path, select)
-        _report(claim, so_far)
-        if so_far is not None and step > 0 and claim.trial.should_prune():
+        _report(lease, so_far)
+        if so_far is not None and step > 0 and lease.trial.should_prune():
             raise pruned
 
     try:
-        _report(claim, validated(path, select))
+        settings = as_settings(drawn)
+        lease.trial.set_user_attr("settings", settings)
+        _report(lease, validated(path, select))
         run(path, trial_config(protocol, settings), _silent, on_validation)
     except pruned:
         found = validated(path, select)
         mark_pruned(path, max(found.curve) if found else 0.0)
-        store.finish(claim, "PRUNED", None, _facts(found))
+        store.finish(lease, "PRUNED", None, _facts(found))
         say(f"{label} ended early: {_told(found, select)}")
     except TrainingStoppedError as error:
         if not has_diverged(error):
             raise TrainingStoppedError(
-                f"asked to stop: trial {claim.slot:04d} is saved and queued. The same command goes on.", error.exit_code
+                f"asked to stop: trial {lease.slot:04d} is saved and queued. The same command goes on.", error.exit_code
             ) from error
-        store.finish(claim, "FAIL", None, {**_facts(validated(path, select)), "failure": str(error)})
+        store.finish(lease, "FAIL", None, {**_facts(validated(path, select)), "failure": str(error)})
+        say(f"{label} failed: {error}")
+    except ForeignRunError:
+        raise
+    except (ConfigError, InputError) as error:
+        # Settings that contradict each other only together, or that only the network refuses. The next draw may be
+        # sound, and the same one would fail again.
+        store.finish(lease, "FAIL", None, {"failure": str(error)})
         say(f"{label} failed: {error}")
     else:
         found = validated(path, select)
         if found is None:
             raise ConfigError(f"run.select {select!r} is not measured in {path}.")
-        store.finish(claim, "COMPLETE", found.value, _facts(found))
+        store.finish(lease, "COMPLETE", found.value, _facts(found))
         say(f"{label} {_told(found, select)}")
 
 
-def _report(claim: Claim, found: Validated | None) -> None:
-    """Tell Optuna every evaluation that it has not heard of; a resumed trial is a new one to it."""
-    known = claim.trial.study.get_trials(deepcopy=False)[claim.trial.number].intermediate_values
+def _report(lease: Lease, found: Validated | None) -> None:
+    """Tell Optuna every evaluation that it has not heard of; a resumed trial is a new one to it.
+
+    The untrained network's is kept back: the pruner compares a trial's best so far, and a start that is better than what
+    training makes of it would keep every trial alive.
+    """
+    known = lease.trial.study.get_trials(deepcopy=False)[lease.trial.number].intermediate_values
     for epoch, value in () if found is None else found.curve.items():
-        if round(epoch) not in known:
-            claim.trial.report(value, round(epoch))
+        if epoch > 0 and round(epoch) not in known:
+            lease.trial.report(value, round(epoch))
+
+
+def _reasons(results: Results) -> str:
+    """Why trials failed: the three most frequent reasons; those that differ in numbers only are one."""
+    alike: dict[str, list[str]] = {}
+    for trial in results.trials:
+        if trial.failure:
+            alike.setdefault(re.sub(r"\d+", "#", trial.failure), []).append(trial.failure)
+    told = [
+        f"{'1 trial' if len(texts) == 1 else f'{len(texts)} trials'} failed: {texts[0]}"
+        for texts in sorted(alike.values(), key=len, reverse=True)[:3]
+    ]
+    return " ".join(
+        [*told, "Every trial is in trials.csv; a study with other settings or another --space needs another --out."]
+    )
 
 
 def _facts(found: Validated | None) -> dict[str, Any]:

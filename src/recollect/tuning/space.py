@@ -108,7 +108,7 @@ def read_space(texts: Iterable[str], defaults: Space) -> dict[str, Parameter]:
 
     Args:
         texts: ``NAME=LOW:HIGH``, ``NAME=LOW:HIGH:log``, ``NAME=A,B,C`` or ``NAME=VALUE`` (not searched); a name is one
-            of the five or any setting's key.
+            of the five or the key of a setting that is not of the data.
         defaults: see ``default_space``.
 
     Raises:
@@ -209,5 +209,15 @@ def as_settings(values: Mapping[str, Value]) -> dict[str, Any]:
 
 
 def corners(space: Space) -> Sequence[dict[str, Value]]:
-    """The values at both ends of everything, to be tried out before a search begins."""
-    return [{name: parameter.ends[end] for name, parameter in space.items()} for end in (0, 1)]
+    """Draws to be tried out before a search begins: both ends of everything, and each choice and bound of each parameter
+    beside the first of the others.
+
+    Example:
+        >>> [list(draw.values()) for draw in corners(read_space(["gamma=0.1:0.5", "loss.options.k=1,2,4"], {}))]
+        [[0.1, 1], [0.5, 4], [0.5, 1], [0.1, 2], [0.1, 4]]
+    """
+    first, last = ({name: parameter.ends[end] for name, parameter in space.items()} for end in (0, 1))
+    found = [first, last]
+    for name, parameter in space.items():
+        found += [{**first, name: value} for value in parameter.choices or parameter.ends]
+    return [draw for place, draw in enumerate(found) if draw not in found[:place]]

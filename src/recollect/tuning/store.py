@@ -1,7 +1,7 @@
 """The study in its database: who may work on which trial, and what came of it. All of Optuna is behind this file.
 
 Several processes, on several machines, may work on one study. A trial is claimed by exactly one of them; a process that
-dies loses its claim and the trial is queued again, with the same settings, to be gone on with where its run folder is.
+dies loses it and the trial is queued again, with the same settings, to be gone on with where its run folder is.
 It is never counted as done. Optuna gives a queued trial a new number, so a trial here is a *slot*, counted without
 those: the name of its folder, and all that a random draw depends on beside the seed.
 """
@@ -30,7 +30,7 @@ from recollect.common.locks import exclusive, is_free, try_lock
 BEAT = 30.0
 """Seconds between signs of life in the database."""
 GRACE = 600.0
-"""Seconds without one after which a process is taken for dead. Machines' clocks may differ by some minutes."""
+"""Seconds without one after which a process elsewhere is taken for dead. Machines' clocks may differ by some minutes."""
 SAMPLERS = ("random", "tpe")
 PRUNERS = ("none", "median")
 KEPT = ("chosen",)
@@ -38,13 +38,29 @@ KEPT = ("chosen",)
 _IDENTITY = "recollect"
 
 
+class LostTrialError(DataError):
+    """A trial that was given to another process while this one worked on it."""
+
+
 @dataclass
-class Claim:
-    """A trial that is this process's to do."""
+class Lease:
+    """A trial that is this process's to do. ``done`` once its result is written."""
 
     trial: Any
     slot: int
     lock: IO[str]
+    done: bool = False
+
+
+def check_words(sampler: str, pruner: str) -> None:
+    """Refuse a sampler or a pruner that there is not.
+
+    Raises:
+        ConfigError: the sentence says which there are.
+    """
+    for what, word, known in (("--sampler", sampler, SAMPLERS), ("--pruner", pruner, PRUNERS)):
+        if word not in known:
+            raise ConfigError(f"{what} {word} is unknown: choose one of {', '.join(known)}.")
 
 
 class Store:
@@ -70,9 +86,7 @@ class Store:
         pruner: str = "none",
         seed: int = 0,
     ) -> None:
-        for what, word, known in (("--sampler", sampler, SAMPLERS), ("--pruner", pruner, PRUNERS)):
-            if word not in known:
-                raise ConfigError(f"{what} {word} is unknown: choose one of {', '.join(known)}.")
+        check_words(sampler, pruner)
         self.optuna = require("optuna", "tune", "recollect tune")
         self.optuna.logging.set_verbosity(self.optuna.logging.WARNING)
         self.folder, self.part, self.sampler, self.seed = folder, part, sampler, seed
@@ -116,9 +130,9 @@ class Store:
                 "for the same again."
             )
 
-    # Claims -----------------------------------------------------------------------------------------------------------
+    # Leases -----------------------------------------------------------------------------------------------------------
 
-    def claim(self, total: int) -> Claim | None:
+    def claim(self, total: int) -> Lease | None:
         """A trial to work on: one that was left, or a new one if there are fewer than ``total``; None if neither."""
         with self._alone():
             self.release_dead()
@@ -126,11 +140,11 @@ class Store:
                 trials = self.trials()
                 if not any(trial.state.name == "WAITING" for trial in trials) and _count(trials) >= total:
                     return None
-                claim = self._ask(total)
-                if claim is not None:
-                    return claim
+                lease = self._ask(total)
+                if lease is not None:
+                    return lease
 
-    def _ask(self, total: int) -> Claim | None:
+    def _ask(self, total: int) -> Lease | None:
         """A queued or new trial from Optuna, unless it turns out to be one too many."""
         trial = self.study.ask()
         everything = self.trials()
@@ -147,32 +161,58 @@ class Store:
         for name, value in {"slot": slot, "owner": self._owner(), "beat": time.time()}.items():
             trial.set_user_attr(name, value)
         self.study.sampler = self._sampler(slot)
-        return Claim(trial, slot, lock)
+        return Lease(trial, slot, lock)
 
     @contextmanager
-    def at_work(self, claim: Claim) -> Iterator[None]:
-        """Give signs of life; queue the trial again if the block ends without a result."""
+    def at_work(self, lease: Lease) -> Iterator[None]:
+        """Give signs of life; queue the trial again if the block ends without a result.
+
+        Raises:
+            LostTrialError: another process was given the trial meanwhile.
+        """
         ended = threading.Event()
-        thread = threading.Thread(target=self._beat, args=(claim.trial, ended), daemon=True)
+        thread = threading.Thread(target=self._beat, args=(lease.trial, ended), daemon=True)
         thread.start()
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             ended.set()
             thread.join()
+            if isinstance(error, RuntimeError) and self._is_lost(lease):  # what Optuna says to whoever writes then
+                raise self._lost(lease) from error
             with self._alone():
-                self._queue_again(claim.trial.number)
+                self._queue_again(lease.trial.number)
             raise
         finally:
             ended.set()
             thread.join()
-            claim.lock.close()
+            lease.lock.close()
 
-    def finish(self, claim: Claim, state: str, value: float | None, facts: Mapping[str, Any]) -> None:
-        """Write a result: ``COMPLETE`` with a value, ``PRUNED``, or ``FAIL`` with the fact ``failure``."""
+    def finish(self, lease: Lease, state: str, value: float | None, facts: Mapping[str, Any]) -> None:
+        """Write a result: ``COMPLETE`` with a value, ``PRUNED``, or ``FAIL`` with the fact ``failure``.
+
+        Raises:
+            LostTrialError: another process was given the trial meanwhile.
+        """
+        if self._is_lost(lease):
+            raise self._lost(lease)
         for name, fact in facts.items():
-            claim.trial.set_user_attr(name, fact)
-        self.study.tell(claim.trial, value, state=self.optuna.trial.TrialState[state])
+            lease.trial.set_user_attr(name, fact)
+        self.study.tell(lease.trial, value, state=self.optuna.trial.TrialState[state])
+        lease.done = True
+
+    def _is_lost(self, lease: Lease) -> bool:
+        number = lease.trial.number
+        return not lease.done and any(
+            trial.number == number and trial.state.name != "RUNNING" for trial in self.trials()
+        )
+
+    def _lost(self, lease: Lease) -> LostTrialError:
+        what = "the final training" if self.part == "final" else f"trial {lease.slot:04d}"
+        return LostTrialError(
+            f"{what} was given to another process, because this one had shown no sign of life for {GRACE / 60:.0f} minutes "
+            "(a machine that sleeps, a database out of reach): what was done here does not count."
+        )
 
     def trials(self) -> list[Any]:
         """Every trial that Optuna knows, dead and surplus ones too."""
@@ -202,13 +242,18 @@ class Store:
     def _is_dead(self, trial: Any) -> bool:
         owner, beat = trial.user_attrs.get("owner"), trial.user_attrs.get("beat")
         if owner is None or beat is None:
-            # Killed in the moment between drawing and signing. The only time known is the other machine's local one.
+            # Killed in the moment between drawing and signing. Both happen with the guard held, which now we hold.
+            if self._guard_file is not None:
+                return True
+            # Without one the only time known is the other machine's local one.
             started = trial.datetime_start
             return started is not None and datetime.now() - started > timedelta(hours=26, seconds=GRACE)
         here = self._owner()
         shares_this_folder = (owner.get("host"), owner.get("folder")) == (here["host"], here["folder"])
-        if shares_this_folder and is_free(self.lock_file(trial.user_attrs["slot"])):
-            return True
+        lock = self.lock_file(trial.user_attrs["slot"])
+        if shares_this_folder and lock.exists():
+            # Who holds it is alive, however long ago the last beat: machines sleep.
+            return is_free(lock)
         return bool(time.time() - float(beat) > GRACE)
 
     def _queue_again(self, number: int) -> None:

@@ -18,6 +18,10 @@ from recollect.training.run_folder import RunFolder, now
 from recollect.training.trainer import OnValidation, Outcome, TrainingStoppedError, train
 
 
+class ForeignRunError(ConfigError):
+    """A trial's folder holds a run that is none of this study: nothing that the trial's settings could be blamed for."""
+
+
 @dataclass(frozen=True)
 class Validated:
     """What the validation classes said of a run.
@@ -53,7 +57,7 @@ def run(path: Path, config: Config, say: Any, on_validation: OnValidation | None
     """Train in ``path``, from the start or from where it was left.
 
     Raises:
-        ConfigError: the folder holds a run with other settings.
+        ForeignRunError: the folder holds a run with other settings.
     """
     folder = RunFolder(path)
     if not folder.config_file.exists():
@@ -70,7 +74,7 @@ def _check_same(folder: RunFolder, config: Config) -> None:
     for part, name in (("optimiser", None), ("loss", None), ("run", "epochs"), ("run", "seed"), ("batch", "size")):
         there, here = (values[part] if name is None else values[part][name] for values in (one, other))
         if there != here:
-            raise ConfigError(
+            raise ForeignRunError(
                 f"{folder.path} holds a run with other settings ({part}: {there}, not {here}): it is of another study. "
                 "Choose another --out."
             )
