@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from recollect.common.durations import in_words
 from recollect.losses.simix import MAX_PAIRS
 from recollect.models.zoo import find
 from recollect.training.choices import Choice
@@ -82,7 +83,7 @@ class Plan:
             f"chunk      {self.chunk:,} images in the network at once{whole}",
             f"length     {self.steps:,} steps: {self.epochs:.3g} epochs of {self.batches_an_epoch:,} batches",
             f"machine    {self.device}, {self.precision}; about {self.memory_mb:,} MB",
-            f"time       about {_duration(self.seconds_a_step * self.steps)} for the network "
+            f"time       about {in_words(self.seconds_a_step * self.steps)} for the network "
             f"({self.seconds_a_step:.2g} s a step), loss and evaluation not counted",
         ]
         return text + [f"chosen     {choice}" for choice in choices]
@@ -203,13 +204,3 @@ def _virtual(config: Config, batch: int, sizes: NDArray[np.int64]) -> int:
     pairs = classes * (classes - 1) // 2
     limit = config.loss.options.get("max_pairs", MAX_PAIRS)
     return batch + int((pairs if limit is None else np.minimum(pairs, limit)).sum())
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 1:
-        return "a second"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from recollect.common.durations import in_words
 from recollect.common.errors import ConfigError, DataError
 from recollect.training.recipes import closest
 from recollect.tuning.benches import BENCHES
@@ -61,5 +62,5 @@ def describe(matrix: Matrix, claims: Sequence[Claim], left_out: Sequence[str]) -
     lines.append(f"runs       {len(counted)} in all, {done} done already")
     if left:
         seconds = sum(one.bench.cost * one.bench.budget.times(matrix.budget) for one in left)
-        lines.append(f"time       about {seconds / 60:,.0f} minutes of one core, by runs on a server's processor")
+        lines.append(f"time       about {in_words(seconds)} of one core, by runs on a server's processor")
     return [*lines, *(f"left out   {text}" for text in left_out)]
