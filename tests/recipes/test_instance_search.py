@@ -248,7 +248,7 @@ def test_both_benchmarks_are_measured_with_the_same_distractors(
     data: Path, short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R1M is embedded once: the second benchmark finds its vectors. Whatever is embedded is noted."""
-    shutil.copytree(short / "model", tmp_path / "model")
+    shutil.copytree(short / "model", tmp_path / "model", ignore=shutil.ignore_patterns("eval"))
     root, embedded = str(data / "revisited"), []  # type: ignore[var-annotated]
 
     def noting(images: Any, part: Any, read: Any) -> Any:
