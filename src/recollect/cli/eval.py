@@ -50,7 +50,9 @@ def evaluate_command(
         ),
     ] = None,
     root: Annotated[Path | None, typer.Option(help="The folder the data set lies in.")] = None,
-    split: Annotated[str, typer.Option(help="Which part of it.")] = "test",
+    split: Annotated[
+        str | None, typer.Option(help="Which part of it. Default: test, or what the run calls so.")
+    ] = None,
     ks: Annotated[
         str | None, typer.Option(help="The k of r@k and recall@k. Default: the recipe's, or 1,10,100,1000.")
     ] = None,
@@ -99,6 +101,8 @@ def evaluate_command(
     from recollect.evaluation import Evaluation, RevisitedResult
     from recollect.evaluation.result import refuse_existing, write_summary
 
+    own = eval_target.own_data(target) if data is None else {}
+    split = split or str(own.get("test_split") or "test")
     chosen = None if recipe is None else eval_recipe.read(recipe, needs_no_run=target is None and init is None)
     if chosen is not None:
         init = chosen.model.init if target is None and init is None else init
@@ -140,6 +144,7 @@ def evaluate_command(
             recipe=chosen,
             distractors=distractors,
             download=download,
+            options=own.get("options") or {},
         )
     elif vectors.distractors is None:
         vectors.distractors = distractors

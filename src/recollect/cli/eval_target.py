@@ -103,11 +103,13 @@ def from_images(
     recipe: Config | None = None,
     distractors: Path | None = None,
     download: bool = False,
+    options: Mapping[str, Any] | None = None,
 ) -> Target:
     """Embed a data set with a run's model, a saved embedder or a bare initialisation.
 
     ``recipe`` tells how an initialisation is built, how many scales there are and which numbers are published; without
-    it a run's own does. Vectors of instance search are kept beside the results as they are made.
+    it a run's own does. ``options`` are the data set's. Vectors of instance search are kept beside the results as they
+    are made.
     """
     if data is None:
         raise ConfigError("--data NAME says which images to embed; only an .npz of vectors does without.")
@@ -147,8 +149,7 @@ def from_images(
         from recollect.data import load
         from recollect.data.pictures import Pictures
 
-        options = {"allow_outside": True} if allow_outside else {}
-        images = load(data, root, split, **options)
+        images = load(data, root, split, **{**(options or {}), **({"allow_outside": True} if allow_outside else {})})
         scales = INSTANCE_SEARCH_SCALES if multiscale else None
         rows = model.embed(Pictures(images), batch_size=batch_size, device=device, progress=True, scales=scales)
         vectors = Target(name, where, rows, labels=images.labels, distractors=distractors)
@@ -180,13 +181,19 @@ def _run_config(target: Path | None) -> Mapping[str, Any]:
     return config if isinstance(config, Mapping) else {}
 
 
+def own_data(target: Path | None) -> Mapping[str, Any]:
+    """What a run says of the images it was trained and tested on; nothing for other targets."""
+    own = _run_config(target).get("data")
+    return own if isinstance(own, Mapping) else {}
+
+
 def which_data(target: Path | None, data: str | None, root: Path | None) -> tuple[str | None, Path | None]:
     """What ``--data`` and ``--root`` mean: a data set's name, or a folder of images; for a run, by default its own."""
     from recollect.data import available
 
     if data is None:
-        own = _run_config(target).get("data")
-        if isinstance(own, Mapping) and own.get("name"):
+        own = own_data(target)
+        if own.get("name"):
             return str(own["name"]), root or (Path(own["root"]) if own.get("root") else None)
     elif data not in available() and root is None and Path(data).exists():
         return "folder", Path(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -197,14 +198,19 @@ def data_settings(recipe: str | None, data: str | None, root: str | None) -> tup
     if data is not None and data in available():
         settings.append(f"data.name={data}")
     elif data is not None and recipe is None:
-        return "folder", [f"data.root={data}"]
+        return "folder", [f"data.root={_as_text(data)}"]
     elif data is not None:
         root = root or data
     if root is not None:
-        settings.append(f"data.root={root}")
+        settings.append(f"data.root={_as_text(root)}")
     if recipe is None:
         recipe = "glyphs" if data in (None, "glyphs") else "folder"
     return recipe, settings
+
+
+def _as_text(path: str) -> str:
+    """A path as YAML reads it back to the letter: ``photos #1`` and ``2024`` are names too."""
+    return json.dumps(path, ensure_ascii=False)
 
 
 def _stoppable(run: Callable[[], Outcome]) -> Outcome:

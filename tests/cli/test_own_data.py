@@ -1,0 +1,42 @@
+"""A run is evaluated on its own test part, and a folder is the one that was named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from recollect.cli.app import app
+from recollect.cli.train import data_settings
+from recollect.training.recipes import resolve
+from recollect.training.trainer import train
+from training.small_runs import make_images, silent, small_config
+
+
+@pytest.mark.parametrize("name", ["photos #1", "2024", "a: b", "[x]", "null", "~mine", 'say "cheese"', "Fotos für Ü"])
+def test_a_folder_is_named_to_the_letter(name: str) -> None:
+    for recipe in (None, "folder"):
+        chosen, settings = data_settings(recipe, name, None)
+        assert resolve(chosen, settings).data.root == name
+
+
+def test_eval_takes_the_run_s_own_split_and_options(tmp_path: Path) -> None:
+    root = make_images(make_images(tmp_path / "images"), classes=6, split="elsewhere", seed=1)
+    listed = tmp_path / "list.csv"
+    rows = [
+        f"{path.relative_to(root).as_posix()},{path.parent.name},{path.parents[1].name}"
+        for path in sorted(root.rglob("*.png"))
+        if path.parent.name != "elsewhere-05"
+    ]
+    listed.write_text("\n".join(["path,label,split", *rows]) + "\n")
+    own = {"data.options": {"csv": str(listed)}, "data.test_split": "elsewhere"}
+    config = small_config(root, **own, **{"run.epochs": 1, "run.watch_test": True})
+    run = train(config, tmp_path / "run", say=silent).folder
+    done = CliRunner().invoke(app, ["eval", str(run)])
+    assert done.exit_code == 0, done.output
+    written = json.loads(next((run / "eval").rglob("metrics.json")).read_text())
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert written["source"]["split"] == "elsewhere"
+    assert written["source"]["fingerprint"] == manifest["data"]["fingerprints"]["test"]
