@@ -16,8 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from recollect.common import torchvision_fix
-from recollect.common.errors import ConfigError, DataError, ImageError, InputError
+from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.common.images import Preprocessing
 from recollect.data import transforms
 from recollect.data.draws import uniforms
@@ -29,31 +28,6 @@ from recollect.data.sampling import ClassBalancedSampler, shard
 SMALL = Preprocessing(16, 18)
 TRAIN = transforms.train_transform(SMALL)
 TEST = transforms.test_transform(SMALL)
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
-    """40 JPEG files of various sizes, 8 classes of 5."""
-    root = tmp_path_factory.mktemp("photos")
-    random = np.random.default_rng(0)
-    names = [f"{number % 8}/{number:02}.jpg" for number in range(40)]
-    for name in names:
-        (root / name).parent.mkdir(exist_ok=True)
-        width, height = random.choice([24, 30, 41]), random.choice([20, 33])
-        coarse = Image.fromarray(random.integers(0, 256, (4, 4, 3), dtype=np.uint8))
-        coarse.resize((int(width), int(height)), Image.Resampling.BICUBIC).save(root / name, quality=92)
-    return ImageSet("photos", names, np.arange(40) % 8, list("abcdefgh"), root=root)
-
-
-@pytest.fixture
-def damaged(photos: ImageSet, tmp_path: Path) -> ImageSet:
-    """The photos, with image 3 cut in half and image 11, of the same class, empty."""
-    for name in photos.names:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes((photos.root / name).read_bytes())
-    (tmp_path / photos.names[3]).write_bytes((photos.root / photos.names[3]).read_bytes()[:200])
-    (tmp_path / photos.names[11]).write_bytes(b"")
-    return ImageSet("damaged", photos.names, photos.labels, photos.class_names, root=tmp_path)
 
 
 def epoch_of(images: ImageSet, epoch: int = 1, **kwargs) -> list[torch.Tensor]:
@@ -248,71 +222,6 @@ def test_a_cache_of_shrunk_images_is_not_one_of_whole_ones(photos: ImageSet, tmp
         Pipeline(photos, LongerSide(28, flip=True), cache="ram", cache_size=20)
 
 
-def test_bad_images_of_a_list_are_replaced(damaged: ImageSet) -> None:
-    with Pipeline(damaged, LongerSide(20, flip=True), workers=2, on_bad_image="skip") as pipeline:
-        images, labels, indices = pipeline.load([3, 11, 19, 0, 8], epoch=2)
-    assert labels.tolist() == [3, 3, 3, 0, 0]
-    assert set(indices[:2].tolist()) == {27, 35}
-    assert all(min(image.shape) > 1 for image in images)
-
-
-def test_a_bad_image_stops_by_default_and_is_named(damaged: ImageSet) -> None:
-    for workers in (0, 2):
-        with Pipeline(damaged, TRAIN, workers=workers) as pipeline, pytest.raises(ImageError) as caught:
-            pipeline.load([0, 1, 2, 3])
-        assert "03.jpg" in str(caught.value)
-        assert "on_bad_image to 'skip'" in str(caught.value)
-
-
-def test_skipping_keeps_the_balance_and_reports_every_file(damaged: ImageSet) -> None:
-    expected = None
-    for workers in (0, 2, 4):
-        with Pipeline(damaged, TRAIN, workers=workers, on_bad_image="skip") as pipeline:
-            images, labels, indices = pipeline.load([3, 11, 19, 0, 8], epoch=2)
-            assert labels.tolist() == [3, 3, 3, 0, 0]
-            assert set(indices[:2].tolist()) == {27, 35}, "images of the class that are not in the batch"
-            assert indices[2:].tolist() == [19, 0, 8]
-            assert [(bad.index, bad.name) for bad in pipeline.bad_images] == [(3, "3/03.jpg"), (11, "3/11.jpg")]
-            assert "3/03.jpg" in pipeline.bad_images[0].reason
-            random = uniforms(0, 2, 0, indices[:1], np.array([0]), TRAIN.draws)[0]
-            assert np.array_equal(images[0].permute(1, 2, 0).numpy(), TRAIN(damaged.read(int(indices[0])), random))
-            assert expected is None or (torch.equal(images, expected[0]) and indices.tolist() == expected[1])
-            expected = images, indices.tolist()
-
-
-def test_a_replacement_is_not_yet_in_the_batch_and_changes_with_the_epoch(damaged: ImageSet) -> None:
-    with Pipeline(damaged, TRAIN, workers=0, on_bad_image="skip") as pipeline:
-        chosen = [int(pipeline.load([3, 19], epoch).indices[0]) for epoch in range(12)]
-    assert set(chosen) == {27, 35}
-
-
-def test_when_the_class_has_no_other_image_a_copy_is_drawn_anew(damaged: ImageSet) -> None:
-    with Pipeline(damaged, TRAIN, workers=2, on_bad_image="skip") as pipeline:
-        images, labels, indices = pipeline.load([3, 11, 19, 27, 35])
-    assert labels.tolist() == [3] * 5
-    assert set(indices.tolist()) == {19, 27, 35}
-    rows = {images[row].numpy().tobytes() for row in range(5)}
-    assert len(rows) == 5, "no two rows have the same pixels"
-
-
-def test_a_class_without_a_readable_image_is_an_error(damaged: ImageSet) -> None:
-    only = damaged.subset([3, 11, 0, 8])
-    with Pipeline(only, TRAIN, on_bad_image="skip") as pipeline, pytest.raises(DataError, match="class 'd'"):
-        pipeline.load([0, 1])
-
-
-def test_sequential_leaves_bad_images_out(damaged: ImageSet) -> None:
-    for transform in (TEST, LongerSide(20)):
-        with Pipeline(damaged, transform, workers=2, on_bad_image="skip") as pipeline:
-            found = list(pipeline.sequential(4))
-            shown = np.concatenate([batch.indices for batch in found])
-            assert sorted(shown.tolist()) == sorted(set(range(40)) - {3, 11})
-            assert all(len(batch.images) == len(batch.labels) == len(batch.indices) > 0 for batch in found)
-            for batch in found:
-                assert batch.labels.tolist() == damaged.labels[batch.indices].tolist()
-            assert [bad.index for bad in pipeline.bad_images] == [3, 11]
-
-
 @dataclass(frozen=True)
 class Gate:
     """A transform that waits for leave, counting the images it was asked for."""
@@ -456,14 +365,6 @@ def test_numbers_that_are_no_images_are_refused(photos: ImageSet, indices: list)
         pipeline.load(indices)
 
 
-def test_bombs_are_refused(photos: ImageSet) -> None:
-    with (
-        Pipeline(photos, TRAIN, workers=0, max_pixels=100) as pipeline,
-        pytest.raises(ImageError, match="limit of 100"),
-    ):
-        pipeline.load([0])
-
-
 def test_importing_the_room_does_not_import_torch() -> None:
     code = (
         "import sys, recollect.data; from recollect.data import ClassBalancedSampler; sys.exit('torch' in sys.modules)"
@@ -503,67 +404,6 @@ def test_a_real_epoch(shared_data: Path, tmp_path: Path) -> None:
                 sums.append([int(batch.images.sum(dtype=torch.int64)) for batch in found])
             assert pipeline.bad_images == []
     assert sums[0] == sums[1] == sums[2]
-
-
-def test_a_torchvision_transform_leaves_the_models_random_numbers_alone(
-    photos: ImageSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It draws from torch's global generator, as dropout does: so never while the model may be drawing."""
-    torchvision_fix.apply()
-    from torchvision.transforms import v2
-
-    threads: dict[str, set[str]] = {"read": set(), "transform": set()}
-    augment = v2.Compose([v2.RandomResizedCrop(16), v2.PILToTensor()])
-
-    def watched(image: Image.Image) -> torch.Tensor:
-        threads["transform"].add(threading.current_thread().name)
-        return augment(image)
-
-    read = ImageSet.read
-
-    def watched_read(self: ImageSet, *rest: int) -> Image.Image:
-        threads["read"].add(threading.current_thread().name)
-        return read(self, *rest)
-
-    monkeypatch.setattr(ImageSet, "read", watched_read)
-
-    def run(workers: int, **options) -> tuple[list[torch.Tensor], torch.Tensor]:
-        torch.manual_seed(0)
-        images, drawn = [], []
-        with Pipeline(photos, transforms.FromTorchvision(watched, 16), workers=workers, **options) as pipeline:
-            for batch in pipeline.stream([np.arange(20), np.arange(40), np.arange(30, 35)], epoch=1):
-                images.append(batch.images)
-                for _ in range(20):
-                    state = torch.random.get_rng_state()
-                    time.sleep(0.001)
-                    assert torch.equal(state, torch.random.get_rng_state())
-                    drawn.append(torch.rand(50))
-        return images, torch.cat(drawn)
-
-    images, drawn = run(2)
-    assert threads["transform"] == {threading.current_thread().name}
-    assert all(name.startswith("recollect-loader") for name in threads["read"]), "workers decode"
-    torch.manual_seed(0)
-    assert torch.equal(drawn, torch.cat([torch.rand(50) for _ in range(60)])), "as if nothing had been loaded"
-    for workers, options in ((2, {}), (0, {}), (3, {"cache": "ram"})):
-        again, _ = run(workers, **options)
-        assert same(images, again)
-
-
-def test_a_torchvision_transform_with_bad_images(damaged: ImageSet) -> None:
-    torchvision_fix.apply()
-    from torchvision.transforms import v2
-
-    transform = transforms.FromTorchvision(v2.Compose([v2.RandomResizedCrop(16), v2.PILToTensor()]), 16)
-    found = []
-    for workers in (0, 2):
-        with Pipeline(damaged, transform, workers=workers, on_bad_image="skip") as pipeline:
-            found.append(pipeline.load([3, 11, 19, 0, 8], epoch=2))
-            assert [bad.index for bad in pipeline.bad_images] == [3, 11]
-        with Pipeline(damaged, transform, workers=workers) as pipeline, pytest.raises(ImageError, match=r"03\.jpg"):
-            pipeline.load([0, 1, 2, 3])
-    assert found[0].indices.tolist() == found[1].indices.tolist()
-    assert torch.equal(found[0].images, found[1].images)
 
 
 @pytest.mark.parametrize("transform", [TRAIN, LongerSide(20)], ids=["tensor", "list"])
