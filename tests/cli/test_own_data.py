@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from recollect.cli.app import app
 from recollect.cli.train import data_settings
+from recollect.common.errors import ConfigError
 from recollect.training.recipes import resolve
 from recollect.training.trainer import train
 from training.small_runs import make_images, silent, small_config
@@ -20,6 +21,12 @@ def test_a_folder_is_named_to_the_letter(name: str) -> None:
     for recipe in (None, "folder"):
         chosen, settings = data_settings(recipe, name, None)
         assert resolve(chosen, settings).data.root == name
+
+
+def test_a_folder_in_the_place_of_a_recipe(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(app, ["train", str(tmp_path), "--plan"])
+    assert isinstance(refused.exception, ConfigError)
+    assert f"--data {tmp_path}" in str(refused.exception)
 
 
 def test_eval_takes_the_run_s_own_split_and_options(tmp_path: Path) -> None:

@@ -139,6 +139,8 @@ def find_recipe(name: str | Path, below: Path | None = None) -> tuple[Path, str 
         for candidate, row in _readings(folder / name):
             if candidate.is_file() and (row is None or row in _rows(candidate)):
                 return candidate, row
+    if str(name) and Path(name).is_dir():
+        raise ConfigError(f"there is no recipe {str(name)!r}, but a folder: to train on its images, --data {name}.")
     parts = [part for part in str(name).split("/") if part]
     close = [other for other in known if parts and all(part in other for part in parts)]
     close = close or difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)

@@ -35,10 +35,6 @@ class EqualImages:
         count = max(1, round(images / batch))
         return {"run.steps": count, "batch.batches_per_epoch": count, "optimiser.schedule": "cosine"}
 
-    def times(self, budget: Budget) -> float:
-        """How many times longer than the small budget."""
-        return 1.0 if budget == "small" else self.full / self.small
-
     def words(self, budget: Budget) -> str:
         """The rule in a sentence."""
         images = self.small if budget == "small" else self.full
@@ -68,10 +64,6 @@ class UntilValidation:
             "optimiser.schedule": "constant",
         }
 
-    def times(self, budget: Budget) -> float:
-        """How many times longer than the small budget, at most."""
-        return 1.0 if budget == "small" else self.full / self.small
-
     def words(self, budget: Budget) -> str:
         """The rule in a sentence."""
         limit = self.small if budget == "small" else self.full
@@ -100,6 +92,10 @@ class Bench:
     """What the folder of its images is called; None for embedded images."""
     cost: float = 0.0
     """Seconds of one core for a run of the small budget, as measured once; for ``--plan``."""
+
+    def seconds(self, budget: Budget) -> float:
+        """Of one core for a run of this budget, at most."""
+        return self.cost * (1.0 if budget == "small" else self.budget.full / self.budget.small)
 
     def root(self, data: Path | None) -> str | None:
         """Where its images lie below the folder the user gave; None when none are needed.

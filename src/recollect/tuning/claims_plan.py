@@ -61,6 +61,6 @@ def describe(matrix: Matrix, claims: Sequence[Claim], left_out: Sequence[str]) -
     left = [one for one in counted if not one.done]
     lines.append(f"runs       {len(counted)} in all, {done} done already")
     if left:
-        seconds = sum(one.bench.cost * one.bench.budget.times(matrix.budget) for one in left)
+        seconds = sum(one.bench.seconds(matrix.budget) for one in left)
         lines.append(f"time       about {in_words(seconds)} of one core, by runs on a server's processor")
     return [*lines, *(f"left out   {text}" for text in left_out)]
