@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from recollect.common.errors import DataError, InputError
 from recollect.common.files import atomic_write, write_json
-from recollect.common.reading import read_npz
+from recollect.common.reading import parse_json, read_npz
 
 _RESERVED = ("labels", "positives", "settings")
 
@@ -108,7 +108,7 @@ class Evaluation:
         """Read what ``save`` wrote."""
         try:
             arrays = read_npz(path)
-            settings = json.loads(str(arrays["settings"]))
+            settings = parse_json(str(arrays["settings"]), str(path), dict)
             labels, positives = arrays["labels"], arrays["positives"]
         except (ValueError, KeyError) as error:
             raise DataError(f"{path}: not a file of per-query results ({error}).") from error

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError, RecollectError
 from recollect.common.locks import try_lock
+from recollect.common.refusals import StorageError
 from recollect.config.automatic import choose_device
 from recollect.config.schema import Config
 from recollect.data import shard
@@ -95,13 +96,18 @@ def train(
         return Outcome(run.path, **{name: finished[name] for name in ("steps", "seconds", "chosen_step", "metrics")})
     if (config is None) == (run is None):
         raise ConfigError("give either a configuration or a run to resume.")
-    with _session(run.read_config() if config is None and run is not None else config) as session:
+    advice = "Start all of them again with the same command."
+    with (
+        _session(run.read_config() if config is None and run is not None else config) as session,
+        distributed.losing_no_process(session.team, lambda: advice),
+    ):
         speak = say if session.team.rank == 0 else _silent
         for line in session.plan.lines(session.choices):
             speak(line)
         session.prepare_feeds()
         folder = place_of_run(session, run, out)
-        with _alone(folder, session.team), stop_on_signals() as stop:
+        advice = f"Go on from the last checkpoint: start all of them again with --resume {folder.path}."
+        with _alone(folder, session.team), stop_on_signals() as stop, _resumable(folder):
             if session.team.rank == 0:
                 note_start(session, folder, resumed=run is not None)
             speak(f"run        {folder.path}")
@@ -151,6 +157,18 @@ def _alone(folder: RunFolder, team: distributed.Team) -> Iterator[None]:
             lock.close()  # the file stays: were it removed, one process could lock the old file and one a new one
 
 
+@contextlib.contextmanager
+def _resumable(folder: RunFolder) -> Iterator[None]:
+    """A full disk ends a run, but loses nothing of it."""
+    try:
+        yield
+    except StorageError as error:
+        advice = (
+            f"The run is safe up to its last checkpoint and goes on from there: recollect train --resume {folder.path}"
+        )
+        raise error.with_advice(advice) from error
+
+
 class Trainer:
     """The loop over a prepared session; use ``train``."""
 
@@ -194,7 +212,7 @@ class Trainer:
         if self.first:
             shutil.rmtree(self.folder.whitening, ignore_errors=True)
             # Before the first step the first evaluation is taken again.
-            self.folder.forget_after(self.progress.step or -1)
+            self.folder.forget_after(self.progress.step or -1, self.say)
             self.folder.forget_best_but(self.progress.best.get("step"))
         self.saved_at = time.monotonic()
         self.started_at = time.monotonic() - self.progress.seconds
