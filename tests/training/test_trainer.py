@@ -304,7 +304,7 @@ def test_best_weights_that_are_gone_are_missed_at_once(
         train(config, tmp_path / "run", say=silent)
     (best,) = (tmp_path / "run" / "checkpoints").glob("best-*.pt")
     best.unlink()
-    with pytest.raises(DataError, match=rf"{best.name}: .*No such file"):
+    with pytest.raises(DataError, match=rf"{best.name}: .*no such file"):
         train(resume=tmp_path / "run", say=silent)
 
 

@@ -308,7 +308,7 @@ def read_torch(path: Path | str) -> Any:
         except DataError:
             raise
         except Exception as error:  # a damaged file fails in nearly any way
-            said = in_one_line(error)
+            said = in_one_line(error).split(". ")[0][:160]  # torch goes on to advise what is not safe
             raise DataError(
                 f"{path}: not a file of weights that can be read ({type(error).__name__}: {said})."
             ) from error

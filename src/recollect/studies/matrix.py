@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from recollect.common.errors import ConfigError
+from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import write_json
 from recollect.common.reading import read_json
 from recollect.studies.benches import Bench, Budget
@@ -161,7 +161,9 @@ def best_of(run: Path, rate: float) -> Choice | None:
     from recollect.training.run_folder import RunFolder
 
     folder = RunFolder(run)
-    evaluations = [line for line in folder.read_metrics() if line.get("split") == "val"]
+    evaluations = [line for line in folder.read_metrics() if line.get("split") == "val" and "r@1" in line]
+    if not evaluations:
+        raise DataError(f"{folder.metrics_file}: no evaluation of a finished run. Remove {run} to train it again.")
     best = max(evaluations, key=lambda line: (line["r@1"], -line["step"]))
     last = len(evaluations) > 1 and best["step"] == outcome["steps"]
     batch = int(folder.read_manifest().get("plan", {}).get("batch", 0))

@@ -40,8 +40,8 @@ from recollect.config.schema import Config
 if TYPE_CHECKING:
     from recollect.training.session import Session
 
-_TO_END = ", up to the line of three dots."
-"""Says in the first line of a ``config.yaml`` how to see that it is whole; those of former versions do not."""
+_TO_END, _END = ", up to the line of its end.", "# The end."
+"""What a ``config.yaml`` begins and ends with, so that a truncated one is known; those of former versions do not."""
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "pytorch-metric-learning")
 
 
@@ -142,10 +142,9 @@ class RunFolder:
 
     def write_config(self, config: Config) -> None:
         """Write the resolved configuration."""
-        text = yaml.safe_dump(as_mapping(config), sort_keys=False, allow_unicode=True, width=120, explicit_end=True)
-        write_text(
-            self.config_file, f"# Written by recollect {__version__}: every setting of this run{_TO_END}\n{text}"
-        )
+        text = yaml.safe_dump(as_mapping(config), sort_keys=False, allow_unicode=True, width=120)
+        head = f"# Written by recollect {__version__}: every setting of this run{_TO_END}"
+        write_text(self.config_file, f"{head}\n{text}{_END}\n")
 
     def read_config(self) -> Config:
         """The configuration that was written.
@@ -157,7 +156,7 @@ class RunFolder:
         text = read_yaml_text(self.config_file)
         values = parse_yaml(text, str(self.config_file))
         missing = missing_groups(values) if isinstance(values, Mapping) else ["everything"]
-        if _TO_END in text.partition("\n")[0] and not text.rstrip().endswith("\n..."):
+        if _TO_END in text.partition("\n")[0] and f"\n{_END}" not in text:
             missing = missing or ["the end"]
         if missing:
             raise DataError(
@@ -215,9 +214,9 @@ def _is_record(record: Mapping[str, Any]) -> bool:
     step, kind = record.get("step"), record.get("kind")
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         return False
+    values = [value for key, value in record.items() if key not in ("kind", "split")]
     if kind == "step":
-        return all(isinstance(record.get(key), int | float) for key in ("epoch", "loss", "seconds"))
-    values = (value for key, value in record.items() if key not in ("kind", "split"))
+        return all(value is None or isinstance(value, int | float) for value in values)
     return (
         kind == "evaluation"
         and isinstance(record.get("split"), str)

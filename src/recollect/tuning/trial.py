@@ -94,8 +94,8 @@ def validated(path: Path, select: str) -> Validated | None:
     seconds = 0.0
     for record in folder.read_metrics():
         if record["kind"] == "step":
-            epochs[record["step"]] = round(float(record["epoch"]), 2)
-            seconds = float(record["seconds"])
+            epochs[record["step"]] = round(float(record.get("epoch") or 0), 2)
+            seconds = float(record.get("seconds") or 0)
         elif record.get("split") == "val" and select in record:
             curve[record["step"]] = float(record[select])
     trained = {step: value for step, value in curve.items() if step > 0}
