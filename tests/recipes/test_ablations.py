@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import pytest
 
 from recollect.config.overrides import published_tests, resolve
 from recollect.config.recipe_files import available_recipes, load_recipe
-
-PUBLISHED = Path(__file__).parent / "published"
-
-
-def _table(name: str) -> list[dict[str, str]]:
-    with (PUBLISHED / name).open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+from recollect.studies.paper_numbers import published_rows
 
 
 def _expected() -> dict[str, dict[str, float]]:
     rows: dict[str, dict[str, float]] = {}
-    for row in _table("batch_size.csv"):
+    for row in published_rows("batch_size"):
         rows[f"sop-batch/r50-512/rsk/batch-{row['sop_batch']}"] = {"r@1": float(row["sop_rsk_r1"])}
         if row["cars_batch"]:
             for method, column in (("sap", "cars_sap_r1"), ("rsk", "cars_rsk_r1"), ("rsk-simix", "cars_rsk_simix_r1")):
                 rows[f"cars196-batch/r50-512/{method}/batch-{row['cars_batch']}"] = {"r@1": float(row[column])}
-    for row in _table("k_values_cars196.csv"):
+    for row in published_rows("k_values_cars196"):
         name = f"cars196-k/r50-512/rsk/k-{row['k'].replace(',', '-')}"
         rows[name] = {f"r@{k}": float(row[f"r{k}"]) for k in (1, 2, 4, 8, 16)}
     for method in ("rsk", "rsk-simix"):
@@ -64,7 +55,12 @@ def test_all_else_is_that_of_the_row_without_ablation(name: str) -> None:
     family, network, method, word = name.split("/")
     base = resolve(f"{family.split('-')[0]}/{network}/{method}")
     config = resolve(name)
-    assert (config.model, config.optimizer, config.data, config.run) == (base.model, base.optimizer, base.data, base.run)
+    assert (config.model, config.optimizer, config.data, config.run) == (
+        base.model,
+        base.optimizer,
+        base.data,
+        base.run,
+    )
     if not word.startswith("batch"):
         assert config.batch == base.batch
     changed = {"k"} if word.startswith("k-") else {"tau1"} if word.startswith("tau1") else set()

@@ -20,6 +20,7 @@ _ORDER = (
     "search",
     "export",
     "reproduce",
+    "paper",
     "recipes",
     "models",
     "losses",
@@ -75,6 +76,7 @@ from recollect.cli import eval as _eval  # noqa: E402, F401
 from recollect.cli import export as _export  # noqa: E402, F401
 from recollect.cli import losses as _losses  # noqa: E402, F401
 from recollect.cli import models as _models  # noqa: E402, F401
+from recollect.cli import paper as _paper  # noqa: E402, F401
 from recollect.cli import recipes as _recipes  # noqa: E402, F401
 from recollect.cli import report as _report  # noqa: E402, F401
 from recollect.cli import reproduce as _reproduce  # noqa: E402, F401
