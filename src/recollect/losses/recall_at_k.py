@@ -73,7 +73,9 @@ class RecallAtK(RankLoss):
     def query_loss(self, ranks: Ranks) -> Tensor:
         """``mean_k 1 − min(hits_k, k) / min(k, |P_q|)``, T."""
         k = torch.tensor(self.k, dtype=ranks.all.dtype, device=ranks.all.device)[:, None]
-        hits = (torch.sigmoid((k[:, None] - ranks.all) / self.tau1) * ranks.mask).sum(1)  # number of k × T
+        # Beyond ±60 the sigmoid is 0 or 1 in float64 too; far beyond, it and its gradient would be subnormal.
+        ahead = ((k[:, None] - ranks.all) / self.tau1).clamp(-60, 60)
+        hits = (torch.sigmoid(ahead) * ranks.mask).sum(1)  # number of k × T
         return (1 - torch.minimum(hits, k) / torch.minimum(k, ranks.count)).mean(0)
 
     def extra_repr(self) -> str:

@@ -151,8 +151,7 @@ class _Engine:
         self.mixing = None if layout.mixing is None else layout.mixing[1].to(queries.device, queries.dtype)
         # ∂loss/∂rank is scaled by a power of two so that its products with tiny slopes stay clear of the subnormal
         # numbers (15 × slower); what is below the floor would vanish in rounding anyway.
-        single = queries.dtype == torch.float32
-        self.scale, self.floor = (2.0**40, 1e-18) if single else (1.0, 1e-60)
+        self.floor, self.scale = (1e-18, 2.0**60) if queries.dtype == torch.float32 else (1e-60, 2.0**200)
         on_cpu = queries.device.type == "cpu"
         room = min(_BLOCK_BYTES, settings.memory // 4) if on_cpu else settings.memory // 4
         self.block = queries.new_empty(max(1, room // queries.element_size()))
@@ -170,6 +169,8 @@ class _Engine:
             grads = (of_queries, of_queries if same else torch.zeros_like(self.references))
         for tile in self.layout.tiles(self.width, share):
             value += self._tile(tile.to(self.queries.device, self.queries.dtype), query_loss, grads)
+        if grads is not None:
+            self._unscale(grads)
         return (value / self.layout.num_queries).to(self.queries.dtype), grads
 
     def _tile(self, tile: Tile, query_loss: QueryLoss, grads: Gradients | None) -> Tensor:
@@ -232,9 +233,14 @@ class _Engine:
             gradient = self.mixing.unmix_rows(gradient, len(self.references))
             gradient = torch.mm(gradient, tile.mixing.T)
         of_queries, of_references = grads
+        of_references.addmm_(gradient, self.queries.index_select(0, tile.rows))
+        of_queries.index_add_(0, tile.rows, torch.mm(gradient.T, self.references))
+
+    def _unscale(self, grads: Gradients) -> None:
+        """Undo the scaling of weights and of similarities, once for all tiles; what would be subnormal becomes 0."""
         unit = 1 / (self.settings.step.tau * self.scale)
-        of_references.addmm_(gradient, self.queries.index_select(0, tile.rows), alpha=unit)
-        of_queries.index_add_(0, tile.rows, torch.mm(gradient.T, self.references), alpha=unit)
+        for grad in grads[: 1 if grads[0] is grads[1] else 2]:
+            torch.hardshrink(grad, 2 * torch.finfo(grad.dtype).tiny / unit, out=grad).mul_(unit)
 
     def _weigh(self, query_loss: QueryLoss, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
         """The tile's summed loss, and what one more rank of each kind would add to the mean, scaled; 0 for padding."""
