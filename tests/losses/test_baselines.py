@@ -154,18 +154,18 @@ def test_no_reference_set_where_none_makes_sense(case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", ["margin", "norm_softmax", "proxy_nca", "proxy_anchor", "arcface", "cosface"])
-def test_own_parameters_reach_the_optimiser(name: str) -> None:
+def test_own_parameters_reach_the_optimizer(name: str) -> None:
     options = {"num_classes": CLASSES} if name == "margin" else SIZES
     loss = create(name, **options)
     (parameter,) = loss.parameters()
     assert parameter.numel() == (CLASSES if name == "margin" else CLASSES * DIM)
     before = parameter.detach().clone()
-    optimiser = torch.optim.Adam(loss.parameters(), lr=0.1)
+    optimizer = torch.optim.Adam(loss.parameters(), lr=0.1)
     clustered = unit(CLASSES, 1)[LABELS] + 0.1 * unit(12, 2)
     for dtype in (torch.float32, torch.float64, torch.float16):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss(clustered.to(dtype), LABELS).backward()
-        optimiser.step()
+        optimizer.step()
     assert parameter.dtype == torch.float32
     assert (parameter != before).any()
     other = create(name, **options)

@@ -190,12 +190,12 @@ def test_bad_options() -> None:
 def test_gradient_descent_separates_classes() -> None:
     E = unit(24, 6, 12).requires_grad_()
     y = torch.arange(24) // 4
-    optimiser = torch.optim.Adam([E], lr=0.05)
+    optimizer = torch.optim.Adam([E], lr=0.05)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(100):
             loss = BinnedAP()(torch.nn.functional.normalize(E, dim=1), y)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
     assert loss.item() < 0.05

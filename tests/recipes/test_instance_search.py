@@ -23,18 +23,19 @@ from typer.testing import CliRunner
 from recipes import landmarks
 from recollect.cli.app import app
 from recollect.common.errors import ConfigError, DataError, InputError
+from recollect.config.overrides import resolve
 from recollect.data import load_revisited
 from recollect.data.pictures import Pictures
 from recollect.evaluation import evaluate_revisited
-from recollect.models import INSTANCE_SEARCH_SCALES, Embedder, stored
+from recollect.inference import vector_store as stored
+from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
+from recollect.step.team import Team
 from recollect.training import trainer
-from recollect.training.distributed import Team
-from recollect.training.recipes import resolve
 from recollect.training.run_folder import RunFolder
 from recollect.training.session import prepare
 from recollect.training.trainer import train
 from recollect.training.validation import measure
-from recollect.training.whitening import whiten_last_layer
+from recollect.training.whitened_start import whiten_last_layer
 from training.small_runs import final_weights, losses, same_bits, silent
 
 pytestmark = pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
@@ -209,7 +210,7 @@ def test_scales_come_from_the_recipe(data: Path, short: Path, tmp_path: Path) ->
         assert written["source"]["scales"] == list(scales)
         assert "without_distractors" not in written
         from recollect.data import load_revisited
-        from recollect.data.instance import LongerSide
+        from recollect.data.transforms.longer_side import LongerSide
 
         benchmark = load_revisited("roxford5k", data / "revisited")
         pictures = [LongerSide(48).read(benchmark.queries, index) for index in range(3)]

@@ -20,12 +20,13 @@ from typer.testing import CliRunner
 from recipes.small_sets import MAKERS
 from recollect.cli.app import app
 from recollect.common.errors import ConfigError
+from recollect.config.overrides import as_mapping, available_recipes, resolve
+from recollect.config.schema import Config, ModelConfig
 from recollect.models import Embedder, GeM
 from recollect.models.zoo import find
-from recollect.training import large_batch_step, parts
-from recollect.training.config import Config, ModelConfig
-from recollect.training.optimiser import make_optimiser
-from recollect.training.recipes import as_mapping, available_recipes, resolve
+from recollect.step import large_batch_step
+from recollect.training import parts
+from recollect.training.optimizer import make_optimizer
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import train
 
@@ -75,9 +76,9 @@ def test_the_network_is_built_as_the_recipe_says(name: str) -> None:
         if alike in TRAINED:
             config = TRAINED[alike]
             loss = parts.make_loss(config, num_classes=8, dim=embedder.dim)
-            optimiser = make_optimiser(config.optimiser, embedder, loss)
-            assert type(optimiser).__name__.lower() == config.optimiser.name
-            assert {g["weight_decay"] for g in optimiser.param_groups} <= {config.optimiser.weight_decay, 0.0}
+            optimizer = make_optimizer(config.optimizer, embedder, loss)
+            assert type(optimizer).__name__.lower() == config.optimizer.name
+            assert {g["weight_decay"] for g in optimizer.param_groups} <= {config.optimizer.weight_decay, 0.0}
 
 
 def small(config: Config, root: Path) -> Config:
@@ -122,7 +123,7 @@ def test_two_steps(name: str, root: Callable[[str], Path], tmp_path: Path) -> No
         assert all(0 < loss < 1 and norm > 0 for loss, norm in found), found
     else:  # a whitening of so few images may tell them all apart, and leave nothing to learn
         assert all(0 <= loss < 1 for loss, _ in found), found
-    assert [record["lr"] for record in steps] == [TRAINED[name].optimiser.lr] * 2
+    assert [record["lr"] for record in steps] == [TRAINED[name].optimizer.lr] * 2
     assert run.read_config().published == TRAINED[name].published
     assert any("with SiMix 40" in line for line in said) == name.endswith("simix")
     assert any(line.startswith("whitening") for line in said) == name.startswith("gldv1")
@@ -140,13 +141,13 @@ def test_two_steps_of_the_real_network_from_random_weights(name: str) -> None:
     config = TRAINED[name]
     embedder = parts.make_embedder(replace(config.model, weights="none", image_size=64, resize="default"), seed=0)
     loss = parts.make_loss(config, num_classes=4, dim=embedder.dim)
-    optimiser = make_optimiser(config.optimiser, embedder, loss)
+    optimizer = make_optimizer(config.optimizer, embedder, loss)
     images, labels = torch.randint(0, 256, (8, 3, 64, 64), dtype=torch.uint8), torch.arange(8) // 2
     before = embedder.head.linear.weight.detach().clone()  # type: ignore[union-attr]
     for _ in range(2):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         value = large_batch_step(embedder.train(), loss, images, labels, 4)
-        optimiser.step()
+        optimizer.step()
         assert 0 < float(value) < 1
     assert not torch.equal(before, embedder.head.linear.weight)  # type: ignore[union-attr]
 

@@ -11,7 +11,7 @@ import torch
 from small_runs import make_images, small_config
 
 from recollect.training import parts
-from recollect.training.feeds import PixelFeed
+from recollect.training.batches import PixelFeed
 
 
 @pytest.mark.parametrize(

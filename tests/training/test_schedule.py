@@ -11,12 +11,12 @@ from torch import nn
 from training_toys import Proxies
 
 from recollect.common.errors import ConfigError
-from recollect.training.config import OptimiserConfig
-from recollect.training.optimiser import clip_gradients, make_optimiser, set_learning_rates
+from recollect.config.schema import OptimizerConfig
+from recollect.training.optimizer import clip_gradients, make_optimizer, set_learning_rates
 from recollect.training.schedule import Position, learning_rate_factor
 
 
-def factors(config: OptimiserConfig, epochs: int, batches: int) -> list[float]:
+def factors(config: OptimizerConfig, epochs: int, batches: int) -> list[float]:
     """The factor before each step of a training, positions found as the trainer finds them."""
     return [
         learning_rate_factor(config, Position(e + b / batches, (e + b / batches) / epochs, 1 / batches))
@@ -35,19 +35,19 @@ def test_milestones_are_those_of_torch() -> None:
         expected += [theirs.param_groups[0]["lr"]] * 13
         theirs.step()
         scheduler.step()
-    ours = factors(OptimiserConfig(milestones=(3, 5), gamma=0.3), 7, 13)
+    ours = factors(OptimizerConfig(milestones=(3, 5), gamma=0.3), 7, 13)
     assert ours == pytest.approx(expected, rel=1e-12)
 
 
 def test_cosine_goes_from_one_to_nearly_nothing() -> None:
-    ours = factors(OptimiserConfig(schedule="cosine"), 4, 5)
+    ours = factors(OptimizerConfig(schedule="cosine"), 4, 5)
     assert ours[0] == 1
     assert ours[10] == pytest.approx(0.5)
     assert ours == [pytest.approx(0.5 * (1 + math.cos(math.pi * i / 20))) for i in range(20)]
 
 
 def test_warm_up_rises_in_equal_steps_and_multiplies() -> None:
-    ours = factors(OptimiserConfig(schedule="constant", warm_up=2.0), 4, 5)
+    ours = factors(OptimizerConfig(schedule="constant", warm_up=2.0), 4, 5)
     assert ours[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
     assert set(ours[10:]) == {1.0}
 
@@ -72,32 +72,32 @@ class Grouped(nn.Module):
 @pytest.mark.parametrize(
     ("name", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)]
 )
-def test_optimisers_and_groups(name: str, kind: type) -> None:
-    config = OptimiserConfig(name=name, lr=0.1, head_multiplier=5, loss_multiplier=100, schedule="cosine")  # type: ignore[arg-type]
-    optimiser = make_optimiser(config, Grouped(), Proxies(3, 2))
-    assert type(optimiser) is kind
-    assert [(g["name"], g["lr"], g["weight_decay"]) for g in optimiser.param_groups] == [
+def test_optimizers_and_groups(name: str, kind: type) -> None:
+    config = OptimizerConfig(name=name, lr=0.1, head_multiplier=5, loss_multiplier=100, schedule="cosine")  # type: ignore[arg-type]
+    optimizer = make_optimizer(config, Grouped(), Proxies(3, 2))
+    assert type(optimizer) is kind
+    assert [(g["name"], g["lr"], g["weight_decay"]) for g in optimizer.param_groups] == [
         ("backbone", 0.1, 4e-4),
         ("head", 0.5, 4e-4),
         ("loss", 10.0, 0.0),
     ]
-    set_learning_rates(optimiser, config, Position(1.0, 0.5, 0.1))
-    set_learning_rates(optimiser, config, Position(1.0, 0.5, 0.1))  # not upon one another
-    assert [g["lr"] for g in optimiser.param_groups] == pytest.approx([0.05, 0.25, 5.0])
+    set_learning_rates(optimizer, config, Position(1.0, 0.5, 0.1))
+    set_learning_rates(optimizer, config, Position(1.0, 0.5, 0.1))  # not upon one another
+    assert [g["lr"] for g in optimizer.param_groups] == pytest.approx([0.05, 0.25, 5.0])
 
 
 def test_nothing_to_train() -> None:
     with pytest.raises(ConfigError, match="nothing is left to train"):
-        make_optimiser(OptimiserConfig(), Grouped(frozen=True), nn.Identity())
+        make_optimizer(OptimizerConfig(), Grouped(frozen=True), nn.Identity())
 
 
 def test_clipping_bounds_the_whole_gradient_and_tells_its_norm() -> None:
     model = Grouped()
-    optimiser = make_optimiser(OptimiserConfig(), model, nn.Identity())
+    optimizer = make_optimizer(OptimizerConfig(), model, nn.Identity())
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 2.0)
     count = sum(parameter.numel() for parameter in model.parameters())
-    assert clip_gradients(optimiser, None) == pytest.approx(2 * math.sqrt(count))
-    assert clip_gradients(optimiser, 1.0) == pytest.approx(2 * math.sqrt(count))
+    assert clip_gradients(optimizer, None) == pytest.approx(2 * math.sqrt(count))
+    assert clip_gradients(optimizer, 1.0) == pytest.approx(2 * math.sqrt(count))
     total = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
     assert float(total) == pytest.approx(1.0, abs=1e-4)

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from recollect.training import whitening
-from recollect.training.distributed import start, stop
-from recollect.training.recipes import resolve
+from recollect.config.overrides import resolve
+from recollect.step.team import start, stop
+from recollect.training import whitened_start as whitening
 from recollect.training.session import prepare
 
 

@@ -62,7 +62,7 @@ def common_options(
     ] = False,
 ) -> None:
     """Options that stand before any verb."""
-    from recollect.common.quiet import set_quiet
+    from recollect.common.console import set_quiet
 
     set_quiet(quiet)
 

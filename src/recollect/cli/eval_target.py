@@ -16,7 +16,7 @@ from recollect.cli import eval_recipe
 from recollect.common.errors import ConfigError, DataError, InputError, in_one_line
 
 if TYPE_CHECKING:
-    from recollect.training.config import Config
+    from recollect.config.schema import Config
 
 REVISITED = eval_recipe.REVISITED
 

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recollect.common.console import ProgressLine
 from recollect.common.errors import InputError
-from recollect.common.progress import ProgressLine
 from recollect.evaluation import exact
 from recollect.evaluation.relevance import Ints, Relevance
 from recollect.evaluation.tiles import BYTES_A_POSITIVE, Limits, QueryTile, RankTile, longest, query_tile

@@ -1,8 +1,8 @@
 """The losses people compare with, as made by pytorch-metric-learning (extra ``baselines``), with published settings.
 
 One function a loss; its arguments are the options of ``recollect.losses.create`` and its docstring is what
-``recollect losses NAME`` prints. Add one here and a row in ``registry.py``. All distances are between L2-normalised
-vectors: the library normalises, so embeddings of any length may come in.
+``recollect losses NAME`` prints. Add one here and a row in ``registry.py``. All distances are between L2-normalized
+vectors: the library normalizes, so embeddings of any length may come in.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from recollect.common.errors import ConfigError
-from recollect.common.extras import require
+from recollect.common.imports import require
 from recollect.losses.metric_learning import MetricLearningLoss
 
 _MINERS = ("semihard", "batch_hard", "distance_weighted", "all")
@@ -116,7 +116,7 @@ def supcon(temperature: float = 0.1) -> MetricLearningLoss:
 
 
 def norm_softmax(num_classes: int, dim: int, temperature: float = 0.05) -> MetricLearningLoss:
-    """NormSoftmax: classification with normalised class vectors (Zhai and Wu 2019).
+    """NormSoftmax: classification with normalized class vectors (Zhai and Wu 2019).
 
     Cross-entropy of s/temperature over all classes' vectors, which are parameters of the loss. Labels are
     0 … num_classes − 1. Takes no separate reference set.

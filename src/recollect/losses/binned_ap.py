@@ -19,7 +19,7 @@ class BinnedAP(TiledLoss):
 
     The bins' centres lie evenly from ``high`` down to ``low``. A similarity counts in the two bins beside it, by
     distance, so that the histogram, and AP with it, is differentiable. Similarities beyond the ends count wholly in the
-    end bins and have no gradient. The embeddings are taken as they are: normalise them first.
+    end bins and have no gradient. The embeddings are taken as they are: normalize them first.
 
     Args:
         bins: number of bins. 25 is the default of the authors' released code.

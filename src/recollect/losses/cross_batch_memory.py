@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError, InputError
-from recollect.common.extras import require
+from recollect.common.imports import require
 from recollect.losses import baselines
 from recollect.losses.metric_learning import MetricLearningLoss, call_in
 from recollect.losses.one_pass import compute_dtype, same_set, zero_loss

@@ -62,7 +62,7 @@ class RankLoss(nn.Module):
         """The loss of a batch.
 
         Args:
-            embeddings: M × d, L2-normalised; every one is a query.
+            embeddings: M × d, L2-normalized; every one is a query.
             labels: M integers.
             ref_emb: references, N × d; without them the batch itself, each query excluded from its own references.
             ref_labels: N integers.

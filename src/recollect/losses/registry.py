@@ -32,7 +32,7 @@ class LossEntry:
         memory: the order of what it holds; M batch, N references (M without), d dimensions, C classes, m images a
             class. Losses that go tile by tile hold one tile of bounded size beside it.
         extra: the extra of recollect it needs, if any.
-        parameters: whether it has parameters of its own, which must reach the optimiser.
+        parameters: whether it has parameters of its own, which must reach the optimizer.
         references: whether it takes a separate reference set.
     """
 

@@ -11,7 +11,7 @@ from recollect.evaluation import Evaluation
 from recollect.report.exact_search import nearest
 from recollect.report.markup import Markup, element, name_of
 from recollect.report.measured import Contender
-from recollect.report.pictures import Pictures
+from recollect.report.thumbnails import Pictures
 from recollect.report.vectors import Shown
 
 QUERIES = 5

@@ -15,7 +15,7 @@ import yaml
 
 from recollect.common.errors import DataError, RecollectError, in_one_line
 from recollect.common.files import read_json
-from recollect.training.config import Config
+from recollect.config.schema import Config
 from recollect.training.run_folder import RunFolder
 
 

@@ -12,7 +12,7 @@ from recollect.report.catalogue import Catalogue
 from recollect.report.exact_search import Found
 from recollect.report.markup import Markup, element, join, name_of
 from recollect.report.page import check_target, document
-from recollect.report.pictures import data_address
+from recollect.report.thumbnails import data_address
 
 GENERATOR = "recollect search"
 

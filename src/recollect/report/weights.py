@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from recollect.common.errors import DataError
 from recollect.common.files import sha256
+from recollect.config.schema import Config
 from recollect.report.runs import Run
-from recollect.training.config import Config
 
 if TYPE_CHECKING:
     from recollect.models import Embedder
@@ -36,7 +36,7 @@ def initial(config: Config) -> Embedder:
         dim=None,
         size=model.image_size,
         resize=model.resize,
-        normalisation=model.normalisation,
+        normalization=model.normalization,
     )
 
 

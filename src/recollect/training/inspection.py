@@ -9,8 +9,8 @@ import torch
 
 from recollect.common.files import atomic_write, write_json
 from recollect.data import ImageSet
+from recollect.training.batches import Fed
 from recollect.training.checkpoint import Progress
-from recollect.training.feeds import Fed
 
 
 def save_for_inspection(

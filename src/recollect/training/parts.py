@@ -1,4 +1,4 @@
-"""A configuration made into the things that train: images, network, loss, sampler, feeds, optimiser.
+"""A configuration made into the things that train: images, network, loss, sampler, feeds, optimizer.
 
 The one place of this room that knows the neighbouring rooms' constructors. Everything is seeded here, so two processes,
 or one process twice, make the same.
@@ -17,6 +17,7 @@ from torch import nn
 
 from recollect.common.errors import ConfigError
 from recollect.common.files import cache_folder
+from recollect.config.schema import Config, DataConfig, ModelConfig
 from recollect.data import (
     ClassBalancedSampler,
     ImageSet,
@@ -30,10 +31,9 @@ from recollect.data import (
     train_transform,
     whole_transform,
 )
+from recollect.inference.features import first_feature, frozen_features
 from recollect.models import Embedder
-from recollect.training.config import Config, DataConfig, ModelConfig
-from recollect.training.features import first_feature, frozen_features
-from recollect.training.feeds import FeatureFeed, Feed, Indices, PixelFeed
+from recollect.training.batches import FeatureFeed, Feed, Indices, PixelFeed
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def make_embedder(model: ModelConfig, seed: int) -> Embedder:
         batch_norm=model.batch_norm,
         size=model.image_size,
         resize=model.resize,
-        normalisation=model.normalisation,
+        normalization=model.normalization,
         download=model.download,
     )
 

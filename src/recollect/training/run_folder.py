@@ -31,8 +31,8 @@ import yaml
 from recollect._version import __version__
 from recollect.common.errors import ConfigError, DataError, in_one_line
 from recollect.common.files import make_folder_for, read_json, write_json, write_text
-from recollect.training.config import Config
-from recollect.training.recipes import as_mapping, from_mapping
+from recollect.config.overrides import as_mapping, from_mapping
+from recollect.config.schema import Config
 
 if TYPE_CHECKING:
     from recollect.training.session import Session

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from recollect.training.config import OptimiserConfig
+from recollect.config.schema import OptimizerConfig
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,14 @@ class Position:
     step_in_epochs: float
 
 
-def learning_rate_factor(config: OptimiserConfig, position: Position) -> float:
+def learning_rate_factor(config: OptimizerConfig, position: Position) -> float:
     """What every learning rate is multiplied by.
 
     ``milestones``: by ``gamma`` once for each milestone (in epochs) that has been reached; ``cosine``: half a cosine
     from 1 to 0 over the training; ``constant``: 1. The warm-up rises linearly, its first step being above 0.
 
     Example:
-        >>> config = OptimiserConfig(milestones=(40, 70), gamma=0.3)
+        >>> config = OptimizerConfig(milestones=(40, 70), gamma=0.3)
         >>> [round(learning_rate_factor(config, Position(epoch, 0.0, 0.1)), 2) for epoch in (39.9, 40.0, 70.0)]
         [1.0, 0.3, 0.09]
     """

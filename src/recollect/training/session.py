@@ -14,14 +14,15 @@ import torch
 from torch import nn
 
 from recollect.common.errors import ConfigError
+from recollect.config.automatic import Choice, settle
+from recollect.config.schema import Config
 from recollect.data import ImageSet, RevisitedBenchmark
+from recollect.step.large_batch import check_trainable_in_chunks, find_chunk
+from recollect.step.team import Team
+from recollect.training.batches import Feed, PixelFeed
 from recollect.training.checkpoint import Trained
-from recollect.training.choices import Choice, settle
-from recollect.training.config import Config
-from recollect.training.distributed import Team
-from recollect.training.feeds import Feed, PixelFeed
-from recollect.training.large_batch import check_trainable_in_chunks, find_chunk
-from recollect.training.optimiser import make_optimiser
+from recollect.training.estimate import Plan, make_plan
+from recollect.training.optimizer import make_optimizer
 from recollect.training.parts import (
     Network,
     Sampler,
@@ -33,7 +34,6 @@ from recollect.training.parts import (
     make_network,
     make_sampler,
 )
-from recollect.training.plan import Plan, make_plan
 from recollect.training.validation import Watched, images_at_once
 
 _PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -94,7 +94,7 @@ def prepare(config: Config, device: torch.device, team: Team) -> Session:
     trained = Trained(
         model=network.embedder,
         loss=loss,
-        optimiser=make_optimiser(config.optimiser, network.embedder, loss),
+        optimizer=make_optimizer(config.optimizer, network.embedder, loss),
         scaler=torch.amp.GradScaler(device.type, enabled=dtype == torch.float16),
         device=device,
         team=team,

@@ -2,7 +2,7 @@
 
 What each line does lives in a file of its own: settings (``config.py``, ``recipes.py``, ``choices.py``), things made
 from them (``parts.py``, ``session.py``), the step (``large_batch.py``), learning rates (``schedule.py``,
-``optimiser.py``), evaluation (``validation.py``), state (``checkpoint.py``), files (``run_folder.py``, ``logs.py``),
+``optimizer.py``), evaluation (``validation.py``), state (``checkpoint.py``), files (``run_folder.py``, ``logs.py``),
 several processes (``distributed.py``), interruptions (``signals.py``).
 """
 
@@ -20,27 +20,27 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError, RecollectError
 from recollect.common.locks import try_lock
-from recollect.common.progress import ProgressLine
+from recollect.config.automatic import choose_device
+from recollect.config.schema import Config
 from recollect.data import shard
-from recollect.training import distributed
+from recollect.step import team as distributed
+from recollect.step.chunking import is_out_of_memory
+from recollect.step.large_batch import StepInfo, large_batch_step
+from recollect.training.batches import Fed, Indices
 from recollect.training.checkpoint import Progress, load_checkpoint, read_checkpoint, save_best, save_checkpoint
-from recollect.training.choices import choose_device
-from recollect.training.chunking import is_out_of_memory
-from recollect.training.config import Config
-from recollect.training.feeds import Fed, Indices
+from recollect.training.estimate import Plan
 from recollect.training.inspection import save_for_inspection
-from recollect.training.large_batch import StepInfo, large_batch_step
 from recollect.training.logs import Log, peak_memory_mb
-from recollect.training.optimiser import clip_gradients, set_learning_rates
-from recollect.training.plan import Plan
+from recollect.training.optimizer import clip_gradients, set_learning_rates
 from recollect.training.run_folder import RunFolder, note_start, now, place_of_run
 from recollect.training.schedule import Position
 from recollect.training.session import Session, prepare
 from recollect.training.signals import StopRequest, stop_on_signals
 from recollect.training.validation import chosen_value, measure
-from recollect.training.whitening import whiten_last_layer
+from recollect.training.whitened_start import whiten_last_layer
 
 OnValidation = Callable[[int, dict[str, float]], None]
 """Receives the step and the metrics, as fractions."""
@@ -240,13 +240,13 @@ class Trainer:
 
     def _step(self, batch: Fed) -> None:
         info, trained = StepInfo(), self.session.trained
-        factor = set_learning_rates(trained.optimiser, self.config.optimiser, self._position())
-        trained.optimiser.zero_grad(set_to_none=True)
+        factor = set_learning_rates(trained.optimizer, self.config.optimizer, self._position())
+        trained.optimizer.zero_grad(set_to_none=True)
         loss = self._loss_and_gradient(batch, info)
-        trained.scaler.unscale_(trained.optimiser)
-        norm = clip_gradients(trained.optimiser, self.config.optimiser.clip)
+        trained.scaler.unscale_(trained.optimizer)
+        norm = clip_gradients(trained.optimizer, self.config.optimizer.clip)
         self._stop_if_lost(batch, loss, norm)
-        trained.scaler.step(trained.optimiser)
+        trained.scaler.step(trained.optimizer)
         trained.scaler.update()
         self.progress.step += 1
         self.progress.batch += 1
@@ -256,7 +256,7 @@ class Trainer:
             epoch=round(self.progress.epoch + self.progress.batch / self.batches_in_epoch, 4),
             loss=loss,
             lr_factor=factor,
-            lr=trained.optimiser.param_groups[0]["lr"],
+            lr=trained.optimizer.param_groups[0]["lr"],
             gradient_norm=norm if math.isfinite(norm) else None,
             images_per_second=round(len(batch.labels) * self.team.size / (time.perf_counter() - self.tick), 1),
             seconds=round(self.progress.seconds, 3),
@@ -297,13 +297,13 @@ class Trainer:
         return Position(epoch, fraction, 1 / self.batches_in_epoch)
 
     def _stop_if_lost(self, batch: Fed, loss: float, norm: float) -> None:
-        scaler, advice = self.session.trained.scaler, "Look at its images, lower optimiser.lr, or set optimiser.clip."
+        scaler, advice = self.session.trained.scaler, "Look at its images, lower optimizer.lr, or set optimizer.clip."
         sound = math.isfinite(norm)
         if not sound and math.isfinite(loss) and scaler.is_enabled():
             # fp16 overflows now and then: the scaler then skips the step and lowers its factor, from 65,536 on. What
             # overflows even when made smaller is no matter of the factor, and every step would be skipped for ever.
             sound = scaler.get_scale() >= 1
-            advice = "No factor makes it fit into fp16: lower optimiser.lr, or set run.precision to bf16 or fp32."
+            advice = "No factor makes it fit into fp16: lower optimizer.lr, or set run.precision to bf16 or fp32."
         if math.isfinite(loss) and abs(loss) <= self.config.run.loss_limit and sound:
             return
         train_set = self.session.sets.train
