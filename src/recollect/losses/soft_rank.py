@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from recollect.losses.checks import check_scale
 from recollect.losses.comparison import Comparison
 from recollect.losses.layout import Layout, Tile
 from recollect.losses.one_pass import (
@@ -38,11 +39,10 @@ from recollect.losses.one_pass import (
     zero_loss,
 )
 from recollect.losses.simix import Mixing
-from recollect.losses.steps import Step
+from recollect.losses.steps import Step, hidden
 
 _BLOCK_BYTES = 4 * 2**20  # P × n × T blocks on a CPU: in the second-level caches, or nearly
 _CPU_QUERIES, _GPU_QUERIES = 256, 16384  # columns a tile at most; with 256 a CPU's products are at full speed
-_HIDDEN = 1e6  # a similarity, in units of tau, that is behind (−) or ahead of (+) everything
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,7 @@ def soft_rank_loss(
     if not layout.num_queries:
         return zero_loss(embeddings, ref_emb)
     references = embeddings if same or ref_emb is None else ref_emb
+    check_scale(embeddings, references, settings.step.tau, compute_dtype(embeddings, references))
     wanted = gradient_wanted(embeddings, references)
     value: Tensor = _SoftRankLoss.apply(embeddings, references, wanted, query_loss, layout, settings, share)
     return value
@@ -175,18 +176,19 @@ class _Engine:
 
     def _tile(self, tile: Tile, query_loss: QueryLoss, grads: Gradients | None) -> Tensor:
         similarities = self._similarities(tile)
+        unseen = hidden(similarities.dtype)
 
         # x are the positives of each query, best first; padding is last, and ahead of nothing.
-        found = torch.where(tile.mask, similarities.gather(0, tile.positives), -_HIDDEN)
+        found = torch.where(tile.mask, similarities.gather(0, tile.positives), -unseen)
         found, order = torch.sort(found, dim=0, descending=True)
         mask, positions = tile.mask.gather(0, order), tile.positives.gather(0, order)
-        x = torch.where(mask, found, _HIDDEN)
+        x = torch.where(mask, found, unseen)
         bounds = x.amin(0), found.amax(0)
         own = None
         if tile.own is not None:
             own = similarities.gather(0, tile.own[None])
-            similarities.scatter_(0, tile.own[None], -_HIDDEN)
-        similarities.scatter_(0, positions, -_HIDDEN)  # what is left in play are the negatives
+            similarities.scatter_(0, tile.own[None], -unseen)
+        similarities.scatter_(0, positions, -unseen)  # what is left in play are the negatives
 
         step, prune = self.settings.step, self.settings.prune
         among_positives = Comparison(step.positive, found, x, *bounds, self.block)

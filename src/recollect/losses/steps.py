@@ -18,11 +18,12 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from recollect.common.errors import InputError
-from recollect.losses.checks import check_positive
+from recollect.losses.checks import check_number, check_temperature, largest_similarity
 
-_PADDING = 1e5
-"""x above this, in units of tau, are padding: ahead of everything."""
+
+def hidden(dtype: torch.dtype) -> float:
+    """A similarity, in units of tau, that is behind (−) or ahead of (+) every true one; x of this size are padding."""
+    return 4 * largest_similarity(dtype)
 
 
 class Bound(Protocol):
@@ -72,7 +73,7 @@ class Sigmoid:
     tau: float = 0.01
 
     def __post_init__(self) -> None:
-        check_positive("tau", self.tau)
+        check_temperature("tau", self.tau)
 
     at_zero = 0.5
 
@@ -130,13 +131,13 @@ class _SigmoidOfRatio:
 
     def __init__(self, z: Tensor, x: Tensor, groups: list[slice]) -> None:
         self.groups = []
-        below, fit = saturation(z.dtype), _RatioRange.of(z.dtype)
+        below, fit, padding = saturation(z.dtype), _RatioRange.of(z.dtype), hidden(z.dtype) / 2
         self.a = torch.tensor(math.exp(fit.log_a), dtype=z.dtype)
         for group in groups:
             members = x[group]
             # The last valid x of each column bounds the window from below; padding is above everything.
-            high = torch.where(members[:1] < _PADDING, members[:1], 0.0)
-            low = torch.where(members < _PADDING, members, high).amin(0, keepdim=True)
+            high = torch.where(members[:1] < padding, members[:1], 0.0)
+            low = torch.where(members < padding, members, high).amin(0, keepdim=True)
             centre = low - below + fit.exponent  # as high as u_z of the lowest z allows, so that a·u_x has room
             u_z = torch.clamp(z, low - below, high + fit.above, out=z if group is groups[-1] else None)
             u_x = torch.minimum(members, high).sub_(centre - fit.log_a).exp_()
@@ -226,12 +227,10 @@ class Asymmetric:
     positive: Heaviside = field(default_factory=Heaviside)
 
     def __post_init__(self) -> None:
-        check_positive("tau", self.tau)
-        check_positive("rho", self.rho)
-        if self.delta < 0 or self.start < 0 or self.offset < 0:
-            raise InputError(
-                f"delta, start and offset must not be negative, but are {self.delta}, {self.start} and {self.offset}."
-            )
+        check_temperature("tau", self.tau)
+        check_number("rho", self.rho, 1e-6, 1e6)
+        for name in ("delta", "start", "offset"):
+            check_number(name, getattr(self, name), 0, 1e6)
 
     @property
     def at_zero(self) -> float:
