@@ -311,15 +311,11 @@ def pytest_sessionfinish():
         "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)]),
         "RECOLLECT_CACHE": str(tmp_path / "cache"),
     }
-    command = [
-        sys.executable,
-        *["-m", "pytest", "-n", "1", "-p", "broken", "-p", "no:cacheprovider"],
-        "tests/common/test_durations.py",
-    ]
+    options = ["-n", "1", "-p", "broken", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, "tests/common/test_durations.py"]
     done = subprocess.run(
         command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "seen").read_text().splitlines() == [
-        "AVX2 False"
-    ] * 2  # a worker and the process that started it
+    seen = (tmp_path / "seen").read_text().splitlines()
+    assert seen == ["AVX2 False"] * 2, "the worker's and that of the process that started it"
