@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.images import Preprocessing
+from recollect.common.processor import check_half_precision
 from recollect.models import backbones, multiscale, zoo
 from recollect.models.embedding import ImageLike, OnBadImage, embed_images
 from recollect.models.groups import parameter_groups
@@ -338,6 +339,7 @@ class Embedder(nn.Module):
             multiscale.check_scales(scales)
         if device is not None:
             self.to(device)
+        check_half_precision(self)
         steps = (1.0,) if scales is None else tuple(scales)
         was_training = self.training
         self.eval()

@@ -31,6 +31,7 @@ import yaml
 from recollect._version import __version__
 from recollect.common.errors import ConfigError, DataError, in_one_line
 from recollect.common.files import make_folder_for, read_json, write_json, write_text
+from recollect.common.processor import VARIABLE, processor_name
 from recollect.config.overrides import as_mapping, from_mapping
 from recollect.config.schema import Config
 
@@ -199,9 +200,10 @@ def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
     machine: dict[str, Any] = {
         "system": platform.platform(),
         "host": platform.node(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "instructions": os.environ.get(VARIABLE, "all"),
         "device": str(device),
         "processes": processes,
     }
@@ -216,11 +218,3 @@ def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
 def now() -> str:
     """This moment, to the second, with its offset."""
     return datetime.now(UTC).astimezone().isoformat(timespec="seconds")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
