@@ -15,6 +15,7 @@ PACKAGES = (
     "recollect.data",
     "recollect.training",
     "recollect.report",
+    "recollect.search",
 )
 
 

@@ -11,9 +11,9 @@ from recollect.common.lazy import lazy_names
 
 if TYPE_CHECKING:
     from recollect.report.demo import run_demo
-    from recollect.report.exact_search import nearest
     from recollect.report.method import draw_method
     from recollect.report.page import write_report
+    from recollect.search.exact_search import nearest
 
 __all__ = ["draw_method", "nearest", "run_demo", "write_report"]
 
@@ -21,7 +21,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "draw_method": "recollect.report.method",
-        "nearest": "recollect.report.exact_search",
+        "nearest": "recollect.search.exact_search",
         "run_demo": "recollect.report.demo",
         "write_report": "recollect.report.page",
     },

@@ -9,10 +9,10 @@ from recollect.common.errors import RecollectError
 from recollect.common.files import write_text
 from recollect.common.images import read_image
 from recollect.report.catalogue import Catalogue
-from recollect.report.exact_search import Found
 from recollect.report.markup import Markup, element, join, name_of
 from recollect.report.page import check_target, document
 from recollect.report.pictures import data_address
+from recollect.search.exact_search import Found
 
 GENERATOR = "recollect search"
 
