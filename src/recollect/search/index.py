@@ -24,7 +24,7 @@ from recollect.search.filling import Changes, add_images, refill, stored_vectors
 from recollect.search.images import list_images
 from recollect.search.opened_index import OpenedIndex, OtherModelError
 from recollect.search.settings import Generation, Settings, read_settings, write_settings
-from recollect.search.store import Item, StoreError, clean_metadata, clean_where
+from recollect.search.store import Item, NoIndexError, clean_metadata, clean_where
 
 if TYPE_CHECKING:
     from recollect.models import Embedder
@@ -120,9 +120,7 @@ class Index(OpenedIndex):
         settings = read_settings(store)
         if settings is None:
             store.close()
-            raise StoreError(
-                f"{store.address}: there is no index. Make one with  recollect index {address} --model RUN FOLDER"
-            )
+            raise NoIndexError(store.address)
         index = cls(store, settings, **opening)
         if model is not None:
             index._encoder = index._checked(open_encoder(model, **opening), settings.current)

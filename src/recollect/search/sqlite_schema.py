@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from recollect.common.files import make_folder_for
-from recollect.search.store import StoreError
+from recollect.search.store import NoIndexError, StoreError
 
 FORMAT = 1
 APPLICATION = 0x7265636F  # "reco": tells an index from any other SQLite file
@@ -61,7 +61,7 @@ def connect(path: Path, create: bool) -> sqlite3.Connection:
         StoreError: no such file, another kind of file, or one that cannot be opened.
     """
     if not path.exists() and not create:
-        raise StoreError(f"{path}: there is no index. Make one with  recollect index {path} --model RUN FOLDER")
+        raise NoIndexError(str(path))
     if path.is_dir():
         raise StoreError(f"{path} is a folder, and an index is a file: choose another name.")
     make_folder_for(path)
@@ -100,6 +100,8 @@ def _prepare(connection: sqlite3.Connection, path: Path, create: bool) -> None:
         except BaseException:
             connection.rollback()
             raise
+    if _is_empty(connection):
+        raise NoIndexError(str(path))
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     if application != APPLICATION:
         raise StoreError(f"{path} is a SQLite file, but not an index of recollect: choose another name.")

@@ -26,6 +26,13 @@ class StoreError(DataError):
     """A store that cannot be opened, read or written."""
 
 
+class NoIndexError(StoreError):
+    """An address where there is no index."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"{address}: there is no index. Make one with  recollect index {address} --model RUN FOLDER")
+
+
 class IndexBusyError(RecollectError):
     """Another process is writing to the index."""
 
