@@ -6,16 +6,23 @@ import uuid
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from recollect.search.store import Item
+from search import servers
 
-KINDS = ("sqlite",)
+KINDS = ("sqlite", "postgres", pytest.param("milvus", marks=pytest.mark.slow))
 
 
 def fresh_address(kind: str, folder: Path) -> str:
-    """An address of ``kind`` where nothing is yet."""
+    """An address of ``kind`` where nothing is yet; the test skips if its server is not installed."""
     name = f"test_{uuid.uuid4().hex[:12]}"
-    return str(folder / f"{name}.index")
+    if kind == "sqlite":
+        return str(folder / f"{name}.index")
+    if kind == "postgres":
+        address = servers.postgres()
+        return f"{address}{'&' if '?' in address else '?'}index={name}"
+    return f"{servers.milvus()}/{name}"
 
 
 def vectors(count: int, dim: int = 8, seed: int = 0) -> np.ndarray:

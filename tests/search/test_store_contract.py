@@ -250,7 +250,11 @@ def test_approximate_search_finds_nearly_the_same(store: Store) -> None:
 
 
 def test_half_precision(store: Store) -> None:
-    store.create_generation(2, 8, half=True)
+    try:
+        store.create_generation(2, 8, half=True)
+    except InputError as error:  # a sentence, and a server that cannot
+        assert "half precision" in str(error)  # noqa: PT017
+        pytest.skip(str(error))
     known = items(50)
     store.put(2, known)
     halves = [replace(item, vector=item.vector.astype(np.float16).astype(np.float32)) for item in known]

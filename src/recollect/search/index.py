@@ -90,17 +90,19 @@ class Index(OpenedIndex):
                 f"dim is {dim}: the model's vectors have {encoder.dim} values; choose from 1 to {encoder.dim}."
             )
         store = open_store(address, create=True)
-        with store.writing(wait=10):
-            if read_settings(store) is not None:
-                store.close()
-                raise InputError(f"{store.address}: there is an index already. Open it, or choose another address.")
-            generation = Generation(
-                1, _model(encoder), dim or encoder.dim, half, calibration=_calibration(encoder, dim)
-            )
-            store.drop_generation(1)  # left by a process that ended before it wrote the settings
-            store.create_generation(1, generation.dim, half)
-            settings = Settings(generation)
-            write_settings(store, settings)
+        try:
+            with store.writing(wait=10):
+                if read_settings(store) is not None:
+                    raise InputError(f"{store.address}: there is an index already. Open it, or choose another address.")
+                thresholds = _calibration(encoder, dim)
+                generation = Generation(1, _model(encoder), dim or encoder.dim, half, calibration=thresholds)
+                store.drop_generation(1)  # left by a process that ended before it wrote the settings
+                store.create_generation(1, generation.dim, half)
+                settings = Settings(generation)
+                write_settings(store, settings)
+        except BaseException:
+            store.close()
+            raise
         return cls(store, settings, encoder, **opening)
 
     @classmethod
