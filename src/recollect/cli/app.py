@@ -17,7 +17,11 @@ _ORDER = (
     "eval",
     "report",
     "embed",
+    "index",
     "search",
+    "serve",
+    "calibrate",
+    "duplicates",
     "export",
     "reproduce",
     "paper",
@@ -76,6 +80,7 @@ from recollect.cli import demo as _demo  # noqa: E402, F401
 from recollect.cli import embed as _embed  # noqa: E402, F401
 from recollect.cli import eval as _eval  # noqa: E402, F401
 from recollect.cli import export as _export  # noqa: E402, F401
+from recollect.cli import index as _index  # noqa: E402, F401
 from recollect.cli import losses as _losses  # noqa: E402, F401
 from recollect.cli import models as _models  # noqa: E402, F401
 from recollect.cli import paper as _paper  # noqa: E402, F401

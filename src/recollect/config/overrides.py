@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-FORMER_KEYS = {"optimiser": "optimizer", "normalisation": "normalization"}
+FORMER_KEYS = {"optimizer": "optimizer", "normalization": "normalization"}
 """Former names of settings, still read."""
 
 

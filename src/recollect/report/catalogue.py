@@ -22,7 +22,7 @@ from recollect.common.errors import ConfigError, DataError, DataWarning, ImageEr
 from recollect.common.files import atomic_write, make_folder_for, sha256
 from recollect.common.images import IMAGE_SUFFIXES
 from recollect.data import load
-from recollect.report.exact_search import Found, nearest
+from recollect.search.exact_search import Found, nearest
 
 if TYPE_CHECKING:
     from recollect.models import Embedder

@@ -1,19 +1,24 @@
 """Exact search: the most similar vectors of a gallery, tile by tile, in bounded memory.
 
-The gallery of a report and ``recollect search`` use it. Metrics do not: they need ranks, not lists (``evaluation``).
+Reports, ``recollect search`` and the index in a file use it. Metrics do not: they need ranks, not lists (``evaluation``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from recollect.common.errors import InputError
 
 _TILE_BYTES = 64 << 20
+_HALF_ROWS = (
+    1024  # rows of half-precision vectors converted at a time: 2 MB at 512 dimensions, which stays in the cache
+)
 
 
 @dataclass(frozen=True)
@@ -56,21 +61,56 @@ def nearest(
     count = min(top, len(gallery) - (1 if own is not None and (left >= 0).any() else 0))
     if count < 1:
         raise InputError("there is nothing to search in: the gallery holds no vector besides the query itself.")
-    right = torch.from_numpy(np.ascontiguousarray(gallery, np.float32))
+    return nearest_unchecked(queries, np.ascontiguousarray(gallery, np.float32), count, own=left)
+
+
+def nearest_unchecked(
+    queries: NDArray[np.float32],
+    gallery: NDArray[Any],
+    count: int,
+    *,
+    own: NDArray[np.int64] | None = None,
+    allowed: NDArray[np.bool_] | None = None,
+) -> Found:
+    """``nearest`` without looking at every value first, which costs as much as the search of one query.
+
+    Args:
+        queries: Q × d. gallery: N × d, float32 or float16; products are float32 in both cases.
+        count: how many; at most the number of vectors that may be found.
+        own: as in ``nearest``.
+        allowed: which of the N may be found; all when None.
+    """
+    right = torch.from_numpy(gallery)
     rows = max(1, _TILE_BYTES // (4 * len(gallery)))
     indices = np.empty((len(queries), count), np.int64)
     similarities = np.empty((len(queries), count), np.float32)
+    forbidden = None if allowed is None else torch.from_numpy(~allowed)
     for start in range(0, len(queries), rows):
         some = slice(start, start + rows)
-        tile = torch.from_numpy(np.ascontiguousarray(queries[some], np.float32)) @ right.T
-        mine = np.flatnonzero(left[some] >= 0)
-        tile[torch.from_numpy(mine), torch.from_numpy(left[some][mine])] = -torch.inf
+        tile = _products(torch.from_numpy(np.ascontiguousarray(queries[some], np.float32)), right)
+        if own is not None:
+            mine = np.flatnonzero(own[some] >= 0)
+            tile[torch.from_numpy(mine), torch.from_numpy(own[some][mine])] = -torch.inf
+        if forbidden is not None:
+            tile.masked_fill_(forbidden, -torch.inf)
         values, places = tile.topk(count, dim=1)
         # topk leaves the order of equal values open; two sorts settle it: first by place, then, stably, by value.
         places, order = places.sort(dim=1)
         values, again = values.gather(1, order).sort(dim=1, descending=True, stable=True)
         indices[some], similarities[some] = places.gather(1, again).numpy(), values.numpy()
     return Found(indices, similarities)
+
+
+def _products(queries: Tensor, gallery: Tensor) -> Tensor:
+    """Q × N dot products in float32."""
+    if gallery.dtype == torch.float32:
+        # The gallery on the left: for a few queries a third faster than the other way round.
+        return (gallery @ queries.T).T.contiguous()
+    products = torch.empty(len(queries), len(gallery))
+    for start in range(0, len(gallery), _HALF_ROWS):
+        some = slice(start, start + _HALF_ROWS)
+        products[:, some] = queries @ gallery[some].float().T
+    return products
 
 
 def _check(queries: NDArray[np.float32], gallery: NDArray[np.float32], top: int) -> None:

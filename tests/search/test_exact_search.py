@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect import report
+from recollect import report, search
 from recollect.common.errors import InputError
-from recollect.report.exact_search import nearest
+from recollect.search.exact_search import nearest
 
 
 @given(st.integers(1, 9), st.integers(2, 30), st.integers(1, 12), st.integers(0, 5), st.booleans())
@@ -34,10 +34,10 @@ def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
     vectors = random.normal(size=(50, 8)).astype(np.float32)
     whole = nearest(vectors, vectors, 7, own=np.arange(50))
-    monkeypatch.setattr("recollect.report.exact_search._TILE_BYTES", 4 * 50 * 3)
+    monkeypatch.setattr("recollect.search.exact_search._TILE_BYTES", 4 * 50 * 3)
     tiled = nearest(vectors, vectors, 7, own=np.arange(50))
     assert np.array_equal(whole.indices, tiled.indices)
-    assert report.nearest is nearest
+    assert report.nearest is search.nearest is nearest
 
 
 @pytest.mark.parametrize(
