@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError, DataError
-from recollect.common.files import read_json, write_json
+from recollect.common.files import write_json
 from recollect.common.locks import exclusive
+from recollect.common.reading import read_json
 
 PART = 1024
 """Images a part: some minutes of work at most, and large enough that images of equal size find each other."""

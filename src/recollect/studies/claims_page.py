@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from recollect.common.errors import ConfigError
-from recollect.common.files import atomic_write, read_json, sha256, write_text
+from recollect.common.files import atomic_write, sha256, write_text
+from recollect.common.reading import read_json
 from recollect.studies.claims import Claim, Curve
 from recollect.studies.matrix import Matrix
 from recollect.studies.summary import CellResult, Judged, collect, judge

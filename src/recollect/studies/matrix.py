@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from recollect.common.errors import ConfigError
-from recollect.common.files import read_json, write_json
+from recollect.common.files import write_json
+from recollect.common.reading import read_json
 from recollect.studies.benches import Bench, Budget
 from recollect.studies.claims import Cell, Claim
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from recollect.common.files import read_json
+from recollect.common.reading import read_json
 from recollect.config.overrides import published_tests
 from recollect.config.schema import Config
 from recollect.data import ImageSet, load
