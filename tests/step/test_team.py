@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import worker_step
 from small_runs import final_weights, losses, make_images, silent, small_config
 from training_toys import difference
 
@@ -19,6 +18,7 @@ import recollect
 from recollect.step.team import Team
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import train
+from step import worker_step
 
 HERE = Path(__file__).parent
 

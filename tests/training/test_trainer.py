@@ -23,7 +23,7 @@ from recollect.config import overrides as recipes
 from recollect.models import Embedder
 from recollect.step import large_batch
 from recollect.step.team import Team
-from recollect.training import checkpoint, logs, session, trainer
+from recollect.training import build, checkpoint, logs, trainer
 from recollect.training.run_folder import RunFolder, circumstances
 from recollect.training.trainer import TrainingStoppedError, plan, train
 
@@ -415,16 +415,16 @@ def test_losses_with_parameters_are_trained_and_resumed(
 def test_the_plan(root: Path) -> None:
     figures, lines = plan(small_config(root, **{"batch.chunk": "auto", "run.evaluate_every": "auto"}))
     text = "\n".join(lines)
-    assert (figures.batch, figures.virtual_batch, figures.batches_an_epoch, figures.steps) == (16, 40, 3, 6)
-    assert figures.chunk == 16
+    assert (figures.batch.batch, figures.batch.virtual_batch, figures.batch.chunk) == (16, 40, 16)
+    assert (figures.length.batches_per_epoch, figures.length.steps) == (3, 6)
     assert "12 classes" in text
     assert "with SiMix 40" in text
     assert "model      tiny at " in text
     assert "evaluate_every" not in text  # nothing is watched
     watched = plan(small_config(root, **{"run.evaluate_every": "auto", "data.validation": "paper", "batch.size": 8}))[1]
     assert "chosen     run.evaluate_every = 1" in "\n".join(watched)
-    assert figures.memory_mb > 0
-    assert figures.seconds_a_step > 0
+    assert figures.cost.memory_mb > 0
+    assert figures.cost.seconds_per_step > 0
 
 
 def test_tensorboard(root: Path, tmp_path: Path) -> None:
@@ -433,12 +433,12 @@ def test_tensorboard(root: Path, tmp_path: Path) -> None:
     assert list((tmp_path / "run" / "tensorboard").glob("events*"))
 
 
-def test_sessions_are_the_same_twice(root: Path) -> None:
+def test_trainings_are_built_the_same_twice(root: Path) -> None:
     """What is built before the first step depends on the configuration alone, not on what was drawn before."""
     states = []
     for noise in (1, 2):
         torch.manual_seed(noise)
-        made = session.prepare(small_config(root), torch.device("cpu"), Team())
+        made = build.build(small_config(root), torch.device("cpu"), Team())
         states.append((made.network.embedder.state_dict(), torch.get_rng_state()))
         made.close()
     assert same_bits(states[0][0], states[1][0])

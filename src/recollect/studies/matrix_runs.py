@@ -179,7 +179,7 @@ def _measure_untrained(task: Task) -> None:
     from recollect.data import load
     from recollect.data.pictures import Pictures
     from recollect.evaluation import evaluate
-    from recollect.training.parts import make_embedder
+    from recollect.training.build import make_embedder
     from recollect.training.run_folder import RunFolder, circumstances
 
     begun = time.monotonic()

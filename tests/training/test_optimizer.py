@@ -12,8 +12,13 @@ from training_toys import Proxies
 
 from recollect.common.errors import ConfigError
 from recollect.config.schema import OptimizerConfig
-from recollect.training.optimizer import clip_gradients, make_optimizer, set_learning_rates
-from recollect.training.schedule import Position, learning_rate_factor
+from recollect.training.optimizer import (
+    Position,
+    clip_gradients,
+    learning_rate_factor,
+    make_optimizer,
+    set_learning_rates,
+)
 
 
 def factors(config: OptimizerConfig, epochs: int, batches: int) -> list[float]:
