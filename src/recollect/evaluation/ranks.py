@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recollect.common.console import ProgressLine
 from recollect.common.caches import second_level_bytes
+from recollect.common.console import ProgressLine
 from recollect.common.errors import InputError
 from recollect.evaluation import exact
 from recollect.evaluation.counting import padded

@@ -13,7 +13,6 @@ from recollect.report.catalogue import Catalogue
 from recollect.report.markup import Markup, element, join, name_of
 from recollect.report.page import check_target, document
 from recollect.report.thumbnails import data_address
-from recollect.report.thumbnails import data_address
 from recollect.search.exact_search import Found
 
 GENERATOR = "recollect search"

@@ -21,7 +21,8 @@ import torch
 from numpy.typing import NDArray
 
 from recollect.common.errors import InputError
-from recollect.common.files import read_json, write_json
+from recollect.common.files import write_json
+from recollect.common.reading import read_json
 from recollect.search.encoder import Encoder
 
 BINS = 1 << 20

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.common.errors import DataError, ImageError
 from recollect.common.console import ProgressLine
+from recollect.common.errors import DataError, ImageError
 from recollect.search.encoder import Encoder
 from recollect.search.images import Listed, digest_of, stamp_of
 from recollect.search.settings import Generation

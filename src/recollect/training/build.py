@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from recollect.common import processor
 from recollect.common.errors import ConfigError
 from recollect.config.automatic import Choice, choose_device, is_pretrained, settle
 from recollect.config.schema import Config, DataConfig, ModelConfig
@@ -205,6 +206,8 @@ def _prepare_torch(config: Config, device: torch.device) -> torch.dtype | None:
         torch.backends.cudnn.benchmark = False
     if config.run.precision == "fp16" and device.type == "cpu":
         raise ConfigError("run.precision fp16 is for GPUs, and this runs on the CPU: use bf16 or fp32.")
+    if config.run.precision != "fp32" and device.type == "cpu":
+        processor.prepare_half_precision()  # before the network's first product, while oneDNN can still be limited
     return _PRECISIONS[config.run.precision]
 
 

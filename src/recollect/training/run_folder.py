@@ -30,11 +30,9 @@ import yaml
 
 from recollect._version import __version__
 from recollect.common.errors import ConfigError, DataError, in_one_line
-from recollect.common.files import make_folder_for, read_json, write_json, write_text
+from recollect.common.files import atomic_write, make_folder_for, write_json, write_text
 from recollect.common.processor import VARIABLE, processor_name
-from recollect.common.files import make_folder_for, write_json, write_text
 from recollect.common.reading import read_json
-from recollect.common.files import atomic_write, make_folder_for, read_json, write_json, write_text
 from recollect.config.overrides import as_mapping, from_mapping
 from recollect.config.schema import Config
 
