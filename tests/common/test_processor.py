@@ -312,7 +312,7 @@ def pytest_sessionfinish():
         "RECOLLECT_CACHE": str(tmp_path / "cache"),
     }
     options = ["-n", "1", "-p", "broken", "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", *options, "tests/common/test_durations.py"]
+    command = [sys.executable, "-m", "pytest", *options, "tests/common/test_cache_folder.py"]
     done = subprocess.run(
         command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
     )

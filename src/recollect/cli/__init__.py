@@ -19,7 +19,12 @@ def main() -> None:
     A file that cannot be read or written is one of them, whoever tried. Anything else is ours and keeps its traceback.
     """
     from recollect.cli.app import app
+    from recollect.common.processor import set_remembered_limit
+    from recollect.common.threads import spin_briefly
 
+    # Before any verb imports torch, which is when they are read.
+    set_remembered_limit()
+    spin_briefly()
     warnings.showwarning = _show_warning(warnings.showwarning)
     try:
         app()

@@ -68,10 +68,8 @@ def common_options(
 ) -> None:
     """Options that stand before any verb."""
     from recollect.common.console import set_quiet
-    from recollect.common.processor import set_remembered_limit
 
     set_quiet(quiet)
-    set_remembered_limit()  # before any verb imports torch
 
 
 # Verbs, one import a file: each defines its command on import.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from recollect.common.errors import InputError
+from recollect.common.threads import limited_threads, threads_for
 from recollect.evaluation import metrics as metric_table
 from recollect.evaluation.distributed import gather, shard
 from recollect.evaluation.exact import Ties
@@ -21,6 +22,8 @@ from recollect.evaluation.ranks import DEFAULT_MEMORY, stream_ranks
 from recollect.evaluation.relevance import ByLabel, as_labels
 from recollect.evaluation.result import Evaluation
 from recollect.evaluation.vectors import ArrayLike, Vectors
+
+_OPERATIONS = 100  # threads mostly wait in small evaluations: 5,000 vectors of 128 take 83 ms on one, 86 ms on two
 
 
 def evaluate(
@@ -109,13 +112,14 @@ def evaluate(
         memory=memory,
         progress=progress,
     )
-    mine = [
-        (
-            tile.queries.cpu().numpy(),
-            {name: v.cpu().numpy() for name, v in metric_table.compute(tile, names, ks).items()},
-        )
-        for tile in tiles
-    ]
+    with limited_threads(threads_for(len(queries) * len(items) * queries.dim, _OPERATIONS)):
+        mine = [
+            (
+                tile.queries.cpu().numpy(),
+                {name: v.cpu().numpy() for name, v in metric_table.compute(tile, names, ks).items()},
+            )
+            for tile in tiles
+        ]
     for numbers, values in (part for process in gather(mine, distributed) for part in process):
         for name, column in values.items():
             per_query[name][numbers] = column

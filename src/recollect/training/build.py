@@ -28,6 +28,7 @@ from recollect.step.team import Team
 from recollect.training.batches import Feed, Sampler, make_feed, make_sampler
 from recollect.training.checkpoint import Trained
 from recollect.training.optimizer import make_optimizer
+from recollect.training.step_threads import step_threads
 from recollect.training.validation import Watched, images_at_once
 
 _PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -87,6 +88,7 @@ class Batches:
         size: images per step, over all processes.
         chunk: images in the network at once, on this process. A resumed run keeps the one it began with.
         steps: how many there are. Exact for the paper's policy, whose epochs are equally long; nearly so otherwise.
+        threads: of torch, for a step.
     """
 
     sampler: Sampler
@@ -94,6 +96,7 @@ class Batches:
     size: int
     chunk: int
     steps: int
+    threads: int
 
 
 @dataclass(frozen=True)
@@ -265,14 +268,15 @@ def _batches(config: Config, images: ImageSet, network: Network, machine: Machin
     feed = make_feed(config, network.embedder, images, frozen=network.frozen, training=True)
     size = config.batch.size if isinstance(config.batch.size, int) else len(images)
     mine = -(-size // machine.team.size)
-    chunk = config.batch.chunk
+    chunk, (example, _) = config.batch.chunk, feed.example()
+    # By the settings alone: a resumed run has the threads that it began with, even where another chunk fits now.
+    threads = step_threads(network.trained, example, mine, mine if chunk == "auto" else chunk)
     if chunk == "auto":
         # One image seen M times weighs what M images weigh at most, and needs no reading.
-        example, _ = feed.example()
         chunk = find_chunk(network.trained, example.expand(mine, *example.shape[1:]), machine.dtype)
     sampler.set_epoch(0)
     steps = config.run.steps or (len(sampler) * config.run.epochs if isinstance(config.run.epochs, int) else 0)
-    return Batches(sampler, feed, size, min(chunk, mine), steps)
+    return Batches(sampler, feed, size, min(chunk, mine), steps, threads)
 
 
 def watch(

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from recollect.common.threads import limited_threads
 from recollect.common.words import in_words
 from recollect.config.automatic import Choice
 from recollect.config.schema import Config
@@ -195,7 +196,8 @@ def _cost(training: Training, inputs: Tensor, share: float) -> CostFigures:
     """``inputs``: at least one input, as large as any; ``share``: how much of that an input has on average."""
     machine, batches, network = training.machine, training.batches, _network(training)
     mine = -(-batches.size // machine.team.size)
-    weight, seconds = _probe(training.network.trained, inputs, min(_PROBE, batches.chunk), machine)
+    with limited_threads(batches.threads):
+        weight, seconds = _probe(training.network.trained, inputs, min(_PROBE, batches.chunk), machine)
     # Weights, gradients and the optimizer's two moments; one chunk's graph; the batch and the one being read ahead.
     held = 4 * network.parameters + 12 * network.trained_parameters + weight.of(batches.chunk)
     held += 2 * mine * inputs[0].nbytes * share + _LOSS_MEMORY

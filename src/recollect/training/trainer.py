@@ -22,6 +22,7 @@ import torch.distributed as dist
 from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError, RecollectError
 from recollect.common.locks import try_lock
+from recollect.common.threads import limited_threads
 from recollect.config.schema import Config
 from recollect.data import shard
 from recollect.step.chunking import is_out_of_memory
@@ -173,7 +174,8 @@ class Trainer:
                 self._evaluate()
             self.tick = time.perf_counter()
             for batch in self._batches():
-                self._step(batch)
+                with limited_threads(self.training.batches.threads):
+                    self._step(batch)
                 if self._evaluation_is_due():
                     self._evaluate()
                 self._save_if_due()
