@@ -90,7 +90,7 @@ def _step(work: str) -> tuple[Callable[[], object], int]:
     from torch import nn
 
     from recollect import Embedder, RecallAtK, evaluate, large_batch_step
-    from recollect.report.exact_search import nearest
+    from recollect.search.exact_search import nearest
     from recollect.training.step_threads import step_threads
 
     torch.manual_seed(0)
