@@ -23,7 +23,7 @@ from step import worker_step
 HERE = Path(__file__).parent
 
 
-def torchrun(processes: int, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+def torchrun(processes: int, *arguments: str, timeout: float = 900) -> subprocess.CompletedProcess[str]:
     package = Path(recollect.__file__).parents[1]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{package}{os.pathsep}{HERE}"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]

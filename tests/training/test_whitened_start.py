@@ -95,10 +95,10 @@ def test_processes_wait_for_the_first_longer_than_for_a_collective(images: Path,
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(as_mapping(config)))
     here = Path(__file__).parent
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [str(here / "worker_whitening.py"), str(tmp_path / "config.yaml"), str(tmp_path), "5", "9"]
+    command += [str(here / "worker_whitening.py"), str(tmp_path / "config.yaml"), str(tmp_path), "15", "20"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stderr[-3000:]
     first, second = (torch.load(tmp_path / f"found-{rank}.pt", weights_only=True) for rank in (0, 1))
-    assert second["seconds"] > 8
+    assert second["seconds"] > 15, "it waited longer than a collective may take"
     assert torch.equal(first["weight"], second["weight"])
