@@ -4,7 +4,7 @@
 
 One thread, one process, repeats of all sides interleaved; a ratio is the median over repeats of neighbouring times, a
 speed is that of the best repeat. The bare loop is what one
-would write without recollect: the timm model in channels-last, batches of the same uint8 tensor normalised, forward,
+would write without recollect: the timm model in channels-last, batches of the same uint8 tensor normalized, forward,
 results collected. The target is a ratio of at least 0.95.
 """
 

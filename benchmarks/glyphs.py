@@ -17,7 +17,7 @@ import torch
 from recollect.common.files import write_json
 from recollect.data import ImageSet
 from recollect.data.sources.glyphs import make_glyphs, on_side
-from recollect.data.typefaces import find_faces
+from recollect.data.sources.glyphs.typefaces import find_faces
 
 
 def raw_pixel_recall(images: ImageSet, block: int = 1000) -> float:

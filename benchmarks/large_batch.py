@@ -76,7 +76,7 @@ def make_batch(count: int, size: int):
 def time_ratios(count: int, size: int, chunks: list[int | str], repeats: int, threads: int) -> list[dict[str, object]]:
     import torch
 
-    from recollect.training import StepInfo, large_batch_step
+    from recollect.step import StepInfo, large_batch_step
 
     if threads:
         torch.set_num_threads(threads)
@@ -131,7 +131,7 @@ def peak_memory(count: int, size: int, chunk: int, plain: bool) -> None:
     """In a process of its own: print the peak above what was held before the step, in bytes."""
     import torch
 
-    from recollect.training import large_batch_step
+    from recollect.step import large_batch_step
 
     model, (images, labels) = make_model(), make_batch(count, size)
     with torch.no_grad():

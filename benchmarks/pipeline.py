@@ -29,9 +29,9 @@ from PIL import Image
 
 from recollect.common import torchvision_fix
 from recollect.common.images import Preprocessing
-from recollect.data.images import ImageSet
-from recollect.data.loading import Pipeline, processors
-from recollect.data.reading import Reader
+from recollect.data.image_set import ImageSet
+from recollect.data.pipeline import Pipeline, processors
+from recollect.data.reader import Reader
 from recollect.data.transforms import train_transform
 
 BATCH = 400

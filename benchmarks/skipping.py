@@ -23,9 +23,9 @@ SHARES = (0.0, 0.01, 0.05, 0.2)
 def one_run(share: float, seed: int, steps: int, batch: int, folder: Path, test) -> dict[str, float]:
     import numpy as np
 
+    from recollect.config.overrides import resolve
     from recollect.evaluation import evaluate
     from recollect.models import Embedder
-    from recollect.training.recipes import resolve
     from recollect.training.run_folder import RunFolder
     from recollect.training.trainer import train
 
@@ -34,7 +34,7 @@ def one_run(share: float, seed: int, steps: int, batch: int, folder: Path, test)
         "batch.size": batch,
         "batch.chunk": batch // 8,
         "batch.skip_share": share,
-        "optimiser.warm_up": 0.0,
+        "optimizer.warm_up": 0.0,
         "run.epochs": None,
         "run.steps": steps,
         "run.seed": seed,

@@ -74,7 +74,7 @@ def _verbs() -> dict[str, set[str]]:
 
 def _impossible(page: Path) -> list[str]:
     """Verbs, options and recipes that a page's commands name and that there are none of."""
-    from recollect.training.recipes import available_recipes
+    from recollect.config.overrides import available_recipes
 
     verbs, recipes = _verbs(), set(available_recipes())
     families = {name.split("/")[0] for name in recipes}

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from recollect._version import __version__
-from recollect.common.lazy import lazy_names
+from recollect.common.imports import lazy_names
 
 if TYPE_CHECKING:
     from recollect.evaluation import evaluate
     from recollect.losses import RecallAtK, Roadmap, SmoothAP, SupAP
     from recollect.models import Embedder
-    from recollect.training import large_batch_step
+    from recollect.step import large_batch_step
 
 __all__ = [
     "Embedder",
@@ -36,6 +36,6 @@ __getattr__, __dir__ = lazy_names(
         "Roadmap": "recollect.losses",
         "Embedder": "recollect.models",
         "evaluate": "recollect.evaluation",
-        "large_batch_step": "recollect.training",
+        "large_batch_step": "recollect.step",
     },
 )

@@ -15,7 +15,7 @@ from recollect.cli.app import app
 from recollect.cli.eval_recipe import name_of_test, published_ks, published_row
 from recollect.cli.eval_target import which_data
 from recollect.common.errors import RecollectError
-from recollect.data.images import ImageSet
+from recollect.data.image_set import ImageSet
 from recollect.evaluation import Evaluation, evaluate
 
 

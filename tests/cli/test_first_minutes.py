@@ -15,10 +15,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from recollect.cli.app import app
-from recollect.common.quiet import is_quiet, set_quiet
+from recollect.common.console import is_quiet, set_quiet
+from recollect.config.overrides import available_recipes
 from recollect.losses import available as losses
 from recollect.models.zoo import ZOO
-from recollect.training.recipes import available_recipes
 
 HEAVY = ("torch", "torchvision", "timm", "matplotlib", "numpy", "PIL", "yaml")
 VERBS = ("demo", "train", "eval", "report", "embed", "search", "export", "recipes", "models", "losses", "data")

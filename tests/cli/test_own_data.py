@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from recollect.cli.app import app
 from recollect.cli.train import data_settings
 from recollect.common.errors import ConfigError
-from recollect.training.recipes import resolve
+from recollect.config.overrides import resolve
 from recollect.training.trainer import train
 from training.small_runs import make_images, silent, small_config
 

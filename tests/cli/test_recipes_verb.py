@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from recollect.cli import main
 from recollect.cli.app import app
-from recollect.training.recipes import available_recipes, from_mapping, resolve
+from recollect.config.overrides import available_recipes, from_mapping, resolve
 
 
 def run(*arguments: str) -> str:
@@ -58,7 +58,7 @@ def test_shows_settings_with_their_origin_and_published_numbers() -> None:
 def test_an_init_row_shows_no_training() -> None:
     out = run("cars196/swag-b16/init")
     assert "recollect eval --recipe cars196/swag-b16/init --root FOLDER" in out
-    assert "\noptimiser" not in out
+    assert "\noptimizer" not in out
     assert "never published" not in out.replace("chosen: never published.", "")
 
 
@@ -93,7 +93,7 @@ def test_an_unknown_name_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys
         main()
     assert stopped.value.code == 1
     assert capsys.readouterr().err.startswith(
-        "recollect: there is no recipe 'sop/r50-512/rks': did you mean sop/r50-512/rsk?"
+        "recollect: there is no recipe 'sop/r50-512/rks'. Did you mean sop/r50-512/rsk?"
     )
 
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from recollect.cli import main
 from recollect.cli.app import app
+from recollect.config.schema import Config
 from recollect.training import trainer
-from recollect.training.config import Config
 from recollect.training.trainer import Outcome, TrainingStoppedError
 
 
@@ -53,7 +53,7 @@ def test_options_beat_the_recipe_and_set_beats_options(asked: list[Any], tmp_pat
     run("glyphs", "--root", str(tmp_path), "--batch-size", "80", "--steps", "9", "--lr", "3e-4", "--watch-test",
         "--freeze", "none", "--set", "batch.size=120", "--set", "loss.options.simix=true", "--out", "r")  # fmt: skip
     config, out, _ = asked[0]
-    assert (config.batch.size, config.run.steps, config.run.epochs, config.optimiser.lr) == (120, 9, None, 3e-4)
+    assert (config.batch.size, config.run.steps, config.run.epochs, config.optimizer.lr) == (120, 9, None, 3e-4)
     assert config.run.watch_test
     assert config.loss.options == {"simix": True}
     assert config.data.root == str(tmp_path)
@@ -89,4 +89,4 @@ def test_mistakes_are_sentences(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1
-    assert capsys.readouterr().err.startswith("recollect: glyphs: there is no setting 'batch.sise': did you mean size?")
+    assert capsys.readouterr().err.startswith("recollect: glyphs: there is no setting 'batch.sise'. Did you mean size?")

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from recollect.cli import main
 from recollect.cli.app import app
 from recollect.training.trainer import TrainingStoppedError
-from recollect.tuning import search
+from recollect.tuning import study as search
 from tuning.tuning_runs import as_recipe, config_of, make_data
 
 

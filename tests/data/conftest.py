@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from recollect.data.images import ImageSet
+from recollect.data.image_set import ImageSet
 
 
 @pytest.fixture(scope="module")

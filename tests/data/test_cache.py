@@ -9,7 +9,7 @@ from PIL import Image
 
 from recollect.data import cache as cache_module
 from recollect.data.cache import DiskCache, RamCache
-from recollect.data.images import ImageSet
+from recollect.data.image_set import ImageSet
 
 
 def pixels(seed: int, height: int = 7, width: int = 5) -> np.ndarray:

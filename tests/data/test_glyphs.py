@@ -7,9 +7,9 @@ import pytest
 
 from recollect.common.errors import ConfigError, DataError, DataWarning
 from recollect.data import load
-from recollect.data.lookalikes import ink_difference, merge_lookalikes
 from recollect.data.sources import glyphs
-from recollect.data.typefaces import EM, SIZE, Face, characters_of, find_faces
+from recollect.data.sources.glyphs.lookalikes import ink_difference, merge_lookalikes
+from recollect.data.sources.glyphs.typefaces import EM, SIZE, Face, characters_of, find_faces
 
 FACES = ("DejaVuSansMono-BoldOblique", "DejaVuSansMono-Oblique", "STIXGeneralItalic")
 

@@ -14,9 +14,9 @@ from recollect.common import torchvision_fix
 from recollect.common.errors import ConfigError
 from recollect.common.images import Preprocessing
 from recollect.data import transforms
-from recollect.data.affine import GlyphAffine
-from recollect.data.crops import RandomResizedCrop, mirrored
-from recollect.data.instance import LongerSide
+from recollect.data.transforms.affine import GlyphAffine
+from recollect.data.transforms.crops import RandomResizedCrop, mirrored
+from recollect.data.transforms.longer_side import LongerSide
 
 torchvision_fix.apply()
 from torchvision.transforms import v2  # noqa: E402
@@ -218,7 +218,7 @@ def test_a_torchvision_transform_of_ones_own_is_seeded_by_the_image() -> None:
     assert torch.equal(state, torch.random.get_rng_state()), "the caller's random state is left alone"
 
 
-def test_a_transform_that_normalises_is_refused() -> None:
+def test_a_transform_that_normalizes_is_refused() -> None:
     own = v2.Compose([v2.CenterCrop(16), v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)])
     with pytest.raises(ConfigError, match=r"uint8 tensor of shape \(3, 16, 16\), not torch.float32"):
         transforms.FromTorchvision(own, 16, random=False)(picture(), np.empty(0))

@@ -165,7 +165,7 @@ def test_names_that_are_not_text(root: Path) -> None:
 
 def test_glyphs_need_no_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from recollect.data.sources import glyphs
-    from recollect.data.typefaces import find_faces
+    from recollect.data.sources.glyphs.typefaces import find_faces
 
     faces = [face for face in find_faces() if face.name.startswith("STIXGeneral")]
     monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))

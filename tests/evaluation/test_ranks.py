@@ -211,7 +211,7 @@ def test_global_settings_are_left_as_found():
         torch.set_float32_matmul_precision(before)
 
 
-def test_cosine_is_dot_of_normalised_vectors():
+def test_cosine_is_dot_of_normalized_vectors():
     vectors, labels = _clusters(count=200, classes=20)
     longer = vectors * np.random.default_rng(2).uniform(0.1, 10, (200, 1)).astype(np.float32)
     wanted = evaluate(vectors, labels).per_query

@@ -154,18 +154,18 @@ def test_no_reference_set_where_none_makes_sense(case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", ["margin", "norm_softmax", "proxy_nca", "proxy_anchor", "arcface", "cosface"])
-def test_own_parameters_reach_the_optimiser(name: str) -> None:
+def test_own_parameters_reach_the_optimizer(name: str) -> None:
     options = {"num_classes": CLASSES} if name == "margin" else SIZES
     loss = create(name, **options)
     (parameter,) = loss.parameters()
     assert parameter.numel() == (CLASSES if name == "margin" else CLASSES * DIM)
     before = parameter.detach().clone()
-    optimiser = torch.optim.Adam(loss.parameters(), lr=0.1)
+    optimizer = torch.optim.Adam(loss.parameters(), lr=0.1)
     clustered = unit(CLASSES, 1)[LABELS] + 0.1 * unit(12, 2)
     for dtype in (torch.float32, torch.float64, torch.float16):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss(clustered.to(dtype), LABELS).backward()
-        optimiser.step()
+        optimizer.step()
     assert parameter.dtype == torch.float32
     assert (parameter != before).any()
     other = create(name, **options)
@@ -257,12 +257,12 @@ def test_bad_input() -> None:
     ("name", "options", "message"),
     [
         ("triplet", {"miner": "hard"}, "semihard, batch_hard"),
-        ("triplet", {"margin": 0.0}, "greater than 0"),
+        ("triplet", {"margin": 0.0}, "margin must be"),
         ("contrastive", {"distance": "l1"}, "euclidean, cosine"),
-        ("supcon", {"temperature": 0}, "temperature is 0"),
-        ("arcface", {"num_classes": 0, "dim": 4}, "num_classes is 0"),
-        ("fast_ap", {"bins": 0}, "bins is 0"),
-        ("cross_batch_memory", {"dim": 4, "memory_size": 0}, "memory_size is 0"),
+        ("supcon", {"temperature": 0}, "temperature must be"),
+        ("arcface", {"num_classes": 0, "dim": 4}, "num_classes must be"),
+        ("fast_ap", {"bins": 0}, "bins must be"),
+        ("cross_batch_memory", {"dim": 4, "memory_size": 0}, "memory_size must be"),
         ("cross_batch_memory", {"dim": 4, "loss": "arcface"}, "cannot use a memory: choose one of contrastive"),
         ("cross_batch_memory", {"dim": 4, "loss": "triplet", "loss_options": {"marge": 1}}, "no option 'marge'"),
     ],

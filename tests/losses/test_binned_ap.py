@@ -179,23 +179,23 @@ def test_bad_reference_set() -> None:
 
 
 def test_bad_options() -> None:
-    with pytest.raises(ConfigError, match="at least 2 bins"):
+    with pytest.raises(ConfigError, match="bins must be"):
         BinnedAP(bins=1)
     with pytest.raises(ConfigError, match="not below"):
         BinnedAP(low=1.0)
-    with pytest.raises(ConfigError, match="memory is 0"):
+    with pytest.raises(ConfigError, match="memory must be"):
         BinnedAP(memory=0)(unit(4, 3, 1), torch.tensor([0, 0, 1, 1]))
 
 
 def test_gradient_descent_separates_classes() -> None:
     E = unit(24, 6, 12).requires_grad_()
     y = torch.arange(24) // 4
-    optimiser = torch.optim.Adam([E], lr=0.05)
+    optimizer = torch.optim.Adam([E], lr=0.05)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(100):
             loss = BinnedAP()(torch.nn.functional.normalize(E, dim=1), y)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
     assert loss.item() < 0.05

@@ -116,7 +116,7 @@ def test_equal_embeddings_give_finite_numbers() -> None:
 def test_bad_input_and_options() -> None:
     with pytest.raises(InputError, match="NaN"):
         BlackboxAP()(torch.full((4, 2), torch.nan), torch.zeros(4).long())
-    with pytest.raises(ConfigError, match="positive λ"):
+    with pytest.raises(ConfigError, match="lambda_val must be"):
         BlackboxAP(lambda_val=0)
     with pytest.raises(ConfigError, match="margin"):
         BlackboxAP(margin=-0.1)
@@ -125,10 +125,10 @@ def test_bad_input_and_options() -> None:
 def test_gradient_descent_separates_classes() -> None:
     E = unit(24, 6, 12).requires_grad_()
     y = torch.arange(24) // 4
-    optimiser = torch.optim.Adam([E], lr=0.05)
+    optimizer = torch.optim.Adam([E], lr=0.05)
     for _ in range(150):
         loss = BlackboxAP()(torch.nn.functional.normalize(E, dim=1), y)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert loss.item() < 0.05

@@ -36,7 +36,7 @@ def test_forward_stays_on_its_device(init: str) -> None:
         assert vectors.device == CUDA
         assert vectors.dtype == torch.float32
         if not init.startswith("vit"):  # timm resamples positions by indexing, which needs a CUDA build even for fakes
-            scaled = multiscale.multiscale(embedder, embedder.normalise(pixels), (1.0, 0.7))
+            scaled = multiscale.multiscale(embedder, embedder.normalize(pixels), (1.0, 0.7))
             assert scaled.device == CUDA
 
 
@@ -45,6 +45,6 @@ def test_a_mixture_of_devices_would_be_noticed() -> None:
     with torch.device("meta"):
         embedder = Embedder.create("tiny").eval()
     fake_cuda(embedder, mode)
-    embedder.normalise.mean = FakeTensor(mode, torch.empty(3, 1, 1, device="meta"), torch.device("cpu"))
+    embedder.normalize.mean = FakeTensor(mode, torch.empty(3, 1, 1, device="meta"), torch.device("cpu"))
     with mode, torch.no_grad(), pytest.raises(Exception, match="device"):
         embedder(torch.empty(2, 3, 48, 48, dtype=torch.uint8, device=CUDA))

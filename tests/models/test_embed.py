@@ -58,7 +58,7 @@ def test_every_kind_of_image_gives_the_same_vector(tiny: Embedder, tmp_path: Pat
         image,
         np.asarray(image),
         tiny.preprocessing(image),
-        tiny.normalise(tiny.preprocessing(image)[None])[0],
+        tiny.normalize(tiny.preprocessing(image)[None])[0],
     ]
     vectors = tiny.embed(kinds, progress=False)
     assert vectors.shape == (7, 128)

@@ -21,7 +21,7 @@ def lite0() -> Embedder:
 
 
 def test_the_chain(lite0: Embedder) -> None:
-    """Forward is normalisation → backbone → GeM → LayerNorm → Linear → L2, written out."""
+    """Forward is normalization → backbone → GeM → LayerNorm → Linear → L2, written out."""
     embedder = lite0.eval()
     x = (PIXELS.float() / 255 - 0.5) / 0.5
     maps = embedder.backbone.forward_features(x)  # type: ignore[operator]
@@ -32,9 +32,9 @@ def test_the_chain(lite0: Embedder) -> None:
     torch.testing.assert_close(embedder(PIXELS).norm(dim=1), torch.ones(3))
 
 
-def test_floating_images_are_taken_as_normalised(lite0: Embedder) -> None:
-    normalised = (PIXELS.float() / 255 - 0.5) / 0.5
-    torch.testing.assert_close(lite0.eval()(normalised), lite0(PIXELS), atol=1e-5, rtol=1e-4)
+def test_floating_images_are_taken_as_normalized(lite0: Embedder) -> None:
+    normalized = (PIXELS.float() / 255 - 0.5) / 0.5
+    torch.testing.assert_close(lite0.eval()(normalized), lite0(PIXELS), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(3, 8, 8), torch.zeros(1, 1, 8, 8), torch.zeros(1, 3, 8, 8).long()])
@@ -61,7 +61,7 @@ def test_init_rows_are_the_pretrained_features_themselves() -> None:
 
 def test_options_of_the_papers_code() -> None:
     with torch.device("meta"):
-        vit = Embedder.create("vit-b16-in21k", weights="none", layer_norm=True, normalisation="imagenet")
+        vit = Embedder.create("vit-b16-in21k", weights="none", layer_norm=True, normalization="imagenet")
         plain = Embedder.create("vit-b16-in21k", weights="none")
     assert isinstance(vit.head.norm, nn.LayerNorm)
     assert plain.head.norm is None
@@ -76,7 +76,7 @@ def test_sizes() -> None:
     assert vit.backbone.pos_embed.shape == (1, 24 * 24 + 1, 768)  # type: ignore[union-attr]
     assert Embedder.create("tiny", size=32).preprocessing.resize == 32
     assert Embedder.create("tiny", resize=None).preprocessing.resize is None
-    for wrong in ({"size": 0}, {"resize": 8}, {"interpolation": "magic"}, {"normalisation": "mine"}):
+    for wrong in ({"size": 0}, {"resize": 8}, {"interpolation": "magic"}, {"normalization": "mine"}):
         with pytest.raises(ConfigError):
             Embedder.create("tiny", **wrong)  # type: ignore[arg-type]
 
@@ -206,7 +206,7 @@ def test_tiny_grey_sees_luma_only() -> None:
 
 def test_tiny_learns() -> None:
     embedder = Embedder.create("tiny", size=32)
-    optimiser = torch.optim.Adam(embedder.parameter_groups(1e-3, 0.0))
+    optimizer = torch.optim.Adam(embedder.parameter_groups(1e-3, 0.0))
     labels = torch.arange(16) // 4
     centres = torch.randint(0, 256, (4, 3, 32, 32), generator=torch.Generator().manual_seed(2))
     noise = torch.randint(-90, 90, (16, 3, 32, 32), generator=torch.Generator().manual_seed(3))
@@ -217,9 +217,9 @@ def test_tiny_learns() -> None:
         e = embedder(images)
         s = e @ e.T
         loss = s[labels[:, None] != labels].mean() - s[same].mean()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] - 0.3
 

@@ -19,7 +19,7 @@ def test_the_scales() -> None:
 def test_it_is_the_mean_of_unit_descriptors() -> None:
     images, scales = torch.randn(2, 3, 40, 56), (1.0, 1.5, 0.5)
 
-    def model(x: Tensor) -> Tensor:  # not of length 1: each scale's descriptor has to be normalised
+    def model(x: Tensor) -> Tensor:  # not of length 1: each scale's descriptor has to be normalized
         return x[:, :, 3:9, 2:11].amax((2, 3)) * x.shape[-1]
 
     each = []
@@ -35,9 +35,9 @@ def test_an_embedder_over_scales() -> None:
     pixels = torch.randint(0, 256, (3, 3, 48, 40), dtype=torch.uint8)
     ours = embedder.embed(pixels, scales=INSTANCE_SEARCH_SCALES, progress=False)
     with torch.no_grad():
-        normalised = embedder.normalise(pixels)
+        normalized = embedder.normalize(pixels)
         each = [
-            embedder(F.interpolate(normalised, scale_factor=s, mode="bilinear", align_corners=False))
+            embedder(F.interpolate(normalized, scale_factor=s, mode="bilinear", align_corners=False))
             for s in INSTANCE_SEARCH_SCALES
         ]
     torch.testing.assert_close(ours, F.normalize(torch.stack(each).mean(0)), atol=1e-6, rtol=1e-5)

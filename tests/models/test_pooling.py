@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from recollect.common.errors import ConfigError
 from recollect.models.heads import Head, retrieval_l2, unit
-from recollect.models.pooling import GeM, generalised_mean, make_pooling
+from recollect.models.pooling import GeM, generalized_mean, make_pooling
 
 
 def plain_gem(x: torch.Tensor, p: float, eps: float = 1e-6) -> torch.Tensor:
@@ -17,8 +17,8 @@ def plain_gem(x: torch.Tensor, p: float, eps: float = 1e-6) -> torch.Tensor:
 
 def test_p_of_one_is_the_mean_and_p_to_infinity_the_maximum() -> None:
     x = torch.rand(3, 5, 4, 6, dtype=torch.float64) * 9
-    torch.testing.assert_close(generalised_mean(x, 1.0), x.mean((2, 3)))
-    errors = [float((generalised_mean(x, p) - x.amax((2, 3))).abs().max()) for p in (10.0, 100.0, 1000.0, 1e5)]
+    torch.testing.assert_close(generalized_mean(x, 1.0), x.mean((2, 3)))
+    errors = [float((generalized_mean(x, p) - x.amax((2, 3))).abs().max()) for p in (10.0, 100.0, 1000.0, 1e5)]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 1e-3
     torch.testing.assert_close(GeM(1.0)(x.float()), x.float().mean((2, 3)))
@@ -30,7 +30,7 @@ def test_value_and_gradient_are_those_of_the_equation(p: float, scale: float, ze
     x = torch.rand(2, 3, 3, 4, generator=generator, dtype=torch.float64) * scale
     x = x * (torch.rand(x.shape, generator=generator) > zeros)  # dead positions, as after ReLU
     results = []
-    for function in (generalised_mean, plain_gem):
+    for function in (generalized_mean, plain_gem):
         inputs = x.clone().requires_grad_()
         exponent = torch.tensor([p], dtype=torch.float64, requires_grad=True)
         value = function(inputs, exponent)  # type: ignore[arg-type]

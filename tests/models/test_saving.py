@@ -18,7 +18,7 @@ PIXELS = torch.randint(0, 256, (5, 3, 48, 48), dtype=torch.uint8, generator=torc
     ("init", "options"),
     [
         ("lite0-in1k", {"size": 48}),
-        ("lite0-in1k", {"dim": None, "normalisation": "imagenet"}),
+        ("lite0-in1k", {"dim": None, "normalization": "imagenet"}),
         ("tiny-grey", {"dim": 7, "p": 4.5, "learn_p": False, "batch_norm": "trained"}),
         ("tiny", {"layer_norm": False, "l2_before_head": True, "resize": None, "interpolation": "lanczos"}),
         ("timm:vit_tiny_patch16_224.augreg_in21k", {"weights": "none", "size": 48, "pooling": "avg"}),

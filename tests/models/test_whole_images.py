@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recollect.common.errors import ConfigError, DataError, InputError
-from recollect.data.images import ImageSet
-from recollect.data.instance import LongerSide
-from recollect.models import Embedder, stored
-from recollect.models.inputs import by_shape
-from recollect.models.stored import stored_vectors, weights_digest
+from recollect.data.image_set import ImageSet
+from recollect.data.transforms.longer_side import LongerSide
+from recollect.inference import vector_store as stored
+from recollect.inference.vector_store import stored_vectors, weights_digest
+from recollect.models import Embedder
+from recollect.models.preprocessing import by_shape
 
 SIDES = st.sampled_from([8, 12, 17])
 

@@ -38,7 +38,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_rows_are_the_published_ones(name: str) -> None:
     row = ZOO[name]
-    found = (row.architecture, row.timm_id, row.normalisation, row.feature_dim, row.non_commercial)
+    found = (row.architecture, row.timm_id, row.normalization, row.feature_dim, row.non_commercial)
     assert found == PUBLISHED[name]
     assert row.size == 224
     assert row.non_commercial == ("NC" in row.licence)

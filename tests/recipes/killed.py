@@ -13,7 +13,7 @@ import signal
 import sys
 from typing import Any
 
-from recollect.models import stored
+from recollect.inference import vector_store as stored
 from recollect.training.trainer import Trainer
 
 stored.PART = 16

@@ -150,7 +150,7 @@ SETTINGS = {
     "batch.size": 64,
     "batch.chunk": 16,
     "batch.batches_per_epoch": 8,
-    "optimiser.lr": 1e-3,
+    "optimizer.lr": 1e-3,
     "run.steps": 24,
     "run.device": "cpu",
     "data.workers": 0,

@@ -6,7 +6,9 @@ import csv
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent / "published"
+from recollect import studies
+
+HERE = Path(studies.__file__).parent / "published"
 
 # data set → the columns of a table, in the order of the tests and metrics they belong to
 COLUMNS = {
@@ -53,7 +55,7 @@ ARCHITECTURES = {
     "ViT-B/16 d=512": "vit-b16-in21k",
 }
 
-# optimiser, learning rate, milestones, epochs, batch, chunk
+# optimizer, learning rate, milestones, epochs, batch, chunk
 SETTINGS = {
     ("inaturalist", "r50"): ("adam", 1e-4, (40, 70), 90, 4000, 200),
     ("inaturalist", "vit-b32"): ("adamw", 5e-5, (10, 40, 70), 90, 4000, 200),
@@ -108,7 +110,7 @@ def expected_numbers() -> dict[str, dict[str, dict[str, float]]]:
 def expected_settings(name: str) -> dict[str, Any]:
     """What a recipe of the four benchmarks should say."""
     data, model, method = name.split("/")
-    optimiser, lr, milestones, epochs, batch, chunk = SETTINGS[data, PUBLISHED_FOR.get(model, "vit-b16")]
+    optimizer, lr, milestones, epochs, batch, chunk = SETTINGS[data, PUBLISHED_FOR.get(model, "vit-b16")]
     large = "-l1" in model
     settings = {
         "data.name": data,
@@ -125,13 +127,13 @@ def expected_settings(name: str) -> dict[str, Any]:
         "batch.samples_per_class": 4,
         "batch.chunk": "auto" if large else chunk,
         "batch.small_classes": "drop",
-        "optimiser.name": optimiser,
-        "optimiser.lr": lr,
-        "optimiser.weight_decay": 4e-4,
-        "optimiser.milestones": milestones,
-        "optimiser.gamma": 0.3,
-        "optimiser.head_multiplier": 1.0,
-        "optimiser.warm_up": 0.0,
+        "optimizer.name": optimizer,
+        "optimizer.lr": lr,
+        "optimizer.weight_decay": 4e-4,
+        "optimizer.milestones": milestones,
+        "optimizer.gamma": 0.3,
+        "optimizer.head_multiplier": 1.0,
+        "optimizer.warm_up": 0.0,
         "run.epochs": epochs,
     }
     losses: dict[str, tuple[str, dict[str, Any]]] = {

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from recipes.paper_tables import PUBLISHED_FOR, SETTINGS, expected_numbers, expected_settings
+from recollect.config.overrides import published_tests, resolve
+from recollect.config.recipe_files import available_recipes, family, load_recipe
 from recollect.models import INSTANCE_SEARCH_SCALES
 from recollect.models.zoo import ZOO
-from recollect.training.recipe_files import available_recipes, family, load_recipe
-from recollect.training.recipes import published_tests, resolve
 
 NUMBERS = expected_numbers()
 BENCHMARKS = [name for name in NUMBERS if not name.startswith("gldv1")]
@@ -44,8 +44,8 @@ def test_instance_search() -> None:
     for method, expected in options.items():
         config = resolve(f"gldv1/r101/{method}")
         assert (config.batch.size, config.batch.samples_per_class, config.run.steps) == (4096, 4, 500)
-        assert (config.optimiser.name, config.optimiser.lr, config.optimiser.weight_decay) == ("adam", 1e-4, 1e-6)
-        assert (config.optimiser.p_multiplier, config.optimiser.schedule) == (10.0, "constant")
+        assert (config.optimizer.name, config.optimizer.lr, config.optimizer.weight_decay) == ("adam", 1e-4, 1e-6)
+        assert (config.optimizer.p_multiplier, config.optimizer.schedule) == (10.0, "constant")
         assert (config.model.init, config.model.dim, config.model.image_size) == ("r101-in1k", 2048, 1024)
         assert (config.model.layer_norm, config.model.l2_before_head) == (False, True)
         assert config.model.batch_norm == "statistics"
@@ -90,5 +90,5 @@ def test_the_released_code_can_be_laid_over(tmp_path: Path) -> None:
     config = resolve(tmp_path / "mine.yaml")
     assert config.loss.options["count_query"] is True
     assert config.loss.options["k"] == [1, 2, 4, 8, 16]
-    assert (config.model.layer_norm, config.model.normalisation) == (True, "imagenet")
-    assert (config.optimiser.lr, config.name) == (1e-5, "mine")
+    assert (config.model.layer_norm, config.model.normalization) == (True, "imagenet")
+    assert (config.optimizer.lr, config.name) == (1e-5, "mine")

@@ -20,12 +20,13 @@ from typer.testing import CliRunner
 from recipes.small_sets import MAKERS
 from recollect.cli.app import app
 from recollect.common.errors import ConfigError
+from recollect.config.overrides import as_mapping, available_recipes, resolve
+from recollect.config.schema import Config, ModelConfig
 from recollect.models import Embedder, GeM
 from recollect.models.zoo import find
-from recollect.training import large_batch_step, parts
-from recollect.training.config import Config, ModelConfig
-from recollect.training.optimiser import make_optimiser
-from recollect.training.recipes import as_mapping, available_recipes, resolve
+from recollect.step import large_batch_step
+from recollect.training import build
+from recollect.training.optimizer import make_optimizer
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import train
 
@@ -64,7 +65,7 @@ NETWORKS = distinct(ROWS, lambda config: as_mapping(config)["model"])
 def test_the_network_is_built_as_the_recipe_says(name: str) -> None:
     model = ROWS[name].model
     with torch.device("meta"):
-        embedder = parts.make_embedder(replace(model, weights="none"), seed=0)
+        embedder = build.make_embedder(replace(model, weights="none"), seed=0)
     assert {parameter.device.type for parameter in embedder.parameters()} == {"meta"}
     assert embedder(torch.zeros(2, 3, 224, 224, device="meta")).shape == (2, model.dim or embedder.feature_dim)
     assert embedder.config.architecture == find(model.init).timm_id
@@ -74,10 +75,10 @@ def test_the_network_is_built_as_the_recipe_says(name: str) -> None:
     for alike in NETWORKS[name]:
         if alike in TRAINED:
             config = TRAINED[alike]
-            loss = parts.make_loss(config, num_classes=8, dim=embedder.dim)
-            optimiser = make_optimiser(config.optimiser, embedder, loss)
-            assert type(optimiser).__name__.lower() == config.optimiser.name
-            assert {g["weight_decay"] for g in optimiser.param_groups} <= {config.optimiser.weight_decay, 0.0}
+            loss = build.make_loss(config, num_classes=8, dim=embedder.dim)
+            optimizer = make_optimizer(config.optimizer, embedder, loss)
+            assert type(optimizer).__name__.lower() == config.optimizer.name
+            assert {g["weight_decay"] for g in optimizer.param_groups} <= {config.optimizer.weight_decay, 0.0}
 
 
 def small(config: Config, root: Path) -> Config:
@@ -122,7 +123,7 @@ def test_two_steps(name: str, root: Callable[[str], Path], tmp_path: Path) -> No
         assert all(0 < loss < 1 and norm > 0 for loss, norm in found), found
     else:  # a whitening of so few images may tell them all apart, and leave nothing to learn
         assert all(0 <= loss < 1 for loss, _ in found), found
-    assert [record["lr"] for record in steps] == [TRAINED[name].optimiser.lr] * 2
+    assert [record["lr"] for record in steps] == [TRAINED[name].optimizer.lr] * 2
     assert run.read_config().published == TRAINED[name].published
     assert any("with SiMix 40" in line for line in said) == name.endswith("simix")
     assert any(line.startswith("whitening") for line in said) == name.startswith("gldv1")
@@ -138,15 +139,15 @@ REAL = ["sop/r50-512/rsk", "gldv1/r101/rsk-simix", "vehicleid/vit-b32-in21k/rsk"
 @pytest.mark.parametrize("name", REAL)
 def test_two_steps_of_the_real_network_from_random_weights(name: str) -> None:
     config = TRAINED[name]
-    embedder = parts.make_embedder(replace(config.model, weights="none", image_size=64, resize="default"), seed=0)
-    loss = parts.make_loss(config, num_classes=4, dim=embedder.dim)
-    optimiser = make_optimiser(config.optimiser, embedder, loss)
+    embedder = build.make_embedder(replace(config.model, weights="none", image_size=64, resize="default"), seed=0)
+    loss = build.make_loss(config, num_classes=4, dim=embedder.dim)
+    optimizer = make_optimizer(config.optimizer, embedder, loss)
     images, labels = torch.randint(0, 256, (8, 3, 64, 64), dtype=torch.uint8), torch.arange(8) // 2
     before = embedder.head.linear.weight.detach().clone()  # type: ignore[union-attr]
     for _ in range(2):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         value = large_batch_step(embedder.train(), loss, images, labels, 4)
-        optimiser.step()
+        optimizer.step()
         assert 0 < float(value) < 1
     assert not torch.equal(before, embedder.head.linear.weight)  # type: ignore[union-attr]
 
@@ -165,7 +166,7 @@ def test_an_init_row_is_measured_beside_its_numbers(
         asked.append(model)
         return Embedder.create("tiny", dim=None)
 
-    monkeypatch.setattr(parts, "make_embedder", tiny)
+    monkeypatch.setattr(build, "make_embedder", tiny)
     monkeypatch.chdir(tmp_path)
     found = CliRunner().invoke(app, ["eval", "--recipe", name, "--root", str(root(data)), "--weights", "none"])
     assert found.exit_code == 0, found.output

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from recollect.training.config import Config
+from recollect.config.schema import Config
 from recollect.training.trainer import train
 from training.small_runs import make_images, silent, small_config
 

@@ -5,7 +5,7 @@ import numpy as np
 from recollect.evaluation import Evaluation, evaluate
 from recollect.report.gallery import best, changed, rows_of_results, worst
 from recollect.report.measured import Contender
-from recollect.report.pictures import Pictures
+from recollect.report.thumbnails import Pictures
 from recollect.report.vectors import Shown
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from recollect.training.config import Config
-from recollect.training.recipes import resolve
+from recollect.config.overrides import resolve
+from recollect.config.schema import Config
 from recollect.training.run_folder import RunFolder
 
 
@@ -43,8 +43,8 @@ def small_config(root: Path, **settings: Any) -> Config:
         "batch.size": 16,
         "batch.chunk": 6,
         "batch.batches_per_epoch": 3,
-        "optimiser.lr": 1e-3,
-        "optimiser.schedule": "cosine",
+        "optimizer.lr": 1e-3,
+        "optimizer.schedule": "cosine",
         "run.epochs": 2,
         "run.device": "cpu",
         "run.checkpoint_minutes": 0,

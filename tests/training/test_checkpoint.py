@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from recollect.common.errors import DataError
+from recollect.step.team import Team
 from recollect.training import checkpoint
-from recollect.training.distributed import Team
 
 
 def test_an_unreadable_checkpoint_is_named(tmp_path: Path) -> None:
@@ -32,15 +32,15 @@ def test_an_unreadable_checkpoint_is_named(tmp_path: Path) -> None:
 def _small_training(seed: int) -> checkpoint.Trained:
     torch.manual_seed(seed)
     model, loss = torch.nn.Linear(2, 3), torch.nn.PReLU()
-    optimiser = torch.optim.Adam([*model.parameters(), *loss.parameters()])
+    optimizer = torch.optim.Adam([*model.parameters(), *loss.parameters()])
     loss(model(torch.ones(1, 2))).sum().backward()
-    optimiser.step()
+    optimizer.step()
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    return checkpoint.Trained(model, loss, optimiser, scaler, torch.device("cpu"), Team())
+    return checkpoint.Trained(model, loss, optimizer, scaler, torch.device("cpu"), Team())
 
 
 def _states(trained: checkpoint.Trained) -> list[Tensor]:
-    moments = [state["exp_avg"] for state in trained.optimiser.state.values()]
+    moments = [state["exp_avg"] for state in trained.optimizer.state.values()]
     tensors = [*trained.model.state_dict().values(), *trained.loss.state_dict().values(), *moments]
     return [*(tensor.clone() for tensor in tensors), torch.get_rng_state()]
 
@@ -49,14 +49,14 @@ _SPOILED: dict[str, tuple[Any, str]] = {
     "a list": (lambda good: [1, 2], "holds a list"),
     "a tensor": (lambda good: torch.zeros(3), "holds a Tensor"),
     "a number": (lambda good: {"format": 1}, "lacks model"),
-    "no optimiser": (lambda good: {k: v for k, v in good.items() if k != "optimiser"}, "lacks optimiser"),
+    "no optimizer": (lambda good: {k: v for k, v in good.items() if k != "optimizer"}, "lacks optimizer"),
     "no weights": (lambda good: {**good, "model": {}}, "another network; 2 of its entries"),
     "half the weights": (lambda good: {**good, "model": {"weight": torch.ones(3, 2)}}, "'bias'"),
     "other shapes": (lambda good: {**good, "model": {"weight": torch.ones(3, 2), "bias": torch.ones(4)}}, "'bias'"),
     "another loss": (lambda good: {**good, "loss": {"weight": torch.ones(9)}}, "another loss"),
-    "an empty optimiser": (lambda good: {**good, "optimiser": {}}, "KeyError"),
-    "another optimiser": (
-        lambda good: {**good, "optimiser": torch.optim.SGD([torch.ones(1)], lr=1).state_dict()},
+    "an empty optimizer": (lambda good: {**good, "optimizer": {}}, "KeyError"),
+    "another optimizer": (
+        lambda good: {**good, "optimizer": torch.optim.SGD([torch.ones(1)], lr=1).state_dict()},
         "group that doesn't match",
     ),
     "strange progress": (lambda good: {**good, "progress": {"steps": 3}}, "unexpected keyword"),

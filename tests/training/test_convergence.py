@@ -21,10 +21,10 @@ import pytest
 import torch
 from small_runs import silent
 
+from recollect.config.overrides import resolve
 from recollect.data import ImageSet, load
 from recollect.evaluation import evaluate
 from recollect.models import Embedder
-from recollect.training.recipes import resolve
 from recollect.training.trainer import train
 
 FLOOR = 0.80
@@ -55,7 +55,7 @@ def test_recall_at_k_learns_and_beats_pairs_and_triplets(unseen: ImageSet, tmp_p
             "loss.name": loss,
             "model.image_size": 32,
             "batch.size": 200,
-            "optimiser.warm_up": 0,
+            "optimizer.warm_up": 0,
             "run.epochs": None,
             "run.steps": 60,
         }

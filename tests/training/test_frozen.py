@@ -15,12 +15,13 @@ import torch
 from small_runs import final_weights, losses, make_images, same_bits, silent, small_config
 
 from recollect.common.errors import ConfigError
+from recollect.config.automatic import settle
+from recollect.config.overrides import resolve
 from recollect.data import ImageSet, load
 from recollect.evaluation import evaluate
+from recollect.inference import features
 from recollect.models import Embedder
-from recollect.training import features, logs, trainer
-from recollect.training.choices import settle
-from recollect.training.recipes import resolve
+from recollect.training import logs, trainer
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import train
 
@@ -31,7 +32,7 @@ FROZEN = {
     "batch.chunk": "auto",
     "batch.batches_per_epoch": None,
     "loss.options": {},
-    "optimiser.lr": 1e-2,
+    "optimizer.lr": 1e-2,
     "run.epochs": 8,
 }
 
@@ -162,11 +163,11 @@ def test_a_folder_on_a_cpu_starts_frozen_and_says_so(root: Path) -> None:
     config = resolve("folder", {"data.root": str(root)})
     settled, choices = settle(config, images, torch.device("cpu"), pretrained=True)
     assert (settled.model.freeze, settled.batch.size, settled.data.augmentation) == ("pooling", "all", "none")
-    assert settled.optimiser.lr == 1e-4
+    assert settled.optimizer.lr == 1e-4
     assert any("only the last layer is trained" in str(choice) for choice in choices)
     settled, _ = settle(config, images, torch.device("cuda"), pretrained=True)
     assert (settled.model.freeze, settled.batch.size, settled.data.augmentation) == ("none", 48, "crop")
-    assert settled.optimiser.lr == 1e-4
+    assert settled.optimizer.lr == 1e-4
     settled, _ = settle(config, images, torch.device("cpu"), pretrained=False)
     assert settled.model.freeze == "none"
     # 98 classes of 82 images are 5e9 comparisons, ten seconds a step: batches then.
@@ -187,7 +188,7 @@ def test_a_plan_does_not_wait_for_features(root: Path, monkeypatch: pytest.Monke
     def never(*arguments: object, **options: object) -> None:
         raise AssertionError("features were computed")
 
-    monkeypatch.setattr("recollect.training.parts.frozen_features", never)
+    monkeypatch.setattr("recollect.training.batches.frozen_features", never)
     plan, lines = trainer.plan(small_config(root, **{**FROZEN, "run.watch_test": True}))
-    assert plan.images == 72
+    assert plan.data.images == 72
     assert any("frozen up to" in line for line in lines)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from recollect.common.progress import ProgressLine
+from recollect.common.console import ProgressLine
 from recollect.training import logs
 from recollect.training.run_folder import RunFolder
 

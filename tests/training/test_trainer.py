@@ -19,9 +19,11 @@ from torch import Tensor
 
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.locks import try_lock
+from recollect.config import overrides as recipes
 from recollect.models import Embedder
-from recollect.training import checkpoint, large_batch, logs, recipes, session, trainer
-from recollect.training.distributed import Team
+from recollect.step import large_batch
+from recollect.step.team import Team
+from recollect.training import build, checkpoint, logs, trainer
 from recollect.training.run_folder import RunFolder, circumstances
 from recollect.training.trainer import TrainingStoppedError, plan, train
 
@@ -275,7 +277,7 @@ def test_what_was_best_after_the_last_checkpoint_is_not_taken_for_what_it_calls_
         "run.epochs": 3,
         "run.checkpoint_steps": 4,
         "run.checkpoint_minutes": 60,
-        "optimiser.name": "sgd",
+        "optimizer.name": "sgd",
     }
     kept: list[str] = []
 
@@ -351,7 +353,7 @@ def test_fp16_that_overflows_for_ever_stops(
     if overflows == 3:
         assert train(config, tmp_path / "run", say=silent).steps == 24
         return
-    with pytest.raises(TrainingStoppedError, match=r"at step 18: .* norm inf.*fp16: lower optimiser\.lr, or .* bf16"):
+    with pytest.raises(TrainingStoppedError, match=r"at step 18: .* norm inf.*fp16: lower optimizer\.lr, or .* bf16"):
         train(config, tmp_path / "run", say=silent)
     assert (tmp_path / "run" / "stopped" / "step-18" / "process-0" / "batch.pt").exists()
 
@@ -368,7 +370,7 @@ def test_out_of_memory_names_the_knob(root: Path, tmp_path: Path, monkeypatch: p
 def test_chunks_never_change_the_result(root: Path, tmp_path: Path) -> None:
     for chunk in (5, 16):
         # Not Adam, which divides by the gradient's size and so makes much of its rounding.
-        settings = {"batch.chunk": chunk, "optimiser.name": "sgd", "optimiser.lr": 0.1}
+        settings = {"batch.chunk": chunk, "optimizer.name": "sgd", "optimizer.lr": 0.1}
         train(small_config(root, **settings), tmp_path / str(chunk), say=silent)
     one, other = final_weights(tmp_path / "5"), final_weights(tmp_path / "16")
     assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-5
@@ -413,16 +415,16 @@ def test_losses_with_parameters_are_trained_and_resumed(
 def test_the_plan(root: Path) -> None:
     figures, lines = plan(small_config(root, **{"batch.chunk": "auto", "run.evaluate_every": "auto"}))
     text = "\n".join(lines)
-    assert (figures.batch, figures.virtual_batch, figures.batches_an_epoch, figures.steps) == (16, 40, 3, 6)
-    assert figures.chunk == 16
+    assert (figures.batch.batch, figures.batch.virtual_batch, figures.batch.chunk) == (16, 40, 16)
+    assert (figures.length.batches_per_epoch, figures.length.steps) == (3, 6)
     assert "12 classes" in text
     assert "with SiMix 40" in text
     assert "model      tiny at " in text
     assert "evaluate_every" not in text  # nothing is watched
     watched = plan(small_config(root, **{"run.evaluate_every": "auto", "data.validation": "paper", "batch.size": 8}))[1]
     assert "chosen     run.evaluate_every = 1" in "\n".join(watched)
-    assert figures.memory_mb > 0
-    assert figures.seconds_a_step > 0
+    assert figures.cost.memory_mb > 0
+    assert figures.cost.seconds_per_step > 0
 
 
 def test_tensorboard(root: Path, tmp_path: Path) -> None:
@@ -431,12 +433,12 @@ def test_tensorboard(root: Path, tmp_path: Path) -> None:
     assert list((tmp_path / "run" / "tensorboard").glob("events*"))
 
 
-def test_sessions_are_the_same_twice(root: Path) -> None:
+def test_trainings_are_built_the_same_twice(root: Path) -> None:
     """What is built before the first step depends on the configuration alone, not on what was drawn before."""
     states = []
     for noise in (1, 2):
         torch.manual_seed(noise)
-        made = session.prepare(small_config(root), torch.device("cpu"), Team())
+        made = build.build(small_config(root), torch.device("cpu"), Team())
         states.append((made.network.embedder.state_dict(), torch.get_rng_state()))
         made.close()
     assert same_bits(states[0][0], states[1][0])

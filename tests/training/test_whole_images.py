@@ -17,11 +17,12 @@ from training_toys import NPair, difference, gradients
 
 from recipes import landmarks
 from recollect import Embedder, RecallAtK
-from recollect.training import StepInfo, chunking, large_batch, large_batch_step, logs
-from recollect.training.feeds import PixelFeed
-from recollect.training.recipes import resolve
+from recollect.config.overrides import resolve
+from recollect.step import StepInfo, chunking, large_batch, large_batch_step
+from recollect.training import logs
+from recollect.training.batches import PixelFeed
 from recollect.training.trainer import plan, train
-from training.test_distributed import torchrun
+from step.test_team import torchrun
 
 pytestmark = pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
 SIDES = st.sampled_from([8, 12, 17])
@@ -124,7 +125,7 @@ def test_the_plan_counts_the_largest_for_memory_and_the_average_for_time(root: P
     assert figures.longer_side == 24
     assert any("6 images in the network at once, each of at most 24 × 24 pixels" in line for line in lines)
     from recollect.data import Pipeline, load
-    from recollect.data.instance import LongerSide
+    from recollect.data.transforms.longer_side import LongerSide
 
     images = load("folder", root, "train")
     with Pipeline(images, LongerSide(24, flip=True), workers=0) as pipeline:
@@ -143,7 +144,7 @@ def test_two_processes_train_and_validate_as_one(tmp_path: Path) -> None:
     landmarks.make_sfm(tmp_path / "sfm", range(100, 107))
     places = {"data.root": str(tmp_path / "gldv1"), "data.validation_root": str(tmp_path / "sfm")}
     short = {"run.steps": 3, "batch.size": 16, "batch.chunk": 5, "model.whitening": 160, "model.image_size": 40}
-    config = resolve("gldv1/r101/rsk-simix", {**landmarks.SETTINGS, **places, **short, "optimiser.name": "sgd"})
+    config = resolve("gldv1/r101/rsk-simix", {**landmarks.SETTINGS, **places, **short, "optimizer.name": "sgd"})
     alone = train(config, tmp_path / "alone", say=silent)
     done = torchrun(2, "-m", "recollect", "train", str(tmp_path / "alone/config.yaml"), "--out", str(tmp_path / "two"))
     assert done.returncode == 0, done.stderr[-3000:]

@@ -10,8 +10,8 @@ import pytest
 
 from recipes import landmarks
 from recollect.common.errors import ConfigError, DataWarning, InputError, WeightsError
-from recollect.training.parts import load_sets
-from recollect.training.recipes import resolve, with_settings
+from recollect.config.overrides import resolve, with_settings
+from recollect.training.build import load_sets
 from recollect.tuning.protocol import LOCAL, final_config, read_protocol, trial_config
 from recollect.tuning.space import as_settings
 from training.small_runs import make_images
@@ -32,8 +32,8 @@ def test_the_first_half_of_the_training_classes_trains_and_the_second_validates(
     assert protocol.fingerprints == {
         "train": sets.train.fingerprint, "validation": sets.validation.fingerprint,
     }  # fmt: skip
-    optimiser = config.optimiser
-    assert (optimiser.lr, optimiser.gamma, optimiser.milestones) == (2e-3, 0.4, (4.0, 6.0, 8.0))
+    optimizer = config.optimizer
+    assert (optimizer.lr, optimizer.gamma, optimizer.milestones) == (2e-3, 0.4, (4.0, 6.0, 8.0))
     assert (config.run.epochs, config.run.steps, config.run.watch_test) == (10, None, False)
 
 
@@ -42,8 +42,8 @@ def test_the_final_training_takes_all_classes_and_stops_where_validation_was_bes
     config = final_config(protocol, as_settings(DRAWN), 7)
     sets = load_sets(config)
     assert (sets.train.num_classes, sets.validation, sets.test) == (8, None, None)
-    assert (config.run.epochs, config.optimiser.milestones) == (7, (4.0, 6.0))
-    assert (config.optimiser.lr, config.optimiser.gamma) == (2e-3, 0.4)
+    assert (config.run.epochs, config.optimizer.milestones) == (7, (4.0, 6.0))
+    assert (config.optimizer.lr, config.optimizer.gamma) == (2e-3, 0.4)
     assert final_config(protocol, as_settings(DRAWN), 0).run.epochs == 1
 
 
@@ -126,8 +126,8 @@ def test_too_few_classes(tmp_path: Path) -> None:
 
 def test_ends_of_the_space_are_tried_before_the_search(tmp_path: Path) -> None:
     root = make_data(tmp_path)
-    with pytest.raises(ConfigError, match=r"there is no setting 'optimiser\.lrr': did you mean lr"):
-        read_protocol(config_of(root), ["optimiser.lrr=1:2"])
+    with pytest.raises(ConfigError, match=r"there is no setting 'optimizer\.lrr'. Did you mean lr"):
+        read_protocol(config_of(root), ["optimizer.lrr=1:2"])
     with pytest.raises(ConfigError, match=r"batch.size 6 is no multiple"):
         read_protocol(config_of(root), ["batch.size=8,6"])
     for choices in ("0.5,-1,1", "-1,0.5,1", "0.5,1,-1"):
@@ -145,7 +145,7 @@ def test_a_study_is_the_same_on_another_machine_and_with_another_test_set(tmp_pa
     one = read_protocol(config_of(make_data(tmp_path / "one"))).identity()
     other = make_data(tmp_path / "other", test=False)
     assert read_protocol(config_of(other, **{"data.workers": 2, "data.cache": "ram"})).identity() == one
-    assert read_protocol(config_of(other, **{"optimiser.weight_decay": 0.1})).identity() != one
+    assert read_protocol(config_of(other, **{"optimizer.weight_decay": 0.1})).identity() != one
     assert read_protocol(config_of(other), ["lr=1e-3:1e-2"]).identity() != one
     shutil.rmtree(other / "train" / "train-07")
     assert read_protocol(config_of(other)).identity() != one

@@ -12,7 +12,7 @@ import pytest
 
 from recollect.tuning.protocol import Protocol, read_protocol
 from recollect.tuning.results import MIN_FOR_IMPORTANCE, TrialRecord, best_trial, importance, read_results
-from recollect.tuning.store import Store
+from recollect.tuning.study_database import Store
 from tuning.tuning_runs import config_of, make_data
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.common.errors import ConfigError
-from recollect.training.recipes import resolve, with_settings
+from recollect.config.overrides import resolve, with_settings
 from recollect.tuning.space import Parameter, as_settings, default_space, parse_parameter, read_space
 
 
@@ -54,9 +54,9 @@ def test_decays_are_spread_from_the_first_to_the_end(
 ) -> None:
     drawn = {"lr": 1e-4, "gamma": 0.3, "epochs": epochs, "decays": decays, "first_decay": first}
     settings = as_settings(drawn)
-    np.testing.assert_allclose(settings["optimiser.milestones"], milestones, atol=1e-3)
+    np.testing.assert_allclose(settings["optimizer.milestones"], milestones, atol=1e-3)
     assert (settings["run.epochs"], settings["run.steps"]) == (epochs, None)
-    assert settings["optimiser.schedule"] == "milestones"
+    assert settings["optimizer.schedule"] == "milestones"
 
 
 @given(
@@ -69,21 +69,21 @@ def test_decays_are_spread_from_the_first_to_the_end(
 def test_every_draw_is_a_configuration(epochs: int, decays: int, first: float, lr: float, gamma: float) -> None:
     drawn = {"lr": lr, "gamma": gamma, "epochs": epochs, "decays": decays, "first_decay": first}
     config = with_settings(resolve("glyphs"), as_settings(drawn))  # refuses milestones that do not rise or lie beyond
-    assert len(config.optimiser.milestones) == decays
+    assert len(config.optimizer.milestones) == decays
     assert config.run.epochs == epochs
 
 
 def test_what_the_user_says() -> None:
     space = read_space(
-        ["lr=1e-4:1e-2", "optimiser.gamma=0.3", "epochs=4:8", "loss.options.tau1=0.5,1,2",
-         "optimiser.weight_decay=1e-5:1e-3:log"],
+        ["lr=1e-4:1e-2", "optimizer.gamma=0.3", "epochs=4:8", "loss.options.tau1=0.5,1,2",
+         "optimizer.weight_decay=1e-5:1e-3:log"],
         default_space(resolve("glyphs"), 5),
     )  # fmt: skip
     assert space["lr"] == Parameter("lr", 1e-4, 1e-2, log=True)
     assert space["gamma"].fixed
     assert space["gamma"].draw(None) == 0.3
     assert space["loss.options.tau1"].draw(Fixed(high=False)) == 0.5
-    assert space["optimiser.weight_decay"].log
+    assert space["optimizer.weight_decay"].log
     trial = Fixed(high=False)
     assert (space["epochs"].draw(trial), trial.asked) == (4, {"epochs": ("int", False)})
 
@@ -97,7 +97,7 @@ def test_what_the_user_says() -> None:
         ("lr=0:1", "needs bounds above 0"),
         ("gamma=a:b", "bounds are numbers, and 'a' is none"),
         ("gamma=1,1", "a value is there twice"),
-        ("optimiser.milestones=1:2", "follows from decays, first_decay and epochs"),
+        ("optimizer.milestones=1:2", "follows from decays, first_decay and epochs"),
         ("data.name=sop,cub", "the protocol decides it"),
         ("run.watch_test=true,false", "the protocol decides it"),
         ("gamma=[1", "cannot be read"),

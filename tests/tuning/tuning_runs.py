@@ -9,10 +9,10 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from recollect.training.config import Config
-from recollect.training.recipes import as_mapping
+from recollect.config.overrides import as_mapping
+from recollect.config.schema import Config
 from recollect.tuning.results import Results
-from recollect.tuning.search import tune
+from recollect.tuning.study import tune
 from training.small_runs import silent, small_config
 
 SPACE = ["epochs=1:2", "lr=1e-3:1e-2"]

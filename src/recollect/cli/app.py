@@ -17,9 +17,14 @@ _ORDER = (
     "eval",
     "report",
     "embed",
+    "index",
     "search",
+    "serve",
+    "calibrate",
+    "duplicates",
     "export",
     "reproduce",
+    "paper",
     "recipes",
     "models",
     "losses",
@@ -62,9 +67,11 @@ def common_options(
     ] = False,
 ) -> None:
     """Options that stand before any verb."""
-    from recollect.common.quiet import set_quiet
+    from recollect.common.console import set_quiet
+    from recollect.common.processor import set_remembered_limit
 
     set_quiet(quiet)
+    set_remembered_limit()  # before any verb imports torch
 
 
 # Verbs, one import a file: each defines its command on import.
@@ -73,8 +80,10 @@ from recollect.cli import demo as _demo  # noqa: E402, F401
 from recollect.cli import embed as _embed  # noqa: E402, F401
 from recollect.cli import eval as _eval  # noqa: E402, F401
 from recollect.cli import export as _export  # noqa: E402, F401
+from recollect.cli import index as _index  # noqa: E402, F401
 from recollect.cli import losses as _losses  # noqa: E402, F401
 from recollect.cli import models as _models  # noqa: E402, F401
+from recollect.cli import paper as _paper  # noqa: E402, F401
 from recollect.cli import recipes as _recipes  # noqa: E402, F401
 from recollect.cli import report as _report  # noqa: E402, F401
 from recollect.cli import reproduce as _reproduce  # noqa: E402, F401

@@ -24,6 +24,6 @@ def demo(
 
     Takes about three minutes on two cores. The last line is the report's path.
     """
-    from recollect.report import run_demo
+    from recollect.studies import run_demo
 
     typer.echo(run_demo(out, steps=steps, seed=seed, say=remark))

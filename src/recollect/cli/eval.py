@@ -57,7 +57,7 @@ def evaluate_command(
         str | None, typer.Option(help="The k of r@k and recall@k. Default: the recipe's, or 1,10,100,1000.")
     ] = None,
     protocol: Annotated[str, typer.Option(help="all: everything against everything; reid: a random gallery.")] = "all",
-    similarity: Annotated[str, typer.Option(help="dot takes vectors as they are, cosine normalises.")] = "dot",
+    similarity: Annotated[str, typer.Option(help="dot takes vectors as they are, cosine normalizes.")] = "dot",
     ties: Annotated[str, typer.Option(help="Tied negatives are ahead (pessimistic) or behind.")] = "pessimistic",
     distractors: Annotated[
         Path | None,

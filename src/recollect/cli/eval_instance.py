@@ -47,9 +47,9 @@ def embed_benchmark(
         overwrite: whether kept vectors of another model may be replaced.
     """
     from recollect.data import load_distractors, load_revisited
-    from recollect.data.instance import LongerSide
     from recollect.data.pictures import Pictures
-    from recollect.models.stored import stored_vectors, weights_digest
+    from recollect.data.transforms.longer_side import LongerSide
+    from recollect.inference.vector_store import stored_vectors, weights_digest
 
     # A query is a crop, to be shown at the scale its whole picture would have had.
     longer_side = LongerSide(model.preprocessing.max_side or 1024)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from recollect.common.errors import ConfigError
 
 if TYPE_CHECKING:
+    from recollect.config.schema import Config
     from recollect.models import Embedder
-    from recollect.training.config import Config
 
 REVISITED = ("roxford5k", "rparis6k", "sfm120k")
 
@@ -24,7 +24,7 @@ def read(name: str, needs_no_run: bool) -> Config:
     Raises:
         ConfigError: there is no such recipe, or it needs a trained run.
     """
-    from recollect.training.recipes import resolve
+    from recollect.config.overrides import resolve
 
     config = resolve(name)
     if needs_no_run and config.run.epochs != 0:
@@ -37,7 +37,7 @@ def read(name: str, needs_no_run: bool) -> Config:
 
 def embedder(config: Config, weights: str | None, download: bool = False) -> Embedder:
     """The recipe's network as it comes; ``weights`` instead of where its weights usually lie."""
-    from recollect.training.parts import make_embedder
+    from recollect.training.build import make_embedder
 
     model = replace(config.model, weights=weights or config.model.weights, download=download or config.model.download)
     return make_embedder(model, config.run.seed)
@@ -52,7 +52,7 @@ def name_of_test(data: str, split: str, distractors: bool = False) -> str:
 
 def published_row(published: Any, test: str) -> dict[str, float]:
     """Published numbers of one test, metric to percent; those a recipe gives without naming a test count for any."""
-    from recollect.training.recipes import published_tests
+    from recollect.config.overrides import published_tests
 
     tests = published_tests(published)
     # "test" alone means the first of several, as VehicleID's small list.

@@ -16,7 +16,7 @@ from recollect.cli import eval_recipe
 from recollect.common.errors import ConfigError, DataError, InputError, in_one_line
 
 if TYPE_CHECKING:
-    from recollect.training.config import Config
+    from recollect.config.schema import Config
 
 REVISITED = eval_recipe.REVISITED
 
@@ -50,7 +50,7 @@ class Target:
 
 def from_file(path: Path) -> Target:
     """Vectors from an ``.npz``: ``embeddings``, ``labels``, and possibly ``gallery``, ``gallery_labels``, ``gnd``."""
-    from recollect.common.arrays import read_npz
+    from recollect.common.reading import read_npz
 
     arrays = read_npz(path)
     if "embeddings" not in arrays:

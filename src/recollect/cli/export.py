@@ -20,7 +20,7 @@ def export(
 ) -> None:
     """Write a trained embedder as ONNX, checked against the original."""
     from recollect.models.embedder import Embedder
-    from recollect.models.export import TOLERANCE, export_onnx
+    from recollect.models.onnx_export import TOLERANCE, export_onnx
     from recollect.models.saving import find_embedder
 
     embedder = Embedder.load(find_embedder(run))

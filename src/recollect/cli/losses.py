@@ -77,6 +77,6 @@ def _show(name: str, as_json: bool) -> None:
     if entry.extra:
         console.print(f'Needs: pip install "recollect\\[{entry.extra}]".')
     if entry.parameters:
-        console.print("Has parameters of its own: give loss.parameters() to the optimiser.")
+        console.print("Has parameters of its own: give loss.parameters() to the optimizer.")
     if not entry.references:
         console.print("Takes no separate reference set.")

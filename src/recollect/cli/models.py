@@ -10,7 +10,7 @@ from recollect.cli.app import app
 from recollect.cli.options import AsJson, complete_model, print_json
 
 if TYPE_CHECKING:
-    from recollect.models.zoo import Initialisation
+    from recollect.models.zoo import Initialization
 
 
 @app.command("models")
@@ -33,7 +33,7 @@ def models(
         _show(find(name))
 
 
-def _summary(row: Initialisation) -> dict[str, Any]:
+def _summary(row: Initialization) -> dict[str, Any]:
     """A row of the table as plain values, and the file its weights are in, if it is here."""
     import dataclasses
 
@@ -43,11 +43,11 @@ def _summary(row: Initialisation) -> dict[str, Any]:
     return {**dataclasses.asdict(row), "weights": None if found is None else str(found)}
 
 
-def _list(rows: list[Initialisation]) -> None:
+def _list(rows: list[Initialization]) -> None:
     table = [("name", "paper", "architecture", "dim", "size", "mean/std", "params", "weights", "licence")]
     for row in rows:
         licence = row.licence + ("  (NC)" if row.non_commercial else "")
-        shape = (str(row.feature_dim), _size(row), str(row.normalisation), f"{row.parameters / 1e6:.1f}M")
+        shape = (str(row.feature_dim), _size(row), str(row.normalization), f"{row.parameters / 1e6:.1f}M")
         table.append((row.name, row.paper_row or "–", row.architecture, *shape, _at_hand(row), licence))
     widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
     for line in table:
@@ -58,7 +58,7 @@ def _list(rows: list[Initialisation]) -> None:
     )
 
 
-def _show(row: Initialisation) -> None:
+def _show(row: Initialization) -> None:
     from recollect.models.weight_files import FOLDER_VARIABLE, find_weights
 
     preprocessing = row.preprocessing
@@ -92,11 +92,11 @@ def _show(row: Initialisation) -> None:
         typer.echo(f"{title:13} {value}")
 
 
-def _size(row: Initialisation) -> str:
+def _size(row: Initialization) -> str:
     return str(row.size) if row.resize is not None else f"any, ≤ {row.max_side}"
 
 
-def _at_hand(row: Initialisation) -> str:
+def _at_hand(row: Initialization) -> str:
     from recollect.models.weight_files import find_weights
 
     if not row.pretrained:

@@ -13,7 +13,7 @@ import typer
 
 def remark(line: str) -> None:
     """Print what is not the result: the plan, what was written where. Silent with ``--quiet``."""
-    from recollect.common.quiet import is_quiet
+    from recollect.common.console import is_quiet
 
     if not is_quiet():
         typer.echo(line)
@@ -21,7 +21,7 @@ def remark(line: str) -> None:
 
 def remark_aside(line: str) -> None:
     """The same on standard error, for verbs whose standard output a script reads."""
-    from recollect.common.quiet import is_quiet
+    from recollect.common.console import is_quiet
 
     if not is_quiet():
         typer.echo(f"recollect: {line}", err=True)
@@ -36,7 +36,7 @@ def print_json(value: Any) -> None:
 
 def _quiet(value: bool) -> bool:
     if value:  # also said before the verb, so never taken back here
-        from recollect.common.quiet import set_quiet
+        from recollect.common.console import set_quiet
 
         set_quiet(True)
     return value
@@ -56,7 +56,7 @@ def _beginning(names: Iterable[str], start: str) -> list[str]:
 
 def complete_recipe(incomplete: str) -> list[str]:
     """Recipes whose name begins so."""
-    from recollect.training.recipe_files import available_recipes
+    from recollect.config.recipe_files import available_recipes
 
     return _beginning(available_recipes(), incomplete)
 
@@ -84,7 +84,7 @@ def complete_data(incomplete: str) -> list[str]:
 
 def complete_setting(incomplete: str) -> list[str]:
     """Settings whose name begins so, up to the equals sign."""
-    from recollect.training.recipes import known_keys
+    from recollect.config.overrides import known_keys
 
     return [f"{key}=" for key in _beginning(known_keys(), incomplete)]
 

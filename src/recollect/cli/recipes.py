@@ -10,8 +10,8 @@ from recollect.cli.app import app
 from recollect.cli.options import AsJson, complete_recipe, print_json
 
 if TYPE_CHECKING:
-    from recollect.training.config import Config
-    from recollect.training.recipe_files import Recipe
+    from recollect.config.recipe_files import Recipe
+    from recollect.config.schema import Config
 
 
 @app.command("recipes")
@@ -31,7 +31,7 @@ def recipes(
     recollect recipes cars196/r50-512/rsk   this one: every setting, where it comes
                                             from, the published numbers
     """
-    from recollect.training.recipe_files import available_recipes, family, load_recipe
+    from recollect.config.recipe_files import available_recipes, family, load_recipe
 
     known, wanted = available_recipes(), words or []
     named = len(wanted) == 1 and (wanted[0] in known or wanted[0].endswith((".yaml", ".yml")))
@@ -75,7 +75,7 @@ def _trains(values: dict[str, Any]) -> bool:
 
 
 def _first_number(recipe: Recipe) -> str:
-    from recollect.training.recipes import published_tests
+    from recollect.config.overrides import published_tests
 
     numbers = [item for test in published_tests(recipe.values.get("published")).values() for item in test.items()]
     return f"{numbers[0][0]} {numbers[0][1]:.1f}" if numbers else ""
@@ -84,7 +84,7 @@ def _first_number(recipe: Recipe) -> str:
 def _show(recipe: Recipe, as_json: bool) -> None:
     import dataclasses
 
-    from recollect.training.recipes import as_mapping, from_mapping
+    from recollect.config.overrides import as_mapping, from_mapping
 
     config = from_mapping(recipe.values, recipe.name)
     if as_json:
@@ -102,7 +102,7 @@ def _show(recipe: Recipe, as_json: bool) -> None:
 
 
 def _show_published(recipe: Recipe) -> None:
-    from recollect.training.recipes import published_tests
+    from recollect.config.overrides import published_tests
 
     if published := published_tests(recipe.values.get("published")):
         typer.echo("\npublished, in percent")
@@ -113,10 +113,10 @@ def _show_published(recipe: Recipe) -> None:
 
 def _show_settings(recipe: Recipe, config: Config) -> None:
     """Every setting, those of the recipe with the place they stand in; without training only what is then used."""
-    from recollect.training.recipes import as_mapping
+    from recollect.config.overrides import as_mapping
 
     parts = as_mapping(config)
-    used = ("data", "model", "loss", "batch", "optimiser", "run") if config.run.epochs != 0 else ("data", "model")
+    used = ("data", "model", "loss", "batch", "optimizer", "run") if config.run.epochs != 0 else ("data", "model")
     for part in used:
         typer.echo(f"\n{part}")
         for key, value in _flat(parts[part]):

@@ -41,10 +41,10 @@ def reproduce(
     recollect reproduce losses                        on the embedded characters
     recollect reproduce all --data DIR --minutes 60   as far as an hour goes; the same command goes on
     """
-    from recollect.tuning.claims_page import write_page
-    from recollect.tuning.claims_plan import choose_claims, describe, every_claim
-    from recollect.tuning.matrix import Matrix
-    from recollect.tuning.matrix_runs import run_matrix
+    from recollect.studies.claims_page import write_page
+    from recollect.studies.claims_plan import choose_claims, describe, every_claim
+    from recollect.studies.matrix import Matrix
+    from recollect.studies.matrix_runs import run_matrix
 
     claims, left_out = choose_claims(claim, bench, data)
     matrix = Matrix(out, budget, data, tuple(range(1, seeds + 1)))

@@ -23,7 +23,7 @@ from recollect.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from recollect.training.plan import Plan
+    from recollect.training.estimate import Plan
     from recollect.training.trainer import Outcome
 
 _MODEL, _STEPS, _WATCH, _MACHINE = "Model", "Loss, batch and length", "What is measured on the way", "Machine"
@@ -38,7 +38,7 @@ _SHORT = {
     "loss": "loss.name",
     "batch_size": "batch.size",
     "chunk": "batch.chunk",
-    "lr": "optimiser.lr",
+    "lr": "optimizer.lr",
     "epochs": "run.epochs",
     "steps": "run.steps",
     "validation": "data.validation",
@@ -139,10 +139,10 @@ def train(
     recollect train --resume RUN         go on where a run was left
     """
     from recollect.common.errors import ConfigError
+    from recollect.config.overrides import resolve
     from recollect.losses.registry import describe
     from recollect.models.zoo import find
     from recollect.training import trainer
-    from recollect.training.recipes import resolve
     from recollect.training.run_folder import refuse_used
 
     given = {name: value for name, value in locals().items() if name in _SHORT and value is not None}

@@ -55,19 +55,18 @@ def tune(
     be reached until the choice is made. The same command goes on with a study; run it several times for parallel work.
     """
     from recollect.cli.train import data_settings
-    from recollect.training.recipes import resolve
+    from recollect.config.overrides import resolve
     from recollect.training.trainer import TrainingStoppedError
-    from recollect.tuning import plan as planning
-    from recollect.tuning import search
+    from recollect.tuning import preview, study
 
     recipe, more = data_settings(recipe, data, root)
     config = resolve(recipe, [*more, *(settings or [])])
     if plan:
-        for line in planning.plan_lines(config, out, trials=trials, space=space, sampler=sampler, pruner=pruner):
+        for line in preview.plan_lines(config, out, trials=trials, space=space, sampler=sampler, pruner=pruner):
             typer.echo(line)
         return
     try:
-        results = search.tune(
+        results = study.tune(
             config,
             out,
             trials=trials,

@@ -163,7 +163,7 @@ def _largest(image: Image.Image) -> float:
 class Preprocessing:
     """What a model expects of an image: resize the shorter side, crop the centre, then its mean and deviation.
 
-    Calling it gives uint8 pixels; scaling and normalisation happen in the model, on its device, so that four times less
+    Calling it gives uint8 pixels; scaling and normalization happen in the model, on its device, so that four times less
     travels there. ``resize=None`` keeps the image's shape (instance search): it is only shrunk when its longer side is
     above ``max_side``.
     """

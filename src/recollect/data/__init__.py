@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from recollect.common.lazy import lazy_names
-from recollect.data.images import ImageSet
+from recollect.common.imports import lazy_names
+from recollect.data.image_set import ImageSet
 from recollect.data.registry import Counts, Source, available, load, only_splits
 from recollect.data.sources.revisited import RevisitedBenchmark, load_distractors, load_revisited
 from recollect.data.splits import class_disjoint_split, class_folds
 
 if TYPE_CHECKING:
-    from recollect.data.loading import Batch, Pipeline
+    from recollect.data.pipeline import Batch, Pipeline
     from recollect.data.sampling import ClassBalancedSampler, shard
     from recollect.data.transforms import glyph_transform, test_transform, train_transform, whole_transform
 
@@ -39,8 +39,8 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "Batch": "recollect.data.loading",
-        "Pipeline": "recollect.data.loading",
+        "Batch": "recollect.data.pipeline",
+        "Pipeline": "recollect.data.pipeline",
         "ClassBalancedSampler": "recollect.data.sampling",
         "shard": "recollect.data.sampling",
         "glyph_transform": "recollect.data.transforms",

@@ -23,8 +23,8 @@ import numpy as np
 import PIL
 
 from recollect.common.memory import available_bytes
-from recollect.data.crops import Pixels
-from recollect.data.images import ImageSet
+from recollect.data.image_set import ImageSet
+from recollect.data.transforms.crops import Pixels
 
 CACHES = ("none", "ram", "disk")
 

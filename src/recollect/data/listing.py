@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common.errors import ConfigError, DataError, DataWarning
-from recollect.data.images import ImageSet
+from recollect.data.image_set import ImageSet
 from recollect.data.registry import Source
 
 MISSING = ("error", "drop", "keep")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from recollect.data.images import ImageSet
+from recollect.data.image_set import ImageSet
 
 _AHEAD = 32  # pictures: 100 MB of photos of 1024 pixels
 _THREADS = 8

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from recollect.common.errors import ConfigError, DataError, DataWarning, SealedError
-from recollect.data.images import ImageSet
+from recollect.data.image_set import ImageSet
 
 
 @dataclass(frozen=True)

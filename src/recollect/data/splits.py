@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from recollect.common.errors import ConfigError, InputError
-from recollect.data.images import ImageSet
+from recollect.data.image_set import ImageSet
 
 T = TypeVar("T")
 

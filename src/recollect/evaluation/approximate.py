@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from recollect.common.errors import InputError
-from recollect.common.extras import require
+from recollect.common.imports import require
 from recollect.evaluation.metrics import checked_ks
 from recollect.evaluation.relevance import ByLabel, as_labels
 from recollect.evaluation.vectors import ArrayLike, Vectors

@@ -60,7 +60,7 @@ def check_range(largest: float, dtype: torch.dtype, what: str) -> None:
     if largest > torch.finfo(dtype).max / 16:
         raise InputError(
             f"{what}: vectors so long that their products overflow (product of norms {largest:.3g}); "
-            "normalise them, for example with similarity='cosine'."
+            "normalize them, for example with similarity='cosine'."
         )
 
 

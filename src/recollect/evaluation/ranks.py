@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from recollect.common.caches import second_level_bytes
+from recollect.common.console import ProgressLine
 from recollect.common.errors import InputError
-from recollect.common.progress import ProgressLine
 from recollect.evaluation import exact
 from recollect.evaluation.counting import padded
 from recollect.evaluation.relevance import Ints, Relevance

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.common.arrays import read_npz
 from recollect.common.errors import DataError, InputError
 from recollect.common.files import atomic_write, write_json
+from recollect.common.reading import read_npz
 
 RESERVED = ("labels", "positives", "settings", "ids")
 """Arrays of a file of per-query results that are not metrics."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recollect.common.lazy import lazy_names
+from recollect.common.imports import lazy_names
 from recollect.losses.registry import available, create
 
 if TYPE_CHECKING:

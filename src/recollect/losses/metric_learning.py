@@ -103,7 +103,7 @@ class MetricLearningLoss(nn.Module):
             if parameter.device != embeddings.device:
                 raise InputError(
                     f"{self.name} has parameters on {parameter.device} but the embeddings are on "
-                    f"{embeddings.device}: call loss.to({str(embeddings.device)!r}) before making the optimiser."
+                    f"{embeddings.device}: call loss.to({str(embeddings.device)!r}) before making the optimizer."
                 )
 
     def extra_repr(self) -> str:
@@ -114,7 +114,7 @@ class MetricLearningLoss(nn.Module):
 def call_in(loss: nn.Module, dtype: torch.dtype, arguments: tuple[Any, ...]) -> Tensor:
     """Call a loss of the library with its parameters seen as ``dtype``.
 
-    The library would convert the parameters for good, under the optimiser's feet: Adam's moments keep the old type.
+    The library would convert the parameters for good, under the optimizer's feet: Adam's moments keep the old type.
     """
     if all(parameter.dtype == dtype for parameter in loss.parameters()):
         result: Tensor = loss(*arguments)

@@ -32,7 +32,7 @@ class LossEntry:
         memory: the order of what it holds; M batch, N references (M without), d dimensions, C classes, m images a
             class. Losses that go tile by tile hold one tile of bounded size beside it.
         extra: the extra of recollect it needs, if any.
-        parameters: whether it has parameters of its own, which must reach the optimiser.
+        parameters: whether it has parameters of its own, which must reach the optimizer.
         references: whether it takes a separate reference set.
     """
 
@@ -140,10 +140,10 @@ def create(name: str, **options: Any) -> nn.Module:
     check_options(name, maker, options)
     try:
         loss: nn.Module = maker(**options)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError, MemoryError) as error:
         if isinstance(error, RecollectError):
             raise
-        # Nothing but a value of the wrong kind can fail there.
+        # Nothing but a value of the wrong kind, or one too large for the memory, can fail there.
         given = ", ".join(f"{option}={value!r}" for option, value in options.items())
         raise ConfigError(f"loss {name!r} cannot be made with {given}: {in_one_line(error)}.") from error
     return loss

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recollect.common.lazy import lazy_names
+from recollect.common.imports import lazy_names
 
 if TYPE_CHECKING:
     from recollect.models.embedder import Embedder, EmbedderConfig
-    from recollect.models.export import export_onnx
     from recollect.models.multiscale import INSTANCE_SEARCH_SCALES
+    from recollect.models.onnx_export import export_onnx
     from recollect.models.pooling import GeM
     from recollect.models.whitening import (
         Whitening,
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         whitening_from_pairs,
         whitening_from_pca,
     )
-    from recollect.models.zoo import ZOO, Initialisation
+    from recollect.models.zoo import ZOO, Initialization
 
 __all__ = [
     "INSTANCE_SEARCH_SCALES",
@@ -28,7 +28,7 @@ __all__ = [
     "Embedder",
     "EmbedderConfig",
     "GeM",
-    "Initialisation",
+    "Initialization",
     "Whitening",
     "export_onnx",
     "whitening_from_labels",
@@ -44,9 +44,9 @@ __getattr__, __dir__ = lazy_names(
         "Embedder": "recollect.models.embedder",
         "EmbedderConfig": "recollect.models.embedder",
         "GeM": "recollect.models.pooling",
-        "Initialisation": "recollect.models.zoo",
+        "Initialization": "recollect.models.zoo",
         "Whitening": "recollect.models.whitening",
-        "export_onnx": "recollect.models.export",
+        "export_onnx": "recollect.models.onnx_export",
         "whitening_from_labels": "recollect.models.whitening",
         "whitening_from_pairs": "recollect.models.whitening",
         "whitening_from_pca": "recollect.models.whitening",

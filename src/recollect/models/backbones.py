@@ -12,7 +12,7 @@ from torch import nn
 
 from recollect.common.errors import ConfigError
 from recollect.models.tiny import TinyConvNet
-from recollect.models.zoo import NORMALISATIONS, Initialisation, Triple
+from recollect.models.zoo import NORMALIZATIONS, Initialization, Triple
 
 # Architectures of timm whose position embeddings follow the image size at run time.
 _ANY_SIZE_MODULES = ("timm.models.vision_transformer", "timm.models.eva")
@@ -51,7 +51,7 @@ def build_backbone(architecture: str, size: int) -> nn.Module:
     return backbone
 
 
-def describe_timm_tag(tag: str) -> Initialisation:
+def describe_timm_tag(tag: str) -> Initialization:
     """A row for any timm model, from timm's own description; the paper's head is put on it.
 
     Raises:
@@ -72,7 +72,7 @@ def describe_timm_tag(tag: str) -> Initialisation:
     with torch.device("meta"):
         backbone = build_backbone(tag, size)
     licence = cfg.license or "not stated"
-    return Initialisation(
+    return Initialization(
         name=f"timm:{tag}",
         paper_row="",
         architecture=name,
@@ -80,7 +80,7 @@ def describe_timm_tag(tag: str) -> Initialisation:
         activation="as in timm",
         feature_dim=feature_size(backbone, "native"),
         parameters=sum(parameter.numel() for parameter in backbone.parameters()),
-        normalisation=_normalisation(tuple(cfg.mean), tuple(cfg.std)),
+        normalization=_normalization(tuple(cfg.mean), tuple(cfg.std)),
         licence=licence,
         hub=cfg.hf_hub_id,
         hub_file=cfg.hf_hub_filename or "model.safetensors",
@@ -133,8 +133,8 @@ def takes_any_size(backbone: nn.Module) -> bool:
     return not cfg.get("fixed_input_size", False)
 
 
-def _normalisation(mean: Any, std: Any) -> str | tuple[Triple, Triple]:
-    return next((name for name, values in NORMALISATIONS.items() if values == (mean, std)), (mean, std))
+def _normalization(mean: Any, std: Any) -> str | tuple[Triple, Triple]:
+    return next((name for name, values in NORMALIZATIONS.items() if values == (mean, std)), (mean, std))
 
 
 def _own_size(architecture: str) -> int:

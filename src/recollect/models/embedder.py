@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.images import Preprocessing
+from recollect.common.processor import check_half_precision
 from recollect.models import backbones, multiscale, zoo
 from recollect.models.embedding import ImageLike, OnBadImage, embed_images
 from recollect.models.groups import parameter_groups
 from recollect.models.heads import Head, unit
-from recollect.models.inputs import InputNormalisation, adapted_preprocessing, by_shape, check_patches
 from recollect.models.pooling import make_pooling
+from recollect.models.preprocessing import InputNormalization, adapted_preprocessing, by_shape, check_patches
 from recollect.models.stages import (
     NativePool,
     Part,
@@ -78,7 +79,7 @@ class Embedder(nn.Module):
     def __init__(self, config: EmbedderConfig, backbone: nn.Module) -> None:
         super().__init__()
         self.config = config
-        self.normalise = InputNormalisation(config.preprocessing)
+        self.normalize = InputNormalization(config.preprocessing)
         self.backbone = backbone
         self.pooling = make_pooling(
             config.pooling,
@@ -114,7 +115,7 @@ class Embedder(nn.Module):
         size: int | None = None,
         resize: int | Literal["default"] | None = "default",
         interpolation: str | None = None,
-        normalisation: str | tuple[zoo.Triple, zoo.Triple] | None = None,
+        normalization: str | tuple[zoo.Triple, zoo.Triple] | None = None,
         download: bool = False,
     ) -> Embedder:
         """Build an embedder from a named initialisation. Defaults are the paper's for that model.
@@ -135,7 +136,7 @@ class Embedder(nn.Module):
             resize: the shorter side before the crop, by default in the row's proportion (256 : 224); None keeps images
                 whole.
             interpolation: of that resize.
-            normalisation: ``"imagenet"``, ``"half"``, ``"clip"`` or (mean, std) instead of the model's own; the paper's
+            normalization: ``"imagenet"``, ``"half"``, ``"clip"`` or (mean, std) instead of the model's own; the paper's
                 code used ``"imagenet"`` for all.
             download: fetch missing weights from the network.
 
@@ -144,7 +145,7 @@ class Embedder(nn.Module):
             WeightsError: weights that are missing, or of another model.
         """
         row = zoo.find(init)
-        preprocessing = adapted_preprocessing(row, size, resize, interpolation, normalisation)
+        preprocessing = adapted_preprocessing(row, size, resize, interpolation, normalization)
         no_head = dim is None
         chosen_dim = row.dim if dim == "default" else dim
         if not row.pretrained and weights not in (None, "none"):
@@ -186,7 +187,7 @@ class Embedder(nn.Module):
 
     def pooled(self, images: Tensor) -> Tensor:
         """B×3×H×W → pooled features B×C, before the head."""
-        features: Tensor = self.backbone.forward_features(self.normalise(images))  # type: ignore[operator]
+        features: Tensor = self.backbone.forward_features(self.normalize(images))  # type: ignore[operator]
         if self.pooling is None:
             native: Tensor = self.backbone.forward_head(features, pre_logits=True)  # type: ignore[operator]
             return native
@@ -196,7 +197,7 @@ class Embedder(nn.Module):
     def forward(self, images: Tensor | list[Tensor]) -> Tensor:
         """B×3×H×W, or a list of B images 3×H×W of any sizes → B×dim float32 vectors of length 1.
 
-        uint8 images are scaled and normalised here, on their device; floating ones are taken as already normalised. Of
+        uint8 images are scaled and normalized here, on their device; floating ones are taken as already normalized. Of
         a list, images of one size go through together; sides are rounded to a transformer's patches, as in ``embed``.
         """
         if isinstance(images, list):
@@ -204,10 +205,10 @@ class Embedder(nn.Module):
         return unit(self.head(self.pooled(images)))
 
     def _fitted(self, images: Tensor) -> Tensor:
-        """Normalised, with sides that the backbone takes."""
+        """Normalized, with sides that the backbone takes."""
         if images.device.type != "meta":
             images = images.contiguous(memory_format=torch.channels_last)
-        return multiscale.fit(self.normalise(images), 1.0, self._multiple)
+        return multiscale.fit(self.normalize(images), 1.0, self._multiple)
 
     @property
     def takes_any_size(self) -> bool:
@@ -224,7 +225,7 @@ class Embedder(nn.Module):
         """Its named parts in order; their composition is ``forward``. Parameters are shared, not copied."""
         pooling = NativePool(self.backbone) if self.pooling is None else self.pooling
         return [
-            ("input", self.normalise),
+            ("input", self.normalize),
             *backbone_stages(self.backbone),
             ("pooling", pooling),
             ("head", self.head),
@@ -268,7 +269,7 @@ class Embedder(nn.Module):
         p_multiplier: float = 1.0,
         decay_norm_and_bias: bool = True,
     ) -> list[dict[str, Any]]:
-        """Groups for an optimiser, without frozen parameters and empty groups.
+        """Groups for an optimizer, without frozen parameters and empty groups.
 
         Args:
             lr, weight_decay: of the backbone.
@@ -320,7 +321,7 @@ class Embedder(nn.Module):
         """The one way to get vectors: N images → N×dim float32 on the CPU, row i for image i.
 
         Files, bytes, PIL images and uint8 arrays are made upright RGB and preprocessed as the model expects. Tensors
-        (3×H×W, or N×3×H×W at once) are taken as preprocessed already, uint8 or normalised. Images stream through in
+        (3×H×W, or N×3×H×W at once) are taken as preprocessed already, uint8 or normalized. Images stream through in
         batches of equal size, so any number and any mixture of sizes fits in memory.
 
         Args:
@@ -338,6 +339,7 @@ class Embedder(nn.Module):
             multiscale.check_scales(scales)
         if device is not None:
             self.to(device)
+        check_half_precision(self)
         steps = (1.0,) if scales is None else tuple(scales)
         was_training = self.training
         self.eval()
@@ -374,7 +376,7 @@ class Embedder(nn.Module):
             return self.forward(self._fitted(batch))
         if batch.device.type != "meta":
             batch = batch.contiguous(memory_format=torch.channels_last)
-        return multiscale.multiscale(self.forward, self.normalise(batch), scales, self._multiple)
+        return multiscale.multiscale(self.forward, self.normalize(batch), scales, self._multiple)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write ``model.safetensors`` and ``embedder.json`` into ``folder``; see ``recollect.models.saving``."""

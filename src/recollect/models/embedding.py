@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError, ImageError, InputError
 from recollect.common.images import Preprocessing, read_image, to_rgb
-from recollect.common.progress import ProgressLine
 
 ImageLike = str | Path | bytes | Image.Image | NDArray[np.uint8] | Tensor
 """A file, its bytes, a PIL image, an H×W or H×W×3 uint8 array, or a 3×H×W tensor that is already preprocessed."""

@@ -1,6 +1,6 @@
 """Descriptors over several scales of an image: each of length 1, their mean, and again of length 1.
 
-Resizing is done on the normalised tensor, bilinear without aligned corners, as instance search does it.
+Resizing is done on the normalized tensor, bilinear without aligned corners, as instance search does it.
 ``Embedder.embed`` calls ``multiscale`` when it is given scales.
 """
 
@@ -23,8 +23,8 @@ def multiscale(model: Callable[[Tensor], Tensor], images: Tensor, scales: Sequen
     """The mean of ``model(images resized by s)`` over ``scales``, of length 1.
 
     Args:
-        model: normalised images (B×3×H×W) to unit vectors.
-        images: normalised, floating point.
+        model: normalized images (B×3×H×W) to unit vectors.
+        images: normalized, floating point.
         scales: positive factors for both sides.
         multiple: sides are rounded to multiples of this (the patch of a transformer); 1 rounds down as torch does.
 

@@ -14,7 +14,7 @@ from recollect.common.errors import ConfigError
 POOLINGS = ("gem", "avg", "max", "cls", "native")
 
 
-def generalised_mean(x: Tensor, p: Tensor | float, eps: float = 1e-6) -> Tensor:
+def generalized_mean(x: Tensor, p: Tensor | float, eps: float = 1e-6) -> Tensor:
     """``(mean over positions of max(x, eps)^p)^(1/p)``, B×C×H×W → B×C, in float32 or better.
 
     p = 1 is the mean, p → ∞ the maximum. Values are divided by their channel's maximum first: a learned p may grow,
@@ -29,7 +29,7 @@ def generalised_mean(x: Tensor, p: Tensor | float, eps: float = 1e-6) -> Tensor:
 
 
 class GeM(nn.Module):
-    """Generalised-mean pooling with one exponent for all channels.
+    """Generalized-mean pooling with one exponent for all channels.
 
     Args:
         p: the exponent to start from.
@@ -50,7 +50,7 @@ class GeM(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """B×C×H×W → B×C."""
-        return generalised_mean(_maps(features, "gem"), self.p, self.eps)
+        return generalized_mean(_maps(features, "gem"), self.p, self.eps)
 
     def extra_repr(self) -> str:
         """What ``print`` shows."""

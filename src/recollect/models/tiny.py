@@ -54,7 +54,7 @@ class TinyConvNet(nn.Module):
 
 
 class _Luma(nn.Module):
-    """Normalised RGB to one channel: mean and deviation are equal in all channels, so luma commutes with them."""
+    """Normalized RGB to one channel: mean and deviation are equal in all channels, so luma commutes with them."""
 
     def forward(self, x: Tensor) -> Tensor:
         red, green, blue = x.split(1, dim=1)

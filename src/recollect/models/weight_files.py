@@ -11,10 +11,10 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from recollect.common.console import ProgressLine
 from recollect.common.errors import WeightsError
 from recollect.common.files import atomic_write, sha256
-from recollect.common.progress import ProgressLine
-from recollect.models.zoo import Initialisation
+from recollect.models.zoo import Initialization
 
 FOLDER_VARIABLE = "RECOLLECT_WEIGHTS"
 """Environment variable that names the folder searched for weights."""
@@ -26,7 +26,7 @@ def cache_folder() -> Path:
     return Path(base) / "recollect" / "weights"
 
 
-def find_weights(init: Initialisation, folder: Path | None = None) -> Path | None:
+def find_weights(init: Initialization, folder: Path | None = None) -> Path | None:
     """The weights of ``init`` on this machine, or None. Never touches the network.
 
     Looked for in this order: ``folder`` alone when given; else the bundled package, the folder named by
@@ -42,7 +42,7 @@ def find_weights(init: Initialisation, folder: Path | None = None) -> Path | Non
     return _in_hub_cache(init)
 
 
-def obtain_weights(init: Initialisation, weights: str | Path | None, *, download: bool) -> Path:
+def obtain_weights(init: Initialization, weights: str | Path | None, *, download: bool) -> Path:
     """The file to load for ``--weights``: a file, a folder to search, or None for wherever it may be.
 
     Raises:
@@ -88,12 +88,12 @@ def _folders() -> list[Path]:
     return ([Path(named).expanduser()] if named else []) + [cache_folder()]
 
 
-def _search(folder: Path, init: Initialisation) -> Path | None:
+def _search(folder: Path, init: Initialization) -> Path | None:
     candidates = (folder / name for name in init.file_names())
     return next((path for path in candidates if path.is_file()), None)
 
 
-def _bundled(init: Initialisation) -> Path | None:
+def _bundled(init: Initialization) -> Path | None:
     if init.name != "lite0-in1k":
         return None
     try:
@@ -104,7 +104,7 @@ def _bundled(init: Initialisation) -> Path | None:
     return path if path.is_file() else None
 
 
-def _in_hub_cache(init: Initialisation) -> Path | None:
+def _in_hub_cache(init: Initialization) -> Path | None:
     if init.hub is None:
         return None
     from huggingface_hub import try_to_load_from_cache
@@ -113,7 +113,7 @@ def _in_hub_cache(init: Initialisation) -> Path | None:
     return Path(found) if isinstance(found, str) and Path(found).is_file() else None
 
 
-def _download(init: Initialisation) -> Path:
+def _download(init: Initialization) -> Path:
     if init.hub is not None:
         return _from_hub(init, init.hub)
     if init.url is not None:
@@ -124,7 +124,7 @@ def _download(init: Initialisation) -> Path:
     )
 
 
-def _from_hub(init: Initialisation, repository: str) -> Path:
+def _from_hub(init: Initialization, repository: str) -> Path:
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
     try:

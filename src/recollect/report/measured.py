@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common.errors import DataError, RecollectError
+from recollect.config.overrides import published_tests
 from recollect.data import ImageSet, load
 from recollect.evaluation import Evaluation, evaluate
 from recollect.report.runs import Run
 from recollect.report.vectors import Kept, Shown, embed, read_kept, write_kept
 from recollect.report.weights import init_key, initial, initial_words, trained, trained_key, trained_words
-from recollect.training.recipes import published_tests
 from recollect.training.validation import KS
 
 LIMIT = 4000

@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from recollect.common.errors import DataError, RecollectError, in_one_line
-from recollect.common.files import read_json
-from recollect.training.config import Config
+from recollect.common.reading import read_json
+from recollect.config.schema import Config
 from recollect.training.run_folder import RunFolder
 
 

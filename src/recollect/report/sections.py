@@ -10,12 +10,12 @@ import numpy as np
 import yaml
 
 from recollect.common.errors import RecollectError
+from recollect.config.overrides import published_tests
 from recollect.evaluation import paired_bootstrap
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.measured import Contender
 from recollect.report.runs import Run, number
 from recollect.report.vectors import Shown
-from recollect.training.recipes import published_tests
 
 _CLASSES_LISTED = 15
 

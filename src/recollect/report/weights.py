@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from recollect.common.errors import DataError
 from recollect.common.files import sha256
+from recollect.config.schema import Config
 from recollect.report.runs import Run
-from recollect.training.config import Config
 
 if TYPE_CHECKING:
     from recollect.models import Embedder
 
 
 def _from_scratch(config: Config) -> bool:
-    from recollect.training.parts import is_pretrained
+    from recollect.config.automatic import is_pretrained
 
     return not is_pretrained(config.model)
 
@@ -25,7 +25,7 @@ def _from_scratch(config: Config) -> bool:
 def initial(config: Config) -> Embedder:
     """What training started from. Pre-trained networks are taken as they come, without the new, random last layer."""
     from recollect.models import Embedder
-    from recollect.training.parts import make_embedder
+    from recollect.training.build import make_embedder
 
     if _from_scratch(config):
         return make_embedder(config.model, config.run.seed)
@@ -36,15 +36,15 @@ def initial(config: Config) -> Embedder:
         dim=None,
         size=model.image_size,
         resize=model.resize,
-        normalisation=model.normalisation,
+        normalization=model.normalization,
     )
 
 
 def trained(run: Run) -> Embedder:
     """The run's model; of a run without one, the weights of its last checkpoint."""
     from recollect.models import Embedder
+    from recollect.training.build import make_embedder
     from recollect.training.checkpoint import read_checkpoint
-    from recollect.training.parts import make_embedder
 
     if (run.folder.model / "model.safetensors").is_file():
         return Embedder.load(run.folder.model)

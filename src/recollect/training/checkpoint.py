@@ -1,6 +1,6 @@
 """Everything that a training's next step depends on, written whole and read back exactly.
 
-Weights, the loss's parameters and memory, the optimiser, the scaler of fp16, the sampler in the middle of its epoch,
+Weights, the loss's parameters and memory, the optimizer, the scaler of fp16, the sampler in the middle of its epoch,
 and every process's random states. The schedule is a function of the step and needs no place here. ``trainer.py`` alone
 uses this file; what is added to the loop's state must be added here, or resuming is no longer exact (tests/training).
 """
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from recollect.common.errors import DataError, in_one_line
 from recollect.common.files import atomic_write
-from recollect.training.distributed import Team
-from recollect.training.randomness import random_state, set_random_state
+from recollect.step.randomness import random_state, set_random_state
+from recollect.step.team import Team
 
 FORMAT = 1
 
@@ -28,7 +28,7 @@ _PARTS: dict[str, type] = {
     "chunk": int,
     "model": dict,
     "loss": dict,
-    "optimiser": dict,
+    "optimizer": dict,
     "scaler": dict,
     "random": list,
 }
@@ -43,7 +43,7 @@ class Progress:
     """How far a training has come."""
 
     step: int = 0
-    """Optimiser steps taken."""
+    """Optimizer steps taken."""
     epoch: int = 0
     batch: int = 0
     """Batches of this epoch that were trained on."""
@@ -59,7 +59,7 @@ class Trained:
 
     model: nn.Module
     loss: nn.Module
-    optimiser: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     device: torch.device
     team: Team
@@ -76,7 +76,7 @@ def save_checkpoint(path: Path, trained: Trained, progress: Progress, sampler: d
             "chunk": chunk,
             "model": trained.model.state_dict(),
             "loss": trained.loss.state_dict(),
-            "optimiser": trained.optimiser.state_dict(),
+            "optimizer": trained.optimizer.state_dict(),
             "scaler": trained.scaler.state_dict(),
             "random": states,
         }
@@ -92,6 +92,8 @@ def load_checkpoint(path: Path, trained: Trained) -> tuple[Progress, dict[str, A
         DataError: the file is damaged, of another training, or was written with another number of processes.
     """
     content = read_checkpoint(path)
+    if "optimizer" in content:  # the key's former spelling
+        content["optimizer"] = content.pop("optimizer")
     missing = [key for key in _PARTS if not isinstance(content.get(key), _PARTS[key])]
     if missing:
         raise DataError(f"{path}: not a whole checkpoint, it lacks {', '.join(missing)}. {_WHAT_TO_DO}")
@@ -107,7 +109,7 @@ def load_checkpoint(path: Path, trained: Trained) -> tuple[Progress, dict[str, A
         progress = Progress(**content["progress"])
         mine = _random_states_for(trained.device, states[trained.team.rank])
         # What checks itself before it changes anything comes first; the modules were checked above.
-        trained.optimiser.load_state_dict(content["optimiser"])
+        trained.optimizer.load_state_dict(content["optimizer"])
         trained.scaler.load_state_dict(content["scaler"])
         trained.model.load_state_dict(content["model"])
         trained.loss.load_state_dict(content["loss"])

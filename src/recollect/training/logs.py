@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from recollect.common.extras import require
-from recollect.common.progress import ProgressLine
+from recollect.common.console import ProgressLine
+from recollect.common.imports import require
 from recollect.training.run_folder import RunFolder
 
 resource: ModuleType | None
@@ -44,7 +44,7 @@ class Log:
             self._writer = module.SummaryWriter(str(folder.path / "tensorboard"))
 
     def step(self, **record: Any) -> None:
-        """One optimiser step."""
+        """One optimizer step."""
         memory = record["memory_mb"]
         note = (
             f"epoch {record['epoch']:.1f} loss {record['loss']:.4f} {record['images_per_second']:,.0f} images/s"

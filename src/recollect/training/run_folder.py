@@ -23,19 +23,18 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import yaml
 
 from recollect._version import __version__
 from recollect.common.errors import ConfigError, DataError, in_one_line
-from recollect.common.files import make_folder_for, read_json, write_json, write_text
-from recollect.training.config import Config
-from recollect.training.recipes import as_mapping, from_mapping
-
-if TYPE_CHECKING:
-    from recollect.training.session import Session
+from recollect.common.files import atomic_write, make_folder_for, write_json, write_text
+from recollect.common.processor import VARIABLE, processor_name
+from recollect.common.reading import read_json
+from recollect.config.overrides import as_mapping, from_mapping
+from recollect.config.schema import Config
 
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "pytorch-metric-learning")
 
@@ -132,6 +131,23 @@ class RunFolder:
         """What ``manifest.json`` says; empty without one."""
         return dict(read_json(self.manifest_file)) if self.manifest_file.exists() else {}
 
+    def keep_batch(self, rank: int, batch: Mapping[str, Any], about: Mapping[str, Any]) -> Path:
+        """Keep the batch at which a training lost its way, so that someone can look at it.
+
+        Args:
+            rank: of the process.
+            batch: tensors, into ``batch.pt``.
+            about: plain values with the ``step``, into ``batch.json``.
+
+        Returns:
+            The folder it is in.
+        """
+        folder = self.stopped / f"step-{about['step']}" / f"process-{rank}"
+        with atomic_write(folder / "batch.pt") as file:
+            torch.save(dict(batch), file)
+        write_json(folder / "batch.json", dict(about))
+        return folder
+
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add a line to ``metrics.jsonl``."""
         with self.metrics_file.open("a", encoding="utf-8") as file:
@@ -154,40 +170,6 @@ class RunFolder:
             write_text(self.metrics_file, "".join(json.dumps(record) + "\n" for record in kept))
 
 
-def place_of_run(session: Session, run: RunFolder | None, out: Path | str | None) -> RunFolder:
-    """The folder of ``run``, or of a new one, made and still empty. Every process calls it."""
-    if session.team.rank == 0 and run is None:
-        run = RunFolder.create(out, session.config.name)
-    place = session.team.from_first(None if run is None else str(run.path))
-    return RunFolder(Path(place))
-
-
-def note_start(session: Session, folder: RunFolder, resumed: bool) -> None:
-    """Write a run's first files, or that it is resumed. By the one process that holds the run's lock."""
-    if resumed:
-        folder.update_manifest(resumed=[*folder.read_manifest().get("resumed", []), now()])
-    else:
-        folder.update_manifest(**_beginning(session))
-        folder.write_config(session.config)
-
-
-def _beginning(session: Session) -> dict[str, Any]:
-    """What the manifest of a new run says."""
-    config, sets = session.config, session.sets
-    named = (("train", sets.train), ("validation", sets.validation), ("test", sets.test))
-    return {
-        **circumstances(session.device, session.team.size),
-        "data": {
-            "name": config.data.name,
-            "root": config.data.root,
-            "fingerprints": {name: images.fingerprint for name, images in named if images is not None},
-        },
-        "weights": session.network.embedder.config.provenance.as_dict(),
-        "choices": [str(choice) for choice in session.choices],
-        "plan": session.plan.as_dict(),
-    }
-
-
 def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
     """With what and on what a run is done."""
     versions = {"recollect": __version__, "python": platform.python_version()}
@@ -199,9 +181,10 @@ def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
     machine: dict[str, Any] = {
         "system": platform.platform(),
         "host": platform.node(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "instructions": os.environ.get(VARIABLE, "all"),
         "device": str(device),
         "processes": processes,
     }
@@ -216,11 +199,3 @@ def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
 def now() -> str:
     """This moment, to the second, with its offset."""
     return datetime.now(UTC).astimezone().isoformat(timespec="seconds")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()

@@ -11,7 +11,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-from recollect.training.distributed import Team
+from recollect.step.team import Team
 
 
 class StopRequest:

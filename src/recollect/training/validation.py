@@ -16,9 +16,9 @@ from recollect.common.errors import ConfigError
 from recollect.common.images import Preprocessing
 from recollect.data import ImageSet, RevisitedBenchmark
 from recollect.evaluation import evaluate, evaluate_revisited
-from recollect.training.distributed import Team
-from recollect.training.feeds import Feed
-from recollect.training.inputs import take_rows
+from recollect.step.model_inputs import take_rows
+from recollect.step.team import Team
+from recollect.training.batches import Feed
 
 KS = (1, 2, 4, 8, 10, 16, 32, 100, 1000)
 """Every k that the paper's benchmarks report, and powers of two between."""

@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from recollect.common.files import read_json
+from recollect.common.reading import read_json
+from recollect.config.overrides import published_tests
+from recollect.config.schema import Config
 from recollect.data import ImageSet, load
 from recollect.data.registry import find_source
 from recollect.evaluation import evaluate
 from recollect.evaluation.result import write_summary
 from recollect.models import Embedder
-from recollect.training.config import Config
-from recollect.training.recipes import published_tests
 from recollect.training.run_folder import RunFolder
 from recollect.tuning.protocol import Protocol, final_config
 from recollect.tuning.results import TrialRecord
-from recollect.tuning.store import Lease, Store
+from recollect.tuning.study_database import Lease, Store
 from recollect.tuning.trial import run
 
 KS = (1, 10, 100, 1000)

@@ -14,14 +14,15 @@ from typing import Any
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.files import sha256
+from recollect.config.automatic import choose_device, is_pretrained, settle
+from recollect.config.overrides import as_mapping, with_settings
+from recollect.config.schema import Config
 from recollect.data import ImageSet, class_disjoint_split, load, only_splits
 from recollect.data.registry import find_source
 from recollect.models.weight_files import obtain_weights
 from recollect.models.zoo import find
-from recollect.training.choices import choose_device, settle
-from recollect.training.config import Config
-from recollect.training.parts import is_pretrained, make_loss, make_sampler
-from recollect.training.recipes import as_mapping, with_settings
+from recollect.training.batches import make_sampler
+from recollect.training.build import make_loss
 from recollect.training.validation import KS
 from recollect.tuning.space import Parameter, Space, as_settings, corners, default_space, read_space
 
@@ -113,9 +114,9 @@ def read_protocol(config: Config, space: list[str] | None = None) -> Protocol:
     base = replace(base, run=replace(base.run, evaluate_every=every))
     batch, smaller = _search_batch(base, train)
     remarks += smaller
-    if base.optimiser.schedule != "milestones":
+    if base.optimizer.schedule != "milestones":
         remarks.append(
-            f"The recipe's {base.optimiser.schedule} schedule gives way to milestones: decay steps and size are searched."
+            f"The recipe's {base.optimizer.schedule} schedule gives way to milestones: decay steps and size are searched."
         )
     protocol = Protocol(
         base,
@@ -145,8 +146,8 @@ def final_config(protocol: Protocol, settings: Mapping[str, Any], epochs: int) -
     Milestones that lie beyond are left out; the batch is the recipe's own again.
     """
     epochs = max(1, epochs)
-    kept = [milestone for milestone in settings["optimiser.milestones"] if milestone < epochs]
-    fixed = {"data.validation": "none", "run.watch_test": False, "run.epochs": epochs, "optimiser.milestones": kept}
+    kept = [milestone for milestone in settings["optimizer.milestones"] if milestone < epochs]
+    fixed = {"data.validation": "none", "run.watch_test": False, "run.epochs": epochs, "optimizer.milestones": kept}
     return with_settings(protocol.base, {**settings, **fixed})
 
 

@@ -1,6 +1,6 @@
 """A study as plain records: every trial, the chosen one, how much each parameter mattered, what it cost.
 
-Read from the database alone, so that every machine that takes part can write the whole report. ``report_page.py`` and
+Read from the database alone, so that every machine that takes part can write the whole report. ``study_page.py`` and
 the command line show these records; ``trials.csv`` and ``study.json`` hold them.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 from recollect._version import __version__
 from recollect.common.files import write_json, write_text
 from recollect.tuning.protocol import Protocol
-from recollect.tuning.store import Store
+from recollect.tuning.study_database import Store
 
 _STATES = {"COMPLETE": "done", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "queued"}
 MIN_FOR_IMPORTANCE = 20

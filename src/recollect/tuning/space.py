@@ -1,7 +1,7 @@
 """What a search varies: the paper's four, learning rate, decay steps, decay size and epochs, and any other setting.
 
 A parameter is drawn by Optuna and becomes ordinary settings, so that a trial is an ordinary run. Two parameters have no
-setting of their own: ``decays`` and ``first_decay`` make ``optimiser.milestones``. Defaults are in ``default_space``;
+setting of their own: ``decays`` and ``first_decay`` make ``optimizer.milestones``. Defaults are in ``default_space``;
 the rest of the room takes a space as given.
 """
 
@@ -15,11 +15,11 @@ from typing import Any
 import yaml
 
 from recollect.common.errors import ConfigError
-from recollect.training.config import Config
+from recollect.config.schema import Config
 
-SHORT = {"lr": "optimiser.lr", "gamma": "optimiser.gamma", "epochs": "run.epochs"}
+SHORT = {"lr": "optimizer.lr", "gamma": "optimizer.gamma", "epochs": "run.epochs"}
 DECAYS, FIRST_DECAY = "decays", "first_decay"
-_DERIVED = ("optimiser.milestones", "optimiser.schedule", "run.steps")
+_DERIVED = ("optimizer.milestones", "optimizer.schedule", "run.steps")
 _PROTOCOL = ("data.", "run.seed", "run.watch_test", "run.select", "run.evaluate_every", "run.device", "name")
 
 Value = float | int | str | bool | None
@@ -37,7 +37,7 @@ class Parameter:
 
     Example:
         >>> str(Parameter("lr", 1e-5, 1e-3, log=True)), Parameter("lr", 1e-5, 1e-3).key
-        ('1e-05:0.001:log', 'optimiser.lr')
+        ('1e-05:0.001:log', 'optimizer.lr')
     """
 
     name: str
@@ -92,7 +92,7 @@ def default_space(config: Config, epochs: int) -> dict[str, Parameter]:
         config: settled.
         epochs: how long the recipe trains.
     """
-    lr = float(config.optimiser.lr)
+    lr = float(config.optimizer.lr)
     space = [
         Parameter("lr", float(f"{lr / 10:.3g}"), float(f"{lr * 10:.3g}"), log=True),
         Parameter(DECAYS, 1, 3),
@@ -187,7 +187,7 @@ def as_settings(values: Mapping[str, Value]) -> dict[str, Any]:
     50 epochs have the paper's 20, 30, 40.
 
     Example:
-        >>> as_settings({"lr": 1e-4, "gamma": 0.3, "epochs": 50, "decays": 3, "first_decay": 0.4})["optimiser.milestones"]
+        >>> as_settings({"lr": 1e-4, "gamma": 0.3, "epochs": 50, "decays": 3, "first_decay": 0.4})["optimizer.milestones"]
         [20.0, 30.0, 40.0]
     """
     settings: dict[str, Any] = {SHORT.get(name, name): value for name, value in values.items()}
@@ -203,8 +203,8 @@ def as_settings(values: Mapping[str, Value]) -> dict[str, Any]:
     return {
         **settings,
         "run.steps": None,
-        "optimiser.schedule": "milestones",
-        "optimiser.milestones": [round(epochs * share, 4) for share in shares],
+        "optimizer.schedule": "milestones",
+        "optimizer.milestones": [round(epochs * share, 4) for share in shares],
     }
 
 

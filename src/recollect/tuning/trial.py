@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from recollect.common.errors import ConfigError
-from recollect.training.config import Config
-from recollect.training.recipes import as_mapping
+from recollect.config.overrides import as_mapping
+from recollect.config.schema import Config
 from recollect.training.run_folder import RunFolder, now
 from recollect.training.trainer import OnValidation, Outcome, TrainingStoppedError, train
 
@@ -71,7 +71,7 @@ def run(path: Path, config: Config, say: Any, on_validation: OnValidation | None
 def _check_same(folder: RunFolder, config: Config) -> None:
     """Whether the run in the folder is this trial; machine and place may differ."""
     one, other = as_mapping(folder.read_config()), as_mapping(config)
-    for part, name in (("optimiser", None), ("loss", None), ("run", "epochs"), ("run", "seed"), ("batch", "size")):
+    for part, name in (("optimizer", None), ("loss", None), ("run", "epochs"), ("run", "seed"), ("batch", "size")):
         there, here = (values[part] if name is None else values[part][name] for values in (one, other))
         if there != here:
             raise ForeignRunError(

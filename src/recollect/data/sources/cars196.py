@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from recollect.common.errors import DataError
-from recollect.common.extras import require
-from recollect.data.images import ImageSet
+from recollect.common.imports import require
+from recollect.data.image_set import ImageSet
 from recollect.data.listing import make_set
 from recollect.data.registry import Counts, Source
 from recollect.data.sources.folder import class_images

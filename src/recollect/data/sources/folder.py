@@ -19,7 +19,7 @@ from pathlib import Path
 from recollect.common.errors import DataError, DataWarning
 from recollect.common.files import inside
 from recollect.common.images import IMAGE_SUFFIXES
-from recollect.data.images import ImageSet
+from recollect.data.image_set import ImageSet
 from recollect.data.listing import make_set, read_csv
 from recollect.data.registry import Source
 from recollect.data.splits import first_half

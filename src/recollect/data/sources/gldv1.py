@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from recollect.common.errors import DataError, DataWarning
-from recollect.data.images import ImageSet
+from recollect.data.image_set import ImageSet
 from recollect.data.listing import as_number, make_set, need, read_csv
 from recollect.data.registry import Counts, Source
 

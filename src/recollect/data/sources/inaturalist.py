@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from recollect.common.errors import DataError
-from recollect.data.images import ImageSet
+from recollect.data.image_set import ImageSet
 from recollect.data.listing import make_set, need, read_lines
 from recollect.data.registry import Counts, Source
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common.errors import ConfigError, DataError
-from recollect.data.images import ImageSet
+from recollect.data.image_set import ImageSet
 from recollect.data.listing import make_set, need, read_lines
 from recollect.data.registry import Counts, Source, refuse_if_sealed
 from recollect.data.safe_pickle import read_plain_pickle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recollect.data.images import ImageSet
+from recollect.data.image_set import ImageSet
 from recollect.data.listing import as_number, make_set, need, read_fields
 from recollect.data.registry import Counts, Source
 

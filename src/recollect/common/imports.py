@@ -1,0 +1,56 @@
+"""Imports that wait: public names imported when first used, and optional packages named when they are missing.
+
+A package's ``__init__.py`` names its public things twice: once under ``TYPE_CHECKING`` for type checkers, once as the
+table given to ``lazy_names``, so that listing or asking for help does not wait for torch.
+``tests/common/test_imports.py`` holds the two and ``__all__`` together.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from recollect.common.errors import MissingExtraError
+
+
+def lazy_names(package: str, places: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """A package's ``__getattr__`` and ``__dir__``.
+
+    Args:
+        package: its ``__name__``.
+        places: public name → module that defines it.
+
+    Example:
+        >>> find, names = lazy_names("recollect.losses", {"RecallAtK": "recollect.losses.recall_at_k"})
+        >>> find("RecallAtK").__name__
+        'RecallAtK'
+    """
+
+    def find(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(places[name]), name)
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *places})
+
+    return find, names
+
+
+def require(module: str, extra: str, purpose: str) -> ModuleType:
+    """Import ``module``, or say which extra of recollect brings it.
+
+    Args:
+        module: what to import, e.g. ``"faiss"``.
+        extra: the extra in ``pyproject.toml`` that installs it, e.g. ``"index"``.
+        purpose: what needs it, as the start of a sentence, e.g. ``"approximate search"``.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(
+            f'{purpose} needs the package {module!r}: install it with  pip install "recollect[{extra}]".'
+        ) from error

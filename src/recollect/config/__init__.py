@@ -1,0 +1,26 @@
+"""What a training can be told: the schema, recipes and overrides, and settings chosen from data and machine.
+
+``schema.py`` has one frozen dataclass per component; ``overrides.py`` turns a recipe and the user's words into a
+``Config``; ``automatic.py`` settles what is ``"auto"``, each choice with its reason.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from recollect.common.imports import lazy_names
+
+if TYPE_CHECKING:
+    from recollect.config.overrides import resolve, with_settings
+    from recollect.config.schema import Config
+
+__all__ = ["Config", "resolve", "with_settings"]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Config": "recollect.config.schema",
+        "resolve": "recollect.config.overrides",
+        "with_settings": "recollect.config.overrides",
+    },
+)

@@ -1,0 +1,240 @@
+"""Recipes and the user's words to a ``Config``: YAML with inheritance, ``a.b=c`` settings, and errors that help.
+
+A recipe is a mapping with a key a component and possibly ``published``. What stands in a recipe beats what it inherits
+(``recipe_files.py`` reads them); what the user says beats the recipe. Built-in recipes lie in ``recollect/recipes``.
+Every unknown key is refused with the closest one that exists.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+import yaml
+
+from recollect.common.errors import ConfigError, in_one_line
+from recollect.common.words import did_you_mean
+from recollect.config.recipe_files import available_recipes, load_recipe
+from recollect.config.schema import Config
+
+__all__ = [
+    "as_mapping",
+    "available_recipes",
+    "from_mapping",
+    "known_keys",
+    "load_recipe",
+    "parse_setting",
+    "published_tests",
+    "resolve",
+    "with_settings",
+]
+
+
+FORMER_KEYS = {"optimizer": "optimizer", "normalization": "normalization"}
+"""Former names of settings, still read."""
+
+
+def resolve(recipe: str | Path | None = None, settings: Mapping[str, Any] | Iterable[str] = ()) -> Config:
+    """The configuration of a recipe and of what the user says beside it.
+
+    Args:
+        recipe: a built-in recipe's name or a path; None for the defaults alone.
+        settings: ``{"batch.size": 392}`` or ``["batch.size=392", …]``; values as in YAML.
+
+    Raises:
+        ConfigError: an unknown key, a value of the wrong kind, or settings that exclude each other.
+
+    Example:
+        >>> config = resolve(None, ["batch.size=64", "optimizer.lr=3e-4"])
+        >>> config.batch.size, config.optimizer.lr
+        (64, 0.0003)
+    """
+    values: dict[str, Any] = {} if recipe is None else load_recipe(recipe).values
+    pairs = settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings)
+    for key, value in pairs:
+        _assign(values, key, value)
+    return from_mapping(values, "the settings" if recipe is None else str(recipe))
+
+
+def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
+    """``config`` with some settings changed, by the same keys and under the same rules as ``resolve``.
+
+    Example:
+        >>> with_settings(resolve("glyphs"), {"optimizer.lr": 2e-4}).optimizer.lr
+        0.0002
+    """
+    values = as_mapping(config)
+    for key, value in settings.items():
+        _assign(values, key, value)
+    return from_mapping(values, config.name)
+
+
+def from_mapping(values: Mapping[str, Any], source: str) -> Config:
+    """A configuration from nested plain values, e.g. those of ``config.yaml``; ``source`` is named in errors."""
+    config: Config = _build(Config, _in_present_spelling(values), "", source)
+    return config
+
+
+def _in_present_spelling(values: Any) -> Any:
+    """Keys of runs and recipes written before the names followed PyTorch's spelling, under their present names."""
+    if not isinstance(values, Mapping):
+        return values
+    return {FORMER_KEYS.get(key, key): _in_present_spelling(value) for key, value in values.items()}
+
+
+def as_mapping(config: Config) -> dict[str, Any]:
+    """The configuration as plain values that YAML and JSON can hold; ``from_mapping`` reads it back."""
+    plain = _plain(asdict(config))
+    if not isinstance(plain, dict):
+        raise TypeError("a configuration is a mapping")
+    return plain
+
+
+def published_tests(published: Any) -> dict[str, dict[str, float]]:
+    """Published numbers by test set and metric, in percent: ``{"sop/test": {"r@1": 82.8, …}}``.
+
+    A test set is called as ``recollect eval`` takes it, ``DATA/SPLIT``; numbers that a recipe gives without one stand
+    under ``""``.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for key, value in published.items() if isinstance(published, Mapping) else ():
+        numbers = value if isinstance(value, Mapping) else {key: value}
+        test = found.setdefault(str(key) if isinstance(value, Mapping) else "", {})
+        test.update(
+            {str(k): float(v) for k, v in numbers.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        )
+    return {test: metrics for test, metrics in found.items() if metrics}
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """``"a.b=c"`` to its key and value.
+
+    Raises:
+        ConfigError: there is no ``=``, or the value is no YAML.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"{text!r} is no setting: write key=value, e.g. batch.size=392.")
+    try:
+        return key.strip(), yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the value of {text!r} is no YAML: {in_one_line(error)}.") from error
+
+
+def known_keys() -> list[str]:
+    """Every key that ``--set`` takes, e.g. ``batch.size``."""
+    hints = typing.get_type_hints(Config)
+    return [
+        f"{part.name}.{item.name}"
+        for part in fields(Config)
+        if is_dataclass(t := hints[part.name])
+        for item in fields(t)
+    ]
+
+
+def _assign(values: dict[str, Any], key: str, value: Any) -> None:
+    *folders, last = (FORMER_KEYS.get(name, name) for name in key.split("."))
+    if not folders and last not in {item.name for item in fields(Config)}:
+        matches = [known for known in known_keys() if known.endswith(f".{last}")]
+        hint = f" Did you mean {matches[0]}?" if matches else did_you_mean(key, known_keys())
+        raise ConfigError(f"there is no setting {key!r}.{hint}")
+    for name in folders:
+        inner = values.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"there is no setting {key!r}: {name} is a value, not a group.")
+        values = inner
+    values[last] = value
+
+
+def _build(kind: Any, values: Any, prefix: str, source: str) -> Any:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{source}: {prefix.rstrip('.')} is a group of settings, not {values!r}.")
+    hints = typing.get_type_hints(kind)
+    for key in values:
+        if key not in hints:
+            raise ConfigError(
+                f"{source}: there is no setting {prefix + str(key)!r}.{did_you_mean(str(key), hints)} "
+                f"{'Here are' if prefix else 'There are'}: {', '.join(hints)}."
+            )
+    built = {}
+    for key, value in values.items():
+        hint = hints[key]
+        where = f"{source}: {prefix}{key}"
+        built[key] = (
+            _build(hint, value, f"{prefix}{key}.", source) if is_dataclass(hint) else _convert(value, hint, where)
+        )
+    return kind(**built)
+
+
+def _convert(value: Any, hint: Any, where: str) -> Any:
+    """``value`` as the annotated type, or a sentence on what it should be."""
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    for option in options:
+        converted = _as_one(value, option)
+        if converted is not _NO:
+            return converted
+    raise ConfigError(f"{where} is {value!r}: it should be {' or '.join(_describe(option) for option in options)}.")
+
+
+_NO = object()
+
+
+def _as_one(value: Any, kind: Any) -> Any:
+    if kind is type(None):
+        return None if value is None else _NO
+    if get_origin(kind) is Literal:
+        return value if isinstance(value, str) and value in get_args(kind) else _NO
+    if get_origin(kind) is tuple:
+        return _as_tuple(value, get_args(kind))
+    if kind is float:
+        return _as_float(value)
+    if kind is int:
+        return value if isinstance(value, int) and not isinstance(value, bool) else _NO
+    if kind in (bool, str):
+        return value if isinstance(value, kind) else _NO
+    return dict(value) if isinstance(value, Mapping) else _NO
+
+
+def _as_float(value: Any) -> Any:
+    # YAML reads 1e-4 as text: its numbers need a dot.
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return _NO
+    try:
+        number = float(value)
+    except ValueError:
+        return _NO
+    return number if math.isfinite(number) else _NO
+
+
+def _as_tuple(value: Any, kinds: tuple[Any, ...]) -> Any:
+    if not isinstance(value, list | tuple):
+        return _NO
+    expected = [kinds[0]] * len(value) if kinds[-1] is Ellipsis else list(kinds)
+    if len(expected) != len(value):
+        return _NO
+    items = [_as_one(item, kind) for item, kind in zip(value, expected, strict=True)]
+    return _NO if any(item is _NO for item in items) else tuple(items)
+
+
+def _describe(kind: Any) -> str:
+    if kind is type(None):
+        return "null"
+    if get_origin(kind) is Literal:
+        return " or ".join(map(str, get_args(kind)))
+    if get_origin(kind) is tuple:
+        return "a list of numbers"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+    return names.get(kind, "a mapping")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value

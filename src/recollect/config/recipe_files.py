@@ -1,0 +1,297 @@
+"""Recipes as they lie on disk: found by name, read with their comments, laid over one another.
+
+A recipe is a stack of layers, each a mapping of settings; what stands higher wins. A plain file is one layer above
+those it ``inherits``. A file with ``rows`` is a family: every row is a recipe called ``<file>/<row>``, made of the
+file's layers, then of those of each word of the row's name (``words``), then of the row's published numbers, which
+``columns`` names. ``docs/recipes.md`` explains it with an example. Comments at the end of a line are kept, so that
+``recollect recipes NAME`` can say beside each value where it comes from. What a setting means is not known here:
+``recipes.py`` makes a ``Config`` of what is read.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recollect.common.errors import ConfigError, in_one_line
+from recollect.common.words import did_you_mean
+
+FOLDER = Path(__file__).resolve().parent.parent / "recipes"
+_STRUCTURE = frozenset({"inherits", "description", "note", "like", "words", "columns", "rows"})  # no settings
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Settings that stand in one place.
+
+    Args:
+        where: that place, e.g. ``sop.yaml`` or ``sop.yaml: vit-b16``.
+        values: nested settings, and what is said about them (``description``, ``note``, …).
+        comments: what stands behind a value on its line, by its dotted key.
+    """
+
+    where: str
+    values: Mapping[str, Any]
+    comments: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value was set last, and the comment beside it."""
+
+    where: str
+    comment: str = ""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe with everything it inherits.
+
+    Args:
+        name: what ``recollect train`` takes.
+        description: one line.
+        notes: sentences that belong to it, e.g. that its settings were never published.
+        values: nested settings, ``published`` among them.
+        origins: where each setting comes from, by its dotted key.
+    """
+
+    name: str
+    description: str
+    notes: tuple[str, ...]
+    values: dict[str, Any]
+    origins: dict[str, Origin]
+
+
+def available_recipes() -> dict[str, Path]:
+    """Built-in recipes by name, with the file each stands in. Files whose name begins with ``_`` are only inherited."""
+    return dict(_built_in())
+
+
+@cache
+def _built_in() -> dict[str, Path]:
+    found = {}
+    for path in sorted(FOLDER.rglob("*.yaml")):
+        relative = path.relative_to(FOLDER)
+        if not any(part.startswith("_") for part in relative.parts):
+            stem, rows = relative.with_suffix("").as_posix(), _rows(path)
+            found.update({f"{stem}/{row}": path for row in rows} if rows else {stem: path})
+    return found
+
+
+def load_recipe(name: str | Path) -> Recipe:
+    """A recipe by name or path, its inheritance resolved.
+
+    Raises:
+        ConfigError: no such recipe, a family instead of a recipe, no YAML, or a circle of inheritance.
+    """
+    path, row = find_recipe(name)
+    if row is None and (members := family(name)):
+        raise ConfigError(
+            f"{name} is a family of {len(members)} recipes: choose one, such as {members[0]}. recollect recipes {name} "
+            "lists them."
+        )
+    layers = _layers(path, row, ())
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    for layer in layers:
+        settings = {key: value for key, value in layer.values.items() if key not in _STRUCTURE}
+        _merge(values, settings)
+        for key in _leaves(settings):
+            origins[key] = Origin(layer.where, layer.comments.get(key, ""))
+    notes: list[str] = []
+    for layer in layers:
+        # null takes back what was noted below: what holds for training a network says nothing of it untrained.
+        notes = [] if layer.values.get("note", "") is None else notes + _listed(layer.values.get("note"))
+    values["name"] = values.get("name") if row is None and "name" in _read(path).values else _name(path, row)
+    return Recipe(values["name"], _description(path, row, layers), tuple(dict.fromkeys(notes)), values, origins)
+
+
+def family(name: str | Path) -> list[str]:
+    """The names of a family's recipes, in order; none if ``name`` is a recipe itself.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    path, row = find_recipe(name)
+    return [] if row is not None else [f"{Path(name).with_suffix('').as_posix()}/{row}" for row in _rows(path)]
+
+
+def find_recipe(name: str | Path, below: Path | None = None) -> tuple[Path, str | None]:
+    """The file a recipe stands in, and its row there if the file is a family.
+
+    Args:
+        name: of a built-in recipe, or a path; the path of a family goes on with the row, as ``mine/r50/rsk``.
+        below: a folder to look in as well.
+
+    Raises:
+        ConfigError: there is none; the message has the closest that exists.
+    """
+    known = _built_in()
+    if (path := known.get(str(name))) is not None:
+        return path, str(name).removeprefix(_name(path, None)).lstrip("/") or None
+    for folder in (*([] if below is None else [below]), Path(), FOLDER):
+        for candidate, row in _readings(folder / name):
+            if candidate.is_file() and (row is None or row in _rows(candidate)):
+                return candidate, row
+    if str(name) and Path(name).is_dir():
+        raise ConfigError(f"there is no recipe {str(name)!r}, but a folder: to train on its images, --data {name}.")
+    parts = [part for part in str(name).split("/") if part]
+    close = [other for other in known if parts and all(part in other for part in parts)]
+    hint = f" Did you mean {close[0]}?" if close else did_you_mean(str(name), known)
+    raise ConfigError(f"there is no recipe {str(name)!r}.{hint} recollect recipes lists them; a YAML file works too.")
+
+
+def _readings(path: Path) -> Iterator[tuple[Path, str | None]]:
+    """``a/b/c`` as the file ``a/b/c``, as ``a/b/c.yaml``, as row ``c`` of ``a/b.yaml``, and as row ``b/c`` of ``a``."""
+    yield path, None
+    for start in (path, *path.parents):
+        if start.name:
+            rest = path.relative_to(start).as_posix()
+            yield start.with_name(f"{start.name}.yaml"), None if rest == "." else rest
+
+
+def _rows(path: Path) -> Mapping[str, Any]:
+    rows: Mapping[str, Any] = _read(path).values.get("rows", {})
+    return rows
+
+
+def _name(path: Path, row: str | None) -> str:
+    inside = path.is_relative_to(FOLDER)
+    stem = path.relative_to(FOLDER).with_suffix("").as_posix() if inside else path.stem
+    return stem if row is None else f"{stem}/{row}"
+
+
+def _layers(path: Path, row: str | None, seen: tuple[Path, ...]) -> list[Layer]:
+    """Everything a recipe is made of, lowest first."""
+    path = path.resolve()
+    if path in seen:
+        raise ConfigError(f"{path}: recipes inherit in a circle: {' → '.join(p.name for p in (*seen, path))}.")
+    layer = _read(path)
+    stack: list[Layer] = []
+    for parent in _listed(layer.values.get("inherits")):
+        stack += _layers(*find_recipe(parent, path.parent), (*seen, path))
+    stack.append(layer)
+    if row is None:
+        return stack
+    words = [part for word in row.split("/") for part in _word(word, stack, path, ())]
+    return [*stack, *words, _published(path, row, stack)]
+
+
+def _word(word: str, stack: list[Layer], path: Path, seen: tuple[str, ...]) -> list[Layer]:
+    """The layers that a word of a row's name stands for: those it is ``like``, then its own, file by file."""
+    if word in seen:
+        raise ConfigError(f"{path}: words are like one another in a circle: {' → '.join((*seen, word))}.")
+    own = []
+    for layer in stack:
+        if said := layer.values.get("words", {}).get(word):
+            prefix = f"words.{word}."
+            comments = {k.removeprefix(prefix): c for k, c in layer.comments.items() if k.startswith(prefix)}
+            own.append(Layer(f"{layer.where}: {word}", said, comments))
+    if not own:
+        raise ConfigError(f"{path}: nothing under words says what {word!r} in the name of a row means.")
+    likes = [part.values["like"] for part in own if "like" in part.values][-1:]
+    return [part for like in likes for part in _word(like, stack, path, (*seen, word))] + own
+
+
+def _published(path: Path, row: str, stack: list[Layer]) -> Layer:
+    """The numbers of a row, put under the names that ``columns`` has for them; null where there is none."""
+    numbers = _listed(_rows(path)[row])
+    said = [layer.values["columns"] for layer in stack if "columns" in layer.values]
+    columns: Mapping[str, list[str]] = said[-1] if said else {}
+    names = [(test, metric) for test, metrics in columns.items() for metric in metrics]
+    if numbers and len(numbers) != len(names):
+        raise ConfigError(f"{path}: row {row} has {len(numbers)} numbers for {len(names)} columns.")
+    published: dict[str, dict[str, float]] = {}
+    for (test, metric), number in zip(names, numbers, strict=False):
+        if number is not None:
+            published.setdefault(test, {})[metric] = number
+    comment = stack[-1].comments.get(f"rows.{row}", "")
+    return Layer(stack[-1].where, {"published": published} if published else {}, {"published": comment})
+
+
+def _description(path: Path, row: str | None, layers: list[Layer]) -> str:
+    parts = [_read(path).values.get("description", "")]
+    for word in [] if row is None else row.split("/"):
+        said = [layer.values.get("words", {}).get(word, {}).get("description") for layer in layers]
+        parts += [text for text in said if text][-1:]
+    return ", ".join(str(part) for part in parts if part)
+
+
+def _read(path: Path) -> Layer:
+    """A file as a layer; read again only when it has changed."""
+    status = path.stat()
+    return _read_once(path.absolute(), status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=256)
+def _read_once(path: Path, changed: int, size: int) -> Layer:
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = yaml.safe_load(text) or {}
+        comments = dict(_comments(yaml.compose(text, Loader=yaml.SafeLoader), text.splitlines(), ""))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a YAML file ({in_one_line(error)}).") from error
+    _check_structure(path, values)
+    return Layer(path.relative_to(FOLDER).as_posix() if path.is_relative_to(FOLDER) else str(path), values, comments)
+
+
+def _check_structure(path: Path, values: Any) -> None:
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: a recipe is a mapping of keys to values, not a {type(values).__name__}.")
+    rules: tuple[tuple[str, Any, str], ...] = (
+        ("words", Mapping, "a word's settings, e.g. {optimizer: {lr: 1.0e-4}}"),
+        ("columns", list, "the metrics of a test set, e.g. [r@1, r@10]"),
+        ("rows", list | None, "a row's published numbers, e.g. [80.7, 88.3], or null"),
+    )
+    parents = values.get("inherits", [])
+    if not all(isinstance(parent, str) for parent in _listed(parents)):
+        raise ConfigError(f"{path}: inherits names other recipes, but is {parents!r}.")
+    for key, kind, meaning in rules:
+        found = values.get(key, {})
+        if not isinstance(found, Mapping):
+            raise ConfigError(f"{path}: {key} maps names to values, but is {found!r}.")
+        for name, value in found.items():
+            if not isinstance(value, kind):
+                raise ConfigError(f"{path}: {key}: {name} should be {meaning}, but is {value!r}.")
+
+
+def _comments(node: yaml.Node | None, lines: list[str], key: str, around: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted keys with the comment behind their value; one behind ``{…}`` belongs to everything inside."""
+    if node is None:
+        return
+    end, comment = node.end_mark, around
+    if end.line < len(lines) and (rest := lines[end.line][end.column :].lstrip()).startswith("#"):
+        comment = rest.lstrip("# ").rstrip()
+    if isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            yield from _comments(value, lines, f"{key}.{name.value}".lstrip("."), comment if node.flow_style else "")
+    elif comment:
+        yield key, comment
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and key != "published":
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict) and key != "published":
+            _merge(into[key], value)
+        else:
+            into[key] = copy.deepcopy(value)  # files are read once and must stay as they are
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str | Mapping) else [value]

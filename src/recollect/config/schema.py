@@ -1,0 +1,292 @@
+"""Everything a training can be told, one frozen dataclass a component, and which settings exclude each other.
+
+A field's default is what the paper does or, where that depends on data and machine, ``"auto"``: ``automatic.py`` settles
+those before the first step and says why. Reading recipes and the command line's words into these classes is
+``recipes.py``'s work. To add a setting: add a field here with a comment, use it where it acts, and add a refusal below
+if it can contradict another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from recollect.common.errors import ConfigError
+
+Auto = Literal["auto"]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which images, and how they are read and varied."""
+
+    name: str = "glyphs"
+    """A data set of ``recollect data``; ``folder`` for one's own."""
+    root: str | None = None
+    """The folder it lies in."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of that data set."""
+    train_split: str = "train"
+    test_split: str = "test"
+    """What ``run.watch_test`` logs."""
+    validation: Literal["none", "paper", "random", "sfm120k"] = "none"
+    """Half of the training classes that validate instead of training: the second half, or a random one. ``sfm120k``:
+    the validation queries of SfM-120k, for instance search; no training class is held out."""
+    validation_root: str | None = None
+    """The folder that ``sfm120k`` lies in; None for ``root``."""
+    augmentation: Literal["auto", "crop", "glyph", "whole", "none"] = "auto"
+    """Random resized crop (the paper's), slight turns and shifts for characters, whole images that keep their shape
+    (instance search), or none: as for the test."""
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    """Share of the image that a crop covers, from and to."""
+    flip: bool = True
+    """Mirror half of the images. Leave out where left and right differ."""
+    cache: Literal["none", "ram", "disk"] = "none"
+    """Keep decoded images."""
+    workers: int | None = None
+    """Threads that decode; None for one a core, at most 16."""
+    prefetch_mb: int = 512
+    """How much may be decoded ahead of use."""
+    on_bad_image: Literal["error", "skip"] = "error"
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The network; fields are those of ``Embedder.create``, None meaning that initialisation's own."""
+
+    init: str = "lite0-in1k"
+    weights: str | None = None
+    dim: int | Literal["default"] | None = "default"
+    """Length of the embedding; None for no last layer at all, as in the paper's *init* rows."""
+    image_size: int | None = None
+    """Side of the images in pixels; of whole images the longer side at most."""
+    resize: int | Literal["default"] | None = "default"
+    """The shorter side before the centre crop at test; by default in the model's own proportion to ``image_size``; None
+    keeps images whole."""
+    scales: tuple[float, ...] = ()
+    """Scales over which ``recollect eval`` averages an image's vectors on Revisited Oxford and Paris; empty for one.
+    Training and validation see one."""
+    pooling: str | None = None
+    p: float = 3.0
+    learn_p: bool = True
+    layer_norm: bool | None = None
+    l2_before_head: bool | None = None
+    whitening: int | None = None
+    """Start the last layer as a whitening learned from so many training images; None: at random."""
+    batch_norm: Literal["frozen", "statistics"] = "frozen"
+    """The paper freezes BatchNorm, its released code only the statistics. Trained BatchNorm cannot be chunked."""
+    normalization: str | None = None
+    download: bool = False
+    freeze: str = "none"
+    """``"none"``, or how far the network is not trained but computed once: ``"backbone"``, ``"pooling"``, a stage's
+    name; ``"auto"``: on a CPU, a pre-trained backbone with its pooling."""
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """The loss, by its name in ``recollect losses``, and its options."""
+
+    name: str = "recall_at_k"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """What one step sees."""
+
+    size: int | Literal["auto", "all"] = "auto"
+    """M: images of one loss, over all processes. ``"all"``: the whole training set (with a frozen backbone)."""
+    samples_per_class: int = 4
+    chunk: int | Auto = "auto"
+    """Images in the network at once, on each process. Changes speed and memory, never the result."""
+    policy: Literal["paper", "epoch"] = "paper"
+    small_classes: Literal["drop", "repeat"] = "drop"
+    batches_per_epoch: int | None = None
+    skip_share: float = 0.0
+    """Share of the gradient's norm that may be left out to save second forwards; 0 is exact."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """How weights follow gradients."""
+
+    name: Literal["adam", "adamw", "sgd"] = "adam"
+    lr: float | Auto = 1e-4
+    """``"auto"``: the paper's 1e-4 for pre-trained weights, 1e-3 for a network from scratch."""
+    weight_decay: float = 4e-4
+    momentum: float = 0.9
+    """Of SGD."""
+    head_multiplier: float = 1.0
+    """Times the learning rate for the last layer. 5 costs 9 points on Cars196, says the paper."""
+    p_multiplier: float = 1.0
+    """Times the learning rate for GeM's exponent, which is never decayed."""
+    loss_multiplier: float = 1.0
+    """Times the learning rate for a loss's own parameters, such as proxies."""
+    decay_norm_and_bias: bool = True
+    schedule: Literal["milestones", "cosine", "constant"] = "milestones"
+    milestones: tuple[float, ...] = ()
+    """Epochs after which the learning rate is multiplied by ``gamma``."""
+    gamma: float = 0.3
+    warm_up: float = 0.0
+    """Epochs over which the learning rate rises to its value."""
+    clip: float | None = None
+    """Largest norm of the whole gradient."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How long, where, and what is written."""
+
+    epochs: int | Auto | None = "auto"
+    """0: nothing is trained; a recipe for ``recollect eval``."""
+    steps: int | None = None
+    """Instead of epochs."""
+    seed: int = 0
+    device: str = "auto"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    deterministic: bool = False
+    """Only algorithms that repeat themselves to the bit, on GPUs too."""
+    evaluate_every: int | Auto = "auto"
+    """Epochs between evaluations of the validation classes (and of the test set with ``watch_test``)."""
+    evaluate_first: bool = True
+    """Evaluate before the first step too."""
+    watch_test: bool = False
+    """Log test metrics on the way. They choose nothing."""
+    select: str = "r@1"
+    """The validation metric that picks the weights to keep."""
+    checkpoint_minutes: float = 5.0
+    """A checkpoint is written whenever so much time has passed, and at the end."""
+    checkpoint_steps: int | None = None
+    """Also after every so many steps."""
+    loss_limit: float = 1e6
+    """A loss beyond it stops the run."""
+    tensorboard: bool = False
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole training. ``published`` carries a recipe's published numbers on to reports."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+    name: str = "custom"
+    """The recipe it came from."""
+    published: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for refusal in (_refuse_numbers, _refuse_combinations, _refuse_schedules):
+            refusal(self)
+
+
+def _refuse_numbers(config: Config) -> None:
+    positive = {
+        "batch.size": config.batch.size,
+        "batch.chunk": config.batch.chunk,
+        "batch.samples_per_class": config.batch.samples_per_class,
+        "batch.batches_per_epoch": config.batch.batches_per_epoch,
+        "model.dim": config.model.dim,
+        "model.image_size": config.model.image_size,
+        "model.resize": config.model.resize,
+        "model.whitening": config.model.whitening,
+        "optimizer.lr": config.optimizer.lr,
+        "optimizer.gamma": config.optimizer.gamma,
+        "optimizer.clip": config.optimizer.clip,
+        "run.steps": config.run.steps,
+        "run.evaluate_every": config.run.evaluate_every,
+        "run.checkpoint_steps": config.run.checkpoint_steps,
+        "run.loss_limit": config.run.loss_limit,
+    }
+    for name, value in positive.items():
+        if isinstance(value, int | float) and not value > 0:
+            raise ConfigError(f"{name} is {value}: it must be above 0.")
+    not_negative = {
+        "optimizer.weight_decay": config.optimizer.weight_decay,
+        "optimizer.warm_up": config.optimizer.warm_up,
+        "run.seed": config.run.seed,
+        "run.epochs": config.run.epochs if isinstance(config.run.epochs, int) else 0,
+        "run.checkpoint_minutes": config.run.checkpoint_minutes,
+        "data.prefetch_mb": config.data.prefetch_mb,
+    }
+    for name, number in not_negative.items():
+        if not number >= 0:
+            raise ConfigError(f"{name} is {number}: it must be 0 or more.")
+    if not 0 <= config.batch.skip_share < 1:
+        raise ConfigError(f"batch.skip_share is {config.batch.skip_share}: a share from 0 (exact) to below 1.")
+
+
+def _refuse_combinations(config: Config) -> None:
+    batch, run, model = config.batch, config.run, config.model
+    frozen = model.freeze not in ("none", "auto")
+    if isinstance(batch.size, int) and batch.size % batch.samples_per_class:
+        below = batch.size // batch.samples_per_class * batch.samples_per_class
+        raise ConfigError(
+            f"batch.size {batch.size} is no multiple of batch.samples_per_class {batch.samples_per_class}: "
+            f"set it to {below or batch.samples_per_class} or {below + batch.samples_per_class}."
+        )
+    if batch.samples_per_class < 2:
+        raise ConfigError("batch.samples_per_class 1 gives no query a positive: set it to 2 or more (the paper: 4).")
+    if batch.size == "all" and model.freeze == "none":
+        raise ConfigError(
+            "batch.size 'all' would send the whole training set through the network in every step: freeze a part "
+            "(model.freeze=backbone), or set a number."
+        )
+    if run.epochs not in (None, "auto") and run.steps is not None:
+        raise ConfigError(
+            f"run.epochs {run.epochs} and run.steps {run.steps} both say when to stop: set one, the other to null."
+        )
+    if run.epochs is None and run.steps is None:
+        raise ConfigError("nothing says when to stop: set run.epochs or run.steps.")
+    if frozen and config.data.augmentation not in ("auto", "none"):
+        raise ConfigError(
+            f"data.augmentation {config.data.augmentation!r} varies images, but with model.freeze={model.freeze} their "
+            "features are computed once: set data.augmentation=none, or model.freeze=none."
+        )
+    if frozen and config.data.on_bad_image == "skip":
+        raise ConfigError(
+            f"data.on_bad_image=skip replaces images as they are met, but with model.freeze={model.freeze} each is "
+            "read once: remove the unreadable files (recollect data verify lists them), or set model.freeze=none."
+        )
+    if config.data.augmentation == "whole" and isinstance(model.resize, int):
+        raise ConfigError(
+            f"data.augmentation whole trains on images that keep their shape, but model.resize {model.resize} cuts squares "
+            "for the test: set model.resize=null, or data.augmentation=crop."
+        )
+    if config.data.validation == "sfm120k" and not run.select.startswith(("map", "mp@")):
+        raise ConfigError(
+            f"run.select {run.select!r} is not measured on sfm120k, which has queries and no classes: set run.select=map."
+        )
+    if config.data.validation != "sfm120k" and config.data.validation_root is not None:
+        raise ConfigError(
+            "data.validation_root is the folder of sfm120k: set data.validation=sfm120k, or leave it out."
+        )
+    if any(scale <= 0 for scale in model.scales):
+        raise ConfigError(f"model.scales {list(model.scales)} must be above 0.")
+    if model.whitening is not None and model.dim is None:
+        raise ConfigError("model.whitening initialises the last layer, and model.dim null leaves it out: set one.")
+    if run.precision == "fp16" and run.device == "cpu":
+        raise ConfigError("run.precision fp16 is for GPUs: use bf16 or fp32 on the CPU.")
+
+
+def _refuse_schedules(config: Config) -> None:
+    optimizer, run = config.optimizer, config.run
+    if optimizer.schedule != "milestones" and optimizer.milestones:
+        raise ConfigError(
+            f"optimizer.milestones {list(optimizer.milestones)} mean nothing to the {optimizer.schedule} schedule: set "
+            "optimizer.schedule=milestones, or the milestones to []."
+        )
+    if list(optimizer.milestones) != sorted(set(optimizer.milestones)):
+        raise ConfigError(f"optimizer.milestones {list(optimizer.milestones)} must rise from one to the next.")
+    if isinstance(run.epochs, int) and run.epochs > 0:
+        late = [milestone for milestone in optimizer.milestones if milestone >= run.epochs]
+        if late:
+            raise ConfigError(
+                f"optimizer.milestones {late} lie beyond the last of {run.epochs} epochs: raise run.epochs or drop "
+                "them."
+            )
+        if optimizer.warm_up >= run.epochs:
+            raise ConfigError(f"optimizer.warm_up of {optimizer.warm_up} epochs leaves nothing of {run.epochs} epochs.")

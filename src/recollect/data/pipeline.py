@@ -1,0 +1,370 @@
+"""``Pipeline``: numbers of images in, uint8 batches out; decoded by threads, ahead of use, within a budget.
+
+Why threads: PIL's decoders and both resize kernels work without the interpreter's lock, so threads scale, and they
+write each image straight into its place in the batch. Nothing is pickled, sent or collated, no shared-memory files can
+run out, and no worker process can die unseen (``docs/pipeline.md`` has the measurements). What may be changed here is
+how fast and how far ahead; never which pixels come out: they are a function of (seed, epoch, batch, image).
+Training and evaluation depend on this file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+
+from recollect.common.errors import ConfigError, DataError, InputError
+from recollect.common.images import MAX_PIXELS
+from recollect.data.cache import CacheStats
+from recollect.data.image_set import ImageSet
+from recollect.data.reader import BadImage, Reader
+from recollect.data.transforms import FromTorchvision, Transform
+from recollect.data.transforms.crops import Pixels
+from recollect.data.transforms.draws import Indices, Uniforms, occurrences, uniforms
+from recollect.data.transforms.longer_side import size_buckets
+
+_CHUNK = 16  # images a task: small enough to share evenly, large enough that handing out tasks costs nothing
+_WINDOW = 2048  # images whose headers are read at a time, to find those of equal size
+
+
+class Batch(NamedTuple):
+    """Images, labels B int64, and which images they are.
+
+    Images are uint8 with channels last in memory: one tensor B × 3 × H × W, or, from ``load`` and ``stream`` with a
+    transform that keeps sizes, a list of B tensors 3 × H × W.
+    """
+
+    images: torch.Tensor | list[torch.Tensor]
+    labels: torch.Tensor
+    indices: Indices
+
+
+class Pipeline:
+    """Loads batches of an ``ImageSet`` through a transform.
+
+    The same (seed, epoch, number of the batch, image) gives the same pixels with any number of workers or processes,
+    with or without a cache. Pixels stay uint8; scaling and normalization are the model's, on its device.
+
+    Args:
+        images: the set.
+        transform: see ``data/transforms.py``.
+        workers: threads that decode; 0 works in the calling thread; None takes a thread a processor, at most 16.
+        prefetch_bytes: how much ``stream`` and ``sequential`` may decode ahead of the batch in use. Memory in use is
+            this and the batch handed over; for a moment between two batches, two batches if those are larger.
+        cache: ``"none"``, ``"ram"`` or ``"disk"``. Decoded pixels are kept, or with a deterministic transform its
+            results. Images given as arrays are decoded already; for them only results are kept, and only in RAM.
+        cache_bytes: the most to keep: for RAM half of what is free now by default, for the disk no limit.
+        cache_dir: where the disk cache lies; by default below the user's cache folder.
+        cache_size: shrink images so that the shorter side is at most this before they are kept. Takes less room, but
+            gives other pixels: crops of a small part then come from a shrunk image. Off by default.
+        on_bad_image: ``"error"`` stops; ``"skip"`` puts another image of the same class in its place (in
+            ``sequential``: leaves it out) and lists it in ``bad_images``.
+        seed: of the augmentation, from 0 up.
+        max_pixels: larger images are refused.
+        pin: put batches into page-locked memory, from which a CUDA device copies while it computes. Needs such a device;
+            the memory of a batch is then taken whole when its first image is read.
+
+    Example:
+        >>> from recollect.common.images import Preprocessing
+        >>> from recollect.data.transforms import train_transform
+        >>> pixels = np.zeros((4, 40, 40), np.uint8)
+        >>> images = ImageSet("demo", list("abcd"), [0, 0, 1, 1], ["x", "y"], arrays=pixels)
+        >>> with Pipeline(images, train_transform(Preprocessing(32, 32)), workers=0) as pipeline:
+        ...     batch = pipeline.load([0, 3], epoch=0)
+        >>> batch.images.shape, batch.labels.tolist()
+        (torch.Size([2, 3, 32, 32]), [0, 1])
+    """
+
+    def __init__(
+        self,
+        images: ImageSet,
+        transform: Transform,
+        workers: int | None = None,
+        prefetch_bytes: int = 2**29,
+        cache: str = "none",
+        cache_bytes: int | None = None,
+        cache_dir: Path | str | None = None,
+        cache_size: int | None = None,
+        on_bad_image: str = "error",
+        seed: int = 0,
+        max_pixels: int = MAX_PIXELS,
+        pin: bool = False,
+    ) -> None:
+        for name, value in (("workers", workers), ("prefetch_bytes", prefetch_bytes), ("seed", seed)):
+            if value is not None and value < 0:
+                raise ConfigError(f"{name} is {value}: it must be 0 or more.")
+        self.images, self.transform = images, transform
+        self.workers = min(16, processors()) if workers is None else workers
+        self.prefetch_bytes, self.seed, self.pin = prefetch_bytes, seed, pin
+        self._reader = Reader(images, transform, cache, cache_bytes, cache_dir, cache_size, on_bad_image, max_pixels)
+        self._pool = ThreadPoolExecutor(self.workers, "recollect-loader") if self.workers else None
+        # It draws from torch's global generator, which the model draws from as well, while workers work ahead.
+        self._only_decode = isinstance(transform, FromTorchvision) and transform.random
+
+    def load(self, indices: Sequence[int] | Indices, epoch: int = 0, number: int = 0) -> Batch:
+        """Load one batch now, as batch ``number`` of the epoch.
+
+        Raises:
+            ImageError: an image cannot be read and ``on_bad_image`` is ``"error"``.
+            DataError: a class has no readable image, or a worker failed; the message names the file.
+            InputError: a number is no image's.
+        """
+        return next(self.stream([indices], epoch, number))
+
+    def stream(self, batches: Iterable[Sequence[int] | Indices], epoch: int = 0, first: int = 0) -> Iterator[Batch]:
+        """Load batches in order, decoding ahead of use within ``prefetch_bytes``.
+
+        With a transform that keeps sizes, a batch is a list of images. ``batches`` is read ahead too: a sampler's state
+        must then be saved with the number of batches consumed.
+
+        Args:
+            batches: the images of each.
+            epoch: of the run.
+            first: the number of the first batch within its epoch. The augmentation depends on it, so who goes on in the
+                middle of an epoch says how many batches came before.
+        """
+
+        def finish(pending: _Pending) -> Batch:
+            self._replace_bad(pending, epoch)
+            return self._batch(pending)
+
+        return self._ahead(batches, epoch, finish, first, ragged=self.transform.size is None)
+
+    def sequential(self, batch_size: int) -> Iterator[Batch]:
+        """Every image once, for evaluation, in tensors of one size. Images that cannot be read are left out under ``"skip"``.
+
+        In order, if all results have one size. With a transform that keeps sizes, batches hold images of equal size,
+        gathered from a window of 2,048 images; ``indices`` tells which they are.
+        """
+        if batch_size < 1:
+            raise InputError(f"batch_size is {batch_size}: it must be at least 1.")
+
+        def finish(pending: _Pending) -> Batch | None:
+            whole = self._batch(pending)
+            if not pending.bad:
+                return whole
+            kept = np.setdiff1d(np.arange(len(pending.indices)), sorted(pending.bad))
+            rows = torch.from_numpy(kept)
+            return Batch(whole.images[rows], whole.labels[rows], whole.indices[kept]) if len(kept) else None
+
+        return self._ahead(self._sequential_batches(batch_size), 0, finish)
+
+    def size(self, index: int) -> tuple[int, int] | None:
+        """Height and width that an image will have, from its header alone; None if it is bad and may be skipped."""
+        return self._reader.size(index)
+
+    @property
+    def bad_images(self) -> list[BadImage]:
+        """Every image that could not be read so far, in order."""
+        return self._reader.bad_images
+
+    def cache_stats(self) -> CacheStats:
+        """Hits, misses and size of the cache; all 0 without one."""
+        return self._reader.cache_stats()
+
+    def close(self) -> None:
+        """Stop the workers. The pipeline cannot load afterwards."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _sequential_batches(self, batch_size: int) -> Iterator[Indices]:
+        count = len(self.images)
+        if self.transform.size is not None:
+            yield from (np.arange(start, min(start + batch_size, count)) for start in range(0, count, batch_size))
+            return
+        for start in range(0, count, _WINDOW):
+            sizes = {index: self._reader.size(index) for index in range(start, min(start + _WINDOW, count))}
+            readable = np.array([index for index, size in sizes.items() if size is not None])
+            for bucket in size_buckets([size for size in sizes.values() if size is not None], batch_size):
+                yield readable[bucket]
+
+    def _ahead(
+        self,
+        batches: Iterable[Sequence[int] | Indices],
+        epoch: int,
+        finish: Callable[[_Pending], Batch | None],
+        first: int = 0,
+        ragged: bool = False,
+    ) -> Iterator[Batch]:
+        """Finished batches in order; tasks are handed to the pool as far ahead as the budget allows."""
+        source = enumerate(batches, first)
+        queue: deque[_Pending] = deque()
+
+        def begin_next() -> bool:
+            following = next(source, None)
+            if following is not None:
+                number, indices = following
+                queue.append(self._begin(indices, epoch, number, ragged))
+            return following is not None
+
+        def top_up() -> None:
+            """Start tasks, oldest batch first, until ``prefetch_bytes`` are decoded or being decoded."""
+            used = sum(pending.started * pending.row_bytes for pending in queue)
+            while self._pool is not None and not self._only_decode and used < self.prefetch_bytes:
+                if (not queue or queue[-1].all_started) and not begin_next():
+                    return
+                used += self._start_chunk(queue[-1])
+
+        try:
+            while queue or begin_next():
+                while not queue[0].all_started:
+                    self._start_chunk(queue[0])
+                top_up()
+                for task in queue[0].tasks:
+                    task.result()
+                # In a list that is emptied on the way out: a name would keep the batch alive until the next one.
+                finished = [finish(queue.popleft())]
+                top_up()
+                if finished[0] is not None:
+                    yield finished.pop()  # type: ignore[misc]
+        finally:
+            for pending in queue:
+                for task in pending.tasks:
+                    task.cancel()
+
+    def _begin(self, indices: Sequence[int] | Indices, epoch: int, number: int, ragged: bool) -> _Pending:
+        chosen = np.array(indices, dtype=np.int64)
+        if chosen.ndim != 1 or len(chosen) == 0:
+            raise InputError(f"a batch is a list of at least one image number, not of shape {chosen.shape}.")
+        if not 0 <= chosen.min() <= chosen.max() < len(self.images):
+            raise InputError(
+                f"images {chosen.min()} to {chosen.max()} were asked for, but {self.images.name} has "
+                f"{len(self.images)}, numbered from 0."
+            )
+        side = getattr(self.transform, "imsize", None) if ragged else None
+        # No image is larger than the bound, and reading every header first would take its time.
+        size = (side, side) if side else next((size for i in chosen.tolist() if (size := self._reader.size(i))), (1, 1))
+        random = self._draw(chosen, occurrences(chosen), epoch, number)
+        return _Pending(chosen, number, random, size, ragged, self.pin)
+
+    def _draw(self, indices: Indices, occurrence: Indices, epoch: int, number: int) -> Uniforms:
+        return uniforms(self.seed, epoch, number, indices, occurrence, self.transform.draws)
+
+    def _start_chunk(self, pending: _Pending) -> int:
+        """Start the next task of a batch and return how many bytes it will fill."""
+        count = self.workers if self._pool is not None and self._only_decode else _CHUNK
+        positions = range(pending.started, min(pending.started + count, len(pending.indices)))
+        pending.started = positions.stop
+        if self._pool is None:
+            self._fill(pending, positions)
+        elif self._only_decode:
+            self._fill(pending, positions, self._pool.map(self._reader.decoded, pending.indices[positions].tolist()))
+        else:
+            pending.tasks.append(self._pool.submit(self._fill, pending, positions))
+        return len(positions) * pending.row_bytes
+
+    def _fill(
+        self,
+        pending: _Pending,
+        positions: Iterable[int],
+        decoded: Iterator[Image.Image | Pixels | None] | None = None,
+    ) -> None:
+        """Load some images of a batch into their places, or transform what is ``decoded``; the work of one task."""
+        for position in positions:
+            index = int(pending.indices[position])
+            source = None if decoded is None else next(decoded)
+            pixels = self._reader.pixels(index, pending.random[position], source)
+            if pixels is None:
+                pending.bad.add(position)
+                continue
+            if pending.tensor is not None and pixels.shape != pending.rows[position].shape:
+                height, width = pending.rows[position].shape[:2]
+                raise InputError(
+                    f"{self.images.names[index]} is {pixels.shape[1]}×{pixels.shape[0]} pixels in a batch of "
+                    f"{width}×{height}: the transform gives images another size than it says."
+                )
+            pending.put(position, pixels)
+
+    def _replace_bad(self, pending: _Pending, epoch: int) -> None:
+        """Put another image of the same class in the place of each bad one; the same choice with any workers.
+
+        Preferably one that is not in the batch, since a copy is no challenge to a ranking; else a copy, drawn anew.
+        """
+        for position in sorted(pending.bad):
+            bad = int(pending.indices[position])
+            label = self.images.labels[bad]
+            members = np.flatnonzero(self.images.labels == label)
+            chance = uniforms(self.seed, epoch, pending.number, members, np.full_like(members, bad), 1)[:, 0]
+            members = members[np.argsort(chance, kind="stable")]
+            present = np.isin(members, pending.indices)
+            for candidate in np.concatenate([members[~present], members[present]]).tolist():
+                if self._reader.is_bad(candidate):
+                    continue
+                copies = np.array([np.count_nonzero(pending.indices == candidate)])
+                pending.indices[position] = candidate
+                pending.random[position] = self._draw(np.array([candidate]), copies, epoch, pending.number)[0]
+                pending.bad.discard(position)
+                self._fill(pending, [position])
+                if position not in pending.bad:
+                    break
+            else:
+                raise DataError(
+                    f"no image of class {self.images.class_names[label]!r} can be read, the last being "
+                    f"{self.images.names[bad]}. Repair them or remove the class."
+                )
+
+    def _batch(self, pending: _Pending) -> Batch:
+        return Batch(pending.images(), torch.from_numpy(self.images.labels[pending.indices]), pending.indices)
+
+
+class _Pending:
+    """A batch being made: its place in memory, and the tasks that fill it.
+
+    ``number`` is its place in the epoch; ``size`` that of every image, or with ``ragged`` the largest one may have.
+    """
+
+    def __init__(
+        self, indices: Indices, number: int, random: Uniforms, size: tuple[int, int], ragged: bool, pin: bool
+    ) -> None:
+        self.indices, self.number, self.random, self.pin = indices, number, random, pin
+        # The system gives memory to a large tensor page by page as it is written, so an unfinished batch costs only
+        # what is decoded; unless it is pinned.
+        shape = (len(indices), *size, 3)
+        self.tensor = None if ragged else torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
+        self.rows: list[Pixels] = [] if self.tensor is None else list(self.tensor.numpy())
+        if ragged:
+            self.rows = [np.empty((0, 0, 3), np.uint8)] * len(indices)
+        self.row_bytes = size[0] * size[1] * 3
+        self.bad: set[int] = set()  # positions without pixels
+        self.started = 0  # positions handed to tasks
+        self.tasks: list[Future[None]] = []
+
+    @property
+    def all_started(self) -> bool:
+        return self.started == len(self.indices)
+
+    def put(self, position: int, pixels: Pixels) -> None:
+        """Keep the pixels of one image."""
+        if self.tensor is None:
+            # A cache may hand out what it keeps; a batch is its receiver's own.
+            self.rows[position] = np.array(pixels)
+        else:
+            self.rows[position][:] = pixels
+
+    def images(self) -> torch.Tensor | list[torch.Tensor]:
+        """The batch as the receiver gets it."""
+        if self.tensor is not None:
+            return self.tensor.permute(0, 3, 1, 2)
+        rows = [torch.from_numpy(row) for row in self.rows]
+        return [(row.pin_memory() if self.pin else row).permute(2, 0, 1) for row in rows]
+
+
+def processors() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

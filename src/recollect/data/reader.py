@@ -1,0 +1,179 @@
+"""``Reader``: one image, from its file or a cache through a transform to pixels; and the list of those that are bad.
+
+Safe to call from several threads. The pipeline (``data/pipeline.py``) owns one; batches, order and prefetching are
+its business, not this file's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from PIL import Image
+
+from recollect.common.errors import ConfigError, DataError, ImageError, RecollectError
+from recollect.common.files import cache_folder
+from recollect.common.images import MAX_PIXELS
+from recollect.data.cache import CACHES, Cache, CacheStats, DiskCache, RamCache
+from recollect.data.image_set import ImageSet
+from recollect.data.transforms import Transform
+from recollect.data.transforms.crops import Pixels
+from recollect.data.transforms.draws import Uniforms
+from recollect.data.transforms.longer_side import LongerSide
+
+ON_BAD_IMAGE = ("error", "skip")
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class BadImage:
+    """An image that could not be read."""
+
+    index: int
+    name: str
+    reason: str
+
+
+class Reader:
+    """Reads and transforms single images; the arguments are those of ``Pipeline``."""
+
+    def __init__(
+        self,
+        images: ImageSet,
+        transform: Transform,
+        cache: str = "none",
+        cache_bytes: int | None = None,
+        cache_dir: Path | str | None = None,
+        cache_size: int | None = None,
+        on_bad_image: str = "error",
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
+        for name, value, known in (("cache", cache, CACHES), ("on_bad_image", on_bad_image, ON_BAD_IMAGE)):
+            if value not in known:
+                raise ConfigError(f"{name} {value!r} is unknown: choose one of {', '.join(known)}.")
+        if cache_size is not None and (cache == "none" or transform.draws == 0):
+            raise ConfigError(
+                "cache_size shrinks what a cache keeps for random transforms: set cache to 'ram' or 'disk' with a "
+                "training transform, or leave cache_size out."
+            )
+        if cache_size is not None and isinstance(transform, LongerSide):
+            raise ConfigError("cache_size would shrink images that LongerSide has brought to their size: leave it out.")
+        if transform.size is None and not isinstance(transform, LongerSide):
+            raise ConfigError(f"{transform.key} has no size: only LongerSide can tell the sizes of images ahead.")
+        self.images, self.transform = images, transform
+        self.on_bad_image, self.max_pixels, self.cache_size = on_bad_image, max_pixels, cache_size
+        self._cache = self._make_cache(cache, cache_bytes, cache_dir)
+        self._bad: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def pixels(self, index: int, random: Uniforms, decoded: Image.Image | Pixels | None = None) -> Pixels | None:
+        """The transformed pixels of an image; None if it is bad and ``on_bad_image`` is ``"skip"``.
+
+        Args:
+            index: the image.
+            random: its random numbers.
+            decoded: what ``decoded`` gave, if that was asked before.
+
+        Raises:
+            ImageError: it is bad and ``on_bad_image`` is ``"error"``.
+            DataError: anything else went wrong; the message names the image.
+        """
+        return self._checked(index, lambda: self._transformed(index, random, decoded))
+
+    def decoded(self, index: int) -> Image.Image | Pixels | None:
+        """What a random transform begins with, for ``pixels``; None and errors as there."""
+        return self._checked(index, lambda: self._source(index))
+
+    def _checked(self, index: int, work: Callable[[], _Result]) -> _Result | None:
+        if index in self._bad:
+            return None
+        try:
+            return work()
+        except ImageError as error:
+            self._report(index, error)
+            return None
+        except RecollectError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"{self.images.names[index]}: a worker failed on this image ({type(error).__name__}: {error})."
+            ) from error
+
+    def size(self, index: int) -> tuple[int, int] | None:
+        """Height and width that an image will have; None if it is bad and may be skipped."""
+        if not isinstance(self.transform, LongerSide):
+            return self.transform.size
+        try:
+            return self.transform.output_size(self.images, index)
+        except ImageError as error:
+            self._report(index, error)
+            return None
+
+    def is_bad(self, index: int) -> bool:
+        """Whether the image was found to be bad before."""
+        return index in self._bad
+
+    @property
+    def bad_images(self) -> list[BadImage]:
+        """Every image that could not be read so far, in order."""
+        with self._lock:
+            return [BadImage(index, self.images.names[index], why) for index, why in sorted(self._bad.items())]
+
+    def cache_stats(self) -> CacheStats:
+        """Hits, misses and size of the cache; all 0 without one."""
+        return CacheStats() if self._cache is None else self._cache.stats()
+
+    def _make_cache(self, cache: str, limit: int | None, folder: Path | str | None) -> Cache | None:
+        if cache == "none" or (self.images.arrays is not None and (self.transform.draws or cache == "disk")):
+            return None
+        if cache == "ram":
+            return RamCache(limit)
+        kept = f"shorter side {self.cache_size}" if self.transform.draws else self.transform.key
+        if isinstance(self.transform, LongerSide):
+            kept = replace(self.transform, flip=False).key  # it shrinks while it reads; mirroring comes after
+        return DiskCache(cache_folder() / "pixels" if folder is None else folder, self.images, kept, limit)
+
+    def _transformed(self, index: int, random: Uniforms, decoded: Image.Image | Pixels | None) -> Pixels:
+        """Of a deterministic transform the cache keeps the result, of a random one what it begins with."""
+        if self.transform.draws:
+            return self.transform(self._source(index) if decoded is None else decoded, random)
+        kept = None if self._cache is None else self._cache.get(index)
+        if kept is None:
+            kept = self.transform(self._read(index), random)
+            if self._cache is not None:
+                self._cache.put(index, kept)
+        return kept
+
+    def _source(self, index: int) -> Image.Image | Pixels:
+        if self._cache is None:
+            return self._read(index)
+        kept = self._cache.get(index)
+        if kept is None:
+            kept = np.asarray(_shrunk(self._read(index), self.cache_size))
+            self._cache.put(index, kept)
+        return kept
+
+    def _read(self, index: int) -> Image.Image:
+        if isinstance(self.transform, LongerSide):
+            return self.transform.read(self.images, index, self.max_pixels)
+        return self.images.read(index, self.max_pixels)
+
+    def _report(self, index: int, error: ImageError) -> None:
+        """Remember a bad image, or raise if it may not be skipped."""
+        if self.on_bad_image == "error":
+            raise ImageError(f"{error} Repair or remove it, or set on_bad_image to 'skip'.") from error
+        with self._lock:
+            self._bad.setdefault(index, str(error))
+
+
+def _shrunk(image: Image.Image, shorter: int | None) -> Image.Image:
+    if shorter is None or min(image.size) <= shorter:
+        return image
+    factor = shorter / min(image.size)
+    width, height = (max(1, round(side * factor)) for side in image.size)
+    return image.resize((width, height), Image.Resampling.BICUBIC)

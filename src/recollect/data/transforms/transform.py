@@ -1,0 +1,154 @@
+"""Pixels to the pixels a model is shown: what a transform is, how to make the usual ones, how to bring your own.
+
+A transform takes an image and the random numbers that belong to it (``data/transforms/draws.py``) and gives H × W × 3 uint8; it
+keeps no state, so threads share it. To add one, write a class with the four members of ``Transform``. The transforms
+themselves are in ``crops.py``, ``affine.py`` (characters) and ``instance.py`` (images that keep a size of their own).
+The pipeline depends on this file.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from PIL import Image
+
+from recollect.common.errors import ConfigError
+from recollect.common.images import Preprocessing
+from recollect.data.transforms.affine import GlyphAffine
+from recollect.data.transforms.crops import Pixels, RandomResizedCrop, Resized
+from recollect.data.transforms.draws import Uniforms
+from recollect.data.transforms.longer_side import LongerSide
+
+
+class Transform(Protocol):
+    """What the pipeline asks of a transform.
+
+    ``size`` is (height, width) of every result, or None when images keep sizes of their own. ``draws`` is how many
+    random numbers an image needs; 0 means deterministic, and then results may be cached. ``key`` describes the
+    transform completely: equal keys must mean equal results.
+    """
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Height and width of every result."""
+
+    @property
+    def draws(self) -> int:
+        """Random numbers an image needs."""
+
+    @property
+    def key(self) -> str:
+        """A complete description."""
+
+    def __call__(self, image: Image.Image | Pixels, random: Uniforms) -> Pixels:
+        """Transform an RGB image with ``draws`` numbers in [0, 1)."""
+
+
+_TORCH_RANDOM = threading.Lock()
+
+
+@dataclass(frozen=True)
+class FromTorchvision:
+    """Your own torchvision v2 transform, PIL image to a uint8 tensor 3 × size × size.
+
+    Its randomness comes from torch's global generator, which all threads share and the model draws from too. So the
+    pipeline calls it in the thread that asks for batches, seeded for the image, and leaves the generator as it was.
+    Reproducible, but workers then only decode, and nothing is done ahead: for speed, write a ``Transform``. With
+    ``random=False`` it must not draw at all, and runs in the workers.
+    """
+
+    transform: Callable[[Image.Image], Any]
+    side: int
+    random: bool = True
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of every result."""
+        return (self.side, self.side)
+
+    @property
+    def draws(self) -> int:
+        """One, as a seed, if the transform is random."""
+        return int(self.random)
+
+    @property
+    def key(self) -> str:
+        """As complete a description as the transform's own ``repr`` is."""
+        return f"FromTorchvision({self.transform!r}, {self.side})"
+
+    def __call__(self, image: Image.Image | Pixels, random: Uniforms) -> Pixels:
+        """See ``Transform``."""
+        picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
+        if not self.random:
+            return self._checked(self.transform(picture))
+        with _TORCH_RANDOM, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(random[0] * 2**53))
+            return self._checked(self.transform(picture))
+
+    def _checked(self, tensor: Any) -> Pixels:
+        expected = (3, *self.size)
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.uint8 or tuple(tensor.shape) != expected:
+            found = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor)
+            raise ConfigError(
+                f"the transform must give a uint8 tensor of shape {expected}, not {found}: leave scaling and "
+                "normalization to the model."
+            )
+        pixels: Pixels = tensor.permute(1, 2, 0).numpy()
+        return pixels
+
+
+def train_transform(
+    preprocessing: Preprocessing,
+    scale: tuple[float, float] = (0.08, 1.0),
+    flip: bool = True,
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    kernel: str = "torch",
+) -> RandomResizedCrop:
+    """The paper's training augmentation at a model's size: random resized crop and horizontal flip.
+
+    Args:
+        preprocessing: the model's; its size and interpolation are used.
+        scale: the part of the image's area to take, from and to.
+        flip: mirror half of the images.
+        ratio: width to height of that part, from and to.
+        kernel: who resizes, see ``RandomResizedCrop``.
+    """
+    if preprocessing.interpolation == "lanczos":
+        kernel = "pil"
+    return RandomResizedCrop(preprocessing.size, scale, ratio, flip, preprocessing.interpolation, kernel)
+
+
+def test_transform(preprocessing: Preprocessing) -> Transform:
+    """What ``preprocessing`` does, as a transform: resize the shorter side, crop the centre; or keep the shape."""
+    if preprocessing.resize is None:
+        return LongerSide(preprocessing.max_side)
+    return Resized(preprocessing)
+
+
+def whole_transform(preprocessing: Preprocessing, flip: bool = False) -> LongerSide:
+    """Training on whole images, as instance search does: shrunk as for the test, never cut; mirrored with ``flip``.
+
+    Raises:
+        ConfigError: the model takes crops of one size.
+    """
+    if preprocessing.resize is not None:
+        raise ConfigError(
+            f"this model is tested on squares of {preprocessing.size} pixels and cannot be trained on whole images: "
+            "let it keep their shape with model.resize=null, or crop with data.augmentation=crop."
+        )
+    return LongerSide(preprocessing.max_side, flip)
+
+
+def glyph_transform(
+    preprocessing: Preprocessing,
+    degrees: float = 10.0,
+    translate: float = 0.1,
+    scale: tuple[float, float] = (0.8, 1.2),
+    shear: float = 8.0,
+) -> GlyphAffine:
+    """Training augmentation for characters at a model's size, see ``GlyphAffine``."""
+    return GlyphAffine(preprocessing.size, degrees, translate, scale, shear, preprocessing.interpolation)

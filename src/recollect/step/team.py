@@ -1,0 +1,211 @@
+"""Processes that train one model together: who they are, what they tell each other, and what it costs.
+
+``large_batch_step`` talks to other processes only through ``Team``, four times a step whatever the model and the number
+of chunks: a header of three numbers, embeddings with labels, the gradient of the embeddings with the loss, and every
+parameter gradient in one flat buffer. Sums, not means: a batch has one loss however many processes hold it.
+``start`` and ``stop`` make and end the process group that ``torchrun`` asks for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from recollect.common.errors import ConfigError, InputError
+
+PATIENCE = timedelta(days=7)
+"""How long processes wait for work that the first one does alone."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The whole batch as every process sees it: rows of process 0 first, then of process 1, and so on."""
+
+    embeddings: Tensor
+    labels: Tensor
+    start: int
+    """The first of the rows that are this process's own."""
+    seed: int | None
+    """A random number that all processes share; None when there is one process."""
+
+
+@dataclass(frozen=True)
+class Team:
+    """The processes that share a batch. With one process nothing is sent.
+
+    Args:
+        rank: this process's number.
+        size: how many there are.
+        group: the ``torch.distributed`` group; None for the default one.
+    """
+
+    rank: int = 0
+    size: int = 1
+    group: dist.ProcessGroup | None = None
+
+    @classmethod
+    def of(cls, group: dist.ProcessGroup | None = None) -> Team:
+        """The team of ``group``, by default of every process that ``torch.distributed`` was started with."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return cls()
+        return cls(dist.get_rank(group), dist.get_world_size(group), group)
+
+    def gather(self, embeddings: Tensor, labels: Tensor) -> Gathered:
+        """All processes' rows. Embeddings and labels travel together, as bytes, so labels of any type arrive exactly.
+
+        Args:
+            embeddings: this process's rows, any number of them, R × d without a graph.
+            labels: its R labels.
+
+        Raises:
+            InputError: processes have embeddings of different widths, or different kinds of labels.
+        """
+        if self.size == 1:
+            return Gathered(embeddings, labels, 0, None)
+        rows = torch.cat([_as_bytes(embeddings), _as_bytes(labels)], dim=1)
+        # A collective on unequal shapes hangs or corrupts; this header makes both impossible.
+        seed = int(torch.randint(2**62, ()))
+        header = torch.tensor([rows.shape[0], rows.shape[1], seed], device=rows.device)
+        headers = [torch.empty_like(header) for _ in range(self.size)]
+        dist.all_gather(headers, header, group=self.group)
+        counts, widths, seeds = torch.stack(headers, dim=1).tolist()
+        if len(set(widths)) > 1:
+            raise InputError(
+                f"processes disagree on the bytes of one embedding with its label: {widths}. Every process needs the "
+                "same embedding size, precision and type of labels."
+            )
+        padded = rows.new_zeros((max(counts), rows.shape[1]))
+        padded[: rows.shape[0]] = rows
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(parts, padded, group=self.group)
+        whole = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+        split = embeddings.shape[1] * embeddings.element_size()
+        return Gathered(
+            embeddings=_from_bytes(whole[:, :split], embeddings),
+            labels=_from_bytes(whole[:, split:], labels),
+            start=sum(counts[: self.rank]),
+            seed=seeds[0],
+        )
+
+    def sum_with_value(self, gradient: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """A gradient and a scalar, each summed over all processes, in one reduction."""
+        if self.size == 1:
+            return gradient, value
+        buffer = torch.cat([gradient.flatten(), value.to(gradient).reshape(1)])
+        dist.all_reduce(buffer, group=self.group)
+        return buffer[:-1].view_as(gradient), buffer[-1].to(value)
+
+    @contextmanager
+    def summed_gradients(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+        """Sum over processes what is added to ``.grad`` inside the block, in one reduction at its end.
+
+        What ``.grad`` held before is kept out of the sum, so steps can accumulate.
+        """
+        if self.size == 1:
+            yield
+            return
+        parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        earlier = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        yield
+        self._sum_gradients(parameters)
+        for parameter, before in zip(parameters, earlier, strict=True):
+            if before is not None:
+                parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
+
+    def _sum_gradients(self, parameters: list[nn.Parameter]) -> None:
+        if not parameters:
+            return
+        dtype = parameters[0].dtype
+        for parameter in parameters:
+            dtype = torch.promote_types(dtype, parameter.dtype)
+        # One more number a parameter counts who has a gradient: where nobody has, it stays None, as with one process,
+        # and the optimizer leaves that parameter alone.
+        present = torch.tensor(
+            [float(p.grad is not None) for p in parameters], dtype=dtype, device=parameters[0].device
+        )
+        flat = [(torch.zeros_like(p) if p.grad is None else p.grad).detach().flatten().to(dtype) for p in parameters]
+        buffer = torch.cat([present, *flat])
+        del flat
+        dist.all_reduce(buffer, group=self.group)
+        counts, buffer = buffer[: len(parameters)].tolist(), buffer[len(parameters) :]
+        for parameter, count, part in zip(
+            parameters, counts, buffer.split([p.numel() for p in parameters]), strict=True
+        ):
+            if count > 0:
+                parameter.grad = part.view_as(parameter).to(parameter.dtype, copy=True)
+
+    def from_first(self, value: Any) -> Any:
+        """The first process's ``value``, on every process."""
+        if self.size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self.group)
+        return values[0]
+
+    def first_alone(self, work: Callable[[], None]) -> None:
+        """Let the first process do ``work`` while the others wait for it, as long as it takes.
+
+        A collective gives up after half an hour (see ``start``), which is right between steps and too short here.
+        Should the first process end meanwhile, the others hear of it at once: its connections close.
+        """
+        if self.size == 1:
+            work()
+            return
+        members = dist.get_process_group_ranks(self.group or dist.group.WORLD)
+        patient = dist.new_group(members, timeout=PATIENCE, backend="gloo", use_local_synchronization=True)
+        if self.rank == 0:
+            work()
+        dist.barrier(group=patient)
+        dist.destroy_process_group(patient)
+
+    def barrier(self) -> None:
+        """Wait for every process."""
+        if self.size > 1:
+            dist.barrier(group=self.group)
+
+
+def start(device: str = "cpu", timeout_minutes: float = 30.0) -> Team:
+    """Join the processes that ``torchrun`` started, or be alone when it did not.
+
+    NCCL when the device is a GPU, Gloo otherwise. Each GPU process takes the GPU of its local number.
+    """
+    if "WORLD_SIZE" not in os.environ or not dist.is_available():
+        return Team()
+    if not dist.is_initialized():
+        if device.startswith("cuda"):
+            local = int(os.environ.get("LOCAL_RANK", "0"))
+            if local >= torch.cuda.device_count():
+                raise ConfigError(
+                    f"process {local} on this machine finds {torch.cuda.device_count()} GPUs. Start as many processes "
+                    "as there are GPUs (torchrun --nproc-per-node), or use --device cpu."
+                )
+            torch.cuda.set_device(local)
+        backend = "nccl" if device.startswith("cuda") else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes))
+    return Team.of()
+
+
+def stop() -> None:
+    """Leave the process group, if there is one."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    """R × anything to R × bytes."""
+    return tensor.contiguous().view(len(tensor), -1).view(torch.uint8)
+
+
+def _from_bytes(rows: Tensor, like: Tensor) -> Tensor:
+    """The inverse of ``_as_bytes``, in the type and row shape of ``like``."""
+    return rows.contiguous().view(like.dtype).view(len(rows), *like.shape[1:])

@@ -1,0 +1,361 @@
+"""The paper's claims as matrices of trainings: which cells, which comparisons decide, what the paper itself reports.
+
+A cell is a loss with its options at a batch size on a bench; cells of the same settings have the same name and are
+trained once, whichever claims they belong to. A ``Contrast`` is a sum of cells with signs whose sign decides: positive
+is what the paper says. To add a claim: a function that makes it, and its entry in ``CLAIMS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from recollect.studies.benches import Bench
+from recollect.studies.paper_numbers import published_rows
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One thing to train, at several learning rates and seeds."""
+
+    name: str
+    label: str
+    batch: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    trains: bool = True
+    """False: nothing is trained, the pre-trained features themselves are measured."""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """``sum of sign × cell``, by seed. Positive: the sentence holds."""
+
+    sentence: str
+    terms: Sequence[tuple[float, Cell]]
+    claimed: bool = True
+    """False: nobody claims it; the page says which side is better."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Cells along an axis; ``x`` are numbers (drawn on a logarithmic axis) or names."""
+
+    label: str
+    points: Sequence[tuple[float | str, Cell]]
+
+
+@dataclass(frozen=True)
+class Published:
+    """The paper's own numbers, in percent: a table and, where the figure is drawn, curves of (x, r@1)."""
+
+    source: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    curves: Mapping[str, Sequence[tuple[float | str, float]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim on one bench."""
+
+    name: str
+    title: str
+    words: str
+    bench: Bench
+    x_label: str
+    curves: Sequence[Curve]
+    contrasts: Sequence[Contrast]
+    published: Published | None = None
+
+    def cells(self) -> list[Cell]:
+        """Every cell once, in the order of the curves."""
+        found = {cell.name: cell for curve in self.curves for _, cell in curve.points}
+        found.update({cell.name: cell for contrast in self.contrasts for _, cell in contrast.terms})
+        return list(found.values())
+
+
+def rsk(batch: int, *, simix: bool = False, **options: Any) -> Cell:
+    """RS@k with options; its name holds all that differs from the default."""
+    given = {"simix": True, **options} if simix else dict(options)
+    words = [f"{key}-{_word(value)}" for key, value in options.items()]
+    name = "-".join(["rsk", *(["simix"] if simix else []), f"b{batch}", *words])
+    label = "RS@k+SiMix" if simix else "RS@k"
+    return Cell(name, label, batch, {"loss.name": "recall_at_k", "loss.options": given})
+
+
+def other(loss: str, label: str, batch: int, **options: Any) -> Cell:
+    """Another loss of ``recollect losses``."""
+    return Cell(f"{loss}-b{batch}", label, batch, {"loss.name": loss, "loss.options": options})
+
+
+def _word(value: Any) -> str:
+    return "_".join(map(str, value)) if isinstance(value, list | tuple) else str(value).lower()
+
+
+def losses(bench: Bench) -> Claim:
+    """RS@k > Smooth-AP > losses on pairs."""
+    ours, sap = rsk(bench.batch), other("smooth_ap", "Smooth-AP", bench.batch)
+    pairs = [
+        other("contrastive", "contrastive", bench.batch),
+        other("triplet", "triplet", bench.batch),
+        other("multi_similarity", "multi-similarity", bench.batch),
+    ]
+    cells = [ours, sap, *pairs]
+    table = _published("methods of Cars196, ResNet-50, d = 512", _CARS_METHODS)
+    return Claim(
+        "losses",
+        "RS@k beats Smooth-AP beats losses on pairs",
+        "RS@k finds more than Smooth-AP, and Smooth-AP more than losses on pairs.",
+        bench,
+        "loss",
+        [Curve("r@1", [(cell.label, cell) for cell in cells])],
+        [
+            Contrast("RS@k beats Smooth-AP", [(1, ours), (-1, sap)]),
+            *(Contrast(f"RS@k beats {pair.label}", [(1, ours), (-1, pair)]) for pair in pairs),
+            *(Contrast(f"Smooth-AP beats {pair.label}", [(1, sap), (-1, pair)]) for pair in pairs),
+        ],
+        table,
+    )
+
+
+_CARS_METHODS = (
+    ("multi-similarity (Inception)", "84.1"),
+    ("Smooth-AP (+GeM +LN)", "78.2"),
+    ("RS@k", "80.7"),
+    ("RS@k+SiMix", "88.2"),
+)
+
+
+def _published(source: str, rows: Sequence[Sequence[str]]) -> Published:
+    return Published(source, ("method", "r@1"), rows)
+
+
+def _batch_curves(bench: Bench) -> tuple[Curve, Curve, Curve]:
+    return (
+        Curve("Smooth-AP", [(batch, other("smooth_ap", "Smooth-AP", batch)) for batch in bench.batches]),
+        Curve("RS@k", [(batch, rsk(batch)) for batch in bench.batches]),
+        Curve("RS@k+SiMix", [(batch, rsk(batch, simix=True)) for batch in bench.batches]),
+    )
+
+
+def _published_batches(bench: Bench) -> Published:
+    """The paper's curves: of Cars196, whose classes fill no batch above 392, or of SOP for larger batches."""
+    name, axis, columns = "Cars196", "cars_batch", _CARS_BATCHES
+    if bench.batches[-1] > _LARGEST_CARS_BATCH:
+        name, axis, columns = "SOP", "sop_batch", {"RS@k": "sop_rsk_r1"}
+    rows = [row for row in published_rows("batch_size") if row[axis]]
+    return Published(
+        f"batch-size figure, {name}, ResNet-50",
+        ("batch", *columns),
+        [(row[axis], *(row[column] for column in columns.values())) for row in rows],
+        {label: [(float(row[axis]), float(row[column])) for row in rows] for label, column in columns.items()},
+    )
+
+
+_CARS_BATCHES = {"Smooth-AP": "cars_sap_r1", "RS@k": "cars_rsk_r1", "RS@k+SiMix": "cars_rsk_simix_r1"}
+_LARGEST_CARS_BATCH = 392
+
+
+def batch(bench: Bench) -> Claim:
+    """Larger batches are better."""
+    curves = _batch_curves(bench)
+    return Claim(
+        "batch",
+        "Larger batches help",
+        "r@1 rises with the batch, for Smooth-AP and RS@k alike, up to nearly the whole training set.",
+        bench,
+        "batch",
+        curves,
+        [
+            Contrast(
+                f"{curve.label}: batch {curve.points[-1][0]} beats {curve.points[0][0]}",
+                [(1, curve.points[-1][1]), (-1, curve.points[0][1])],
+            )
+            for curve in curves
+        ],
+        _published_batches(bench),
+    )
+
+
+def simix(bench: Bench) -> Claim:
+    """SiMix helps, most where batches are small."""
+    _, plain, mixed = _batch_curves(bench)
+    pairs = [(x, a, b) for (x, a), (_, b) in zip(plain.points, mixed.points, strict=True)]
+    (_, small, small_mixed), (_, large, large_mixed) = pairs[0], pairs[-1]
+    return Claim(
+        "simix",
+        "SiMix helps most where batches are small",
+        "SiMix adds at every batch size, and more the smaller the batch.",
+        bench,
+        "batch",
+        [plain, mixed],
+        [
+            *(Contrast(f"batch {x}: with SiMix beats without", [(1, b), (-1, a)]) for x, a, b in pairs),
+            Contrast(
+                f"SiMix gains more at batch {pairs[0][0]} than at {pairs[-1][0]}",
+                [(1, small_mixed), (-1, small), (-1, large_mixed), (1, large)],
+            ),
+        ],
+        _published_batches(bench),
+    )
+
+
+def initialisation(bench: Bench) -> Claim:
+    """Pre-trained weights beat random ones before and after training."""
+    start = {"random": {"model.weights": "none"}, "ImageNet": {}}
+    trained = {"SAP": other("smooth_ap", "Smooth-AP", bench.batch), "RS@k": rsk(bench.batch)}
+    cells: dict[tuple[str, str], Cell] = {}
+    for name, settings in start.items():
+        word = name.lower()
+        cells[name, "init"] = Cell(f"init-{word}", f"{name}, untrained", bench.batch, settings, trains=False)
+        for method, cell in trained.items():
+            cells[name, method] = Cell(
+                f"{cell.name}-from-{word}", f"{name}, {method}", bench.batch, {**cell.settings, **settings}
+            )
+    methods = ("init", "SAP", "RS@k")
+    rows = [
+        ("ImageNet-21k", "35.6", "86.2", "89.5"),
+        ("CLIP (400 M)", "91.4", "95.2", "95.5"),
+        ("CLIP (2 B)", "92.7", "96.5", "96.4"),
+    ]
+    published = Published(
+        "initialisation table, Cars196, ViT-B/16",
+        ("initialisation", *methods),
+        rows,
+        {name: [(row[0], float(row[column])) for row in rows] for column, name in enumerate(methods, 1)},
+    )
+    return Claim(
+        "initialisation",
+        "Initialization matters",
+        "What a network is initialised with moves r@1 more than the loss does.",
+        bench,
+        "start",
+        [Curve(method, [(name, cells[name, method]) for name in start]) for method in methods],
+        [
+            *(
+                Contrast(
+                    f"{method}: ImageNet weights beat random ones",
+                    [(1, cells["ImageNet", method]), (-1, cells["random", method])],
+                )
+                for method in methods
+            ),
+            *(
+                Contrast(
+                    f"The start moves r@1 more than {one} gains over {other_one}",
+                    [
+                        (1, cells["ImageNet", "SAP"]),
+                        (-1, cells["random", "SAP"]),
+                        (-1, cells["ImageNet", one]),
+                        (1, cells["ImageNet", other_one]),
+                    ],
+                )
+                for one, other_one in (("RS@k", "SAP"), ("SAP", "RS@k"))
+            ),
+        ],
+        published,
+    )
+
+
+def k_sets(bench: Bench) -> Claim:
+    """Which ranks the loss looks at."""
+    published = published_rows("k_values_cars196")
+    sets = [tuple(int(k) for k in row["k"].split(",")) for row in published]
+    default = (1, 2, 4, 8, 16)
+    cells = {ks: rsk(bench.batch) if ks == default else rsk(bench.batch, k=list(ks)) for ks in sets}
+
+    def named(ks: tuple[int, ...]) -> str:
+        return ",".join(map(str, ks))
+
+    return Claim(
+        "k-sets",
+        "The set of k",
+        "RS@k is not very sensitive to the set of k, but {16} alone is clearly worse.",
+        bench,
+        "set of k",
+        [Curve("r@1", [(named(ks), cell) for ks, cell in cells.items()])],
+        [
+            Contrast(f"{{{named(default)}}} beats {{16}}", [(1, cells[default]), (-1, cells[(16,)])]),
+            Contrast(f"{{{named(default)}}} beats {{4,8,16}}", [(1, cells[default]), (-1, cells[(4, 8, 16)])]),
+            Contrast(f"{{1}} beats {{{named(default)}}} at r@1", [(1, cells[(1,)]), (-1, cells[default])]),
+        ],
+        Published(
+            "sets of k, Cars196, ResNet-50",
+            ("k", "r@1"),
+            [(row["k"], row["r1"]) for row in published],
+            {"r@1": [(row["k"], float(row["r1"])) for row in published]},
+        ),
+    )
+
+
+def tau1(bench: Bench) -> Claim:
+    """The temperature on ranks."""
+    values = (0.1, 0.5, 1.0, 2.0, 5.0)
+
+    def cell(value: float, simix: bool) -> Cell:
+        return rsk(bench.batch, simix=simix) if value == 1.0 else rsk(bench.batch, simix=simix, tau1=value)
+
+    curves = [
+        Curve("RS@k+SiMix" if simix else "RS@k", [(value, cell(value, simix)) for value in values])
+        for simix in (False, True)
+    ]
+    return Claim(
+        "tau1",
+        "τ1, the temperature on ranks",
+        "τ1 = 1 is best, with and without SiMix; lower and higher values lose. (The paper shows a figure and prints no "
+        "numbers.)",
+        bench,
+        "τ1",
+        curves,
+        [
+            Contrast(
+                f"{curve.label}: τ1 = 1 beats {value:g}",
+                [(1, dict(curve.points)[1.0]), (-1, dict(curve.points)[value])],
+            )
+            for curve in curves
+            for value in values
+            if value != 1.0
+        ],
+    )
+
+
+def count_query(bench: Bench) -> Claim:
+    """The paper's definition against the released code's."""
+    paper, released = rsk(bench.batch), rsk(bench.batch, count_query=True)
+    return Claim(
+        "count-query",
+        "The paper's definition against the released code's",
+        "The released code counts the query itself in every rank; the paper's formula does not. Neither says which is "
+        "better.",
+        bench,
+        "definition",
+        [Curve("r@1", [("paper", paper), ("released code", released)])],
+        [Contrast("The paper's definition beats the released code's", [(1, paper), (-1, released)], claimed=False)],
+    )
+
+
+def asymmetric(bench: Bench) -> Claim:
+    """RS@k with ROADMAP's step: in no paper."""
+    plain, step = rsk(bench.batch), rsk(bench.batch, step="asymmetric")
+    return Claim(
+        "asymmetric",
+        "RS@k with the asymmetric step",
+        "New: ROADMAP's asymmetric step in the rank of RS@k. No paper has it.",
+        bench,
+        "step",
+        [Curve("r@1", [("sigmoid", plain), ("asymmetric", step)])],
+        [Contrast("The asymmetric step beats the sigmoid", [(1, step), (-1, plain)], claimed=False)],
+    )
+
+
+CLAIMS: dict[str, tuple[Callable[[Bench], Claim], tuple[str, ...]]] = {
+    "losses": (losses, ("glyphs", "cars196-head", "omniglot")),
+    "batch": (batch, ("cars196-head", "omniglot-head", "glyphs")),
+    "simix": (simix, ("cars196-head", "omniglot-head", "glyphs")),
+    "initialisation": (initialisation, ("cars196",)),
+    "k-sets": (k_sets, ("cars196-head", "glyphs")),
+    "tau1": (tau1, ("cars196-head", "glyphs")),
+    "count-query": (count_query, ("glyphs", "cars196-head")),
+    "asymmetric": (asymmetric, ("glyphs", "cars196-head", "omniglot")),
+}
+"""Each claim, and the benches it is measured on: the most telling first."""

@@ -1,0 +1,258 @@
+"""The page of a study: ``README.md`` with figures, ``results.csv`` and ``runs.jsonl`` beside it.
+
+Everything is made anew from the run folders, so the page always says what they say. No path of this machine is
+written: runs are named as in ``matrix.py``. ``figure`` draws in the paper's form, its own numbers beside ours.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from recollect.common.errors import ConfigError
+from recollect.common.files import atomic_write, sha256, write_text
+from recollect.common.reading import read_json
+from recollect.studies.claims import Claim, Curve
+from recollect.studies.matrix import Matrix
+from recollect.studies.summary import CellResult, Judged, collect, judge
+
+_TITLE = "# The paper's claims, measured here"
+_COLOURS = ("#1d4ed8", "#b45309", "#047857", "#7c3aed")
+_MARKS = ("o", "s", "^", "D")
+
+
+def write_page(matrix: Matrix, claims: Sequence[Claim], out: Path, command: str) -> Path:
+    """Write the page of the claims into ``out``, replacing an earlier page there; the path of ``README.md``.
+
+    Args:
+        matrix: where the runs are.
+        claims: what the page is about; those without runs are listed as not run.
+        out: the page's folder.
+        command: what the page says it was written by.
+
+    Raises:
+        ConfigError: there is a ``README.md`` of something else.
+    """
+    page = out / "README.md"
+    if page.exists() and not page.read_text(encoding="utf-8", errors="replace").startswith(_TITLE):
+        raise ConfigError(f"{page} is not a page of this command and is left alone: choose another --page.")
+    out.mkdir(parents=True, exist_ok=True)
+    sections, rows, summary, not_run = [], [], [], []
+    for claim in claims:
+        results = collect(matrix, claim)
+        judged = [judge(contrast, results) for contrast in claim.contrasts]
+        if not any(result.by_seed for result in results.values()) or (
+            judged and all(item.verdict == "not run" for item in judged)
+        ):
+            not_run.append(f"- {claim.title}: {claim.bench.name}")
+            continue
+        drawn = figure(claim, results, out / f"{claim.name}-{claim.bench.name}.svg")
+        sections.append("\n".join(_section(matrix, claim, results, judged, drawn)))
+        rows += [_row(claim, result) for result in results.values()]
+        summary += [(claim, item) for item in judged if item.verdict != "not run"]
+    _write_csv(out / "results.csv", rows)
+    runs = list(_runs(matrix))
+    write_text(out / "runs.jsonl", "".join(json.dumps(run, ensure_ascii=False) + "\n" for run in runs))
+    left = ["## Not run", "", *not_run, ""] if not_run else []
+    write_text(page, "\n".join([*_head(matrix, command, runs), *_overview(summary), *sections, *left]).rstrip() + "\n")
+    return page
+
+
+def _head(matrix: Matrix, command: str, runs: Sequence[dict[str, Any]]) -> list[str]:
+    hours = sum(run["seconds"] or 0 for run in runs) / 3600
+    machines = sorted({str(run["machine"]) for run in runs})
+    return [
+        _TITLE,
+        "",
+        f"Written by `{command}` from {len(runs)} finished runs of the {matrix.budget} budget, {hours:.1f} hours of "
+        "training in all. Machines: " + ("; ".join(machines) or "–") + ".",
+        "",
+        "- A cell's learning rate (and, where the rule says so, its number of steps) is chosen with seed 0: trained on "
+        "the first half of the training classes, measured on the second. The test set is not loaded there. Rates go "
+        "1, 3, 10, … and on while the best lies at an end.",
+        f"- Then all training classes are trained on with seeds {', '.join(map(str, matrix.seeds))} and the test set is "
+        "measured once. Numbers are r@1 in percent on test classes never seen, mean ± standard deviation over seeds.",
+        "- Comparisons are made seed by seed; ± is their 90 % interval (Student's t). It decides between *holds here*, "
+        "*does not hold here* and *undecided*. Of many comparisons at 90 % a few come out by chance, and that the "
+        "settings were chosen by one run is in no interval: small differences deserve little trust. A dash: not run.",
+        "- *(limit)*: the last evaluation was the best, longer might be better still. *(end)*: the search gave up at "
+        "this rate. *(batch N)*: half of the classes fill no larger batch, so the rate was searched with it.",
+        "- The paper trains far larger networks to convergence. What is compared with its numbers is the direction, "
+        "not the height.",
+        "- `results.csv` has every cell and seed, `runs.jsonl` every run with its settings, versions, data fingerprints "
+        "and the SHA-256 of its manifest.",
+        "",
+    ]
+
+
+def _overview(judged: Sequence[tuple[Claim, Judged]]) -> list[str]:
+    rows = [
+        (claim.title if first else "", claim.bench.name, item.contrast.sentence, item.shown, item.words)
+        for claim, item, first in _with_first(judged)
+    ]
+    return ["## In short", "", *_table(("claim", "on", "comparison", "difference", "verdict"), rows), ""]
+
+
+def _with_first(judged: Sequence[tuple[Claim, Judged]]) -> Iterator[tuple[Claim, Judged, bool]]:
+    last = None
+    for claim, item in judged:
+        yield claim, item, (claim.name, claim.bench.name) != last
+        last = (claim.name, claim.bench.name)
+
+
+def _section(
+    matrix: Matrix, claim: Claim, results: dict[str, CellResult], judged: Sequence[Judged], drawn: bool
+) -> list[str]:
+    name = f"{claim.name}-{claim.bench.name}.svg"
+    described = "; ".join(f"{result.cell.name} {result.shown}" for result in results.values())
+    lines = [f"## {claim.title}: {claim.bench.name}", "", claim.words, "", f"*{claim.bench.title}.*", ""]
+    lines += [f"Budget: {claim.bench.budget.words(matrix.budget)}.", ""]
+    if drawn:
+        lines += [f"![r@1 by {claim.x_label}: {described}]({name})", ""]
+    rows = [_cell_row(curve, x, results[cell.name]) for curve in claim.curves for x, cell in curve.points]
+    lines += _table(("", claim.x_label, "r@1", "seeds", "learning rate", "steps", "images seen"), rows)
+    lines += [""]
+    if claim.published is not None:
+        lines += [f"The paper ({claim.published.source}), r@1:", ""]
+        lines += [*_table(claim.published.header, claim.published.rows), ""]
+    lines += [f"- {item.contrast.sentence}: {item.shown} points, **{item.words}**." for item in judged]
+    missing = [result.cell.name for result in results.values() if len(result.by_seed) < len(matrix.seeds)]
+    if missing:
+        lines += ["", f"Not run, or not with every seed: {', '.join(missing)}."]
+    lines += [f"- {result.cell.name}, {why}" for result in results.values() for why in result.failures]
+    return [*lines, ""]
+
+
+def _cell_row(curve: Curve, x: float | str, result: CellResult) -> tuple[str, ...]:
+    choice, batch = result.choice, result.cell.batch
+    shown = f"{x:g}" if isinstance(x, int | float) else x
+    if choice is None or result.steps is None:
+        return curve.label, shown, result.shown, str(len(result.by_seed)), "–", "–", "–"
+    searched = f" (batch {choice.batch})" if choice.batch not in (0, batch) else ""
+    rate = f"{choice.rate:g}" + (" (end)" if choice.at_the_end else "") + searched
+    steps = f"{result.steps:,}" + (" (limit)" if choice.at_the_limit else "")
+    return curve.label, shown, result.shown, str(len(result.by_seed)), rate, steps, f"{result.steps * batch:,}"
+
+
+def _row(claim: Claim, result: CellResult) -> dict[str, Any]:
+    choice = result.choice
+    return {
+        "claim": claim.name,
+        "bench": claim.bench.name,
+        "cell": result.cell.name,
+        "batch": result.cell.batch,
+        "lr": "" if choice is None else f"{choice.rate:g}",
+        "steps": "" if result.steps is None else result.steps,
+        "mean_r1": "" if result.mean is None else f"{result.mean:.2f}",
+        "sd_r1": "" if result.deviation is None else f"{result.deviation:.2f}",
+        "by_seed": " ".join(f"{seed}:{value:.2f}" for seed, value in result.by_seed.items()),
+    }
+
+
+def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(rows[0]) if rows else ["claim"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, buffer.getvalue())
+
+
+def _runs(matrix: Matrix) -> Iterator[dict[str, Any]]:
+    """What is to be known of every finished run, without paths."""
+    from recollect.config.overrides import as_mapping
+    from recollect.training.run_folder import RunFolder
+
+    for file in sorted((matrix.out / "runs").rglob("manifest.json")):
+        manifest = read_json(file)
+        if not manifest.get("outcome"):
+            continue
+        settings = as_mapping(RunFolder(file.parent).read_config())
+        settings["data"]["root"] = None
+        settings.pop("published", None)
+        machine = manifest.get("machine", {})
+        yield {
+            "run": file.parent.relative_to(matrix.out / "runs").as_posix(),
+            "manifest_sha256": sha256(file),
+            "started": manifest.get("started"),
+            "seconds": manifest["outcome"].get("seconds"),
+            "machine": f"{machine.get('gpu') or machine.get('processor')}, {machine.get('threads')} of "
+            f"{machine.get('cores')} cores a run",
+            "versions": manifest.get("versions"),
+            "fingerprints": manifest.get("data", {}).get("fingerprints"),
+            "weights": manifest.get("weights", {}).get("sha256"),
+            "chosen_step": manifest["outcome"].get("chosen_step"),
+            "metrics": manifest["outcome"].get("metrics"),
+            "settings": settings,
+        }
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+
+    return [line(header), line(["---"] * len(header)), *map(line, rows)]
+
+
+def figure(claim: Claim, results: dict[str, CellResult], path: Path) -> bool:
+    """Draw a claim: ours with error bars and, where the paper prints its curve, the paper's beside it.
+
+    Returns:
+        Whether there was anything to draw.
+    """
+    if not any(result.by_seed for result in results.values()):
+        return False
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    paper = claim.published.curves if claim.published is not None else {}
+    numeric = all(isinstance(x, int | float) for curve in claim.curves for x, _ in curve.points)
+    settings = {"svg.hashsalt": "recollect", "svg.fonttype": "none", "font.size": 9}
+    with pyplot.rc_context(settings):
+        drawing, axes = pyplot.subplots(1, 2 if paper else 1, figsize=(8.0 if paper else 4.6, 3.1), squeeze=False)
+        for number, curve in enumerate(claim.curves):
+            points = [(x, results[cell.name]) for x, cell in curve.points if results[cell.name].by_seed]
+            axes[0][0].errorbar(
+                [x for x, _ in points],
+                [result.mean for _, result in points],
+                yerr=[result.deviation or 0.0 for _, result in points],
+                **_look(number, curve.label, joined=numeric),
+            )
+        axes[0][0].set_title(f"measured: {claim.bench.name}", fontsize=9)
+        for number, curve in enumerate(claim.curves):
+            if curve.label in paper:
+                xs, ys = zip(*paper[curve.label], strict=True)
+                axes[0][1].errorbar(xs, ys, **_look(number, curve.label, joined=numeric))
+        for ax in axes[0]:
+            ax.set_xlabel(claim.x_label)
+            ax.set_ylabel("r@1 (%)")
+            ax.grid(True, alpha=0.3)
+            if numeric:
+                ax.set_xscale("log", base=2 if claim.x_label == "batch" else 10)
+            else:
+                ax.tick_params(axis="x", labelrotation=35)
+        if claim.published is not None and paper:
+            axes[0][1].set_title(f"the paper: {claim.published.source}", fontsize=9)
+        if len(claim.curves) > 1:
+            axes[0][0].legend(fontsize=8)
+        drawing.tight_layout()
+        with atomic_write(path) as file:
+            drawing.savefig(file, format="svg", metadata={"Date": None})
+        pyplot.close(drawing)
+    return True
+
+
+def _look(number: int, label: str, *, joined: bool) -> dict[str, Any]:
+    return {
+        "label": label,
+        "color": _COLOURS[number % len(_COLOURS)],
+        "marker": _MARKS[number % len(_MARKS)],
+        "linestyle": "-" if joined else "none",
+        "capsize": 3,
+        "markersize": 4,
+    }

@@ -1,0 +1,269 @@
+"""A matrix of trainings, each an ordinary run, done once and skipped ever after.
+
+    OUT/study.json                            the budget this folder is for
+    OUT/runs/BENCH/CELL/search/lr-RATE        seed 0, trained on half of the training classes, measured on the others
+    OUT/runs/BENCH/CELL/lr-RATE-steps-N/seed-S    all training classes, as the search chose, measured on test once
+    OUT/runs/BENCH/CELL/init/seed-S           a cell that trains nothing: a manifest with its measurement
+
+The search walks: it begins with the bench's learning rates and goes on, by factors of about three, while the best lies
+at an end, so that no cell is judged by a rate that a lower or a higher one would have beaten.
+
+What is done is read off the folders alone: a run with an outcome in its manifest is finished, one that diverged says so
+in ``failed.json``, any other is begun or resumed. ``matrix_runs.py`` does them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from recollect.common.errors import ConfigError
+from recollect.common.files import write_json
+from recollect.common.reading import read_json
+from recollect.studies.benches import Bench, Budget
+from recollect.studies.claims import Cell, Claim
+
+SEEDS = (1, 2, 3)
+"""Seeds of the runs that are reported; the search uses 0."""
+LADDER = tuple(float(f"{digit}e{power}") for power in range(-7, 1) for digit in (1, 3))
+"""Learning rates that a search can come to."""
+MOST_RATES = 7
+"""A search that has not turned back by then takes the best it has."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Where runs lie and how large they are."""
+
+    out: Path
+    budget: Budget
+    data: Path | None = None
+    seeds: Sequence[int] = SEEDS
+
+    def open(self) -> None:
+        """Make the folder, or check that it is one of this budget.
+
+        Raises:
+            ConfigError: it holds something else.
+        """
+        file = self.out / "study.json"
+        if file.exists():
+            known = read_json(file)
+            if known.get("budget") != self.budget:
+                raise ConfigError(f"{self.out} holds runs of the {known.get('budget')} budget: choose another --out.")
+        elif self.out.exists() and any(self.out.iterdir()):
+            raise ConfigError(f"{self.out} is not empty and holds no study: choose another --out.")
+        else:
+            self.out.mkdir(parents=True, exist_ok=True)
+            write_json(file, {"budget": self.budget})
+
+    def folder(self, bench: Bench, cell: Cell) -> Path:
+        """Where a cell's runs lie."""
+        return self.out / "runs" / bench.name / cell.name
+
+    def searches(self, bench: Bench, cell: Cell) -> dict[float, Path]:
+        """The runs that choose a cell's learning rate, as far as is known by now: those done and those to do next."""
+        folder, rates = self.folder(bench, cell) / "search", list(bench.rates)
+        while True:
+            paths = {rate: folder / f"lr-{rate:g}" for rate in rates}
+            choice = _best(paths, bench.rates)
+            further = None if choice is None or len(rates) >= MOST_RATES else beyond(rates, choice.rate)
+            if further is None:
+                return paths
+            rates = sorted([*rates, further])
+
+    def choice(self, bench: Bench, cell: Cell) -> Choice | None:
+        """The learning rate and the number of steps that validation classes chose; None while the search goes on."""
+        searches = self.searches(bench, cell)
+        choice = _best(searches, bench.rates)
+        if choice is None or min(searches) < choice.rate < max(searches):
+            return choice
+        return replace(choice, at_the_end=True)
+
+    def final(self, bench: Bench, cell: Cell, choice: Choice, seed: int) -> Path:
+        """The run that is reported. Its folder says what was chosen: another choice is another run."""
+        return self.folder(bench, cell) / f"lr-{choice.rate:g}-steps-{choice.steps}" / f"seed-{seed}"
+
+    def untrained(self, bench: Bench, cell: Cell, seed: int) -> Path:
+        """The measurement of a cell that trains nothing; random weights differ by seed."""
+        return self.folder(bench, cell) / "init" / f"seed-{seed}"
+
+    def settings(self, bench: Bench, cell: Cell, *, seed: int, rate: float, steps: int | None) -> dict[str, Any]:
+        """Settings of one run; without ``steps`` it is one of the search."""
+        searching = steps is None
+        root = bench.root(self.data)
+        return {
+            **bench.settings,
+            **({} if root is None else {"data.root": root}),
+            **cell.settings,
+            **bench.budget.settings(self.budget, cell.batch, searching=searching, steps=steps),
+            "batch.size": cell.batch,
+            "optimizer.lr": rate,
+            "run.epochs": None,
+            "run.seed": seed,
+            "run.evaluate_every": 1,
+            "run.evaluate_first": False,
+            "data.validation": "paper" if searching else "none",
+            "run.watch_test": not searching,
+        }
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a search run found at its best evaluation."""
+
+    rate: float
+    steps: int
+    value: float
+    batch: int
+    """Of the search: half of the classes may not fill the cell's own."""
+    at_the_limit: bool = False
+    """The last of several evaluations was the best: more steps might be better still."""
+    at_the_end: bool = False
+    """The search gave up walking: a rate beyond those tried might be better still."""
+
+
+def _best(searches: dict[float, Path], own: Sequence[float]) -> Choice | None:
+    """The best of finished searches; of equals the one nearest to the bench's ``own`` rates. None before all are."""
+    found = [best_of(path, rate) for rate, path in searches.items()]
+    known = [choice for choice in found if choice is not None]
+
+    def steps_away(rate: float) -> int:
+        return min(abs(LADDER.index(rate) - LADDER.index(start)) for start in own)
+
+    if len(known) < len(found):
+        return None
+    return max(known, key=lambda choice: (choice.value, -steps_away(choice.rate)))
+
+
+def beyond(rates: Sequence[float], best: float) -> float | None:
+    """The next learning rate to try when the best lies at an end of those tried; None when it does not.
+
+    Example:
+        >>> beyond([1e-4, 3e-4], 3e-4), beyond([1e-4, 3e-4], 1e-4), beyond([1e-4, 3e-4, 1e-3], 3e-4)
+        (0.001, 3e-05, None)
+    """
+    place = LADDER.index(best)
+    if best == max(rates):
+        return LADDER[place + 1] if place + 1 < len(LADDER) else None
+    return LADDER[place - 1] if best == min(rates) and place else None
+
+
+def best_of(run: Path, rate: float) -> Choice | None:
+    """The best evaluation of a finished search run; None for one that is not finished. One that diverged counts 0."""
+    outcome = outcome_of(run)
+    if outcome is None:
+        return Choice(rate, 1, 0.0, 0) if failure_of(run) else None
+    from recollect.training.run_folder import RunFolder
+
+    folder = RunFolder(run)
+    evaluations = [line for line in folder.read_metrics() if line.get("split") == "val"]
+    best = max(evaluations, key=lambda line: (line["r@1"], -line["step"]))
+    last = len(evaluations) > 1 and best["step"] == outcome["steps"]
+    batch = int(folder.read_manifest().get("plan", {}).get("batch", 0))
+    return Choice(rate, int(best["step"]), float(best["r@1"]), batch, last)
+
+
+def outcome_of(run: Path) -> dict[str, Any] | None:
+    """What a finished run's manifest says came of it."""
+    manifest = run / "manifest.json"
+    return dict(found) if manifest.exists() and (found := read_json(manifest).get("outcome")) else None
+
+
+def failure_of(run: Path) -> str | None:
+    """Why a run ended without a result for good: its loss was no number any more."""
+    file = run / "failed.json"
+    return str(read_json(file)["why"]) if file.exists() else None
+
+
+def _settled(run: Path) -> bool:
+    return outcome_of(run) is not None or failure_of(run) is not None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run to do, in words that another process understands."""
+
+    folder: Path
+    recipe: str
+    settings: dict[str, Any]
+    trains: bool = True
+
+
+def tasks(matrix: Matrix, claim: Claim) -> Iterator[Task]:
+    """What can be done now for a claim and is not done; seeds follow once their cell's search is finished."""
+    bench = claim.bench
+    for cell in claim.cells():
+        if not cell.trains:
+            root = bench.root(matrix.data)
+            place = {} if root is None else {"data.root": root}
+            for seed in matrix.seeds:
+                given = {**bench.settings, **place, **cell.settings, "model.dim": None, "run.seed": seed}
+                if not _settled(path := matrix.untrained(bench, cell, seed)):
+                    yield Task(path, bench.recipe, given, False)
+            continue
+        choice = matrix.choice(bench, cell)
+        if choice is None:
+            for rate, path in matrix.searches(bench, cell).items():
+                if not _settled(path):
+                    given = matrix.settings(bench, _fitting(matrix, bench, cell), seed=0, rate=rate, steps=None)
+                    yield Task(path, bench.recipe, given)
+            continue
+        for seed in matrix.seeds:
+            path = matrix.final(bench, cell, choice, seed)
+            if not _settled(path):
+                given = matrix.settings(bench, cell, seed=seed, rate=choice.rate, steps=choice.steps)
+                yield Task(path, bench.recipe, given)
+
+
+def _fitting(matrix: Matrix, bench: Bench, cell: Cell) -> Cell:
+    """The cell with the largest batch that half of the training classes can fill."""
+    settings = {**bench.settings, "data.root": bench.root(matrix.data)}
+    return replace(cell, batch=min(cell.batch, _largest_batch(bench.recipe, json.dumps(settings))))
+
+
+@cache
+def _largest_batch(recipe: str, settings: str) -> int:
+    from recollect.config.overrides import resolve
+    from recollect.data import class_disjoint_split, load
+
+    config = resolve(recipe, json.loads(settings))
+    train = load(config.data.name, config.data.root, config.data.train_split, **config.data.options)
+    half, _ = class_disjoint_split(train, "paper", 0)
+    m = config.batch.samples_per_class
+    return m * int((half.class_sizes >= m).sum())
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A run of a study, and whether it is done."""
+
+    bench: Bench
+    folder: Path
+    done: bool
+
+
+def pending(matrix: Matrix, claims: Sequence[Claim]) -> list[Pending]:
+    """Every run of the claims, once; how far the searches will walk is known only when they have."""
+    found: dict[Path, Pending] = {}
+    for claim in claims:
+        bench = claim.bench
+        for cell in claim.cells():
+            folder = matrix.folder(bench, cell)
+            if not cell.trains:
+                paths = [matrix.untrained(bench, cell, seed) for seed in matrix.seeds]
+                found.update({path: Pending(bench, path, _settled(path)) for path in paths})
+                continue
+            searches = matrix.searches(bench, cell)
+            found.update({path: Pending(bench, path, _settled(path)) for path in searches.values()})
+            if len(searches) == len(bench.rates):  # one end or the other will be tried
+                found[folder / "search"] = Pending(bench, folder / "search", False)
+            choice = matrix.choice(bench, cell)
+            for seed in matrix.seeds:
+                path = folder / f"seed-{seed}" if choice is None else matrix.final(bench, cell, choice, seed)
+                found[path] = Pending(bench, path, _settled(path))
+    return list(found.values())

@@ -1,0 +1,209 @@
+"""Does the runs of a matrix, several at a time, each in a process of its own with a share of the cores.
+
+A run that diverges is remembered as failed; any other trouble (images that cannot be read, a full disk) is said, and the
+run is tried again by the next call. Runs of a search cannot load a test image. Stopping (Ctrl-C, ``minutes``, a kill)
+loses nothing but time. One process at a time works on a study.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from recollect.common.console import ProgressLine
+from recollect.common.errors import ConfigError, RecollectError
+from recollect.common.files import make_folder_for, write_json
+from recollect.common.locks import try_lock
+from recollect.studies.claims import Claim
+from recollect.studies.matrix import Matrix, Task, pending, tasks
+from recollect.tuning import trial
+from recollect.tuning.trial import has_diverged
+
+SECONDS_TO_SAVE = 60
+"""What a run has to save its state when the study was killed."""
+
+
+def run_matrix(
+    matrix: Matrix,
+    claims: Sequence[Claim],
+    *,
+    jobs: int | None = None,
+    minutes: float | None = None,
+    say: Callable[[str], None] = print,
+) -> bool:
+    """Do what is left of the claims, in their order; whether everything is done.
+
+    Args:
+        matrix: where and how large.
+        claims: what to measure.
+        jobs: runs at a time; by default one for every core, or one where there is a GPU.
+        minutes: start no new run after so many.
+        say: receives what goes wrong, a line each.
+
+    Raises:
+        ConfigError: the folder holds something else, or another process works on it.
+    """
+    matrix.open()
+    if minutes == 0:
+        return not _left(matrix, claims)
+    lock = try_lock(matrix.out / ".lock")
+    if lock is None:
+        raise ConfigError(f"{matrix.out} is being worked on by another process: wait for it, or choose another --out.")
+    with lock:
+        _run(matrix, claims, *_share(jobs), None if minutes is None else time.monotonic() + 60 * minutes, say)
+    return not _left(matrix, claims)
+
+
+def _run(
+    matrix: Matrix,
+    claims: Sequence[Claim],
+    jobs: int,
+    threads: int,
+    end: float | None,
+    say: Callable[[str], None],
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    running: dict[Future[str | None], Task] = {}
+    troubled: set[Path] = set()
+    runs = pending(matrix, claims)
+    with ProcessPoolExecutor(jobs, context, end_with_parent) as pool, ProgressLine("runs", len(runs), "runs") as line:
+        line.advance(sum(run.done for run in runs))
+        while True:
+            late = end is not None and time.monotonic() > end
+            not_now = troubled.union(task.folder for task in running.values())
+            free = (task for claim in claims for task in tasks(matrix, claim) if task.folder not in not_now)
+            for task in [] if late else _first(free, jobs - len(running)):
+                running[pool.submit(_do, task, threads)] = task
+            if not running:
+                return
+            finished, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in finished:
+                task = running.pop(future)
+                if (trouble := _result(future)) is not None:
+                    troubled.add(task.folder)
+                    say(f"{task.folder.relative_to(matrix.out)}: {trouble}")
+                line.advance()
+
+
+def _left(matrix: Matrix, claims: Sequence[Claim]) -> bool:
+    return any(True for claim in claims for _ in tasks(matrix, claim))
+
+
+def _share(jobs: int | None) -> tuple[int, int]:
+    """How many runs at a time, and threads for each; by default a run for each core, or one where there is a GPU."""
+    import torch
+
+    first = (os.environ.get("OMP_NUM_THREADS") or "").split(",")[0].strip()
+    cores = int(first) if first.isdecimal() and int(first) else os.cpu_count() or 1
+    jobs = jobs or (1 if torch.cuda.is_available() else cores)
+    return jobs, max(1, cores // jobs)
+
+
+def end_with_parent() -> None:
+    """In each process of the pool: stop, saved, when the process that asked for the runs is no more."""
+
+    def watch(parent: BaseProcess) -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)  # the run saves its state and stops
+        time.sleep(SECONDS_TO_SAVE)
+        os._exit(1)
+
+    if (parent := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=watch, args=(parent,), daemon=True).start()
+
+
+def _result(future: Future[str | None]) -> str | None:
+    try:
+        return future.result()
+    except BrokenProcessPool as error:
+        raise ConfigError(
+            "a run's process was killed, perhaps for want of memory: the same command goes on; try a smaller --jobs."
+        ) from error
+
+
+def _first(found: Iterator[Task], count: int) -> list[Task]:
+    chosen: dict[Path, Task] = {}
+    while len(chosen) < count and (task := next(found, None)) is not None:
+        chosen[task.folder] = task
+    return list(chosen.values())
+
+
+def _do(task: Task, threads: int) -> str | None:
+    """One run, in a process of its own; what went wrong, if anything did."""
+    import torch
+
+    from recollect.common.console import set_quiet
+
+    torch.set_num_threads(threads)
+    set_quiet(True)
+    try:
+        if task.trains:
+            _train(task)
+        else:
+            _measure_untrained(task)
+    except RecollectError as error:
+        from recollect.training.trainer import TrainingStoppedError
+
+        if isinstance(error, TrainingStoppedError):
+            if not has_diverged(error):
+                raise  # asked to stop: saved, and resumed by the next call
+            write_json(task.folder / "failed.json", {"why": str(error)})
+        return str(error)
+    return None
+
+
+def _train(task: Task) -> None:
+    from recollect.config.overrides import resolve
+    from recollect.data import only_splits
+
+    config = resolve(task.recipe, task.settings)
+    # A run of the search has no way to the test set, whatever its settings say.
+    sealed = contextlib.nullcontext() if config.run.watch_test else only_splits(config.data.train_split)
+    with sealed:
+        trial.run(task.folder, config, _silent)
+
+
+def _measure_untrained(task: Task) -> None:
+    """Features as they are before any training: the paper's *init* rows."""
+    from recollect.config.automatic import choose_device
+    from recollect.config.overrides import resolve
+    from recollect.data import load
+    from recollect.data.pictures import Pictures
+    from recollect.evaluation import evaluate
+    from recollect.training.build import make_embedder
+    from recollect.training.run_folder import RunFolder, circumstances
+
+    begun = time.monotonic()
+    config = resolve(task.recipe, task.settings)
+    device = choose_device(config.run.device)
+    folder = RunFolder(task.folder)
+    make_folder_for(folder.config_file)
+    folder.write_config(config)
+    images = load(config.data.name, config.data.root, config.data.test_split, **config.data.options)
+    embedder = make_embedder(config.model, config.run.seed)
+    vectors = embedder.embed(Pictures(images), device=device, progress=False)
+    metrics = evaluate(vectors, images.labels, ks=(1, 2, 4, 8), metrics=("r@k",)).metrics
+    folder.update_manifest(
+        **circumstances(device, 1),
+        data={"name": config.data.name, "root": config.data.root, "fingerprints": {"test": images.fingerprint}},
+        weights=embedder.config.provenance.as_dict(),
+        outcome={
+            "steps": 0,
+            "seconds": round(time.monotonic() - begun, 1),
+            "chosen_step": 0,
+            "metrics": {"test": metrics},
+        },
+    )
+
+
+def _silent(line: str) -> None:
+    """What single runs say; their folders keep it."""

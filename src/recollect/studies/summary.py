@@ -1,0 +1,135 @@
+"""What finished runs say: means and deviations over seeds, and a verdict for every comparison.
+
+A comparison is made seed by seed: runs of one seed share their batches and, from scratch, their first weights, so their
+difference says more than the difference of two means. Its 90 % interval (Student's t, seeds − 1 degrees of freedom)
+decides: above zero it holds, below it does not, otherwise, and with fewer than three seeds, it is undecided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import Literal
+
+from recollect.studies.benches import Bench
+from recollect.studies.claims import Cell, Claim, Contrast
+from recollect.studies.matrix import Choice, Matrix, failure_of, outcome_of
+
+Verdict = Literal["holds here", "does not hold here", "undecided", "not run"]
+
+MIN_SEEDS = 3
+# Two-sided 90 % of Student's t for 1, 2, … degrees of freedom; beyond the last it is a little too wide.
+_T90 = [
+    *(6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812),
+    *(1.796, 1.782, 1.771, 1.761, 1.753, 1.746, 1.740, 1.734, 1.729, 1.725),
+]
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """r@1 of a cell in percent, by seed, and how it was trained."""
+
+    cell: Cell
+    by_seed: dict[int, float]
+    choice: Choice | None
+    steps: int | None = None
+    """That the final runs took."""
+    failures: tuple[str, ...] = ()
+    """Why seeds have no result."""
+
+    @property
+    def mean(self) -> float | None:
+        """Over seeds."""
+        return mean(self.by_seed.values()) if self.by_seed else None
+
+    @property
+    def deviation(self) -> float | None:
+        """Standard deviation over seeds; None for fewer than two."""
+        return stdev(self.by_seed.values()) if len(self.by_seed) > 1 else None
+
+    @property
+    def shown(self) -> str:
+        """``84.1 ± 0.3``, or a dash."""
+        if self.mean is None:
+            return "–"
+        return f"{self.mean:.1f}" + ("" if self.deviation is None else f" ± {self.deviation:.1f}")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A comparison with its differences, in points of r@1."""
+
+    contrast: Contrast
+    differences: tuple[float, ...]
+    verdict: Verdict
+
+    @property
+    def shown(self) -> str:
+        """The mean difference with its interval."""
+        if not self.differences:
+            return "–"
+        middle, half = interval(self.differences)
+        around = "" if math.isinf(half) else f" ± {half:.1f}"
+        return f"{middle:+.1f}{around}"
+
+    @property
+    def words(self) -> str:
+        """The verdict in plain words."""
+        if self.contrast.claimed or self.verdict in ("undecided", "not run"):
+            return self.verdict
+        return "yes, here" if self.verdict == "holds here" else "no: the other way round here"
+
+
+def collect(matrix: Matrix, claim: Claim) -> dict[str, CellResult]:
+    """Results of a claim's cells by name, as far as there are any."""
+    return {cell.name: _result(matrix, claim.bench, cell) for cell in claim.cells()}
+
+
+def _result(matrix: Matrix, bench: Bench, cell: Cell) -> CellResult:
+    choice = matrix.choice(bench, cell) if cell.trains else None
+    if cell.trains and choice is None:
+        return CellResult(cell, {}, None)
+    runs = {
+        seed: matrix.untrained(bench, cell, seed) if choice is None else matrix.final(bench, cell, choice, seed)
+        for seed in matrix.seeds
+    }
+    outcomes = {seed: found for seed, run in runs.items() if (found := outcome_of(run))}
+    by_seed = {seed: 100 * outcome["metrics"]["test"]["r@1"] for seed, outcome in outcomes.items()}
+    steps = next((int(outcome["steps"]) for outcome in outcomes.values()), None)
+    failures = tuple(f"seed {seed}: {why}" for seed, run in runs.items() if (why := failure_of(run)))
+    return CellResult(cell, by_seed, choice, steps, failures)
+
+
+def judge(contrast: Contrast, results: dict[str, CellResult]) -> Judged:
+    """A comparison over the seeds that all its cells have."""
+    cells = [(sign, results[cell.name]) for sign, cell in contrast.terms]
+    seeds = sorted(set.intersection(*(set(result.by_seed) for _, result in cells)))
+    differences = tuple(sum(sign * result.by_seed[seed] for sign, result in cells) for seed in seeds)
+    return Judged(contrast, differences, verdict(differences))
+
+
+def verdict(differences: Sequence[float]) -> Verdict:
+    """Whether differences are above zero.
+
+    Example:
+        >>> verdict([2.0, 2.2, 1.9]), verdict([2.0, -1.0, 0.5]), verdict([])
+        ('holds here', 'undecided', 'not run')
+    """
+    if not differences:
+        return "not run"
+    middle, half = interval(differences)
+    if len(differences) < MIN_SEEDS:
+        return "undecided"
+    if middle - half > 0:
+        return "holds here"
+    return "does not hold here" if middle + half < 0 else "undecided"
+
+
+def interval(differences: Sequence[float]) -> tuple[float, float]:
+    """The mean and half the width of its 90 % interval; infinite for a single value."""
+    count = len(differences)
+    if count < 2:
+        return differences[0], math.inf
+    return mean(differences), _T90[min(count - 1, len(_T90)) - 1] * stdev(differences) / math.sqrt(count)

@@ -1,0 +1,51 @@
+"""What a search would do and about how long it would take, without doing it. Writes nothing but cached features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recollect.common.words import in_words
+from recollect.config.schema import Config
+from recollect.data import only_splits
+from recollect.training import trainer
+from recollect.tuning.protocol import read_protocol, trial_config
+from recollect.tuning.space import Parameter, Value, as_settings
+from recollect.tuning.study import lines, study_folder
+from recollect.tuning.study_database import check_words
+
+
+def plan_lines(
+    config: Config,
+    out: Path | str | None = None,
+    *,
+    trials: int,
+    space: list[str] | None = None,
+    sampler: str = "random",
+    pruner: str = "none",
+) -> list[str]:
+    """The search in lines of text, with the time of a middling trial measured on a few images.
+
+    Raises:
+        ConfigError: what ``tune`` would refuse.
+    """
+    check_words(sampler, pruner)
+    protocol = read_protocol(config, space)
+    middle = {name: _middle(parameter) for name, parameter in protocol.space.items()}
+    with only_splits(config.data.train_split):
+        trial, said = trainer.plan(trial_config(protocol, as_settings(middle)))
+    seconds = trial.cost.seconds_per_step * trial.length.steps * trials
+    return [
+        *lines(protocol, study_folder(config, out), trials, sampler, pruner),
+        *(line for line in said if line.startswith(("model", "batch", "chunk", "machine"))),
+        f"a trial    of {middle['epochs']} epochs is {trial.length.steps:,} steps",
+        f"time       about {in_words(seconds)} for {trials} trials, loss and evaluation not counted; then one training on "
+        "all training classes, and the test",
+    ]
+
+
+def _middle(parameter: Parameter) -> Value:
+    if parameter.choices:
+        return parameter.choices[len(parameter.choices) // 2]
+    if isinstance(parameter.low, int) and isinstance(parameter.high, int):
+        return (parameter.low + parameter.high) // 2
+    return (parameter.low * parameter.high) ** 0.5 if parameter.log else (parameter.low + parameter.high) / 2

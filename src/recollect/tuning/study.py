@@ -1,0 +1,246 @@
+"""``tune``: the search of one process, then, when all trials are done, the one training and the one test at the end.
+
+Reads as a table of contents. While trials run, nothing but the training split can be loaded in this process
+(``only_splits``); the test set is first touched by ``final.py``, after the choice is written down. Any number of
+processes may call ``tune`` on the same study at once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from recollect.common.errors import ConfigError, InputError
+from recollect.config.schema import Config
+from recollect.data import only_splits
+from recollect.training.trainer import TrainingStoppedError
+from recollect.tuning.final import finish_study, read_final
+from recollect.tuning.protocol import Protocol, read_protocol, trial_config
+from recollect.tuning.results import Results, read_results, write_tables
+from recollect.tuning.space import as_settings
+from recollect.tuning.study_database import Lease, LostTrialError, Store
+from recollect.tuning.study_page import write_page
+from recollect.tuning.trial import ForeignRunError, Validated, has_diverged, mark_pruned, run, validated
+
+TRIALS = 20
+
+
+def tune(
+    config: Config,
+    out: Path | str | None = None,
+    *,
+    trials: int = TRIALS,
+    space: list[str] | None = None,
+    sampler: str = "random",
+    pruner: str = "none",
+    seed: int = 0,
+    storage: str | None = None,
+    final: bool = True,
+    say: Callable[[str], None] = print,
+) -> Results:
+    """Search for settings on the training classes; then train once on all of them and test once.
+
+    Args:
+        config: a recipe with the user's settings (``recipes.resolve``).
+        out: the study's folder, ``runs/tune-<recipe>`` by default. One that exists is gone on with.
+        trials: how many trials the study shall have in all, over all processes and calls.
+        space: what is varied beside or instead of the defaults, see ``space.read_space``.
+        sampler: ``"random"`` or ``"tpe"``.
+        pruner: ``"none"``, or ``"median"``: end a trial that is below the median of the others at the same epoch.
+        seed: of the draws; that of the trainings is ``run.seed``.
+        storage: a database's address or an SQLite file, shared by processes on several machines.
+        final: whether to train on all classes and test when all trials are done.
+        say: receives what happens, a line each.
+
+    Returns:
+        Every trial, the chosen one, and the final result if there is one.
+
+    Raises:
+        ConfigError: settings that cannot be, or a study that is of something else or closed.
+        MissingExtraError: Optuna is not installed.
+        TrainingStoppedError: asked to stop; the same call goes on.
+    """
+    _refuse(trials)
+    folder = study_folder(config, out)
+    protocol = read_protocol(config, space)
+    store = _open(folder, protocol, storage, sampler, pruner, seed)
+    closing = Store(folder, storage, part="final")
+    for line in lines(protocol, folder, trials, sampler, pruner):
+        say(line)
+    if not closing.slots():
+        _search(store, closing, protocol, trials, say)
+    elif len(store.slots()) < trials:
+        raise ConfigError(
+            f"{folder} is closed: its choice is made among {len(store.slots())} trials, and trials after the test would "
+            "be chosen by it. Ask for as many, or begin a new study with another --out."
+        )
+    results = write_results(store, closing, protocol)
+    unfinished = results.count("running", "queued") + max(0, trials - len(results.trials))
+    if unfinished:
+        what = "1 trial is" if unfinished == 1 else f"{unfinished} trials are"
+        say(f"{what} not done yet; the same command goes on, or the process that ends last does.")
+    elif results.best is None:
+        say(f"no trial came to its end, so there is nothing to choose. {_reasons(results)}")
+    elif final:
+        finish_study(closing, protocol, results.best, say)
+        results = write_results(store, closing, protocol)
+    say(f"report     {folder / 'report.html'}")
+    return results
+
+
+def study_folder(config: Config, out: Path | str | None) -> Path:
+    """Where a study lies: the same place for the same recipe, so that the same command goes on."""
+    return Path(out) if out is not None else Path("runs") / f"tune-{config.name.replace('/', '-')}"
+
+
+def lines(protocol: Protocol, folder: Path, trials: int, sampler: str, pruner: str) -> list[str]:
+    """What will be done."""
+    varied = [f"{name} {parameter}" for name, parameter in protocol.space.items()]
+    select = protocol.base.run.select
+    return [
+        f"study      {folder}: {trials} trials of {protocol.base.name}, {sampler} sampler"
+        + ("" if pruner == "none" else f", {pruner} pruning"),
+        f"trains     on the first {protocol.train[0]:,} training classes ({protocol.train[1]:,} images)",
+        f"validates  on the other {protocol.validation[0]:,} ({protocol.validation[1]:,} images), by {select}",
+        f"varies     {', '.join(varied)}",
+        *(f"note       {remark}" for remark in protocol.remarks),
+    ]
+
+
+def write_results(store: Store, closing: Store, protocol: Protocol) -> Results:
+    """Write tables and page, and return what they hold."""
+    results = read_results(store, protocol, read_final(closing))
+    write_tables(store.folder, results)
+    write_page(store.folder / "report.html", results)
+    return results
+
+
+def _refuse(trials: int) -> None:
+    if trials < 1:
+        raise ConfigError(f"--trials {trials}: at least one.")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "recollect tune runs a trial in one process: start it several times on the same study instead of with "
+            "torchrun."
+        )
+
+
+def _open(folder: Path, protocol: Protocol, storage: str | None, sampler: str, pruner: str, seed: int) -> Store:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file: choose another --out.")
+    # The lock is there a moment before the database: a second process may come in between.
+    known = storage is not None or any((folder / name).exists() for name in ("study.db", "study.db.lock"))
+    if not known and folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty and no study: choose another --out.")
+    store = Store(folder, storage, sampler=sampler, pruner=pruner, seed=seed)
+    store.agree({**protocol.identity(), "sampler": sampler, "pruner": pruner, "seed": seed})
+    return store
+
+
+def _search(store: Store, closing: Store, protocol: Protocol, trials: int, say: Callable[[str], None]) -> None:
+    """Trials until there are enough. Nothing but the training split can be read in here."""
+    with only_splits(protocol.base.data.train_split):
+        while (lease := store.claim(trials)) is not None:
+            try:
+                with store.at_work(lease):
+                    _do(store, lease, protocol, trials, say)
+            except LostTrialError as error:
+                say(f"note       {error}")
+            write_results(store, closing, protocol)  # a long search can be looked at
+
+
+def _do(store: Store, lease: Lease, protocol: Protocol, trials: int, say: Callable[[str], None]) -> None:
+    drawn = {name: parameter.draw(lease.trial) for name, parameter in protocol.space.items()}
+    lease.trial.set_user_attr("drawn", drawn)
+    path, select = store.folder / "trials" / f"{lease.slot:04d}", protocol.base.run.select
+    label = f"trial {lease.slot:04d}"
+    place = list(store.slots()).index(lease.slot) + 1
+    again = ", going on" if (path / "config.yaml").exists() else ""
+    say(f"{label} ({place} of {trials}{again}): {', '.join(f'{name} {shown(value)}' for name, value in drawn.items())}")
+    pruned = store.optuna.TrialPruned
+
+    def on_validation(step: int, metrics: dict[str, float]) -> None:
+        so_far = validated(path, select)
+        _report(lease, so_far)
+        if so_far is not None and step > 0 and lease.trial.should_prune():
+            raise pruned
+
+    try:
+        settings = as_settings(drawn)
+        lease.trial.set_user_attr("settings", settings)
+        _report(lease, validated(path, select))
+        run(path, trial_config(protocol, settings), _silent, on_validation)
+    except pruned:
+        found = validated(path, select)
+        mark_pruned(path, max(found.curve) if found else 0.0)
+        store.finish(lease, "PRUNED", None, _facts(found))
+        say(f"{label} ended early: {_told(found, select)}")
+    except TrainingStoppedError as error:
+        if not has_diverged(error):
+            raise TrainingStoppedError(
+                f"asked to stop: trial {lease.slot:04d} is saved and queued. The same command goes on.", error.exit_code
+            ) from error
+        store.finish(lease, "FAIL", None, {**_facts(validated(path, select)), "failure": str(error)})
+        say(f"{label} failed: {error}")
+    except ForeignRunError:
+        raise
+    except (ConfigError, InputError) as error:
+        # Settings that contradict each other only together, or that only the network refuses. The next draw may be
+        # sound, and the same one would fail again.
+        store.finish(lease, "FAIL", None, {"failure": str(error)})
+        say(f"{label} failed: {error}")
+    else:
+        found = validated(path, select)
+        if found is None:
+            raise ConfigError(f"run.select {select!r} is not measured in {path}.")
+        store.finish(lease, "COMPLETE", found.value, _facts(found))
+        say(f"{label} {_told(found, select)}")
+
+
+def _report(lease: Lease, found: Validated | None) -> None:
+    """Tell Optuna every evaluation that it has not heard of; a resumed trial is a new one to it.
+
+    The untrained network's is kept back: the pruner compares a trial's best so far, and a start that is better than what
+    training makes of it would keep every trial alive.
+    """
+    known = lease.trial.study.get_trials(deepcopy=False)[lease.trial.number].intermediate_values
+    for epoch, value in () if found is None else found.curve.items():
+        if epoch > 0 and round(epoch) not in known:
+            lease.trial.report(value, round(epoch))
+
+
+def _reasons(results: Results) -> str:
+    """Why trials failed: the three most frequent reasons; those that differ in numbers only are one."""
+    alike: dict[str, list[str]] = {}
+    for trial in results.trials:
+        if trial.failure:
+            alike.setdefault(re.sub(r"\d+", "#", trial.failure), []).append(trial.failure)
+    told = [
+        f"{'1 trial' if len(texts) == 1 else f'{len(texts)} trials'} failed: {texts[0]}"
+        for texts in sorted(alike.values(), key=len, reverse=True)[:3]
+    ]
+    return " ".join(
+        [*told, "Every trial is in trials.csv; a study with other settings or another --space needs another --out."]
+    )
+
+
+def _facts(found: Validated | None) -> dict[str, Any]:
+    return {} if found is None else {"value": found.value, **found.facts()}
+
+
+def _told(found: Validated | None, select: str) -> str:
+    if found is None:
+        return "nothing was measured"
+    return f"validation {select} {100 * found.value:.2f} % at epoch {found.epoch:g}, {found.seconds:,.0f} s"
+
+
+def shown(value: Any) -> str:
+    """A drawn value in few digits."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _silent(line: str) -> None:
+    """A trial's own plan is in its run folder."""

@@ -1,0 +1,148 @@
+"""What ``recollect train --data FOLDER`` chooses for sets from a dozen photos to half a million, and why it says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recollect.common.errors import DataError
+from recollect.config import automatic as choices
+from recollect.config.automatic import Choice, settle
+from recollect.config.overrides import resolve
+from recollect.config.schema import Config
+from recollect.data import ClassBalancedSampler, ImageSet
+
+
+def made(sizes: list[int]) -> ImageSet:
+    """A set of classes of these sizes; no file of it is ever read."""
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    names = [f"{number}.jpg" for number in range(len(labels))]
+    return ImageSet("made", names, labels, [str(label) for label in range(len(sizes))], root=Path("/nowhere"))
+
+
+def chosen(sizes: list[int], device: str, pretrained: bool = True, **settings: Any) -> tuple[Config, list[Choice]]:
+    config = resolve("folder", {"data.root": "photos", **settings})
+    return settle(config, made(sizes), torch.device(device), pretrained)
+
+
+def steps(config: Config, sizes: list[int]) -> int:
+    """How many steps the sampler itself makes of it."""
+    assert isinstance(config.run.epochs, int)
+    if config.batch.size == "all":
+        return config.run.epochs
+    assert isinstance(config.batch.size, int)
+    batch = config.batch
+    sampler = ClassBalancedSampler(
+        made(sizes).labels, config.batch.size, batch.samples_per_class, batch.policy, batch.small_classes
+    )
+    return config.run.epochs * len(sampler)
+
+
+@pytest.fixture(autouse=True)
+def _much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory(monkeypatch, 64 << 30)
+
+
+def memory(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(choices, "total_memory", lambda: size)
+
+
+UNEQUAL = [1] * 50 + [2] * 30 + [5] * 20 + [3000] * 3
+# sizes → batch and steps on a CPU (frozen), batch and steps on a GPU (fine-tuned)
+TABLE: dict[str, tuple[list[int], int | str, int, int, int]] = {
+    "3 × 4": ([4] * 3, "all", 150, 12, 100),
+    "20 × 5": ([5] * 20, "all", 150, 80, 100),
+    "100 × 30": ([30] * 100, "all", 150, 400, 504),
+    "1,000 × 3": ([3] * 1000, "all", 150, 4000, 100),
+    "11,318 × 5": ([5] * 11_318, 4000, 154, 4000, 504),
+    "10,000 × 50": ([50] * 10_000, 4000, 625, 4000, 1250),
+    "unequal": (UNEQUAL, 412, 154, 412, 506),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_batch_and_length_by_the_size_of_the_set(name: str) -> None:
+    sizes, cpu_batch, cpu_steps, gpu_batch, gpu_steps = TABLE[name]
+    cpu, _ = chosen(sizes, "cpu")
+    assert (cpu.model.freeze, cpu.batch.size, steps(cpu, sizes)) == ("pooling", cpu_batch, cpu_steps)
+    assert (cpu.data.augmentation, cpu.optimizer.lr) == ("none", 1e-4)
+    gpu, _ = chosen(sizes, "cuda")
+    assert (gpu.model.freeze, gpu.batch.size, steps(gpu, sizes)) == ("none", gpu_batch, gpu_steps)
+    assert (gpu.data.augmentation, gpu.optimizer.lr) == ("crop", 1e-4)
+
+
+@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_choice_is_explained_and_nothing_stays_open(name: str, device: str) -> None:
+    sizes = TABLE[name][0]
+    config, made_choices = chosen(sizes, device)
+    keys = [choice.key for choice in made_choices]
+    assert keys == ["model.freeze", "data.augmentation", "batch.size", "optimizer.lr", "run.epochs"]
+    assert all(choice.reason and "auto" not in str(choice.value) for choice in made_choices)
+    assert "auto" not in (config.model.freeze, config.batch.size, config.optimizer.lr, config.run.epochs)
+    length = next(choice for choice in made_choices if choice.key == "run.epochs")
+    assert f"{steps(config, sizes):,} steps" in length.reason
+
+
+def reason(made_choices: list[Choice], key: str) -> str:
+    return next(choice.reason for choice in made_choices if choice.key == key)
+
+
+def test_reasons_name_the_limit_that_was_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "all classes that can be used" in reason(chosen([5] * 20, "cuda")[1], "batch.size")
+    assert "the paper's largest batch" in reason(chosen([5] * 9000, "cuda")[1], "batch.size")
+    config, why = chosen([50] * 1000, "cpu", **{"model.freeze": "none"})
+    assert config.batch.size == 392
+    assert "a CPU can afford" in reason(why, "batch.size")
+    assert steps(config, [50] * 1000) == 10 * (50_000 // 392)
+    memory(monkeypatch, 2 << 30)
+    config, why = chosen([50] * 1000, "cuda")
+    assert config.batch.size == 1780  # 512 MiB for 2 × 1780 images of 224 × 224 × 3 bytes
+    assert "25% of this machine's memory" in reason(why, "batch.size")
+
+
+def test_classes_too_small_for_a_batch_are_mentioned() -> None:
+    assert "fewer than 4 images (80) repeat theirs" in reason(chosen(UNEQUAL, "cuda")[1], "batch.size")
+    config, why = chosen(UNEQUAL, "cuda", **{"batch.small_classes": "drop"})
+    assert config.batch.size == 4 * 23
+    assert "repeat" not in reason(why, "batch.size")
+
+
+def test_a_network_from_scratch_learns_whole_and_faster() -> None:
+    config, why = chosen([30] * 100, "cpu", pretrained=False)
+    assert (config.model.freeze, config.optimizer.lr, config.batch.size) == ("none", 1e-3, 392)
+    assert "random numbers" in reason(why, "optimizer.lr")
+    assert steps(config, [30] * 100) == 252
+
+
+def test_what_the_user_said_is_left_alone() -> None:
+    said = {
+        "batch.size": 40,
+        "optimizer.lr": 0.02,
+        "run.epochs": 3,
+        "model.freeze": "none",
+        "data.augmentation": "none",
+    }
+    config, made_choices = chosen([30] * 100, "cuda", **said)
+    assert made_choices == []
+    assert (config.batch.size, config.optimizer.lr, config.run.epochs) == (40, 0.02, 3)
+    assert chosen([30] * 100, "cuda", **{"run.steps": 9})[0].run.epochs is None
+
+
+def test_evaluations_are_planned_only_where_something_is_watched() -> None:
+    config, made_choices = chosen([30] * 100, "cuda", **{"data.validation": "paper"})
+    assert config.run.evaluate_every == 3
+    assert made_choices[-1].key == "run.evaluate_every"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"), [([5000], "of 1 class leave"), ([1] * 10, "a single image"), ([0, 7, 0], "of 1 class leave")]
+)
+def test_images_that_nothing_can_be_learned_from_are_refused(sizes: list[int], says: str) -> None:
+    for device in ("cpu", "cuda"):
+        with pytest.raises(DataError, match=says):
+            chosen(sizes, device)

@@ -1,0 +1,101 @@
+"""W processes with M/W images each do what one process does with M: real processes, talking through Gloo."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import final_weights, losses, make_images, silent, small_config
+from training_toys import difference
+
+import recollect
+from recollect.step.team import Team
+from recollect.training.run_folder import RunFolder
+from recollect.training.trainer import train
+from step import worker_step
+
+HERE = Path(__file__).parent
+
+
+def torchrun(processes: int, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    package = Path(recollect.__file__).parents[1]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{package}{os.pathsep}{HERE}"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=timeout, env=environment)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """For teams of one, two and four, and of four with unequal parts: what each process found."""
+    folder = tmp_path_factory.mktemp("processes")
+    done = torchrun(4, str(HERE / "worker_step.py"), str(folder))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {
+        form: [torch.load(folder / f"{form}-{rank}.pt", weights_only=True) for rank in range(count)]
+        for form, count in (("one", 1), ("two", 2), ("four", 4), ("uneven", 4))
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["two", "four", "uneven"])
+def test_many_processes_equal_one(results: Any, form: str) -> None:
+    alone = results["one"][0]
+    together = results[form]
+    for name in ("recall", "npair", "proxies", "unequal", "shared"):
+        for one in together:
+            assert float(one[name]["loss"]) == pytest.approx(float(alone[name]["loss"]), abs=1e-9), name
+            assert difference(one[name]["gradients"], alone[name]["gradients"]) < 1e-9, name
+            assert difference(one[name]["weights"], alone[name]["weights"]) < 1e-9, name
+            assert one[name]["missing"] == alone[name]["missing"] == 1, "an unused parameter keeps no gradient"
+    for name in together[0]:  # with "noisy", which draws at random: all must draw the same
+        for one in together[1:]:
+            assert difference(one[name]["weights"], together[0][name]["weights"]) == 0, "processes drift apart"
+
+
+@pytest.mark.slow
+def test_one_process_is_the_step_without_any(results: Any) -> None:
+    ours = worker_step.steps("recall", Team(), Counter())
+    assert difference(ours["weights"], results["one"][0]["recall"]["weights"]) < 1e-9
+
+
+@pytest.mark.slow
+def test_each_process_computes_only_its_own_queries(results: Any) -> None:
+    assert [one["recall"]["queries"] for one in results["four"]] == [5, 5, 5, 5]
+    assert [one["recall"]["queries"] for one in results["one"]] == [20]
+
+
+@pytest.mark.slow
+def test_collectives_are_few_and_do_not_grow(results: Any) -> None:
+    """Two gathers (a header; embeddings with labels), the embeddings' gradient, and one sum of all parameters."""
+    for form in ("two", "four", "uneven"):
+        for one in results[form]:
+            assert one["recall"]["collectives"] == {"all_gather": 2, "all_reduce": 2}
+            # A loss computed whole everywhere has its gradient at hand: one reduction, that of the parameters.
+            assert one["npair"]["collectives"] == {"all_gather": 2, "all_reduce": 1}
+            assert one["unequal"]["collectives"] == {"all_gather": 2, "all_reduce": 1}
+    assert results["one"][0]["recall"]["collectives"] == {}
+
+
+@pytest.mark.slow
+def test_torchrun_trains_as_one_process_does(tmp_path: Path) -> None:
+    """The whole command line on two processes, with validation, against one process: the same losses and weights."""
+    root = make_images(make_images(tmp_path / "images"), classes=6, split="test", seed=1)
+    settings = {"optimizer.name": "sgd", "optimizer.lr": 0.1, "data.validation": "random"}
+    alone = train(small_config(root, **settings), tmp_path / "alone", say=silent)
+    config, folder = str(tmp_path / "alone" / "config.yaml"), tmp_path / "together"
+    done = torchrun(2, "-m", "recollect", "train", config, "--out", str(folder))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("8 on each of 2 processes") == 1, "one process speaks"
+    assert losses(folder) == pytest.approx(losses(tmp_path / "alone"), abs=1e-5)
+    one, other = final_weights(tmp_path / "alone"), final_weights(folder)
+    # Sums in another order differ by up to 1.2e-5 after six such steps; one other crop in the last step, by 1.2e-4.
+    assert max(float((one[name] - other[name]).abs().max()) for name in one) < 3e-5
+    outcome = RunFolder(folder).read_manifest()["outcome"]
+    assert outcome["chosen_step"] == alone.chosen_step
+    assert outcome["metrics"]["val"] == pytest.approx(alone.metrics["val"], abs=0.05)

@@ -1,0 +1,88 @@
+"""One of four processes: takes steps on its part of a batch, with all, one or none of the others; writes the outcome.
+
+Run through torchrun; starting processes costs seconds, so one start serves every size of team.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from training_toys import Noisy, NPair, PlainRecall, Proxies, SharedProxies, UnequalProxies, batch, convnet, gradients
+
+from recollect.step import large_batch_step
+from recollect.step.team import Team, start, stop
+
+LOSSES = {
+    "recall": PlainRecall,
+    "npair": NPair,
+    "proxies": lambda: Proxies(5, 6),
+    "unequal": lambda: UnequalProxies(5, 6),
+    "shared": lambda: SharedProxies(5, 6),
+    "noisy": Noisy,
+}
+SENDING = (
+    "all_gather_into_tensor", "all_gather", "all_reduce", "reduce_scatter_tensor", "broadcast", "reduce", "gather",
+    "scatter", "all_to_all", "barrier", "all_gather_object", "broadcast_object_list", "send", "recv",
+)  # fmt: skip
+
+
+def count_collectives() -> Counter[str]:
+    calls: Counter[str] = Counter()
+
+    def counted(name: str, call: Any) -> Any:
+        def counting(*args: Any, **options: Any) -> Any:
+            calls[name] += 1
+            return call(*args, **options)
+
+        return counting
+
+    for name in SENDING:
+        setattr(dist, name, counted(name, getattr(dist, name)))
+    return calls
+
+
+def steps(name: str, team: Team, calls: Counter[str], uneven: bool = False) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model, loss = convnet().double(), LOSSES[name]().double()
+    model.register_parameter("unused", torch.nn.Parameter(torch.zeros(3, dtype=torch.float64)))
+    images, labels = batch()
+    bounds = [len(labels) * rank // team.size for rank in range(team.size + 1)]
+    if uneven:
+        bounds[1:-1] = [bound + 1 for bound in bounds[1:-1]]
+    mine = slice(bounds[team.rank], bounds[team.rank + 1])
+    optimizer = torch.optim.Adam([*model.parameters(), *loss.parameters()], lr=1e-2, weight_decay=0.1)
+    first: list[torch.Tensor | None] = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        value = large_batch_step(model, loss, images[mine], labels[mine], 3, group=team.group)
+        # A second step without zero_grad adds to the first: what was reduced before must not be reduced again.
+        before = Counter(calls)
+        large_batch_step(model, loss, images[mine], labels[mine], 3, group=team.group)
+        first = first or gradients(model, loss)
+        optimizer.step()
+    return {
+        "loss": value,
+        "gradients": [g for g in first if g is not None],
+        "missing": sum(g is None for g in first),
+        "weights": [p.detach() for p in (*model.parameters(), *loss.parameters())],
+        "queries": getattr(loss, "queries_seen", None),
+        "collectives": dict(calls - before),
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    everyone = start()
+    calls = count_collectives()
+    groups = {"one": dist.new_group([0]), "two": dist.new_group([0, 1]), "four": None}
+    for form in ("one", "two", "four", "uneven"):
+        if everyone.rank < {"one": 1, "two": 2}.get(form, 4):
+            team = Team.of(groups.get(form))
+            results = {name: steps(name, team, calls, form == "uneven") for name in LOSSES}
+            torch.save(results, Path(sys.argv[1]) / f"{form}-{team.rank}.pt")
+    stop()

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import csv
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from recollect import studies
+from recollect.common.errors import ConfigError, DataError
+from recollect.config.overrides import resolve
+from recollect.studies.benches import BENCHES, EqualImages, UntilValidation
+from recollect.studies.claims import CLAIMS, Cell, Claim
+from recollect.studies.claims_plan import choose_claims
+from recollect.studies.matrix import LADDER, Matrix
+
+PUBLISHED = Path(studies.__file__).parent / "published"
+SOP_BATCHES = (72.9, 77.3, 79.0, 79.7, 80.5, 81.2, 82.0, 82.5, 82.8, 82.4)
+EVERY = [(name, place) for name, (_, places) in CLAIMS.items() for place in places]
+
+
+def made(name: str, place: str) -> Claim:
+    return CLAIMS[name][0](BENCHES[place])
+
+
+@pytest.mark.parametrize(("name", "place"), EVERY)
+def test_every_cell_is_a_configuration_and_differs_from_the_others(name: str, place: str, tmp_path: Path) -> None:
+    claim = made(name, place)
+    folder = BENCHES[place].folder
+    if folder is not None:
+        for split in ("train", "test"):
+            (tmp_path / folder / split).mkdir(parents=True)
+    matrix = Matrix(tmp_path / "out", "small", tmp_path)
+    seen = []
+    for cell in claim.cells():
+        given = matrix.settings(claim.bench, cell, seed=1, rate=claim.bench.rates[0], steps=7)
+        config = resolve(claim.bench.recipe, given)
+        seen.append((config.loss, config.model, config.batch.size, cell.trains))
+        assert config.run.watch_test
+        search = resolve(claim.bench.recipe, matrix.settings(claim.bench, cell, seed=0, rate=1e-3, steps=None))
+        assert search.data.validation == "paper"
+        assert not search.run.watch_test
+    assert all(one != other for i, one in enumerate(seen) for other in seen[:i])
+
+
+def test_cells_of_one_name_are_the_same_wherever_they_stand() -> None:
+    known: dict[tuple[str, str], Cell] = {}
+    for name, place in EVERY:
+        for cell in made(name, place).cells():
+            assert known.setdefault((place, cell.name), cell) == cell
+
+
+def test_the_cells_are_those_asked_for() -> None:
+    sets = [x for x, _ in made("k-sets", "glyphs").curves[0].points]
+    assert sets == ["1", "1,2", "1,2,4", "1,2,4,8", "1,2,4,8,16", "2,4,8,16", "4,8,16", "8,16", "16"]
+    for curve in made("tau1", "cars196-head").curves:
+        assert [x for x, _ in curve.points] == [0.1, 0.5, 1.0, 2.0, 5.0]
+        assert [cell.settings["loss.options"].get("tau1", 1.0) for _, cell in curve.points] == [0.1, 0.5, 1.0, 2.0, 5.0]
+    mixed = made("simix", "glyphs").curves[1]
+    assert all(cell.settings["loss.options"] == {"simix": True} for _, cell in mixed.points)
+    released = made("count-query", "glyphs").curves[0].points[1][1]
+    assert released.settings["loss.options"] == {"count_query": True}
+
+
+def test_the_paper_s_numbers_are_the_paper_s() -> None:
+    with (PUBLISHED / "initialization.csv").open() as file:
+        rows = {(r["init"], r["arch"], r["method"]): r["cars_r1"] for r in csv.DictReader(file)}
+    published = made("initialisation", "cars196").published
+    assert published is not None
+    for shown, init in zip(published.rows, ("IN-21K", "CLIP-400M", "CLIP-2B"), strict=True):
+        assert list(shown[1:]) == [rows[init, "ViT-B/16", method] for method in ("init", "SAP", "RS@k")]
+    with (PUBLISHED / "methods.csv").open() as file:
+        methods = {(r["method"], r["arch"]): r["cars_r1"] for r in csv.DictReader(file)}
+    table = made("losses", "glyphs").published
+    assert table is not None
+    assert dict(table.rows) == {
+        "multi-similarity (Inception)": methods["MS", "I3 d=512"],
+        "Smooth-AP (+GeM +LN)": methods["SAP (authors) +GeM +LN", "R50 d=512"],
+        "RS@k": methods["RS@k (authors)", "R50 d=512"],
+        "RS@k+SiMix": methods["RS@k (authors) +SiMix", "R50 d=512"],
+    }
+    batches = made("batch", "cars196-head").published
+    assert batches is not None
+    assert batches.curves["RS@k+SiMix"][-1] == (392.0, 88.17)
+    assert batches.curves["Smooth-AP"][0] == (16.0, 68.9)
+    large = made("batch", "omniglot-head").published  # Cars196 fills no batch of 2,048
+    assert large is not None
+    assert large.curves == {"RS@k": [(2.0**power, r1) for power, r1 in enumerate(SOP_BATCHES, 4)]}
+
+
+def test_equal_images_means_equal_images() -> None:
+    rule = EqualImages(small=12_000, full=24_000)
+    for batch in (16, 200, 800):
+        steps = rule.settings("small", batch, searching=True, steps=None)["run.steps"]
+        assert abs(steps * batch - 12_000) <= batch / 2
+    assert "12,000" in rule.words("small")
+
+
+def test_until_validation_takes_the_steps_that_were_found() -> None:
+    rule = UntilValidation(small=1500, full=6000, most_images=160_000)
+    searching = rule.settings("small", 392, searching=True, steps=None)
+    assert searching["run.steps"] == 400
+    assert searching["batch.batches_per_epoch"] == 40
+    final = rule.settings("small", 392, searching=False, steps=120)
+    assert final["run.steps"] == final["batch.batches_per_epoch"] == 120
+
+
+def test_what_cannot_be_run_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Did you mean losses"):
+        choose_claims("loses", None, None)
+    with pytest.raises(ConfigError, match="no bench 'glyph'"):
+        choose_claims("losses", ["glyph"], None)
+    with pytest.raises(DataError, match="omniglot"):
+        choose_claims("losses", ["omniglot"], tmp_path)
+    with pytest.raises(ConfigError, match="nothing of 'initialisation'"):
+        choose_claims("initialisation", None, None)
+    chosen, left_out = choose_claims("all", None, None)
+    assert {claim.bench.name for claim in chosen} == {"glyphs"}
+    assert any("omniglot" in line for line in left_out)
+
+
+def test_batches_rise() -> None:
+    for bench in BENCHES.values():
+        assert all(a < b for a, b in pairwise(bench.batches))
+        assert all(batch % 4 == 0 for batch in bench.batches)
+
+
+def test_searches_begin_with_neighbours() -> None:
+    for bench in BENCHES.values():
+        places = [LADDER.index(rate) for rate in bench.rates]
+        assert places == list(range(places[0], places[0] + len(places)))

@@ -1,0 +1,104 @@
+"""The last layer starts as a whitening of training images."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from recollect.common.errors import ConfigError, InputError
+from recollect.config.overrides import as_mapping
+from recollect.models.whitening import pairs_of_classes
+from recollect.step.team import Team
+from recollect.training.build import build
+from recollect.training.trainer import train
+from recollect.training.whitened_start import whiten_last_layer
+from training.small_runs import final_weights, make_images, silent, small_config
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = make_images(tmp_path_factory.mktemp("whitening"), classes=40, each=4)
+    return make_images(root, classes=2, each=2, split="test")
+
+
+def test_differences_within_classes_become_white(images: Path, tmp_path: Path) -> None:
+    config = small_config(images, **{"model.whitening": 160, "model.dim": 192, "model.layer_norm": False})
+    training = build(config, torch.device("cpu"), Team.of())
+    try:
+        assert whiten_last_layer(training, silent, tmp_path)
+        train_set, embedder = training.sets.train, training.network.embedder
+        features = embedder.embed([train_set.read(i) for i in range(160)], before_head=True)
+        linear = embedder.head.linear
+        assert linear is not None
+        with torch.no_grad():
+            projected = linear(features).double()
+        queries, positives = pairs_of_classes(torch.from_numpy(train_set.labels))
+        differences = projected[queries] - projected[positives]
+        covariance = differences.T @ differences / len(queries)
+        varying = covariance.diagonal() > 0.5  # a dead feature has no variance to whiten
+        assert varying.sum() > 100
+        assert torch.allclose(covariance[varying][:, varying], torch.eye(int(varying.sum())).double(), atol=0.02)
+    finally:
+        training.close()
+
+
+def test_only_at_the_start(images: Path, tmp_path: Path) -> None:
+    settings = {"model.whitening": 160, "run.epochs": None, "run.steps": 2, "batch.batches_per_epoch": None}
+    said: list[str] = []
+    config = small_config(images, **settings, **{"run.checkpoint_steps": 1})
+    train(config, tmp_path / "run", say=said.append)
+    assert "whitening  the last layer starts from 160 training images" in said
+    manifest = (tmp_path / "run" / "manifest.json").read_text()
+    (tmp_path / "run" / "manifest.json").write_text(manifest.replace('"outcome"', '"earlier"'))
+    said.clear()
+    train(resume=tmp_path / "run", say=said.append)
+    assert any(line.startswith("resumed") for line in said)
+    assert not any(line.startswith("whitening") for line in said)
+
+
+def test_impossible_wishes(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.dim null leaves it out"):
+        small_config(images, **{"model.whitening": 160, "model.dim": None})
+    with pytest.raises(ConfigError, match=r"model\.whitening is 0"):
+        small_config(images, **{"model.whitening": 0})
+    training = build(small_config(images, **{"model.whitening": 40}), torch.device("cpu"), Team.of())
+    with pytest.raises(InputError, match="60 pairs for 192 dimensions"):
+        whiten_last_layer(training, silent, tmp_path)
+    training.close()
+
+
+@pytest.mark.slow
+def test_two_processes_start_and_go_on_as_one(images: Path, tmp_path: Path) -> None:
+    settings = {"model.whitening": 160, "run.epochs": None, "run.steps": 2, "batch.chunk": 8, "loss.options": {}}
+    config = small_config(images, **settings)
+    train(config, tmp_path / "one", say=silent)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(as_mapping(config)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "recollect"]
+    command += ["train", str(tmp_path / "config.yaml"), "--out", str(tmp_path / "two")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    one, two = final_weights(tmp_path / "one"), final_weights(tmp_path / "two")
+    for name, tensor in one.items():
+        assert torch.allclose(tensor, two[name], rtol=1e-3, atol=1e-4), name
+
+
+@pytest.mark.slow
+def test_processes_wait_for_the_first_longer_than_for_a_collective(images: Path, tmp_path: Path) -> None:
+    config = small_config(images, **{"model.whitening": 160})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(as_mapping(config)))
+    here = Path(__file__).parent
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += [str(here / "worker_whitening.py"), str(tmp_path / "config.yaml"), str(tmp_path), "5", "9"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    first, second = (torch.load(tmp_path / f"found-{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert second["seconds"] > 8
+    assert torch.equal(first["weight"], second["weight"])

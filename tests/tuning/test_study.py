@@ -1,0 +1,377 @@
+"""Whole studies: ordinary runs, a test set that the search cannot reach, one final training and one test."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recipes import landmarks
+from recollect.common.errors import ConfigError, DataError, MissingExtraError, SealedError
+from recollect.config.overrides import resolve
+from recollect.data import load
+from recollect.evaluation import Evaluation
+from recollect.training import build
+from recollect.training.run_folder import RunFolder
+from recollect.training.trainer import TrainingStoppedError
+from recollect.tuning import study as search
+from recollect.tuning import trial
+from recollect.tuning.preview import plan_lines
+from recollect.tuning.results import Results
+from recollect.tuning.study_database import LostTrialError
+from tuning.tuning_runs import config_of, make_data, study, told
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Results]:
+    """Data, study folder and results of one study of three trials."""
+    folder = tmp_path_factory.mktemp("study")
+    root = make_data(folder / "data")
+    return root, folder / "s", study(root, folder / "s")
+
+
+def test_every_trial_is_an_ordinary_run(finished: tuple[Path, Path, Results]) -> None:
+    _, folder, results = finished
+    assert [t.state for t in results.trials] == ["done"] * 3
+    for record in results.trials:
+        run = RunFolder.open(folder / "trials" / f"{record.number:04d}")
+        config, manifest = run.read_config(), run.read_manifest()
+        assert (config.data.validation, config.run.watch_test) == ("paper", False)
+        assert config.optimizer.lr == record.settings["optimizer.lr"]
+        assert list(config.optimizer.milestones) == record.settings["optimizer.milestones"]
+        assert set(manifest["data"]["fingerprints"]) == {"train", "validation"}
+        assert run.model.is_dir()
+        evaluations = [r for r in run.read_metrics() if r["kind"] == "evaluation"]
+        assert {r["split"] for r in evaluations} == {"val"}
+        assert evaluations[0]["step"] == 0
+        best = max(evaluations[1:], key=lambda r: r["r@1"])  # of equals the first
+        assert (record.value, record.best_step) == (best["r@1"], best["step"])
+        assert record.best_epoch == best["step"] / 2
+        assert record.curve[0] == (0.0, evaluations[0]["r@1"])
+        assert record.images == record.steps * 16
+    assert len({t.settings["optimizer.lr"] for t in results.trials}) == 3
+
+
+def test_the_best_of_validation_is_trained_on_all_classes_and_tested_once(finished: tuple[Path, Path, Results]) -> None:
+    root, folder, results = finished
+    best = max(results.trials, key=lambda t: (t.value or 0, -t.number))
+    assert results.chosen == best.number
+    final = results.final
+    assert final is not None
+    run = RunFolder.open(folder / "final")
+    config = run.read_config()
+    assert (config.data.validation, config.run.watch_test) == ("none", False)
+    assert config.run.epochs == best.best_epoch
+    assert config.optimizer.lr == best.settings["optimizer.lr"]
+    assert run.read_manifest()["plan"]["classes"] == 8
+    assert not [r for r in run.read_metrics() if r["kind"] == "evaluation"]
+    kept = Evaluation.load(folder / "final" / "eval" / "folder-test" / "queries.npz")
+    assert len(kept.labels) == len(load("folder", root, "test"))
+    assert kept.metrics["r@1"] == pytest.approx(final["metrics"]["folder/test"]["r@1"])
+
+
+def test_tables_tell_everything(finished: tuple[Path, Path, Results]) -> None:
+    _, folder, results = finished
+    with (folder / "trials.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["r@1"]) for row in rows] == [t.value for t in results.trials]
+    assert [row["chosen"] == "yes" for row in rows] == [t.number == results.chosen for t in results.trials]
+    assert float(rows[0]["optimizer.lr"]) == results.trials[0].settings["optimizer.lr"]
+    known = json.loads((folder / "study.json").read_text())
+    assert known["chosen"] == results.chosen
+    assert known["seconds"] == pytest.approx(sum(t.seconds for t in results.trials))
+    assert known["images"] == sum(t.images for t in results.trials)
+    assert known["final"] == results.final
+    assert (folder / "report.html").exists()
+
+
+def test_a_second_call_shows_and_repeats_nothing(
+    finished: tuple[Path, Path, Results], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, folder, results = finished
+
+    def never(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(trial, "train", never)
+    said: list[str] = []
+    again = study(root, folder, say=said.append)
+    assert (told(again), again.final) == (told(results), results.final)
+    assert "it is shown, not repeated" in "\n".join(said)
+    with pytest.raises(ConfigError, match="is closed: its choice is made among 3 trials"):
+        study(root, folder, trials=4)
+    with pytest.raises(ConfigError, match=r"is a study of something else: space\.lr"):
+        study(root, folder, space=["epochs=1:2", "lr=1e-3:2e-2"])
+    with pytest.raises(ConfigError, match="seed is 0 there and 1 here"):
+        study(root, folder, seed=1)
+
+
+def test_the_search_needs_no_test_set_and_only_the_end_asks_for_it(
+    finished: tuple[Path, Path, Results], tmp_path: Path
+) -> None:
+    """No test images, no test list; then test images that cannot be opened; then a sound set. The choice stays."""
+    _, _, expected = finished
+    root, folder = make_data(tmp_path / "data", test=False), tmp_path / "s"
+    searched = study(root, folder, final=False)
+    assert told(searched) == told(expected)
+    with pytest.raises(DataError, match="no images of the split 'test'"):
+        study(root, folder)
+    assert not (folder / "final").exists()  # it asks before hours of training
+    trap = root / "test" / "class"
+    trap.mkdir(parents=True)
+    for number in range(3):
+        (trap / f"{number}.png").write_text("not an image: whoever opens it fails")
+    with pytest.raises(DataError, match=r"0\.png"):
+        study(root, folder)
+    trained = (folder / "final" / "model" / "model.safetensors").read_bytes()
+    shutil.rmtree(root / "test")
+    make_data(tmp_path / "more")
+    shutil.move(tmp_path / "more" / "test", root / "test")
+    results = study(root, folder)
+    assert (results.chosen, results.final is not None) == (expected.chosen, True)
+    assert (folder / "final" / "model" / "model.safetensors").read_bytes() == trained
+
+
+def test_a_study_without_a_test_set_stays_open(tmp_path: Path) -> None:
+    root, folder, space = make_data(tmp_path / "data", test=False), tmp_path / "s", ["epochs=1", "lr=1e-3:1e-2"]
+    with pytest.raises(DataError, match="no images of the split 'test'"):
+        study(root, folder, trials=1, space=space)
+    more = study(root, folder, trials=2, space=space, final=False)
+    assert [t.state for t in more.trials] == ["done", "done"]
+    make_data(tmp_path / "more")
+    shutil.move(tmp_path / "more" / "test", root / "test")
+    results = study(root, folder, trials=2, space=space)
+    assert results.final is not None
+    assert results.final["trial"] == max(more.trials, key=lambda t: (t.value or 0, -t.number)).number
+    with pytest.raises(ConfigError, match="is closed: its choice is made among 2 trials"):
+        study(root, folder, trials=3, space=space, final=False)
+
+
+def test_another_test_set_changes_the_test_and_nothing_else(
+    finished: tuple[Path, Path, Results], tmp_path: Path
+) -> None:
+    _, _, expected = finished
+    root = make_data(tmp_path / "data", test=False)
+    generator = np.random.default_rng(5)
+    for label in range(3):
+        (root / "test" / str(label)).mkdir(parents=True)
+        for number in range(3):
+            pixels = generator.integers(0, 256, (24, 24, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / "test" / str(label) / f"{number}.png")
+    results = study(root, tmp_path / "s")
+    assert (told(results), results.chosen) == (told(expected), expected.chosen)
+    assert results.final is not None
+    assert expected.final is not None
+    assert results.final["metrics"] != expected.final["metrics"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
+def test_instance_search_is_tuned_on_its_landmarks(tmp_path: Path) -> None:
+    landmarks.make_gldv1(tmp_path / "gldv1", range(8))
+    quick = {
+        "batch.size": 16,
+        "batch.batches_per_epoch": 2,
+        "model.whitening": None,
+        "data.root": str(tmp_path / "gldv1"),
+    }
+    config = resolve("gldv1/r101/rsk-simix", {**landmarks.SETTINGS, **quick, "data.validation_root": "nowhere"})
+    said: list[str] = []
+    results = search.tune(config, tmp_path / "s", trials=1, space=["epochs=1"], say=said.append)
+    assert (results.select, results.best is not None) == ("r@1", True)
+    assert "selects by r@1" in "\n".join(said)
+    assert results.final is not None
+    assert results.final["metrics"] == {}
+    assert "gldv1 has no test split of its own" in "\n".join(said)
+
+
+def test_code_that_goes_for_the_test_set_during_the_search_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_data(tmp_path / "data")
+    honest = build.load_sets
+
+    def peeking(config: Any) -> Any:
+        load(config.data.name, config.data.root, config.data.test_split)
+        return honest(config)
+
+    monkeypatch.setattr("recollect.training.build.load_sets", peeking)
+    with pytest.raises(SealedError, match="folder/test was asked for where only train may be read"):
+        study(root, tmp_path / "s")
+    assert (tmp_path / "s" / "study.db").exists()
+
+
+def test_a_trial_that_diverges_is_told_and_counted(tmp_path: Path) -> None:
+    root = make_data(tmp_path / "data")
+    said: list[str] = []
+    results = study(root, tmp_path / "s", trials=2, settings={"run.loss_limit": 1e-9}, say=said.append)
+    assert [t.state for t in results.trials] == ["failed", "failed"]
+    assert results.chosen is None
+    assert results.final is None
+    assert "stopped at step 1" in results.trials[0].failure
+    assert "nothing to choose. 2 trials failed: " in "\n".join(said)
+    assert "stopped at step 1" in (tmp_path / "s" / "report.html").read_text()
+
+
+def test_a_draw_that_cannot_be_trained_is_told_and_the_search_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, honest, said = make_data(tmp_path / "data"), search.run, []  # type: ignore[var-annotated]
+
+    def refusing(path: Path, config: Any, say: Any, on_validation: Any) -> Any:
+        if path.name == "0001":
+            raise ConfigError("the network refuses <this>.")
+        return honest(path, config, say, on_validation)
+
+    monkeypatch.setattr(search, "run", refusing)
+    results = study(root, tmp_path / "s", say=said.append, space=["epochs=1", "lr=1e-3:1e-2"], final=False)
+    assert [t.state for t in results.trials] == ["done", "failed", "done"]
+    assert results.trials[1].failure == "the network refuses <this>."
+    assert "Trial 0001 failed: the network refuses &lt;this&gt;." in (tmp_path / "s" / "report.html").read_text()
+    assert "trial 0001 failed: the network refuses <this>." in said
+    monkeypatch.setattr(search, "run", honest)
+    again = study(root, tmp_path / "s", space=["epochs=1", "lr=1e-3:1e-2"], final=False)
+    assert told(again) == told(results)  # nor is it drawn again
+
+
+def test_a_process_whose_trial_was_given_away_goes_on_with_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, honest, said, lost = make_data(tmp_path / "data"), search.run, [], [1]  # type: ignore[var-annotated]
+
+    def losing(path: Path, config: Any, say: Any, on_validation: Any) -> Any:
+        if lost:
+            lost.clear()
+            raise LostTrialError("given away")
+        return honest(path, config, say, on_validation)
+
+    monkeypatch.setattr(search, "run", losing)
+    results = study(root, tmp_path / "s", trials=1, say=said.append, space=["epochs=1"], final=False)
+    assert [t.state for t in results.trials] == ["done"]
+    assert "note       given away" in said
+
+
+def test_a_run_of_something_else_in_a_trials_place_stops_the_search(tmp_path: Path) -> None:
+    root, space = make_data(tmp_path / "data"), ["epochs=1", "lr=1e-3:1e-2"]
+    study(root, tmp_path / "other", trials=1, space=space, seed=1, final=False)
+    shutil.copytree(tmp_path / "other" / "trials" / "0000", tmp_path / "s" / "trials" / "0000")
+    (tmp_path / "s" / "study.db.lock").touch()
+    with pytest.raises(ConfigError, match="it is of another study"):
+        study(root, tmp_path / "s", trials=1, space=space, final=False)
+    known = search.Store(tmp_path / "s")
+    assert [t.state.name for t in known.slots().values()] == ["WAITING"]
+
+
+def test_the_untrained_network_is_no_trials_value(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.update_manifest(plan={"batch": 16})
+    values = {0: 0.9, 2: 0.5, 4: 0.6, 6: 0.6}
+    for step, value in values.items():
+        if step:
+            run.append_metrics({"kind": "step", "step": step, "epoch": step / 2, "seconds": step * 1.0})
+        run.append_metrics({"kind": "evaluation", "step": step, "split": "val", "r@1": value})
+        found = trial.validated(tmp_path, "r@1")
+        assert (found is None) == (step == 0)
+    assert found is not None
+    assert (found.value, found.step, found.epoch) == (0.6, 4, 2.0)
+    assert found.curve == {0.0: 0.9, 1.0: 0.5, 2.0: 0.6, 3.0: 0.6}
+    assert (found.steps, found.images, found.seconds) == (6, 96, 6.0)
+
+
+@pytest.mark.slow
+def test_a_wish_to_stop_queues_the_trial_and_the_result_is_that_of_one_that_ran_through(
+    finished: tuple[Path, Path, Results], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, expected = finished
+    root, folder = make_data(tmp_path / "data"), tmp_path / "s"
+    honest, stops = search.run, [1]
+
+    def stopped(path: Path, config: Any, say: Any, on_validation: Any) -> Any:
+        def once(step: int, metrics: dict[str, float]) -> None:
+            on_validation(step, metrics)
+            if path.name == "0001" and stops:
+                stops.clear()
+                raise TrainingStoppedError("asked to stop", 143)
+
+        return honest(path, config, say, once)
+
+    monkeypatch.setattr(search, "run", stopped)
+    with pytest.raises(TrainingStoppedError, match="trial 0001 is saved and queued") as error:
+        study(root, folder)
+    assert error.value.exit_code == 143
+    known = json.loads((folder / "study.json").read_text())
+    assert [t["state"] for t in known["trials"]] == ["done"]  # written after the trial before
+    results = study(root, folder)
+    assert (told(results), results.chosen) == (told(expected), expected.chosen)
+    assert sorted(p.name for p in (folder / "trials").iterdir()) == ["0000", "0001", "0002"]
+
+
+@pytest.mark.slow
+def test_pruning_ends_what_is_below_the_median(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_data(tmp_path / "data")
+    # Six good trials, then bad ones: values are made up, trainings are real.
+    calls: dict[str, int] = {}
+    honest = trial.validated
+
+    def made_up(path: Path, select: str) -> Any:
+        found = honest(path, select)
+        calls[path.name] = calls.get(path.name, 0) + 1
+        if found is None:
+            return None
+        level = 0.9 if int(path.name) < 5 else 0.1
+        # The untrained network is better than any of them: it must not keep the bad ones alive.
+        curve = {epoch: level if epoch else 0.95 for epoch in found.curve}
+        assert 0.0 in curve
+        return trial.Validated(level, found.step, found.epoch, curve, 1, 1.0, 1)
+
+    monkeypatch.setattr(search, "validated", made_up)
+    results = study(root, tmp_path / "s", trials=6, pruner="median", space=["epochs=3", "lr=1e-3:1e-2"], final=False)
+    assert [t.state for t in results.trials] == ["done"] * 5 + ["pruned"]
+    run = RunFolder(tmp_path / "s" / "trials" / "0005")
+    assert run.read_manifest()["pruned"]["epoch"] == 1.0
+    assert max(r["step"] for r in run.read_metrics()) == 2  # of six
+    assert results.chosen == 0
+    again = study(root, tmp_path / "s", trials=6, pruner="median", space=["epochs=3", "lr=1e-3:1e-2"], final=False)
+    assert told(again) == told(results)
+
+
+def test_folders_that_are_no_study_are_left_alone(tmp_path: Path) -> None:
+    root, out = make_data(tmp_path / "data"), tmp_path / "s"
+    out.mkdir()
+    (out / "mine.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="is not empty and no study"):
+        study(root, out)
+    assert [p.name for p in out.iterdir()] == ["mine.txt"]
+    with pytest.raises(ConfigError, match="is a file"):
+        study(root, out / "mine.txt")
+
+
+@pytest.mark.parametrize("word", ["sampler", "pruner"])
+def test_a_plan_refuses_what_the_search_would(tmp_path: Path, word: str) -> None:
+    options = {"trials": 2, word: "grid"}
+    with pytest.raises(ConfigError, match=f"--{word} grid is unknown"):
+        plan_lines(config_of(make_data(tmp_path / "data")), tmp_path / "s", **options)  # type: ignore[arg-type]
+
+
+def test_refusals_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_data(tmp_path / "data")
+    with pytest.raises(ConfigError, match="at least one"):
+        study(root, tmp_path / "s", trials=0)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="start it several times"):
+        study(root, tmp_path / "s")
+    monkeypatch.delenv("WORLD_SIZE")
+
+    def absent(module: str, extra: str, purpose: str) -> None:
+        raise MissingExtraError(f"{purpose} needs the package {module!r}: recollect[{extra}].")
+
+    monkeypatch.setattr("recollect.tuning.study_database.require", absent)
+    with pytest.raises(MissingExtraError, match=r"recollect tune needs the package 'optuna': recollect\[tune\]"):
+        study(root, tmp_path / "s")
+    assert not (tmp_path / "s").exists()
