@@ -39,7 +39,7 @@ DEFAULT_MEMORY = 512 * MEBIBYTE
 _SMALLEST_MEMORY = MEBIBYTE
 
 # Smaller tiles are all calls and no work; larger ones save nothing.
-_SMALLEST_SIDE, _LARGEST_SIDE = 512, 2048
+_SMALLEST_SIDE, _LARGEST_SIDE = 704, 2048
 _DEVICE_SIDE = 1024  # not on the processor
 
 

@@ -23,7 +23,7 @@ from recollect.evaluation.vectors import Vectors
 Limits = Callable[[Tensor, int], Tensor]
 """(positives a query [q], width P) → q × P int64: negatives above the j-th positive from which it no longer matters."""
 
-BYTES_A_POSITIVE = 96
+BYTES_A_POSITIVE = 104
 """Memory a tile takes for each positive: indices, similarity, count, limit, thresholds and their temporaries."""
 
 _CROWDED, _CROWDED_ROWS = 4, 32
@@ -40,12 +40,16 @@ class RankTile:
         ranks: [q × P] float64, 1 for the top; ascending, +inf after the last positive. A rank beyond the limit asked
             for is given as the first rank beyond it.
         items: [q × P] the gallery item at each of those ranks, −1 after the last.
+        similarities: [q × P] their similarities, float64; +inf after the last.
+        tolerance: [q] similarities no further apart than this are tied.
     """
 
     queries: Tensor
     positives: Tensor
     ranks: Tensor
     items: Tensor
+    similarities: Tensor
+    tolerance: Tensor
 
 
 class _Bounds(NamedTuple):
@@ -91,6 +95,7 @@ class QueryTile:
     open: bool = field(init=False)
     longest: float = field(init=False)
     _known: _Bounds | None = field(init=False, default=None)
+    _longest_item: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         self.above = torch.zeros_like(self.limits)
@@ -186,7 +191,14 @@ class QueryTile:
         ranks.masked_fill_(place > self.positives.unsqueeze(1), math.inf)
         kept = self.positives > 0
         queries = to_tensor(self.queries, ranks.device)
-        return RankTile(queries[kept], self.positives[kept], ranks[kept], self.items[kept])
+        return RankTile(
+            queries[kept],
+            self.positives[kept],
+            ranks[kept],
+            self.items[kept],
+            self.similarities[kept],
+            self._tolerance(self._longest_item)[kept],
+        )
 
     def _bounds(self, longest_item: float) -> _Bounds:
         """The threshold of every positive, and between which float32 values it cannot be decided in float32."""
@@ -194,15 +206,20 @@ class QueryTile:
             dim, dtype = self.vectors.shape[1], self.vectors.dtype
             scale = (self.norms * longest_item).unsqueeze(1)
             exact.check_range(float(scale.max()), dtype, "embeddings")
-            # A zero vector ties with everything and has no rounding of its own, hence the smallest number there is.
-            tolerance = exact.rounding(dim, torch.float64) * scale + torch.finfo(torch.float64).tiny
-            threshold = self.similarities + self.tie_sign * tolerance
+            self._longest_item = max(self._longest_item, longest_item)
+            threshold = self.similarities + self.tie_sign * self._tolerance(longest_item).unsqueeze(1)
             low = high = threshold
             if dtype == torch.float32:
                 margin = exact.rounding(dim, dtype) * scale + dim * torch.finfo(dtype).tiny
                 low, high = (threshold - margin).to(dtype), (threshold + margin).to(dtype)
             self._known = _Bounds(longest_item, threshold, low, high)
         return self._known
+
+    def _tolerance(self, longest_item: float) -> Tensor:
+        """[q] how far apart two similarities may be and still tie."""
+        # A zero vector ties with everything and has no rounding of its own, hence the smallest number there is.
+        rounding = exact.rounding(self.vectors.shape[1], torch.float64)
+        return rounding * self.norms * longest_item + torch.finfo(torch.float64).tiny
 
 
 def query_tile(
