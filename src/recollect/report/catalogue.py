@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common.arrays import read_npz
+from recollect.common.decode import IMAGE_SUFFIXES
 from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError, InputError
 from recollect.common.files import atomic_write, make_folder_for, sha256
-from recollect.common.images import IMAGE_SUFFIXES
 from recollect.data import load
 from recollect.report.exact_search import Found, nearest
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from recollect.common.decode import read_image
 from recollect.common.errors import RecollectError
 from recollect.common.files import write_text
-from recollect.common.images import read_image
 from recollect.report.catalogue import Catalogue
 from recollect.report.exact_search import Found
 from recollect.report.markup import Markup, element, join, name_of
