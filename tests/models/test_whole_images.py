@@ -21,7 +21,7 @@ from recollect.data.transforms.longer_side import LongerSide
 from recollect.inference import vector_store as stored
 from recollect.inference.vector_store import stored_vectors, weights_digest
 from recollect.models import Embedder
-from recollect.models.preprocessing import by_shape
+from recollect.models.normalization import by_shape
 
 SIDES = st.sampled_from([8, 12, 17])
 

@@ -25,7 +25,7 @@ from recollect.cli.app import app
 from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.config.overrides import resolve
 from recollect.data import load_revisited
-from recollect.data.pictures import Pictures
+from recollect.data.transforms.longer_side import LongerSide
 from recollect.evaluation import evaluate_revisited
 from recollect.inference import vector_store as stored
 from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
@@ -214,7 +214,6 @@ def test_scales_come_from_the_recipe(data: Path, short: Path, tmp_path: Path) ->
         assert written["source"]["scales"] == list(scales)
         assert "without_distractors" not in written
         from recollect.data import load_revisited
-        from recollect.data.transforms.longer_side import LongerSide
 
         benchmark = load_revisited("roxford5k", data / "revisited")
         pictures = [LongerSide(48).read(benchmark.queries, index) for index in range(3)]
@@ -256,11 +255,13 @@ def test_both_benchmarks_are_measured_with_the_same_distractors(
     shutil.copytree(short / "model", tmp_path / "model", ignore=shutil.ignore_patterns("eval"))
     root, embedded = str(data / "revisited"), []  # type: ignore[var-annotated]
 
-    def noting(images: Any, part: Any, read: Any) -> Any:
-        embedded.append((images.name, len(part)))
-        return Pictures(images, part, read)
+    read = LongerSide.read
 
-    monkeypatch.setattr("recollect.data.pictures.Pictures", noting)
+    def noting(self: LongerSide, images: Any, index: int, *rest: Any) -> Any:
+        embedded.append((images.name, 1))
+        return read(self, images, index, *rest)
+
+    monkeypatch.setattr(LongerSide, "read", noting)
     arguments = ["eval", str(tmp_path / "model"), "--root", root, "--distractors", root, "--data"]
     found = CliRunner().invoke(app, [*arguments, "roxford5k"])
     assert found.exit_code == 0, found.output

@@ -147,11 +147,10 @@ def from_images(
         )
     else:
         from recollect.data import load
-        from recollect.data.pictures import Pictures
 
         images = load(data, root, split, **{**(options or {}), **({"allow_outside": True} if allow_outside else {})})
         scales = INSTANCE_SEARCH_SCALES if multiscale else None
-        rows = model.embed(Pictures(images), batch_size=batch_size, device=device, progress=True, scales=scales)
+        rows = model.embed(images, batch_size=batch_size, device=device, progress=True, scales=scales)
         vectors = Target(name, where, rows, labels=images.labels, distractors=distractors)
         vectors.source["fingerprint"] = images.fingerprint
     published = written.get("published") if recipe is None else recipe.published

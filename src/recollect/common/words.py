@@ -1,4 +1,4 @@
-"""Words for people: durations, and a suggestion for a misspelt name."""
+"""Words for people: durations, a suggestion for a misspelt name, names that a terminal can show."""
 
 from __future__ import annotations
 
@@ -33,3 +33,15 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     likeness = [difflib.SequenceMatcher(None, choice, word).ratio() for choice in close]
     close = [choice for choice, ratio in zip(close, likeness, strict=True) if ratio >= likeness[0] - 0.1]
     return f" Did you mean {' or '.join(close)}?" if close else ""
+
+
+def printable(text: str) -> str:
+    """``text`` with control characters and bytes that are not text escaped, for messages that name a file.
+
+    Example:
+        >>> printable("a\\x1b[31m.jpg"), printable("caf\\udce9.jpg")
+        ('a\\\\x1b[31m.jpg', 'caf\\\\udce9.jpg')
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -8,17 +8,17 @@ Names may come from a list made elsewhere, so one that leads out of the root is 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path, PureWindowsPath
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from recollect.common.decode import MAX_PIXELS, ImageSource, read_image
 from recollect.common.errors import DataError, InputError
-from recollect.common.images import MAX_PIXELS, read_image
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +78,17 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.names)
 
+    def __iter__(self) -> Iterator[ImageSource]:
+        """What ``Embedder.embed`` takes, image after image: a file, an array, or a function that reads a crop.
+
+        Nothing is decoded here; the embedder's threads do that.
+        """
+        for index in range(len(self)):
+            if self.boxes is not None:
+                yield partial(self.read, index)
+            else:
+                yield self.path(index) if self.arrays is None else self.arrays[index]
+
     @property
     def num_classes(self) -> int:
         """How many classes have at least one image here."""
@@ -117,10 +128,8 @@ class ImageSet:
 
     def read(self, index: int, max_pixels: int = MAX_PIXELS, *, crop: bool = True) -> Image.Image:
         """Image ``index`` as upright RGB, cropped to its box if it has one; without ``crop`` always the whole."""
-        if self.arrays is not None:
-            image = Image.fromarray(self.arrays[index]).convert("RGB")
-        else:
-            image = read_image(self.path(index), max_pixels=max_pixels)
+        source = self.path(index) if self.arrays is None else self.arrays[index]
+        image = read_image(source, max_pixels=max_pixels)
         if crop and self.boxes is not None and not np.isnan(self.boxes[index]).any():
             image = image.crop(tuple(self.boxes[index].tolist()))
         return image

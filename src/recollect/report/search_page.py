@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from recollect.common.decode import read_image
 from recollect.common.errors import RecollectError
 from recollect.common.files import write_text
-from recollect.common.images import read_image
 from recollect.report.catalogue import Catalogue
 from recollect.report.markup import Markup, element, join, name_of
 from recollect.report.page import check_target, document

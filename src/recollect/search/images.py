@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from recollect.common.decode import IMAGE_SUFFIXES
 from recollect.common.errors import DataError, InputError
 from recollect.common.files import inside, sha256
-from recollect.common.images import IMAGE_SUFFIXES
 
 SPLITS = ("train", "test", "val")
 

@@ -8,6 +8,7 @@ layer is a function of them and of the seed, and is part of the first checkpoint
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recollect.data import ClassBalancedSampler, ImageSet
-from recollect.data.pictures import Pictures
 from recollect.data.transforms.longer_side import LongerSide
 from recollect.inference.vector_store import stored_vectors, weights_digest
 from recollect.models import Embedder, whitening_from_labels
@@ -67,7 +67,7 @@ def _features(embedder: Embedder, images: ImageSet, path: Path) -> Tensor:
     read = LongerSide(preprocessing.max_side).read if preprocessing.resize is None else ImageSet.read
 
     def embed(part: range) -> Tensor:
-        pictures = Pictures(images, part, read)
+        pictures = [partial(read, images, index) for index in part]
         at_once = images_at_once(preprocessing)  # not the chunk: it may differ when resumed, and rounding with it
         return embedder.embed(pictures, batch_size=at_once, before_head=True, progress=False)
 

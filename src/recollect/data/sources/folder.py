@@ -16,9 +16,9 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from recollect.common.decode import IMAGE_SUFFIXES
 from recollect.common.errors import DataError, DataWarning
 from recollect.common.files import inside
-from recollect.common.images import IMAGE_SUFFIXES
 from recollect.data.image_set import ImageSet
 from recollect.data.listing import make_set, read_csv
 from recollect.data.registry import Source

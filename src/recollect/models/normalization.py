@@ -1,6 +1,6 @@
 """What happens to pixels on the way into a backbone: preprocessing, adapted; normalization; images of several sizes.
 
-``Embedder`` uses all three. Resizing and cropping themselves are in ``recollect.common.images``.
+``Embedder`` uses all three. Resizing and cropping themselves are in ``common/preprocessing.py``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError, InputError
-from recollect.common.images import Preprocessing
+from recollect.common.preprocessing import Preprocessing
+from recollect.common.size_groups import grouped
 from recollect.models import zoo
 
 LEAST_SIZE = 8  # pixels: what is left of fewer after tiny's poolings is nothing
@@ -62,15 +63,14 @@ def by_shape(run: Callable[[Tensor], Tensor], images: Sequence[Tensor]) -> Tenso
         >>> by_shape(lambda x: x.mean((2, 3)), [torch.zeros(3, 4, 2), torch.ones(3, 2, 4), torch.ones(3, 4, 2)])[:, 0]
         tensor([0., 1., 1.])
     """
-    groups: dict[torch.Size, list[int]] = {}
     for row, image in enumerate(images):
         if image.ndim != 3 or image.shape[0] != 3:
             raise InputError(f"image {row} of the list is 3×H×W, not {tuple(image.shape)}.")
-        groups.setdefault(image.shape, []).append(row)
-    if not groups:
+    if not images:
         raise InputError("the list of images is empty.")
-    results = torch.cat([run(torch.stack([images[row] for row in rows])) for rows in groups.values()])
-    order = torch.tensor([row for rows in groups.values() for row in rows], device=results.device)
+    groups = grouped(image.shape for image in images)
+    results = torch.cat([run(torch.stack([images[row] for row in rows])) for rows in groups])
+    order = torch.tensor([row for rows in groups for row in rows], device=results.device)
     return results[order.argsort()]
 
 

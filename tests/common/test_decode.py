@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import struct
+import sys
+import threading
+import time
 import tracemalloc
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageFile, features
 
-from recollect.common import images
-from recollect.common.errors import ConfigError, ImageError
-from recollect.common.images import Preprocessing, read_image, to_rgb
+from recollect.common import decode, pixels
+from recollect.common.decode import image_size, read_image
+from recollect.common.errors import ImageError, InputError
+from recollect.common.pixels import to_rgb
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
@@ -138,7 +143,7 @@ UNUSUAL = ["I;16", "I;16B", "I", "I 8 bits", "F", "RGBA", "RGBa", "LA", "PA", "P
 @pytest.mark.parametrize("mode", UNUSUAL)
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (300, 41), (7, 1000), (0, 5)])
 def test_a_piece_at_a_time_is_the_same(mode: str, width: int, height: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "_BAND", 2048)
+    monkeypatch.setattr(pixels, "_BAND", 2048)
     image = unusual(mode, width, height) if width else Image.new(mode.split(" ")[0], (width, height))
     found = to_rgb(image)
     assert (found.mode, found.size) == ("RGB", (width, height))
@@ -289,35 +294,138 @@ def test_damage_is_an_image_error_or_an_image(kind: str, data: st.DataObject) ->
         assert read_image(bytes(content), max_pixels=10**6).mode == "RGB"
 
 
-def test_preprocessing_resizes_the_shorter_side_and_crops_the_centre() -> None:
-    image = Image.new("RGB", (100, 50))
-    image.paste((255, 255, 255), (25, 0, 75, 50))  # the central square is white
-    out = Preprocessing(size=20, resize=20)(image)
-    assert out.dtype == torch.uint8
-    assert out.shape == (3, 20, 20)
-    assert out[:, :, 2:-2].min() == 255
-    assert Preprocessing(size=16, resize=20)(image).shape == (3, 16, 16)
+def test_every_kind_of_source_gives_the_same_image(tmp_path: Path) -> None:
+    turned = gradient().transpose(Image.Transpose.ROTATE_90)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned.save(tmp_path / "a.png", exif=exif)
+    with Image.open(tmp_path / "a.png") as opened:
+        sources = [
+            tmp_path / "a.png",
+            str(tmp_path / "a.png"),
+            (tmp_path / "a.png").read_bytes(),
+            opened,
+            np.asarray(gradient()),
+            lambda: Image.open(tmp_path / "a.png"),
+        ]
+        for source in sources:
+            np.testing.assert_array_equal(np.asarray(read_image(source)), np.asarray(gradient()))
+        assert opened.size == (16, 24), "the caller's image is left as it was"
+    assert image_size(tmp_path / "a.png") == (24, 16)
 
 
-def test_preprocessing_that_keeps_images_whole() -> None:
-    keep = Preprocessing(size=224, resize=None)
-    assert keep(gradient(24, 16)).shape == (3, 16, 24)
-    np.testing.assert_array_equal(keep(gradient()).permute(1, 2, 0), np.asarray(gradient()))
-    shrink = Preprocessing(size=224, resize=None, max_side=12, interpolation="lanczos")
-    assert shrink(gradient(24, 16)).shape == (3, 8, 12)
-    assert shrink(gradient(16, 24)).shape == (3, 12, 8)
-    assert shrink(gradient(12, 10)).shape == (3, 10, 12)
+@pytest.mark.parametrize(
+    "wrong", [5, None, np.zeros((2, 2), np.float32), np.zeros(3, np.uint8), np.zeros((2, 2, 7), np.uint8)]
+)
+def test_sources_that_are_none(wrong: Any) -> None:
+    with pytest.raises(InputError):
+        read_image(wrong)
 
 
-def test_preprocessing_as_dict_and_back() -> None:
-    made = Preprocessing(96, 110, "bicubic", (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), 1024)
-    assert Preprocessing.from_dict(made.as_dict()) == made
-    with pytest.raises(ConfigError, match="no setting colour"):
-        Preprocessing.from_dict({"colour": 1})
+def test_an_array_without_pixels_is_bad() -> None:
+    with pytest.raises(ImageError, match="no pixels"):
+        read_image(np.zeros((0, 4, 3), np.uint8))
 
 
-def test_preprocessing_that_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="smaller than the crop"):
-        Preprocessing(size=224, resize=200)
-    with pytest.raises(ConfigError, match="unknown"):
-        Preprocessing(interpolation="nearest")
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("read", [read_image, image_size])
+def test_what_is_not_a_regular_file_is_refused_without_waiting(tmp_path: Path, read: Any) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "folder.jpg").mkdir()
+    (tmp_path / "round.jpg").symlink_to(tmp_path / "round.jpg")
+    (tmp_path / "null.jpg").symlink_to(os.devnull)
+    expected = {"pipe.jpg": "named pipe", "folder.jpg": "folder", "round.jpg": "symbolic link", "null.jpg": "device"}
+    for name, word in expected.items():
+        with pytest.raises(ImageError, match=rf"{name}: .*{word}"):
+            read(tmp_path / name)
+    with pytest.raises(ImageError, match="too long"):
+        read(tmp_path / ("x" * 300))
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ImageError, match="not a folder"):
+        read(tmp_path / "file" / "a.jpg")
+
+
+@pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="names are text on this system")
+def test_a_name_that_is_not_text_is_read_and_can_be_shown(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9\x1b.png"))
+    gradient().save(path)
+    assert read_image(path).size == (24, 16)
+    path.write_bytes(b"broken")
+    with pytest.raises(ImageError) as caught:
+        read_image(path)
+    str(caught.value).encode()
+    assert "\x1b" not in str(caught.value)
+
+
+def test_memory_that_cannot_be_had_is_an_image_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gradient().save(tmp_path / "a.png")
+
+    def fail(*rest: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", fail)
+    with pytest.raises(ImageError, match=r"a\.png: .*not enough memory"):
+        read_image(tmp_path / "a.png")
+
+
+def test_large_images_are_decoded_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for two of the images: of eight threads never more than two are inside at once, and all get through."""
+    gradient().save(tmp_path / "a.png")
+    room = decode._Room(2 * 8 * 24 * 16)
+    monkeypatch.setattr(room, "SMALL", 0)
+    monkeypatch.setattr(decode, "_ROOM", room)
+    inside, most, lock = 0, 0, threading.Lock()
+    convert = pixels.upright
+
+    def watched(image: Image.Image) -> Image.Image:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        time.sleep(0.01)
+        with lock:
+            inside -= 1
+        return convert(image)
+
+    monkeypatch.setattr(pixels, "upright", watched)
+    with ThreadPoolExecutor(8) as pool:
+        assert [image.size for image in pool.map(read_image, [tmp_path / "a.png"] * 12)] == [(24, 16)] * 12
+    assert most <= 2
+    assert room.used == 0
+    with pytest.raises(ImageError), room.of(10**9):  # more than there is: alone, it is let through
+        raise ImageError("x")
+    assert room.used == 0
+
+
+def test_jpeg_2000_headers_are_read_by_a_pillow_without_avif(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gradient().save(tmp_path / "a.jp2")
+    monkeypatch.delitem(Image.OPEN, "AVIF", raising=False)
+    decode._known_formats.cache_clear()
+    try:
+        assert image_size(tmp_path / "a.jp2") == read_image(tmp_path / "a.jp2").size == (24, 16)
+    finally:
+        decode._known_formats.cache_clear()
+
+
+def test_a_heic_without_its_reader_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(200))
+    monkeypatch.setattr(decode, "can_read_heif", lambda: False)
+    for source in (tmp_path / "a.heic", (tmp_path / "a.heic").read_bytes()):
+        with pytest.raises(ImageError, match=r"recollect\[heic\]") as caught:
+            read_image(source)
+        assert caught.value.kind == "HEIC"
+
+
+def test_heic(tmp_path: Path) -> None:
+    heif = pytest.importorskip("pillow_heif")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    stored = gradient(64, 48).transpose(Image.Transpose.ROTATE_90)
+    heif.from_pillow(stored).save(tmp_path / "a.heic", quality=-1, exif=exif.tobytes())
+    found = read_image(tmp_path / "a.heic")
+    assert found.size == image_size(tmp_path / "a.heic") == (64, 48)
+    difference = np.asarray(found).astype(int) - np.asarray(gradient(64, 48))
+    assert abs(difference).mean() < 6, "upright, and the picture it was"
+    content = (tmp_path / "a.heic").read_bytes()
+    with pytest.raises(ImageError):
+        read_image(content[: len(content) // 2])
