@@ -86,5 +86,6 @@ from recollect.cli import recipes as _recipes  # noqa: E402, F401
 from recollect.cli import report as _report  # noqa: E402, F401
 from recollect.cli import reproduce as _reproduce  # noqa: E402, F401
 from recollect.cli import search as _search  # noqa: E402, F401
+from recollect.cli import serve as _serve  # noqa: E402, F401
 from recollect.cli import train as _train  # noqa: E402, F401
 from recollect.cli import tune as _tune  # noqa: E402, F401
