@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from recollect.common.errors import ConfigError
-from recollect.common.extras import require
+from recollect.common.imports import require
 from recollect.search.index import Index
 
 TOKEN = "RECOLLECT_TOKEN"
