@@ -9,8 +9,8 @@ from threading import Lock
 
 from PIL import Image, UnidentifiedImageError
 
+from recollect.common.decode import FORMATS, read_image
 from recollect.common.errors import ImageError, RecollectError
-from recollect.common.images import FORMATS, read_image
 from recollect.search.images import stamp_of
 from recollect.search.index import Index
 
