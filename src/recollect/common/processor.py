@@ -185,7 +185,7 @@ def _outcome(limit: str | None, child: Sequence[str] | None, seconds: float) -> 
     with contextlib.ExitStack() as stack:
         if (known := _remembered(path)) is not None:
             return known
-        with contextlib.suppress(OSError):  # a cache that cannot be written: every process tries for itself
+        with contextlib.suppress(OSError, DataError):  # a cache that cannot be written: every process tries for itself
             stack.enter_context(exclusive(path.with_suffix(".lock")))
         if (known := _remembered(path)) is not None:  # by another process, which was waited for
             return known
