@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from threading import Event
 from typing import Any
 
 import pytest
@@ -56,26 +54,6 @@ def test_a_limit_holds_inside_the_block_only(available: int) -> None:
     assert torch.get_num_threads() == available
     with pytest.raises(KeyError), limited_threads(1):
         raise KeyError
-    assert torch.get_num_threads() == available
-
-
-def test_limits_of_several_python_threads(available: int) -> None:
-    """As in a server: one begins with a limit, another joins with a smaller one and leaves last."""
-    joined, left = Event(), Event()
-
-    def other() -> None:
-        with limited_threads(1):
-            joined.set()
-            assert left.wait(300)
-
-    with ThreadPoolExecutor(1) as pool:
-        with limited_threads(3):
-            ended = pool.submit(other)
-            assert joined.wait(300)
-            assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == 1
-        left.set()
-        ended.result()
     assert torch.get_num_threads() == available
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,10 +26,6 @@ _SPINS = 2000
 # Turns of a waiting loop, some 50 µs. Measured on two cores, against 300,000 turns (the default) and none: training steps
 # and evaluations of 50–150 ms take 4–9 % longer when idle (none: 10–20 %), and 1.3–2.2 times as long beside two busy
 # processes instead of 4–20 times.
-
-
-_lock = threading.Lock()
-_limits: list[int] = []  # in force now; while there are any, what was before the first of them comes first
 
 
 class Work(NamedTuple):
@@ -63,31 +58,20 @@ def threads_for(multiply_adds: float, operations: float = 1) -> int:
 def limited_threads(count: int) -> Iterator[None]:
     """At most ``count`` threads for torch's operations inside the block, and as many as before after it.
 
-    The number belongs to the process: Python threads that compute at the same time are limited too. Where several have
-    limits, the smallest holds, and the last to leave its block restores what was before the first.
+    The number is that of the Python thread that sets it; a thread that uses torch for the first time meanwhile begins
+    with it and keeps it. So this is for programs with one thread that computes, not for servers.
     """
     import torch
 
-    with _lock:
-        if not _limits:
-            _limits.append(torch.get_num_threads())
-        _limits.append(count)
-        _set_threads(min(_limits))
+    before = torch.get_num_threads()
+    if count >= before:
+        yield
+        return
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        with _lock:
-            _limits.remove(count)
-            _set_threads(min(_limits))
-            if len(_limits) == 1:
-                _limits.clear()
-
-
-def _set_threads(count: int) -> None:
-    import torch
-
-    if count != torch.get_num_threads():
-        torch.set_num_threads(count)
+        torch.set_num_threads(before)
 
 
 def spin_briefly() -> None:

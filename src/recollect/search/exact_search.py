@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recollect.common.errors import InputError
-from recollect.common.threads import limited_threads, threads_for
 
 _TILE_BYTES = 64 << 20
 _HALF_ROWS = (
     1024  # rows of half-precision vectors converted at a time: 2 MB at 512 dimensions, which stays in the cache
 )
-_OPERATIONS = 8  # on a tile: product, copy, top k, sorts
 
 
 @dataclass(frozen=True)
@@ -87,20 +85,19 @@ def nearest_unchecked(
     indices = np.empty((len(queries), count), np.int64)
     similarities = np.empty((len(queries), count), np.float32)
     forbidden = None if allowed is None else torch.from_numpy(~allowed)
-    with limited_threads(threads_for(len(queries) * len(gallery) * gallery.shape[1], _OPERATIONS)):
-        for start in range(0, len(queries), rows):
-            some = slice(start, start + rows)
-            tile = _products(torch.from_numpy(np.ascontiguousarray(queries[some], np.float32)), right)
-            if own is not None:
-                mine = np.flatnonzero(own[some] >= 0)
-                tile[torch.from_numpy(mine), torch.from_numpy(own[some][mine])] = -torch.inf
-            if forbidden is not None:
-                tile.masked_fill_(forbidden, -torch.inf)
-            values, places = tile.topk(count, dim=1)
-            # topk leaves the order of equal values open; two sorts settle it: first by place, then, stably, by value.
-            places, order = places.sort(dim=1)
-            values, again = values.gather(1, order).sort(dim=1, descending=True, stable=True)
-            indices[some], similarities[some] = places.gather(1, again).numpy(), values.numpy()
+    for start in range(0, len(queries), rows):
+        some = slice(start, start + rows)
+        tile = _products(torch.from_numpy(np.ascontiguousarray(queries[some], np.float32)), right)
+        if own is not None:
+            mine = np.flatnonzero(own[some] >= 0)
+            tile[torch.from_numpy(mine), torch.from_numpy(own[some][mine])] = -torch.inf
+        if forbidden is not None:
+            tile.masked_fill_(forbidden, -torch.inf)
+        values, places = tile.topk(count, dim=1)
+        # topk leaves the order of equal values open; two sorts settle it: first by place, then, stably, by value.
+        places, order = places.sort(dim=1)
+        values, again = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+        indices[some], similarities[some] = places.gather(1, again).numpy(), values.numpy()
     return Found(indices, similarities)
 
 
