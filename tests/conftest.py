@@ -31,6 +31,12 @@ settings.load_profile("recollect")
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The whole fault campaign takes hours: only when it is asked for by its marker."""
+    if "faults" not in config.getoption("-m"):
+        items[:] = [item for item in items if item.get_closest_marker("faults") is None]
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)

@@ -60,7 +60,7 @@ def test_a_configuration_survives_its_file(folder: Path) -> None:
         ("batch=3", "batch is a group of settings, not 3"),
         ("batch.size.large=3", "batch.size is {'large': 3}"),
         ("loss.options=[1]", "loss.options is .1.: it should be a mapping"),
-        ("batch.size=[", "is no YAML"),
+        ("batch.size=[", "not valid YAML"),
     ],
 )
 def test_unknown_keys_and_wrong_values_are_refused(setting: str, message: str) -> None:
@@ -105,7 +105,7 @@ def test_missing_broken_and_circular_recipes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a recipe is a mapping"):
         resolve(tmp_path / "c.yaml")
     (tmp_path / "d.yaml").write_text("a: [\n")
-    with pytest.raises(ConfigError, match="not a YAML file"):
+    with pytest.raises(ConfigError, match="not valid YAML"):
         resolve(tmp_path / "d.yaml")
 
 

@@ -6,14 +6,13 @@ models and the data room meet the evaluation room, which knows neither.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recollect.cli import eval_recipe
-from recollect.common.errors import ConfigError, DataError, InputError, in_one_line
+from recollect.common.errors import ConfigError, DataError, InputError
 
 if TYPE_CHECKING:
     from recollect.config.schema import Config
@@ -50,17 +49,14 @@ class Target:
 
 def from_file(path: Path) -> Target:
     """Vectors from an ``.npz``: ``embeddings``, ``labels``, and possibly ``gallery``, ``gallery_labels``, ``gnd``."""
-    from recollect.common.reading import read_npz
+    from recollect.common.reading import parse_json, read_npz
 
     arrays = read_npz(path)
     if "embeddings" not in arrays:
         raise DataError(f"{path}: has no array 'embeddings' (it has {', '.join(arrays) or 'nothing'}).")
     gnd = None
     if "gnd" in arrays:
-        try:
-            gnd = json.loads(str(arrays["gnd"]))
-        except ValueError as error:
-            raise DataError(f"{path}: its array 'gnd' is no JSON ({in_one_line(error)}).") from error
+        gnd = parse_json(str(arrays["gnd"]), f"{path}: its array 'gnd'")
     elif "labels" not in arrays:
         raise DataError(f"{path}: has no array 'labels' beside 'embeddings' (it has {', '.join(arrays)}).")
     return Target(
@@ -171,12 +167,9 @@ def _run_config(target: Path | None) -> Mapping[str, Any]:
     """A run's settings as written, or nothing where there are none."""
     if target is None or not (target / "config.yaml").is_file():
         return {}
-    import yaml
+    from recollect.common.yaml_text import read_yaml
 
-    try:
-        config = yaml.safe_load((target / "config.yaml").read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise DataError(f"{target / 'config.yaml'}: not readable as YAML ({in_one_line(error)}).") from error
+    config = read_yaml(target / "config.yaml")
     return config if isinstance(config, Mapping) else {}
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from recollect.common.errors import DataError, InputError
 from recollect.common.files import atomic_write, write_json
-from recollect.common.reading import read_npz
+from recollect.common.reading import parse_json, read_npz
 
 RESERVED = ("labels", "positives", "settings", "ids")
 """Arrays of a file of per-query results that are not metrics."""
@@ -112,7 +112,7 @@ class Evaluation:
         """Read what ``save`` wrote."""
         try:
             arrays = read_npz(path)
-            settings = json.loads(str(arrays["settings"]))
+            settings = parse_json(str(arrays["settings"]), str(path), dict)
             labels, positives = arrays["labels"], arrays["positives"]
             ids = as_ids(arrays["ids"], len(positives)) if "ids" in arrays else None
         except (ValueError, KeyError) as error:

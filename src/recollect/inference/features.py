@@ -20,6 +20,7 @@ from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError
 from recollect.common.files import atomic_write
 from recollect.common.locks import exclusive
+from recollect.common.reading import open_npy
 from recollect.data import ImageSet, Pipeline, test_transform
 from recollect.models import Embedder
 from recollect.step.model_inputs import take_rows
@@ -58,7 +59,7 @@ def frozen_features(
         with exclusive(path.with_name(f".{path.name}.lock")):
             if not path.exists():  # by another process, which was waited for
                 _compute(embedder, frozen, images, path, batch_size, workers)
-    features: Features = np.load(path, mmap_mode="r", allow_pickle=False)
+    features: Features = open_npy(path)
     return features
 
 

@@ -22,7 +22,7 @@ from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import write_json
 from recollect.common.locks import exclusive
-from recollect.common.reading import read_json
+from recollect.common.reading import open_npy, read_json
 
 PART = 1024
 """Images a part: some minutes of work at most, and large enough that images of equal size find each other."""
@@ -77,7 +77,7 @@ def _make(
     part = path.with_name(path.name + ".part")
     notes, count, done = _notes_of(part), int(wanted["images"]), 0
     if part.exists() and notes.exists() and _is_of(notes, part, wanted, overwrite):
-        done = int(read_json(notes)["done"])
+        done = int(read_json(notes, dict)["done"])
     rows = (
         np.lib.format.open_memmap(part, mode="r+")
         if done
@@ -113,7 +113,7 @@ def weights_digest(model: nn.Module) -> str:
 
 def _is_of(notes: Path, path: Path, wanted: Mapping[str, Any], overwrite: bool) -> bool:
     """Whether ``path`` holds what is wanted; False means that it may be replaced."""
-    known = dict(read_json(notes)).get("about", {}) if notes.exists() else {}
+    known = read_json(notes, dict).get("about", {}) if notes.exists() else {}
     if known == wanted:
         return True
     if overwrite:
@@ -126,9 +126,9 @@ def _is_of(notes: Path, path: Path, wanted: Mapping[str, Any], overwrite: bool) 
 
 def _opened(path: Path, count: int, dim: int) -> NDArray[np.float32]:
     try:
-        rows: NDArray[np.float32] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not an array that can be read ({error}). Remove it to make it again.") from error
+        rows: NDArray[np.float32] = open_npy(path)
+    except DataError as error:
+        raise DataError(f"{error} Remove it to make it again.") from error
     if rows.shape != (count, dim) or rows.dtype != np.float32:
         raise DataError(
             f"{path}: {rows.dtype} {rows.shape} instead of float32 {(count, dim)}. Remove it to make it again."

@@ -87,9 +87,11 @@ def load_embedder(folder: Path) -> Embedder:
 
     if not (folder / DESCRIPTION).is_file():
         raise WeightsError(f"{folder}: no {DESCRIPTION} in it, so it is not a saved embedder.")
-    description = read_json(folder / DESCRIPTION)
-    if not isinstance(description, dict) or description.get("format") != FORMAT:
-        found = description.get("format") if isinstance(description, dict) else type(description).__name__
+    try:
+        description = read_json(folder / DESCRIPTION, dict)
+    except DataError as error:
+        raise WeightsError(str(error)) from error
+    if (found := description.get("format")) != FORMAT:
         raise WeightsError(f"{folder / DESCRIPTION}: format {found!r} is not {FORMAT}, the one this version reads.")
     try:
         config = config_from_dict(description["embedder"])

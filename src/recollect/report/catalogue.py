@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from recollect.common.decode import IMAGE_SUFFIXES
 from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError, InputError
 from recollect.common.files import atomic_write, make_folder_for, sha256
-from recollect.common.reading import read_npz
+from recollect.common.reading import parse_json, read_npz, read_text
 from recollect.data import load
 from recollect.search.exact_search import Found, nearest
 
@@ -95,10 +95,7 @@ def _folder(root: Path) -> Listed:
 
 
 def _from_list(path: Path) -> list[Path]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as a list of paths ({error}).") from error
+    lines = read_text(path).splitlines()
     found = [path.parent / line.strip() for line in lines if line.strip()]
     missing = next((entry for entry in found if not entry.is_file()), None)
     if missing is not None:
@@ -224,10 +221,8 @@ def read_catalogue(path: Path | str) -> Catalogue:
     labels = [str(label) for label in arrays["labels"]] if "labels" in arrays else None
     if len(names) != len(embeddings) or (labels is not None and len(labels) != len(embeddings)):
         raise DataError(f"{path}: {len(embeddings)} vectors, {len(names)} names: one each is expected, labels too.")
-    try:
-        source = dict(json.loads(str(arrays["source"]))) if "source" in arrays else {}
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{path}: its note about the model cannot be read ({error}).") from error
+    note = f"{path}: its note about the model"
+    source = parse_json(str(arrays["source"]), note, dict) if "source" in arrays else {}
     return Catalogue(embeddings, names, labels, source)
 
 

@@ -52,7 +52,7 @@ class Matrix:
         """
         file = self.out / "study.json"
         if file.exists():
-            known = read_json(file)
+            known = read_json(file, dict)
             if known.get("budget") != self.budget:
                 raise ConfigError(f"{self.out} holds runs of the {known.get('budget')} budget: choose another --out.")
         elif self.out.exists() and any(self.out.iterdir()):
@@ -170,14 +170,16 @@ def best_of(run: Path, rate: float) -> Choice | None:
 
 def outcome_of(run: Path) -> dict[str, Any] | None:
     """What a finished run's manifest says came of it."""
-    manifest = run / "manifest.json"
-    return dict(found) if manifest.exists() and (found := read_json(manifest).get("outcome")) else None
+    from recollect.training.run_folder import RunFolder
+
+    found = RunFolder(run).read_manifest().get("outcome")
+    return dict(found) if found else None
 
 
 def failure_of(run: Path) -> str | None:
     """Why a run ended without a result for good: its loss was no number any more."""
     file = run / "failed.json"
-    return str(read_json(file)["why"]) if file.exists() else None
+    return str(read_json(file, dict).get("why", "it diverged")) if file.exists() else None
 
 
 def _settled(run: Path) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from recollect.common.errors import DataError, in_one_line
 from recollect.common.files import atomic_write
+from recollect.common.reading import read_torch
 from recollect.step.randomness import random_state, set_random_state
 from recollect.step.team import Team
 
@@ -80,9 +81,17 @@ def save_checkpoint(path: Path, trained: Trained, progress: Progress, sampler: d
             "scaler": trained.scaler.state_dict(),
             "random": states,
         }
-        with atomic_write(path) as file:
+        with atomic_write(path, size=_bytes_of(content)) as file:
             torch.save(content, file)
     trained.team.barrier()
+
+
+def _bytes_of(value: Any) -> int:
+    """Bytes of all tensors in nested values: what a file of them needs at least."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return sum(map(_bytes_of, inner))
 
 
 def load_checkpoint(path: Path, trained: Trained) -> tuple[Progress, dict[str, Any], int]:
@@ -128,11 +137,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         DataError: it cannot be read, or holds something else.
     """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise DataError(
-            f"{path}: not a checkpoint that can be read ({type(error).__name__}: {error}). {_WHAT_TO_DO}"
-        ) from error
+        content = read_torch(path)
+    except DataError as error:
+        raise DataError(f"{error} {_WHAT_TO_DO}") from error
     if not isinstance(content, dict):
         raise DataError(f"{path}: holds a {type(content).__name__} and is not a checkpoint. {_WHAT_TO_DO}")
     if content.get("format") != FORMAT:

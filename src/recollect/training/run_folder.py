@@ -7,9 +7,10 @@
     model/           the final embedder
     stopped/         the batch at which a run stopped on a loss that is no number
     whitening/       only before the first step: features that the last layer's whitening is learned from
-    .lock            held by the process that trains; it stays, for whoever waits at it must meet the next at it too
+    .lock            held by the process that trains; never removed, since another process may be waiting on it
 
-Everything but ``metrics.jsonl`` is written whole or not at all. A folder that holds anything is never written over.
+Everything is written whole or not at all, the folder itself with its configuration included. A folder that holds
+anything is never written over, except for what an interrupted start of a run left.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -29,25 +30,38 @@ import torch
 import yaml
 
 from recollect._version import __version__
-from recollect.common.errors import ConfigError, DataError, in_one_line
-from recollect.common.files import atomic_write, make_folder_for, write_json, write_text
+from recollect.common.errors import ConfigError, DataError
+from recollect.common.files import append_line, atomic_write, make_folder_for, new_folder, write_json, write_text
 from recollect.common.processor import VARIABLE, processor_name
-from recollect.common.reading import read_json
-from recollect.config.overrides import as_mapping, from_mapping
+from recollect.common.reading import read_json, read_json_lines
+from recollect.common.yaml_text import parse_yaml, read_yaml_text
+from recollect.config.overrides import as_mapping, from_mapping, missing_groups
 from recollect.config.schema import Config
 
+_TO_END = ", up to the line of three dots."
+"""Says in the first line of a ``config.yaml`` how to see that it is whole; those of former versions do not."""
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "pytorch-metric-learning")
 
 
 def refuse_used(path: Path) -> None:
-    """Refuse a place for a new run where something lies already; the lock of a run that never began is nothing.
+    """Refuse a place for a new run where something lies already; what an interrupted start left does not count.
 
     Raises:
         ConfigError: a file, or a folder that is not empty.
     """
-    if path.exists() and (not path.is_dir() or any(entry.name != ".lock" for entry in path.iterdir())):
+    if path.exists() and (not path.is_dir() or not all(_is_left_over(entry) for entry in path.iterdir())):
         hint = f", or go on with it: recollect train --resume {path}" if (path / "config.yaml").exists() else ""
         raise ConfigError(f"{path} exists and is not empty; a run is never written over. Choose another --out{hint}.")
+
+
+def _is_left_over(entry: Path) -> bool:
+    """Whether a run that ended before it had a configuration left this: its lock or its manifest."""
+    if entry.name == "manifest.json" and not entry.with_name("config.yaml").exists():
+        try:
+            return "recollect" in read_json(entry, dict).get("versions", {})
+        except DataError:
+            return False
+    return entry.name == ".lock" or (entry.name.startswith(".") and entry.name.endswith(".part"))
 
 
 class RunFolder:
@@ -66,7 +80,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path | str | None, name: str) -> RunFolder:
-        """A new, empty run.
+        """A place for a new run, which ``begin`` makes.
 
         Args:
             path: where; None for ``runs/<name>-<date>-<time>``.
@@ -81,8 +95,23 @@ class RunFolder:
             path = next(p for n in range(1, 1000) if not (p := base if n == 1 else Path(f"{base}-{n}")).exists())
         path = Path(path)
         refuse_used(path)
-        make_folder_for(path / "config.yaml")
+        make_folder_for(path / "config.yaml" if path.is_dir() else path)
         return cls(path)
+
+    def begin(self, config: Config, manifest: Mapping[str, Any]) -> None:
+        """Make the folder with its first two files: all of it, or nothing.
+
+        Raises:
+            StorageError: the system refuses, or another process began a run there meanwhile.
+        """
+        if self.path.is_dir():  # perhaps a mount point, which cannot be replaced; without a configuration it is no run
+            write_json(self.manifest_file, manifest)
+            self.write_config(config)
+            return
+        with new_folder(self.path) as folder:
+            begun = RunFolder(folder)
+            write_json(begun.manifest_file, manifest)
+            begun.write_config(config)
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
@@ -111,25 +140,58 @@ class RunFolder:
 
     def write_config(self, config: Config) -> None:
         """Write the resolved configuration."""
-        text = yaml.safe_dump(as_mapping(config), sort_keys=False, allow_unicode=True, width=120)
-        write_text(self.config_file, f"# Written by recollect {__version__}: every setting of this run.\n{text}")
+        text = yaml.safe_dump(as_mapping(config), sort_keys=False, allow_unicode=True, width=120, explicit_end=True)
+        write_text(
+            self.config_file, f"# Written by recollect {__version__}: every setting of this run{_TO_END}\n{text}"
+        )
 
     def read_config(self) -> Config:
-        """The configuration that was written."""
-        try:
-            values = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            raise DataError(f"{self.config_file}: not a YAML file ({in_one_line(error)}).") from error
+        """The configuration that was written.
+
+        Raises:
+            DataError: the file is not whole: what is missing would silently become a default. ConfigError: it is not
+                valid.
+        """
+        text = read_yaml_text(self.config_file)
+        values = parse_yaml(text, str(self.config_file))
+        missing = missing_groups(values) if isinstance(values, Mapping) else ["everything"]
+        if _TO_END in text.partition("\n")[0] and not text.rstrip().endswith("\n..."):
+            missing = missing or ["the end"]
+        if missing:
+            raise DataError(
+                f"{self.config_file}: not whole, it lacks {', '.join(missing)}. Put a whole copy of it back; a run is not "
+                "resumed on settings that it did not have."
+            )
         return from_mapping(values, str(self.config_file))
 
     def update_manifest(self, **values: Any) -> None:
         """Add entries to ``manifest.json``."""
-        known = read_json(self.manifest_file) if self.manifest_file.exists() else {}
-        write_json(self.manifest_file, {**known, **values})
+        write_json(self.manifest_file, {**self.read_manifest(), **values})
 
     def read_manifest(self) -> dict[str, Any]:
-        """What ``manifest.json`` says; empty without one."""
-        return dict(read_json(self.manifest_file)) if self.manifest_file.exists() else {}
+        """What ``manifest.json`` says; empty without one.
+
+        Raises:
+            DataError: it is damaged.
+        """
+        if not self.manifest_file.exists():
+            return {}
+        found = read_json(self.manifest_file, dict)
+        groups = ("versions", "machine", "data", "weights", "plan", "outcome", "pruned")
+        outcome = found.get("outcome") or {}
+        sound = all(isinstance(found.get(key) or {}, dict) for key in groups) and isinstance(
+            found.get("resumed", []), list
+        )
+        if sound and outcome:
+            numbers = [outcome.get(key) for key in ("steps", "seconds", "chosen_step")]
+            metrics = outcome.get("metrics")
+            sound = all(isinstance(number, int | float) for number in numbers) and isinstance(metrics, dict)
+            sound = sound and all(isinstance(values, dict) for values in dict(metrics or {}).values())
+        if not sound:
+            raise DataError(
+                f"{self.manifest_file}: entries of other types than recollect writes. Put a whole copy back."
+            )
+        return found
 
     def keep_batch(self, rank: int, batch: Mapping[str, Any], about: Mapping[str, Any]) -> Path:
         """Keep the batch at which a training lost its way, so that someone can look at it.
@@ -150,24 +212,32 @@ class RunFolder:
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add a line to ``metrics.jsonl``."""
-        with self.metrics_file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, allow_nan=False) + "\n")
+        append_line(self.metrics_file, json.dumps(record, allow_nan=False))
 
-    def read_metrics(self) -> Iterator[dict[str, Any]]:
-        """The lines of ``metrics.jsonl``; a last line cut short by a crash is left out."""
-        if not self.metrics_file.exists():
-            return
-        for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                continue
+    def read_metrics(self, remark: Callable[[str], None] = lambda line: None) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl``; those cut short by a crash or damaged are left out, which ``remark`` is told."""
+        return read_json_lines(self.metrics_file, remark, _is_record) if self.metrics_file.exists() else []
 
-    def forget_after(self, step: int) -> None:
-        """Drop the lines of steps after ``step``: a resumed run takes them again."""
-        kept = [record for record in self.read_metrics() if record["step"] <= step]
+    def forget_after(self, step: int, remark: Callable[[str], None] = lambda line: None) -> None:
+        """Drop the lines of steps after ``step``: a resumed run takes them again. Damaged lines go with them."""
+        kept = [record for record in self.read_metrics(remark) if record["step"] <= step]
         if self.metrics_file.exists():
             write_text(self.metrics_file, "".join(json.dumps(record) + "\n" for record in kept))
+
+
+def _is_record(record: Mapping[str, Any]) -> bool:
+    """Whether a line of ``metrics.jsonl`` has what its readers need."""
+    step, kind = record.get("step"), record.get("kind")
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        return False
+    if kind == "step":
+        return all(isinstance(record.get(key), int | float) for key in ("epoch", "loss", "seconds"))
+    values = (value for key, value in record.items() if key not in ("kind", "split"))
+    return (
+        kind == "evaluation"
+        and isinstance(record.get("split"), str)
+        and all(isinstance(v, int | float) for v in values)
+    )
 
 
 def circumstances(device: torch.device, processes: int) -> dict[str, Any]:

@@ -22,12 +22,13 @@ import torch.distributed as dist
 from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError, RecollectError
 from recollect.common.locks import try_lock
+from recollect.common.refusals import StorageError
 from recollect.common.threads import limited_threads
 from recollect.config.schema import Config
 from recollect.data import shard
 from recollect.step.chunking import is_out_of_memory
 from recollect.step.large_batch import StepInfo, large_batch_step
-from recollect.step.team import Team
+from recollect.step.team import Team, losing_no_process
 from recollect.training.batches import Fed, Indices
 from recollect.training.build import Training, built
 from recollect.training.checkpoint import Progress, load_checkpoint, read_checkpoint, save_best, save_checkpoint
@@ -92,16 +93,21 @@ def train(
         return Outcome(run.path, **{name: finished[name] for name in ("steps", "seconds", "chosen_step", "metrics")})
     if (config is None) == (run is None):
         raise ConfigError("give either a configuration or a run to resume.")
-    with built(run.read_config() if config is None and run is not None else config) as training:
+    advice = "Start all of them again with the same command."
+    with (
+        built(run.read_config() if config is None and run is not None else config) as training,
+        losing_no_process(training.machine.team, lambda: advice),
+    ):
         team, figures = training.machine.team, estimate(training)
         speak = say if team.rank == 0 else _silent
         for line in figures.lines(training.choices):
             speak(line)
         training.prepare()
-        folder = _place(training, run, out)
-        with _alone(folder, team), stop_on_signals() as stop:
-            if team.rank == 0:
-                _note_start(training, figures, folder, resumed=run is not None)
+        folder = _place(training, figures, run, out)
+        advice = f"Go on from the last checkpoint: start all of them again with --resume {folder.path}."
+        with _alone(folder, team), stop_on_signals() as stop, _resumable(folder):
+            if team.rank == 0 and run is not None:
+                folder.update_manifest(resumed=[*folder.read_manifest().get("resumed", []), now()])
             speak(f"run        {folder.path}")
             return Trainer(training, folder, stop, speak, on_validation).run()
 
@@ -113,28 +119,25 @@ def plan(config: Config) -> tuple[Plan, list[str]]:
         return figures, figures.lines(training.choices)
 
 
-def _place(training: Training, run: RunFolder | None, out: Path | str | None) -> RunFolder:
-    """The folder of ``run``, or of a new one, made and still empty. Every process calls it."""
+def _place(training: Training, figures: Plan, run: RunFolder | None, out: Path | str | None) -> RunFolder:
+    """The folder of ``run``, or of a new one, made with its configuration. Every process calls it."""
     team = training.machine.team
     if team.rank == 0 and run is None:
         run = RunFolder.create(out, training.config.name)
+        run.begin(training.config, _beginning(training, figures))
     return RunFolder(Path(team.from_first(None if run is None else str(run.path))))
 
 
-def _note_start(training: Training, figures: Plan, folder: RunFolder, resumed: bool) -> None:
-    """Write a run's first files, or that it is resumed. By the one process that holds the run's lock."""
-    if resumed:
-        folder.update_manifest(resumed=[*folder.read_manifest().get("resumed", []), now()])
-        return
+def _beginning(training: Training, figures: Plan) -> dict[str, Any]:
+    """What the manifest of a new run says."""
     config, machine = training.config, training.machine
-    folder.update_manifest(
+    return {
         **circumstances(machine.device, machine.team.size),
-        data={"name": config.data.name, "root": config.data.root, "fingerprints": training.sets.fingerprints()},
-        weights=training.network.embedder.config.provenance.as_dict(),
-        choices=[str(choice) for choice in training.choices],
-        plan=figures.as_dict(),
-    )
-    folder.write_config(config)
+        "data": {"name": config.data.name, "root": config.data.root, "fingerprints": training.sets.fingerprints()},
+        "weights": training.network.embedder.config.provenance.as_dict(),
+        "choices": [str(choice) for choice in training.choices],
+        "plan": figures.as_dict(),
+    }
 
 
 @contextlib.contextmanager
@@ -149,6 +152,18 @@ def _alone(folder: RunFolder, team: Team) -> Iterator[None]:
     finally:
         if lock is not None:
             lock.close()  # the file stays: were it removed, one process could lock the old file and one a new one
+
+
+@contextlib.contextmanager
+def _resumable(folder: RunFolder) -> Iterator[None]:
+    """A full disk ends a run, but loses nothing of it."""
+    try:
+        yield
+    except StorageError as error:
+        advice = (
+            f"The run is safe up to its last checkpoint and goes on from there: recollect train --resume {folder.path}"
+        )
+        raise error.with_advice(advice) from error
 
 
 class Trainer:
@@ -195,7 +210,7 @@ class Trainer:
         if self.first:
             shutil.rmtree(self.folder.whitening, ignore_errors=True)
             # Before the first step the first evaluation is taken again.
-            self.folder.forget_after(self.progress.step or -1)
+            self.folder.forget_after(self.progress.step or -1, self.say)
             self.folder.forget_best_but(self.progress.best.get("step"))
         self.saved_at = time.monotonic()
         self.started_at = time.monotonic() - self.progress.seconds

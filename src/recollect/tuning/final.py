@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from recollect.common.errors import DataError
 from recollect.common.reading import read_json
 from recollect.config.overrides import published_tests
 from recollect.config.schema import Config
@@ -122,7 +123,10 @@ def _test(folder: Path, config: Config, name: str, images: ImageSet) -> dict[str
     """Metrics of one test set, measured once and kept where ``recollect eval`` keeps them."""
     place = folder / "eval" / name.replace("/", "-")
     if (place / "metrics.json").exists():
-        return dict(read_json(place / "metrics.json")["metrics"])
+        known = read_json(place / "metrics.json", dict).get("metrics")
+        if isinstance(known, dict) and all(isinstance(value, int | float) for value in known.values()):
+            return known
+        raise DataError(f"{place / 'metrics.json'}: holds no metrics. Remove it to measure again.")
     published = published_tests(config.published)
     ks = [int(key.removeprefix("r@")) for key in published.get(name, {}) if key.startswith("r@")]
     device = None if config.run.device == "auto" else config.run.device

@@ -61,8 +61,6 @@ def run(path: Path, config: Config, say: Any, on_validation: OnValidation | None
     """
     folder = RunFolder(path)
     if not folder.config_file.exists():
-        # Killed between making the folder and writing its configuration: nothing was trained yet.
-        folder.manifest_file.unlink(missing_ok=True)
         return train(config, path, say=say, on_validation=on_validation)
     _check_same(folder, config)
     return train(resume=path, say=say, on_validation=on_validation)
