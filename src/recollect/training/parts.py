@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from recollect.common.decode import set_max_pixels
 from recollect.common.errors import ConfigError
 from recollect.common.files import cache_folder
 from recollect.config.schema import Config, DataConfig, ModelConfig
@@ -52,6 +53,7 @@ class Sets:
 def load_sets(config: Config) -> Sets:
     """The image sets that ``config`` names; validation classes, if any, are taken out of the training classes."""
     data = config.data
+    set_max_pixels(data.max_pixels)
     train = _load(data, data.train_split)
     validation = benchmark = None
     if data.validation == "sfm120k":

@@ -31,7 +31,7 @@ import yaml
 from recollect._version import __version__
 from recollect.common.errors import ConfigError, DataError, in_one_line
 from recollect.common.files import make_folder_for, read_json, write_json, write_text
-from recollect.config.overrides import as_mapping, from_mapping
+from recollect.config.overrides import as_mapping, as_written_before, from_mapping
 from recollect.config.schema import Config
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class RunFolder:
             values = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
         except yaml.YAMLError as error:
             raise DataError(f"{self.config_file}: not a YAML file ({in_one_line(error)}).") from error
-        return from_mapping(values, str(self.config_file))
+        return as_written_before(from_mapping(values, str(self.config_file)))
 
     def update_manifest(self, **values: Any) -> None:
         """Add entries to ``manifest.json``."""
