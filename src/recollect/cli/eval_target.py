@@ -176,6 +176,9 @@ def _run_config(target: Path | None) -> Mapping[str, Any]:
 def own_data(target: Path | None) -> Mapping[str, Any]:
     """What a run says of the images it was trained and tested on; nothing for other targets."""
     own = _run_config(target).get("data")
+    if isinstance(own, Mapping) and own.get("name") == "folder":
+        # Runs of earlier versions divided classes by the alphabet without saying so.
+        return {**own, "options": {"class_split": "alphabet", **(own.get("options") or {})}}
     return own if isinstance(own, Mapping) else {}
 
 

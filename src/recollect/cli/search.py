@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import AsJson, Device, Quiet, print_json
+from recollect.cli.options import AsJson, Device, MaxPixels, Quiet, print_json
 
 
 @app.command()
@@ -26,6 +26,7 @@ def search(
     model: Annotated[str | None, typer.Option(help="Where the model is now, if it moved.")] = None,
     weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
     device: Device = None,
+    max_pixels: MaxPixels = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Let --html overwrite a file that recollect did not write.")
     ] = False,

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from recollect.common import pixels
-from recollect.common.errors import ImageError, InputError
+from recollect.common.errors import ConfigError, ImageError, InputError
 from recollect.common.imports import require
 from recollect.common.words import printable
 
@@ -36,8 +36,9 @@ from recollect.common.words import printable
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 MAX_PIXELS = 100_000_000
-"""Larger images are refused as decompression bombs. PIL keeps colours in 4 bytes per pixel, and for a moment an image is
-held twice, as decoded and as converted: 100 megapixels take 0.8 GB, besides what the decoder itself needs."""
+"""Larger images are refused as decompression bombs, unless ``set_max_pixels`` says otherwise. PIL keeps colours in 4 bytes
+per pixel, and for a moment an image is held twice, as decoded and as converted: 100 megapixels take 0.8 GB, besides what
+the decoder itself needs."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000")
 """Formats PIL may try. Rare ones with fragile decoders are left out."""
@@ -87,14 +88,29 @@ _DECODER_ERRORS = (
 )
 
 
-def read_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+_max_pixels = MAX_PIXELS
+
+
+def set_max_pixels(limit: int | None) -> None:
+    """Set the limit on the size of images for this process; None for ``MAX_PIXELS``.
+
+    For whoever is told by a user: the command line's ``--max-pixels`` and the setting ``data.max_pixels``. A limit given to
+    a single call beats it.
+    """
+    global _max_pixels
+    if limit is not None and limit < 1:
+        raise ConfigError(f"max_pixels is {limit}: it must be at least 1.")
+    _max_pixels = MAX_PIXELS if limit is None else limit
+
+
+def read_image(source: ImageSource, *, max_pixels: int | None = None) -> Image.Image:
     """Read an image as 8-bit RGB, upright by its EXIF orientation.
 
     Palettes, greyscale, CMYK and 16-bit images are converted; transparency is laid on white.
 
     Args:
         source: a path, a file's content, a PIL image, a uint8 array, or a function that gives one of these.
-        max_pixels: images with more pixels are refused before they are decoded.
+        max_pixels: images with more pixels are refused before they are decoded; None for the limit of this process.
 
     Raises:
         ImageError: the file is missing, not a regular file, broken, truncated, too large or not an image; the message
@@ -225,11 +241,13 @@ def _reason(error: BaseException) -> str:
     return printable(" ".join(str(error).split())) or type(error).__name__
 
 
-def _refuse_large(name: str, size: tuple[int, int], max_pixels: int) -> None:
+def _refuse_large(name: str, size: tuple[int, int], limit: int | None) -> None:
+    max_pixels = _max_pixels if limit is None else limit
     if size[0] * size[1] > max_pixels:
         raise ImageError(
             f"{name}: {size[0]:,}×{size[1]:,} pixels, more than the limit of {max_pixels:,}. "
-            "Shrink the file, or raise the limit with --max-pixels (max_pixels in Python and YAML) if you trust it.",
+            "Shrink the file, or raise the limit with --max-pixels (data.max_pixels in YAML, max_pixels in Python) if you "
+            "trust it.",
             "too large",
         )
 

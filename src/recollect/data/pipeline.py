@@ -22,7 +22,6 @@ import torch
 from PIL import Image
 
 from recollect.common.bad_images import BadImage
-from recollect.common.decode import MAX_PIXELS
 from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.common.size_groups import grouped
 from recollect.data.cache import CacheStats
@@ -69,7 +68,7 @@ class Pipeline:
         on_bad_image: ``"error"`` stops; ``"skip"`` puts another image of the same class in its place (in
             ``sequential``: leaves it out) and lists it in ``bad_images``.
         seed: of the augmentation, from 0 up.
-        max_pixels: larger images are refused.
+        max_pixels: larger images are refused; None for the limit of this process (``set_max_pixels``).
         pin: put batches into page-locked memory, from which a CUDA device copies while it computes. Needs such a device;
             the memory of a batch is then taken whole when its first image is read.
 
@@ -96,7 +95,7 @@ class Pipeline:
         cache_size: int | None = None,
         on_bad_image: str = "error",
         seed: int = 0,
-        max_pixels: int = MAX_PIXELS,
+        max_pixels: int | None = None,
         pin: bool = False,
     ) -> None:
         for name, value in (("workers", workers), ("prefetch_bytes", prefetch_bytes), ("seed", seed)):

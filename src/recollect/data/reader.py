@@ -16,7 +16,6 @@ import numpy as np
 from PIL import Image
 
 from recollect.common.bad_images import BadImage, BadImages
-from recollect.common.decode import MAX_PIXELS
 from recollect.common.errors import ConfigError, DataError, ImageError, RecollectError
 from recollect.common.files import cache_folder
 from recollect.common.words import printable
@@ -42,7 +41,7 @@ class Reader:
         cache_dir: Path | str | None = None,
         cache_size: int | None = None,
         on_bad_image: str = "error",
-        max_pixels: int = MAX_PIXELS,
+        max_pixels: int | None = None,
     ) -> None:
         if cache not in CACHES:
             raise ConfigError(f"cache {cache!r} is unknown: choose one of {', '.join(CACHES)}.")

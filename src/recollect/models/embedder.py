@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from recollect.common.bad_images import OnBadImage
-from recollect.common.decode import MAX_PIXELS
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.preprocessing import Preprocessing
 from recollect.common.processor import check_half_precision
@@ -319,7 +318,7 @@ class Embedder(nn.Module):
         on_bad_image: OnBadImage = "error",
         workers: int | None = None,
         before_head: bool = False,
-        max_pixels: int = MAX_PIXELS,
+        max_pixels: int | None = None,
     ) -> Tensor:
         """The one way to get vectors: N images → N×dim float32 on the CPU, row i for image i.
 
@@ -337,7 +336,7 @@ class Embedder(nn.Module):
                 and names it in a warning at the end; a function is called with (index, error), the row being NaN.
             workers: threads that decode; None for one a core, at most 8; 0 for none.
             before_head: give the inputs of the last layer instead, N×feature_dim: what whitening is learned from.
-            max_pixels: larger images are refused before they are decoded.
+            max_pixels: larger images are refused; None for the limit of this process (``set_max_pixels``).
         """
         if scales is not None:
             multiscale.check_scales(scales)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from recollect.common.bad_images import BadImages, OnBadImage
 from recollect.common.console import ProgressLine
-from recollect.common.decode import MAX_PIXELS, ImageSource, read_image
+from recollect.common.decode import ImageSource, read_image
 from recollect.common.errors import ImageError, InputError
 from recollect.common.preprocessing import Preprocessing
 from recollect.common.size_groups import SizeGroups
@@ -42,7 +42,7 @@ def embed_images(
     progress: bool,
     on_bad_image: OnBadImage,
     workers: int | None,
-    max_pixels: int = MAX_PIXELS,
+    max_pixels: int | None = None,
 ) -> Tensor:
     """Vectors of all images, N×``length`` on the CPU. See ``Embedder.embed``.
 
@@ -125,7 +125,7 @@ def _batch_of(batch_size: int, budget: int, cost: int) -> int:
     return max(1, min(batch_size, budget // max(1, cost)))
 
 
-def as_pixels(image: ImageLike, preprocessing: Preprocessing, max_pixels: int = MAX_PIXELS) -> Tensor:
+def as_pixels(image: ImageLike, preprocessing: Preprocessing, max_pixels: int | None = None) -> Tensor:
     """One image, whatever it is given as, to the tensor the model takes."""
     if isinstance(image, Tensor):
         if image.ndim != 3 or image.shape[0] != 3:
@@ -141,7 +141,7 @@ def as_pixels(image: ImageLike, preprocessing: Preprocessing, max_pixels: int = 
 
 
 def _decoded(
-    images: Iterable[ImageLike], preprocessing: Preprocessing, workers: int | None, window: int, max_pixels: int
+    images: Iterable[ImageLike], preprocessing: Preprocessing, workers: int | None, window: int, max_pixels: int | None
 ) -> Iterator[tuple[int, Tensor | ImageError]]:
     """Images in order, decoded ahead by threads (PIL lets go of the interpreter while it decodes)."""
 

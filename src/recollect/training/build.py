@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from recollect.common import processor
+from recollect.common.decode import set_max_pixels
 from recollect.common.errors import ConfigError
 from recollect.config.automatic import Choice, choose_device, is_pretrained, settle
 from recollect.config.schema import Config, DataConfig, ModelConfig
@@ -188,6 +189,7 @@ def build(config: Config, device: torch.device, team: Team) -> Training:
 def load_sets(config: Config) -> Sets:
     """The image sets that ``config`` names; validation classes, if any, are taken out of the training classes."""
     data = config.data
+    set_max_pixels(data.max_pixels)
     train = _load(data, data.train_split)
     validation = benchmark = None
     if data.validation == "sfm120k":

@@ -35,7 +35,7 @@ from recollect.common.files import append_line, atomic_write, make_folder_for, n
 from recollect.common.processor import VARIABLE, processor_name
 from recollect.common.reading import read_json, read_json_lines
 from recollect.common.yaml_text import parse_yaml, read_yaml_text
-from recollect.config.overrides import as_mapping, from_mapping, missing_groups
+from recollect.config.overrides import as_mapping, as_written_before, from_mapping, missing_groups
 from recollect.config.schema import Config
 
 _TO_END = ", up to the line of three dots."
@@ -162,7 +162,7 @@ class RunFolder:
                 f"{self.config_file}: not whole, it lacks {', '.join(missing)}. Put a whole copy of it back; a run is not "
                 "resumed on settings that it did not have."
             )
-        return from_mapping(values, str(self.config_file))
+        return as_written_before(from_mapping(values, str(self.config_file)))
 
     def update_manifest(self, **values: Any) -> None:
         """Add entries to ``manifest.json``."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from recollect.common.decode import MAX_PIXELS, image_size
+from recollect.common.decode import image_size
 from recollect.common.errors import ConfigError, ImageError
 from recollect.data.image_set import ImageSet
 from recollect.data.transforms.crops import Pixels, mirrored
@@ -50,7 +50,7 @@ class LongerSide:
         """A complete description."""
         return repr(self)
 
-    def read(self, images: ImageSet, index: int, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    def read(self, images: ImageSet, index: int, max_pixels: int | None = None) -> Image.Image:
         """Image ``index``, cropped and shrunk."""
         whole = images.read(index, max_pixels, crop=False)
         box = _box(images, index)
