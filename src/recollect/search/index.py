@@ -155,7 +155,7 @@ class Index(OpenedIndex):
         """
         listed, remarks = list_images(folder, prefix=prefix, allow_outside=allow_outside)
         with self._store.writing(wait):
-            generation = self._current(fresh=True)
+            generation = self._tidied()
             changes = sync_images(
                 self._store, generation, self.encoder, listed, Path(folder), prune=prune, rehash=rehash
             )  # fmt: skip
@@ -336,8 +336,10 @@ class Index(OpenedIndex):
         """
         encoder = open_encoder(model, **opening)
         with self._store.writing(wait):
-            old = self._current(fresh=True)
+            old = self._tidied()
             kept = old.half if half is None else half
+            if (encoder.fingerprint, dim or encoder.dim, kept) == (old.fingerprint, old.dim, old.half):
+                return Changes(unchanged=self._store.count(old.number))  # it is of this model already
             new = Generation(
                 old.number + 1, _model(encoder), dim or encoder.dim, kept, calibration=_calibration(encoder, dim)
             )
@@ -363,6 +365,14 @@ class Index(OpenedIndex):
             self._encoder, self._opening = encoder, opening
             self._store.drop_generation(old.number)
         return changes
+
+    def _tidied(self) -> Generation:
+        """The current generation, after removing what a process left that ended between switching and removing."""
+        generation = self._current(fresh=True)
+        known = {generation.number, *([] if self._settings.building is None else [self._settings.building.number])}
+        for number in set(self._store.generations()) - known:
+            self._store.drop_generation(number)
+        return generation
 
     def approximate(self, settings: Mapping[str, int] | None = None, *, wait: float = 0.0) -> dict[str, Any]:
         """Build an approximate index, measure its recall against exact search, and use it from now on.
