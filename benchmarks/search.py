@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.timing import peak_mib, report
 from recollect.search import Index, Item, Store, open_store
-from recollect.search.approximate import measure
+from recollect.search.approximate_search import measure
 from recollect.search.settings import Generation
 
 DIM = 512

@@ -1,4 +1,4 @@
-"""Calibrating a model or an index on labelled images. Behind ``recollect calibrate``; the measure is in ``calibration``."""
+"""Calibrating a model or an index on labelled images. Behind ``recollect calibrate``; the measure is in ``thresholds``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from recollect.common.errors import DataError, InputError, RecollectError
 from recollect.common.progress import ProgressLine
 from recollect.data import load
 from recollect.search.addresses import is_index
-from recollect.search.calibration import Calibration, calibrate, write_calibration
 from recollect.search.encoder import Encoder, open_encoder
 from recollect.search.filling import stored_vectors
-from recollect.search.images import list_images
+from recollect.search.image_files import list_images
 from recollect.search.index import Index
+from recollect.search.thresholds import Calibration, calibrate, write_calibration
 
 Labelled = tuple[list[Any], list[str]]
 """Images with their labels."""
@@ -42,7 +42,7 @@ def calibrate_target(
         target: one of these.
         data: a folder or ``.csv`` of labelled images, or a data set by name; for an index, its own labelled images by default.
         root: the folder of a data set. split: the part to use, where there are parts.
-        same_rate, similar_rate: see ``calibration.calibrate``.
+        same_rate, similar_rate: see ``thresholds.calibrate``.
         wait: seconds to wait for another process that is writing to the index.
         opening: ``weights``, ``device``, ``batch_size``, ``download`` for the model.
 

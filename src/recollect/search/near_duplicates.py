@@ -18,9 +18,9 @@ from recollect.common.errors import DataError, InputError
 from recollect.common.progress import ProgressLine
 from recollect.search.addresses import is_index
 from recollect.search.encoder import open_encoder
-from recollect.search.images import digest_of, list_images
+from recollect.search.image_files import digest_of, list_images
 from recollect.search.index import Index
-from recollect.search.store import Item
+from recollect.search.vector_store import Item
 
 _ROWS = 2048
 

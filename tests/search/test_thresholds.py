@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from recollect.common.errors import DataError, InputError
 from recollect.models import Embedder
-from recollect.search import Index, calibrating, calibration
+from recollect.search import Index, calibrating, thresholds
 from recollect.search.calibrating import calibrate_target
-from recollect.search.calibration import BINS, calibrate, read_calibration, verdict
 from recollect.search.encoder import open_encoder
+from recollect.search.thresholds import BINS, calibrate, read_calibration, verdict
 from search.stores import vectors
 from search.toy_model import ToyEncoder, make_photos
 
@@ -25,11 +25,11 @@ def test_rates_are_those_of_counting_all_pairs(count: int, seed: int, rate: floa
     labels[:8] = [0, 0, 0, 0, 1, 1, 1, 1]  # enough pairs of two classes for the smallest rate
     labels[8:10] = [2, 2]
     points = vectors(count, 5, seed)
-    before, calibration._ROWS = calibration._ROWS, rows
+    before, thresholds._ROWS = thresholds._ROWS, rows
     try:
         found = calibrate(points, labels, same_rate=rate, similar_rate=0.6, fingerprint="f")
     finally:
-        calibration._ROWS = before
+        thresholds._ROWS = before
     similarities = points.astype(np.float64) @ points.T.astype(np.float64)
     pairs = np.triu(np.ones((count, count), bool), 1)
     equal = labels[:, None] == labels[None]
@@ -60,8 +60,8 @@ def test_wrong_input_is_named() -> None:
 
 
 def test_verdicts() -> None:
-    thresholds = {"same": {"similarity": 0.8}, "similar": {"similarity": 0.5}}
-    assert [verdict(value, thresholds) for value in (0.9, 0.8, 0.79, 0.5, 0.49)] == [
+    limits = {"same": {"similarity": 0.8}, "similar": {"similarity": 0.5}}
+    assert [verdict(value, limits) for value in (0.9, 0.8, 0.79, 0.5, 0.49)] == [
         "same", "same", "similar", "similar", "unknown"]  # fmt: skip
     assert verdict(0.9, None) is None
 
