@@ -122,3 +122,33 @@ def test_mistakes_end_with_a_sentence(
     if "made.index" in words:
         _run("index", "made.index", "photos", "--model", "model")
     assert says in _fails(capsys, monkeypatch, *words.split())
+
+
+def test_calibrate_and_duplicates(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _run("index", "shop.index", "photos", "--model", "model")
+    said = _run("calibrate", "shop.index", "--false-match-rate", "0.02")
+    assert "20 images of 4 classes: 40 pairs of one class, 150 of two" in said
+    assert "same" in said
+    found = json.loads(_run("calibrate", "model", "--data", "photos", "--false-match-rate", "0.02", "--json"))
+    assert found["other_pairs"] == 150
+    assert Path("model/calibration.json").is_file()
+    assert "same from" in _run("index", "shop.index", "--info")
+    lines = _run("search", "shop.index", "photos/class1/2.png", "--top", "1").splitlines()
+    assert lines[1].split()[2] == "same"
+    Path("photos/class3/copy.png").write_bytes(Path("photos/class0/0.png").read_bytes())
+    _run("index", "shop.index", "photos")
+    said = _run("duplicates", "shop.index", "--similarity", "0.9999")
+    assert "1 have more than one label" in said
+    assert "class3/copy.png" in said
+    groups = json.loads(_run("duplicates", "photos", "--model", "model", "--similarity", "0.9999", "--json"))["groups"]
+    assert {"ids": ["class0/0.png", "class3/copy.png"], "similarity": 1.0, "identical": True, "crosses": False,
+            "labels": ["class0", "class3"]} in groups  # fmt: skip
+    for words, says in (
+        ("calibrate shop.index --false-match-rate 0.00001", "cannot tell"),
+        ("calibrate model", "--data"),
+        ("duplicates nowhere --model model", "no such folder"),
+        ("duplicates shop.index --similarity 3", "0.95"),
+    ):
+        assert says in _fails(capsys, monkeypatch, *words.split())

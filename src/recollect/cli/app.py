@@ -79,8 +79,10 @@ def common_options(
 
 
 # Verbs, one import per file: each defines its command on import.
+from recollect.cli import calibrate as _calibrate  # noqa: E402, F401
 from recollect.cli import data as _data  # noqa: E402, F401
 from recollect.cli import demo as _demo  # noqa: E402, F401
+from recollect.cli import duplicates as _duplicates  # noqa: E402, F401
 from recollect.cli import embed as _embed  # noqa: E402, F401
 from recollect.cli import eval as _eval  # noqa: E402, F401
 from recollect.cli import export as _export  # noqa: E402, F401

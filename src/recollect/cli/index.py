@@ -36,7 +36,9 @@ def index(
         str | None,
         typer.Option(autocompletion=complete_model, help="A run, a saved embedder, or an initialisation by name."),
     ] = None,
-    add: Annotated[bool, typer.Option("--add", help="Add single image files; their ids are the paths.")] = False,
+    add: Annotated[
+        bool, typer.Option("--add", help="Add single image files, with their relative paths as ids.")
+    ] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the images with these ids.")] = False,
     info: Annotated[bool, typer.Option("--info", help="Say what the index holds.")] = False,
     prune: Annotated[
@@ -111,7 +113,7 @@ def index(
 def _opened(address: str, model: str | None, rebuild: bool, opening: dict[str, Any], **kept: Any) -> Index:
     from recollect.common.errors import ConfigError
     from recollect.search import Index
-    from recollect.search.store import NoIndexError
+    from recollect.search.vector_store import NoIndexError
 
     try:
         return Index.open(address, None if rebuild else model, **opening)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from recollect.common.errors import ConfigError
-from recollect.search.store import Store
+from recollect.search.vector_store import Store
 
 SCHEMES = {
     "postgresql": "recollect.search.postgres_store:PostgresStore",

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from recollect.common.console import ProgressLine
 from recollect.common.errors import DataError, ImageError
 from recollect.search.encoder import Encoder
-from recollect.search.images import Listed, digest_of, stamp_of
+from recollect.search.image_files import Listed, digest_of, stamp_of
 from recollect.search.settings import Generation
-from recollect.search.store import Item, Store, clean_metadata
+from recollect.search.vector_store import Item, Store, clean_metadata
 
 BATCH = 256
 """Images embedded and written together: what an interruption may cost."""

@@ -2,7 +2,7 @@
 
 An index lives at an address (a file, PostgreSQL, Milvus; see ``addresses``) and knows its model by a fingerprint of weights
 and preprocessing: vectors of another model are refused, since they would be compared without a complaint and wrongly.
-Filling is in ``filling``, the state of an index in ``settings``, what stores do in ``store``.
+Filling is in ``filling``, the state of an index in ``settings``, what stores do in ``vector_store``.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common.errors import DataError, InputError
-from recollect.search import approximate as approximation
+from recollect.search import approximate_search as approximation
 from recollect.search.addresses import open_store
-from recollect.search.calibration import verdict
 from recollect.search.encoder import Encoder, open_encoder
 from recollect.search.filling import Changes, add_images, refill, stored_vectors, sync_images
-from recollect.search.images import list_images
+from recollect.search.image_files import list_images
 from recollect.search.opened_index import OpenedIndex, OtherModelError
 from recollect.search.settings import Generation, Settings, read_settings, write_settings
-from recollect.search.store import Item, NoIndexError, clean_metadata, clean_where
+from recollect.search.thresholds import verdict
+from recollect.search.vector_store import Item, NoIndexError, clean_metadata, clean_where
 
 if TYPE_CHECKING:
     from recollect.models import Embedder
@@ -140,7 +140,7 @@ class Index(OpenedIndex):
     ) -> Changes:
         """Bring the index up to date with a folder or a CSV file: only new and changed images are embedded.
 
-        May be interrupted at any moment; the next call goes on. Ids and metadata: see ``images.list_images``.
+        May be interrupted at any moment; the next call goes on. Ids and metadata: see ``image_files.list_images``.
 
         Args:
             folder: the folder or the ``.csv`` file.
@@ -155,7 +155,7 @@ class Index(OpenedIndex):
         """
         listed, remarks = list_images(folder, prefix=prefix, allow_outside=allow_outside)
         with self._store.writing(wait):
-            generation = self._current(fresh=True)
+            generation = self._tidied()
             changes = sync_images(
                 self._store, generation, self.encoder, listed, Path(folder), prune=prune, rehash=rehash
             )  # fmt: skip
@@ -174,7 +174,8 @@ class Index(OpenedIndex):
 
         Args:
             images: paths, bytes, PIL images or uint8 arrays. Of those that are not files, the bytes are kept.
-            ids: one per image; by default the path as given.
+            ids: one per image; by default the path as given, or only the file's name if the path is absolute or has ``..``:
+                ids are shown to others, where files lie on this machine is not.
             metadata: one mapping per image; values are kept as text.
             wait: seconds to wait for another process that is writing.
         """
@@ -336,8 +337,10 @@ class Index(OpenedIndex):
         """
         encoder = open_encoder(model, **opening)
         with self._store.writing(wait):
-            old = self._current(fresh=True)
+            old = self._tidied()
             kept = old.half if half is None else half
+            if (encoder.fingerprint, dim or encoder.dim, kept) == (old.fingerprint, old.dim, old.half):
+                return Changes(unchanged=self._store.count(old.number))  # it is of this model already
             new = Generation(
                 old.number + 1, _model(encoder), dim or encoder.dim, kept, calibration=_calibration(encoder, dim)
             )
@@ -364,6 +367,14 @@ class Index(OpenedIndex):
             self._store.drop_generation(old.number)
         return changes
 
+    def _tidied(self) -> Generation:
+        """The current generation, after removing what a process left that ended between switching and removing."""
+        generation = self._current(fresh=True)
+        known = {generation.number, *([] if self._settings.building is None else [self._settings.building.number])}
+        for number in set(self._store.generations()) - known:
+            self._store.drop_generation(number)
+        return generation
+
     def approximate(self, settings: Mapping[str, int] | None = None, *, wait: float = 0.0) -> dict[str, Any]:
         """Build an approximate index, measure its recall against exact search, and use it from now on.
 
@@ -386,7 +397,7 @@ class Index(OpenedIndex):
             self._write(self._settings.with_current(approximate=None))
 
     def set_calibration(self, calibration: Mapping[str, Any] | None, *, wait: float = 0.0) -> None:
-        """Keep thresholds with the index (see ``calibration.calibrate``)."""
+        """Keep thresholds with the index (see ``thresholds.calibrate``)."""
         with self._store.writing(wait):
             self._current(fresh=True)
             self._write(self._settings.with_current(calibration=None if calibration is None else dict(calibration)))
@@ -398,7 +409,7 @@ def _model(encoder: Encoder) -> dict[str, Any]:
 
 def _calibration(encoder: Encoder, dim: int | None) -> dict[str, Any] | None:
     """The model's own calibration, unless vectors are cut: then its similarities are others."""
-    from recollect.search.calibration import read_calibration
+    from recollect.search.thresholds import read_calibration
 
     return None if dim not in (None, encoder.dim) else read_calibration(encoder)
 
@@ -408,11 +419,15 @@ def _names(images: Sequence[Any], ids: Sequence[str] | None) -> list[str]:
         unnamed = next((image for image in images if not isinstance(image, str | Path)), None)
         if unnamed is not None:
             raise InputError(f"a {type(unnamed).__name__} has no name: give ids, one per image.")
-        return [Path(image).as_posix() for image in images]
+        ids = [_name(Path(image)) for image in images]
     names = list(ids)
     if len(names) != len(images):
         raise InputError(f"{len(images)} images but {len(names)} ids: one each is expected.")
     twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
     if twice is not None:
-        raise InputError(f"the id {twice!r} is given twice.")
+        raise InputError(f"the id {twice!r} is there twice: give ids, one per image.")
     return names
+
+
+def _name(path: Path) -> str:
+    return path.name if path.is_absolute() or ".." in path.parts else path.as_posix()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.imports import require
-from recollect.search.store import (
+from recollect.search.vector_store import (
     Hit,
     IndexBusyError,
     Item,
@@ -39,7 +39,7 @@ _PAGE = 1000  # items read at a time
 
 
 class PostgresStore:
-    """See ``recollect.search.store.Store`` for what the methods do."""
+    """See ``recollect.search.vector_store.Store`` for what the methods do."""
 
     def __init__(self, target: str, name: str, address: str) -> None:
         self.address = address

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recollect.common.errors import InputError
-from recollect.search.images import list_images
+from recollect.search.image_files import list_images
 from recollect.search.index import Index, Match
 
 _TOGETHER = 64

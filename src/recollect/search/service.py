@@ -30,8 +30,8 @@ from recollect.search.batching import Batcher, TooBusyError
 from recollect.search.guards import Guard
 from recollect.search.index import Index, Match
 from recollect.search.service_metrics import ServiceMetrics
-from recollect.search.store import IndexBusyError, clean_metadata, clean_where
 from recollect.search.thumbnails import Thumbnails, check_upload
+from recollect.search.vector_store import IndexBusyError, clean_metadata, clean_where
 
 PAGE = Path(__file__).parent / "page"
 MOST = 1000

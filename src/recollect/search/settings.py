@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from recollect.search.store import Store, StoreError
+from recollect.search.vector_store import Store, StoreError
 
 DOCUMENT = "settings"
 FORMAT = 1
@@ -24,7 +24,7 @@ class Generation:
         model: what made the vectors: ``model``, ``weights``, ``name``, ``fingerprint``, ``dim`` (of the model).
         dim: length of the vectors kept. half: whether they are kept in half precision.
         approximate: settings of the approximate index and its measured recall; None for exact search only.
-        calibration: thresholds for *same* and *similar* (see ``calibration``).
+        calibration: thresholds for *same* and *similar* (see ``thresholds``).
     """
 
     number: int

@@ -11,7 +11,7 @@ from PIL import Image, UnidentifiedImageError
 
 from recollect.common.decode import FORMATS, read_image
 from recollect.common.errors import ImageError, RecollectError
-from recollect.search.images import stamp_of
+from recollect.search.image_files import stamp_of
 from recollect.search.index import Index
 
 SIDE = 256
