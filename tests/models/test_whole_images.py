@@ -21,7 +21,7 @@ from recollect.data.transforms.longer_side import LongerSide
 from recollect.inference import vector_store as stored
 from recollect.inference.vector_store import stored_vectors, weights_digest
 from recollect.models import Embedder
-from recollect.models.preprocessing import by_shape
+from recollect.models.normalization import by_shape
 
 SIDES = st.sampled_from([8, 12, 17])
 
@@ -139,7 +139,7 @@ def test_two_at_once_make_vectors_once(tmp_path: Path, monkeypatch: pytest.Monke
 
     with ThreadPoolExecutor(2) as threads:
         one = threads.submit(stored_vectors, path, slow, 10, 2, {"model": "m"})
-        assert inside.wait(10)
+        assert inside.wait(300)
         other = threads.submit(stored_vectors, path, second, 10, 2, {"model": "m"})
         assert np.array_equal(one.result(), other.result())
     assert len(first.asked) == 4

@@ -16,7 +16,7 @@ from recollect.models import Embedder
 from recollect.report import measured
 from recollect.report.measured import choose, measure
 from recollect.report.runs import read_run
-from recollect.training.parts import make_embedder
+from recollect.training.build import make_embedder
 from report.report_runs import make_run
 
 

@@ -108,7 +108,7 @@ def test_two_runs_at_once_compute_features_once(root: Path, tmp_path: Path, monk
     ask = partial(features.frozen_features, embedder, frozen, images, "backbone", folder=tmp_path, workers=0)
     with ThreadPoolExecutor(2) as threads:
         one = threads.submit(ask)
-        assert computing.wait(60)
+        assert computing.wait(300)
         other = threads.submit(ask)
         assert np.array_equal(one.result(), other.result())
     assert len(calls) == 1
@@ -188,7 +188,7 @@ def test_a_plan_does_not_wait_for_features(root: Path, monkeypatch: pytest.Monke
     def never(*arguments: object, **options: object) -> None:
         raise AssertionError("features were computed")
 
-    monkeypatch.setattr("recollect.training.parts.frozen_features", never)
+    monkeypatch.setattr("recollect.training.batches.frozen_features", never)
     plan, lines = trainer.plan(small_config(root, **{**FROZEN, "run.watch_test": True}))
-    assert plan.images == 72
+    assert plan.data.images == 72
     assert any("frozen up to" in line for line in lines)

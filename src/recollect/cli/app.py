@@ -18,9 +18,14 @@ _ORDER = (
     "eval",
     "report",
     "embed",
+    "index",
     "search",
+    "serve",
+    "calibrate",
+    "duplicates",
     "export",
     "reproduce",
+    "paper",
     "recipes",
     "models",
     "losses",
@@ -74,16 +79,21 @@ def common_options(
 
 
 # Verbs, one import per file: each defines its command on import.
+from recollect.cli import calibrate as _calibrate  # noqa: E402, F401
 from recollect.cli import data as _data  # noqa: E402, F401
 from recollect.cli import demo as _demo  # noqa: E402, F401
+from recollect.cli import duplicates as _duplicates  # noqa: E402, F401
 from recollect.cli import embed as _embed  # noqa: E402, F401
 from recollect.cli import eval as _eval  # noqa: E402, F401
 from recollect.cli import export as _export  # noqa: E402, F401
+from recollect.cli import index as _index  # noqa: E402, F401
 from recollect.cli import losses as _losses  # noqa: E402, F401
 from recollect.cli import models as _models  # noqa: E402, F401
+from recollect.cli import paper as _paper  # noqa: E402, F401
 from recollect.cli import recipes as _recipes  # noqa: E402, F401
 from recollect.cli import report as _report  # noqa: E402, F401
 from recollect.cli import reproduce as _reproduce  # noqa: E402, F401
 from recollect.cli import search as _search  # noqa: E402, F401
+from recollect.cli import serve as _serve  # noqa: E402, F401
 from recollect.cli import train as _train  # noqa: E402, F401
 from recollect.cli import tune as _tune  # noqa: E402, F401

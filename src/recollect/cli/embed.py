@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Device, Download, Overwrite, Quiet, complete_model, remark
+from recollect.cli.options import Device, Download, MaxPixels, Overwrite, Quiet, complete_model, remark
 
 
 @app.command()
@@ -27,6 +27,7 @@ def embed(
     batch_size: Annotated[int, typer.Option(min=1, help="Images a batch.")] = 64,
     device: Device = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be read.")] = False,
+    max_pixels: MaxPixels = None,
     download: Download = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,

@@ -7,6 +7,7 @@ Vectors lie in the run's ``eval`` folder: those of a benchmark beside its result
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,6 @@ def embed_benchmark(
         overwrite: whether kept vectors of another model may be replaced.
     """
     from recollect.data import load_distractors, load_revisited
-    from recollect.data.pictures import Pictures
     from recollect.data.transforms.longer_side import LongerSide
     from recollect.inference.vector_store import stored_vectors, weights_digest
 
@@ -68,7 +68,10 @@ def embed_benchmark(
         return stored_vectors(
             path,
             lambda part: model.embed(
-                Pictures(images, part, longer_side.read), batch_size=batch_size, progress=False, scales=scales
+                [partial(longer_side.read, images, index) for index in part],
+                batch_size=batch_size,
+                progress=False,
+                scales=scales,
             ),
             len(images),
             model.dim,

@@ -37,7 +37,7 @@ def read(name: str, needs_no_run: bool) -> Config:
 
 def embedder(config: Config, weights: str | None, download: bool = False) -> Embedder:
     """The recipe's network as it comes; ``weights`` instead of where its weights usually lie."""
-    from recollect.training.parts import make_embedder
+    from recollect.training.build import make_embedder
 
     model = replace(config.model, weights=weights or config.model.weights, download=download or config.model.download)
     return make_embedder(model, config.run.seed)

@@ -143,11 +143,10 @@ def from_images(
         )
     else:
         from recollect.data import load
-        from recollect.data.pictures import Pictures
 
         images = load(data, root, split, **{**(options or {}), **({"allow_outside": True} if allow_outside else {})})
         scales = INSTANCE_SEARCH_SCALES if multiscale else None
-        rows = model.embed(Pictures(images), batch_size=batch_size, device=device, progress=True, scales=scales)
+        rows = model.embed(images, batch_size=batch_size, device=device, progress=True, scales=scales)
         vectors = Target(name, where, rows, labels=images.labels, distractors=distractors)
         vectors.source["fingerprint"] = images.fingerprint
     published = written.get("published") if recipe is None else recipe.published
@@ -177,6 +176,9 @@ def _run_config(target: Path | None) -> Mapping[str, Any]:
 def own_data(target: Path | None) -> Mapping[str, Any]:
     """What a run says of the images it was trained and tested on; nothing for other targets."""
     own = _run_config(target).get("data")
+    if isinstance(own, Mapping) and own.get("name") == "folder":
+        # Runs of earlier versions divided classes by the alphabet without saying so.
+        return {**own, "options": {"class_split": "alphabet", **(own.get("options") or {})}}
     return own if isinstance(own, Mapping) else {}
 
 

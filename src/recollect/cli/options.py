@@ -46,6 +46,14 @@ def _quiet(value: bool) -> bool:
     return value
 
 
+def _max_pixels(value: int | None) -> int | None:
+    if value is not None:
+        from recollect.common.decode import set_max_pixels
+
+        set_max_pixels(value)
+    return value
+
+
 def _device(value: str | None) -> str | None:
     if value is None:
         return None
@@ -101,3 +109,7 @@ Device = Annotated[str | None, typer.Option(callback=_device, help="Where to com
 Download = Annotated[bool, typer.Option("--download", help="Fetch weights that are not on this machine.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what exists.")]
 AllowOutside = Annotated[bool, typer.Option("--allow-outside", help="Let listed paths and links leave the root.")]
+MaxPixels = Annotated[
+    int | None,
+    typer.Option(callback=_max_pixels, min=1, help="Refuse images with more pixels. Default: 100 million."),
+]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Device, Quiet, remark_aside
+from recollect.cli.options import Device, MaxPixels, Quiet, remark_aside
 
 
 @app.command()
@@ -22,6 +22,7 @@ def report(
     images: Annotated[int, typer.Option(min=0, help="Test images to embed at most; 0 for all.")] = 4000,
     split: Annotated[str | None, typer.Option(help="Of which part of the data. Default: the run's test split.")] = None,
     device: Device = None,
+    max_pixels: MaxPixels = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is no report.")] = False,
     quiet: Quiet = False,
 ) -> None:

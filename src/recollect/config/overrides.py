@@ -11,7 +11,7 @@ import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -20,10 +20,11 @@ from recollect.common.errors import ConfigError
 from recollect.common.words import did_you_mean
 from recollect.common.yaml_text import parse_yaml
 from recollect.config.recipe_files import available_recipes, load_recipe
-from recollect.config.schema import Config
+from recollect.config.schema import Config, DataConfig
 
 __all__ = [
     "as_mapping",
+    "as_written_before",
     "available_recipes",
     "from_mapping",
     "known_keys",
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 
-FORMER_KEYS = {"optimiser": "optimizer", "normalisation": "normalization"}
+FORMER_KEYS = {"optimizer": "optimizer", "normalization": "normalization"}
 """Former names of settings, still read."""
 
 
@@ -59,7 +60,18 @@ def resolve(recipe: str | Path | None = None, settings: Mapping[str, Any] | Iter
     pairs = settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings)
     for key, value in pairs:
         _assign(values, key, value)
-    return from_mapping(values, "the settings" if recipe is None else str(recipe))
+    config = from_mapping(values, "the settings" if recipe is None else str(recipe))
+    return replace(config, data=replace(config.data, options=_with_class_split(config.data, "balanced")))
+
+
+def as_written_before(config: Config) -> Config:
+    """A run's configuration with what runs of earlier versions meant without saying it."""
+    return replace(config, data=replace(config.data, options=_with_class_split(config.data, "alphabet")))
+
+
+def _with_class_split(data: DataConfig, rule: str) -> Mapping[str, Any]:
+    """A folder's options with how its classes are divided, stated: another default must never divide a run's anew."""
+    return {"class_split": rule, **data.options} if data.name == "folder" else data.options
 
 
 def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:

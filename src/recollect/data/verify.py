@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from recollect.common.console import ProgressLine
+from recollect.common.decode import read_image
 from recollect.common.errors import DataError, DataWarning, InputError
-from recollect.common.images import read_image
 from recollect.data.image_set import ImageSet
 from recollect.data.listing import find_missing
 from recollect.data.registry import Source, check_root, count_difference, find_source, load

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from recollect.common.errors import ConfigError
+from recollect.losses.checks import check_number, check_whole
 from recollect.losses.one_pass import MEMORY
 from recollect.losses.tiled import Tile, TiledLoss
 
@@ -40,13 +41,10 @@ class BinnedAP(TiledLoss):
 
     def __init__(self, bins: int = 25, low: float = -1.0, high: float = 1.0, memory: int = MEMORY) -> None:
         super().__init__(memory)
-        if bins < 2:
-            raise ConfigError(f"bins is {bins}: a histogram needs at least 2 bins (the published number is 25).")
-        if not low < high:
-            raise ConfigError(f"low {low} is not below high {high}: bins lie from low to high.")
-        self.bins = bins
-        self.low = low
-        self.high = high
+        self.bins = check_whole("bins", bins, 2, 10_000)
+        self.low, self.high = check_number("low", low, -1e6, 1e6), check_number("high", high, -1e6, 1e6)
+        if self.high - self.low < 1e-6:
+            raise ConfigError(f"low {low} is not below high {high} by 1e-6 or more: bins lie from low to high.")
 
     def rows(self, tile: Tile) -> tuple[Tensor, Tensor]:
         """The loss of a tile's queries and its gradient."""

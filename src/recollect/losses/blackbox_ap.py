@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recollect.common.errors import ConfigError
+from recollect.losses.checks import check_number
 from recollect.losses.one_pass import MEMORY
 from recollect.losses.tiled import Tile, TiledLoss
 
@@ -32,7 +32,7 @@ class BlackboxAP(TiledLoss):
         memory: the most that one tile may take, in bytes (512 MiB).
 
     Raises:
-        ConfigError: λ ≤ 0 or a negative margin.
+        ConfigError: λ not from 1e-6 to 1e6, or a margin not from 0 to 1e6.
 
     Example:
         >>> embeddings = nn.functional.normalize(torch.randn(8, 16), dim=1).requires_grad_()
@@ -44,12 +44,8 @@ class BlackboxAP(TiledLoss):
 
     def __init__(self, lambda_val: float = 4.0, margin: float = 0.02, memory: int = MEMORY) -> None:
         super().__init__(memory)
-        if lambda_val <= 0:
-            raise ConfigError(f"lambda_val is {lambda_val}: the interpolation needs a positive λ (published: 4).")
-        if margin < 0:
-            raise ConfigError(f"margin is {margin}: it must be 0 or more (published: 0.02).")
-        self.lambda_val = lambda_val
-        self.margin = margin
+        self.lambda_val = check_number("lambda_val", lambda_val, 1e-6, 1e6)
+        self.margin = check_number("margin", margin, 0, 1e6)
 
     def rows(self, tile: Tile) -> tuple[Tensor, Tensor]:
         """The loss of a tile's queries and its gradient."""

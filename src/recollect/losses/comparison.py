@@ -12,6 +12,12 @@ from torch import Tensor
 
 from recollect.losses.steps import Step, saturation
 
+_NEGLIGIBLE = 2.0**-40
+"""A sum of weighted slopes below this is set to 0: products with SiMix's α and small coordinates could be subnormal.
+
+Weights arrive scaled (``soft_rank.py``): this is 1e-30 of a loss in float32.
+"""
+
 
 class Comparison:
     """All rows of ``z`` against all ``x``.
@@ -77,8 +83,10 @@ class Comparison:
             rows, block = self._block(row, slots)
             slope = self.bound.slope(rows, weights, block)
             torch.sum(slope, 0, out=at_z[rows])
+            torch.hardshrink(at_z[rows], _NEGLIGIBLE, out=at_z[rows])
             here -= slope.sum(1)
             row = rows.stop
+        here = torch.hardshrink(here, _NEGLIGIBLE)
         if self.columns is None:
             at_x[:slots] = here
         else:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recollect.common.errors import InputError
-from recollect.losses.checks import check_inputs
+from recollect.common.errors import ConfigError, InputError
+from recollect.losses.checks import check_flag, check_inputs, check_memory, check_whole
 from recollect.losses.one_pass import MEMORY, same_set
 from recollect.losses.simix import MAX_PAIRS, Mixing, draw_mixing
 from recollect.losses.soft_rank import Ranks, Settings, soft_rank_loss
@@ -45,10 +45,11 @@ class RankLoss(nn.Module):
         prune: bool = True,
     ) -> None:
         super().__init__()
-        if memory <= 0:
-            raise InputError(f"memory is a number of bytes above zero, but is {memory}.")
-        if max_pairs is not None and max_pairs < 1:
-            raise InputError(f"max_pairs must be at least 1, or None for all pairs, but is {max_pairs}.")
+        memory, simix = check_memory(memory), check_flag("simix", simix)
+        count_query, prune = check_flag("count_query", count_query), check_flag("prune", prune)
+        max_pairs = None if max_pairs is None else check_whole("max_pairs", max_pairs, 1, 10**9)
+        if generator is not None and (not isinstance(generator, torch.Generator) or generator.device.type != "cpu"):
+            raise ConfigError(f"generator must be a torch.Generator on the CPU, but is {generator!r}.")
         self.simix, self.max_pairs, self.generator = simix, max_pairs, generator
         self._settings = Settings(step, count_query, rank_limit, memory, prune)
 

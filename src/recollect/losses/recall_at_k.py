@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+import itertools
+import reprlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
-from recollect.common.errors import InputError
-from recollect.losses.checks import check_positive
+from recollect.common.errors import ConfigError
+from recollect.losses.checks import check_flag, check_number, check_temperature, check_whole
 from recollect.losses.rank_loss import RankLoss
 from recollect.losses.soft_rank import Ranks
 from recollect.losses.steps import Asymmetric, Sigmoid, Step, saturation
@@ -39,7 +41,8 @@ class RecallAtK(RankLoss):
         **options: ``max_pairs``, ``generator``, ``memory``, ``prune``: see ``RankLoss``.
 
     Raises:
-        InputError: (a ``ValueError``) for a k below 1 or a temperature not above 0.
+        ConfigError: (a ``ValueError``) for a k that is not a whole number from 1 to 1,000,000, more than 1,000 of them,
+            or a temperature out of range (tau1 1e-6 to 1e6, tau2 1e-8 to 1e8).
 
     Example:
         >>> import torch
@@ -58,22 +61,19 @@ class RecallAtK(RankLoss):
         step: Literal["sigmoid", "asymmetric"] | Step = "sigmoid",
         **options: Any,
     ) -> None:
-        # Settings come from YAML too, so that a k may be anything.
-        given: Sequence[Any] = (K_SIMIX if simix else K) if k is None else [k] if isinstance(k, int) else list(k)
-        if not given or any(isinstance(value, str) or value < 1 or value != int(value) for value in given):
-            raise InputError(f"k must be one or more whole numbers from 1 up, but is {k!r}.")
-        chosen = tuple(int(value) for value in given)
-        check_positive("tau1", tau1)
-        check_positive("tau2", tau2)
+        chosen = _check_k((K_SIMIX if check_flag("simix", simix) else K) if k is None else k)
+        tau1, tau2 = check_number("tau1", tau1, 1e-6, 1e6), check_temperature("tau2", tau2)
         # A positive this far behind the largest k has σ_tau1(k − rank) below rounding, in float64 too.
         limit = max(chosen) + tau1 * saturation(torch.float64)
         super().__init__(make_step(step, tau2), count_query, limit, simix=simix, **options)
-        self.k, self.tau1, self.tau2 = chosen, float(tau1), float(tau2)
+        self.k, self.tau1, self.tau2 = chosen, tau1, tau2
 
     def query_loss(self, ranks: Ranks) -> Tensor:
         """``mean_k 1 − min(hits_k, k) / min(k, |P_q|)``, T."""
         k = torch.tensor(self.k, dtype=ranks.all.dtype, device=ranks.all.device)[:, None]
-        hits = (torch.sigmoid((k[:, None] - ranks.all) / self.tau1) * ranks.mask).sum(1)  # number of k × T
+        # Beyond ±60 the sigmoid is 0 or 1 in float64 too; far beyond, it and its gradient would be subnormal.
+        ahead = ((k[:, None] - ranks.all) / self.tau1).clamp(-60, 60)
+        hits = (torch.sigmoid(ahead) * ranks.mask).sum(1)  # number of k × T
         return (1 - torch.minimum(hits, k) / torch.minimum(k, ranks.count)).mean(0)
 
     def extra_repr(self) -> str:
@@ -81,12 +81,20 @@ class RecallAtK(RankLoss):
         return f"k={self.k}, tau1={self.tau1}, tau2={self.tau2}, simix={self.simix}, step={self._settings.step}"
 
 
+_STEPS: dict[str, Callable[[float], Step]] = {"sigmoid": Sigmoid, "asymmetric": Asymmetric}
+
+
+def _check_k(k: Any) -> tuple[int, ...]:
+    given = [k] if isinstance(k, int) else list(itertools.islice(k, 1001)) if isinstance(k, Iterable) else []
+    if not given or len(given) > 1000:
+        raise ConfigError(f"k must be 1 to 1,000 whole numbers, but is {reprlib.repr(k)}.")
+    return tuple(check_whole("k", value, 1, 10**6) for value in given)
+
+
 def make_step(step: str | Step, tau: float) -> Step:
     """The step of that name with temperature ``tau``; a step object is returned as it is."""
-    if step == "sigmoid":
-        return Sigmoid(tau)
-    if step == "asymmetric":
-        return Asymmetric(tau)
-    if isinstance(step, str):
-        raise InputError(f"step {step!r} is unknown: use 'sigmoid', 'asymmetric' or a step of recollect.losses.steps.")
-    return step
+    if isinstance(step, str) and step in _STEPS:
+        return _STEPS[step](tau)
+    if not hasattr(step, "bind"):
+        raise ConfigError(f"step {step!r} is unknown: use 'sigmoid', 'asymmetric' or a step of recollect.losses.steps.")
+    return cast(Step, step)

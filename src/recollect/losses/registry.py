@@ -140,10 +140,10 @@ def create(name: str, **options: Any) -> nn.Module:
     check_options(name, maker, options)
     try:
         loss: nn.Module = maker(**options)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError, MemoryError) as error:
         if isinstance(error, RecollectError):
             raise
-        # Nothing but a value of the wrong kind can fail there.
+        # Nothing but a value of the wrong kind, or one too large for the memory, can fail there.
         given = ", ".join(f"{option}={value!r}" for option, value in options.items())
         raise ConfigError(f"loss {name!r} cannot be made with {given}: {in_one_line(error)}.") from error
     return loss

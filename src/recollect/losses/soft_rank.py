@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from recollect.losses.checks import check_scale
 from recollect.losses.comparison import Comparison
 from recollect.losses.layout import Layout, Tile
 from recollect.losses.one_pass import (
@@ -38,11 +39,10 @@ from recollect.losses.one_pass import (
     zero_loss,
 )
 from recollect.losses.simix import Mixing
-from recollect.losses.steps import Step
+from recollect.losses.steps import Step, hidden
 
 _BLOCK_BYTES = 4 * 2**20  # P × n × T blocks on a CPU: in the second-level caches, or nearly
 _CPU_QUERIES, _GPU_QUERIES = 256, 16384  # columns a tile at most; with 256 a CPU's products are at full speed
-_HIDDEN = 1e6  # a similarity, in units of tau, that is behind (−) or ahead of (+) everything
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,7 @@ def soft_rank_loss(
     if not layout.num_queries:
         return zero_loss(embeddings, ref_emb)
     references = embeddings if same or ref_emb is None else ref_emb
+    check_scale(embeddings, references, settings.step.tau, compute_dtype(embeddings, references))
     wanted = gradient_wanted(embeddings, references)
     value: Tensor = _SoftRankLoss.apply(embeddings, references, wanted, query_loss, layout, settings, share)
     return value
@@ -151,8 +152,7 @@ class _Engine:
         self.mixing = None if layout.mixing is None else layout.mixing[1].to(queries.device, queries.dtype)
         # ∂loss/∂rank is scaled by a power of two so that its products with tiny slopes stay clear of the subnormal
         # numbers (15 × slower); what is below the floor would vanish in rounding anyway.
-        single = queries.dtype == torch.float32
-        self.scale, self.floor = (2.0**40, 1e-18) if single else (1.0, 1e-60)
+        self.floor, self.scale = (1e-18, 2.0**60) if queries.dtype == torch.float32 else (1e-60, 2.0**200)
         on_cpu = queries.device.type == "cpu"
         room = min(_BLOCK_BYTES, settings.memory // 4) if on_cpu else settings.memory // 4
         self.block = queries.new_empty(max(1, room // queries.element_size()))
@@ -170,22 +170,25 @@ class _Engine:
             grads = (of_queries, of_queries if same else torch.zeros_like(self.references))
         for tile in self.layout.tiles(self.width, share):
             value += self._tile(tile.to(self.queries.device, self.queries.dtype), query_loss, grads)
+        if grads is not None:
+            self._unscale(grads)
         return (value / self.layout.num_queries).to(self.queries.dtype), grads
 
     def _tile(self, tile: Tile, query_loss: QueryLoss, grads: Gradients | None) -> Tensor:
         similarities = self._similarities(tile)
+        unseen = hidden(similarities.dtype)
 
         # x are the positives of each query, best first; padding is last, and ahead of nothing.
-        found = torch.where(tile.mask, similarities.gather(0, tile.positives), -_HIDDEN)
+        found = torch.where(tile.mask, similarities.gather(0, tile.positives), -unseen)
         found, order = torch.sort(found, dim=0, descending=True)
         mask, positions = tile.mask.gather(0, order), tile.positives.gather(0, order)
-        x = torch.where(mask, found, _HIDDEN)
+        x = torch.where(mask, found, unseen)
         bounds = x.amin(0), found.amax(0)
         own = None
         if tile.own is not None:
             own = similarities.gather(0, tile.own[None])
-            similarities.scatter_(0, tile.own[None], -_HIDDEN)
-        similarities.scatter_(0, positions, -_HIDDEN)  # what is left in play are the negatives
+            similarities.scatter_(0, tile.own[None], -unseen)
+        similarities.scatter_(0, positions, -unseen)  # what is left in play are the negatives
 
         step, prune = self.settings.step, self.settings.prune
         among_positives = Comparison(step.positive, found, x, *bounds, self.block)
@@ -232,9 +235,14 @@ class _Engine:
             gradient = self.mixing.unmix_rows(gradient, len(self.references))
             gradient = torch.mm(gradient, tile.mixing.T)
         of_queries, of_references = grads
+        of_references.addmm_(gradient, self.queries.index_select(0, tile.rows))
+        of_queries.index_add_(0, tile.rows, torch.mm(gradient.T, self.references))
+
+    def _unscale(self, grads: Gradients) -> None:
+        """Undo the scaling of weights and of similarities, once for all tiles; what would be subnormal becomes 0."""
         unit = 1 / (self.settings.step.tau * self.scale)
-        of_references.addmm_(gradient, self.queries.index_select(0, tile.rows), alpha=unit)
-        of_queries.index_add_(0, tile.rows, torch.mm(gradient.T, self.references), alpha=unit)
+        for grad in grads[: 1 if grads[0] is grads[1] else 2]:
+            torch.hardshrink(grad, 2 * torch.finfo(grad.dtype).tiny / unit, out=grad).mul_(unit)
 
     def _weigh(self, query_loss: QueryLoss, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
         """The tile's summed loss, and what one more rank of each kind would add to the mean, scaled; 0 for padding."""

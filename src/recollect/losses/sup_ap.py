@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from recollect.common.errors import InputError
 from recollect.losses.calibration import calibration_loss
+from recollect.losses.checks import check_number
 from recollect.losses.rank_loss import RankLoss
 from recollect.losses.smooth_ap import average_precision_loss
 from recollect.losses.soft_rank import Ranks
@@ -59,10 +59,11 @@ class Roadmap(SupAP):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if not 0 <= calibration_weight <= 1:
-            raise InputError(f"calibration_weight must be between 0 and 1, but is {calibration_weight}.")
-        self.calibration_weight = calibration_weight
-        self.margins = (positive_margin, negative_margin)
+        self.calibration_weight = check_number("calibration_weight", calibration_weight, 0, 1)
+        self.margins = (
+            check_number("positive_margin", positive_margin, -1e6, 1e6),
+            check_number("negative_margin", negative_margin, -1e6, 1e6),
+        )
 
     def _compute(
         self,

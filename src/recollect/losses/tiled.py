@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from recollect.common.errors import ConfigError
-from recollect.losses.checks import check_inputs
+from recollect.losses.checks import check_inputs, check_memory
 from recollect.losses.one_pass import (
     MEMORY,
     compute_dtype,
@@ -52,7 +51,7 @@ class TiledLoss(nn.Module):
 
     def __init__(self, memory: int = MEMORY) -> None:
         super().__init__()
-        self.memory = memory
+        self.memory = check_memory(memory)
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
@@ -99,8 +98,6 @@ def tiled_loss(
         memory: the most that a tile may take, in bytes.
     """
     check_inputs(embeddings, labels, ref_emb, ref_labels)
-    if memory <= 0:
-        raise ConfigError(f"memory is {memory}: give the number of bytes a tile may take, e.g. 512 * 2**20.")
     if same_set(embeddings, labels, ref_emb, ref_labels):
         ref_emb = ref_labels = None
     dtype = compute_dtype(embeddings, ref_emb)

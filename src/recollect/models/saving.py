@@ -16,7 +16,7 @@ import torch
 from recollect._version import __version__
 from recollect.common.errors import ConfigError, DataError, RecollectError, WeightsError
 from recollect.common.files import atomic_write, sha256, write_json
-from recollect.common.images import Preprocessing
+from recollect.common.preprocessing import Preprocessing
 from recollect.common.reading import read_json
 from recollect.models.backbones import build_backbone
 from recollect.models.weights import Provenance, fill_strictly, read_tensors, say_licence

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.common.decode import IMAGE_SUFFIXES
 from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError, InputError
 from recollect.common.files import atomic_write, make_folder_for, sha256
-from recollect.common.images import IMAGE_SUFFIXES
 from recollect.common.reading import parse_json, read_npz, read_text
 from recollect.data import load
-from recollect.report.exact_search import Found, nearest
+from recollect.search.exact_search import Found, nearest
 
 if TYPE_CHECKING:
     from recollect.models import Embedder

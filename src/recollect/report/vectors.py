@@ -14,7 +14,6 @@ from recollect.common.errors import DataError
 from recollect.common.files import atomic_write
 from recollect.common.reading import parse_json, read_npz
 from recollect.data import ImageSet
-from recollect.data.pictures import Pictures
 
 if TYPE_CHECKING:
     from recollect.models import Embedder
@@ -58,7 +57,7 @@ class Kept:
 
 def embed(embedder: Embedder, images: ImageSet, device: str | None) -> NDArray[np.float32]:
     """Vectors of all images; a row of NaN for one that cannot be read."""
-    rows = embedder.embed(Pictures(images), device=device, on_bad_image=lambda index, error: None)
+    rows = embedder.embed(images, device=device, on_bad_image=lambda index, error: None)
     vectors: NDArray[np.float32] = rows.numpy()
     return vectors
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _from_scratch(config: Config) -> bool:
-    from recollect.training.parts import is_pretrained
+    from recollect.config.automatic import is_pretrained
 
     return not is_pretrained(config.model)
 
@@ -25,7 +25,7 @@ def _from_scratch(config: Config) -> bool:
 def initial(config: Config) -> Embedder:
     """What training started from. Pre-trained networks are taken as they come, without the new, random last layer."""
     from recollect.models import Embedder
-    from recollect.training.parts import make_embedder
+    from recollect.training.build import make_embedder
 
     if _from_scratch(config):
         return make_embedder(config.model, config.run.seed)
@@ -43,8 +43,8 @@ def initial(config: Config) -> Embedder:
 def trained(run: Run) -> Embedder:
     """The run's model; of a run without one, the weights of its last checkpoint."""
     from recollect.models import Embedder
+    from recollect.training.build import make_embedder
     from recollect.training.checkpoint import read_checkpoint
-    from recollect.training.parts import make_embedder
 
     if (run.folder.model / "model.safetensors").is_file():
         return Embedder.load(run.folder.model)

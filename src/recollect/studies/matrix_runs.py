@@ -219,9 +219,8 @@ def _measure_untrained(task: Task) -> None:
     from recollect.config.automatic import choose_device
     from recollect.config.overrides import resolve
     from recollect.data import load
-    from recollect.data.pictures import Pictures
     from recollect.evaluation import evaluate
-    from recollect.training.parts import make_embedder
+    from recollect.training.build import make_embedder
     from recollect.training.run_folder import RunFolder, circumstances
 
     begun = time.monotonic()
@@ -232,7 +231,7 @@ def _measure_untrained(task: Task) -> None:
     folder.write_config(config)
     images = load(config.data.name, config.data.root, config.data.test_split, **config.data.options)
     embedder = make_embedder(config.model, config.run.seed)
-    vectors = embedder.embed(Pictures(images), device=device, progress=False)
+    vectors = embedder.embed(images, device=device, progress=False)
     metrics = evaluate(vectors, images.labels, ks=(1, 2, 4, 8), metrics=("r@k",)).metrics
     folder.update_manifest(
         **circumstances(device, 1),

@@ -101,8 +101,8 @@ def load_checkpoint(path: Path, trained: Trained) -> tuple[Progress, dict[str, A
         DataError: the file is damaged, of another training, or was written with another number of processes.
     """
     content = read_checkpoint(path)
-    if "optimiser" in content:  # the key's former spelling
-        content["optimizer"] = content.pop("optimiser")
+    if "optimizer" in content:  # the key's former spelling
+        content["optimizer"] = content.pop("optimizer")
     missing = [key for key in _PARTS if not isinstance(content.get(key), _PARTS[key])]
     if missing:
         raise DataError(f"{path}: not a whole checkpoint, it lacks {', '.join(missing)}. {_WHAT_TO_DO}")

@@ -24,21 +24,19 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import yaml
 
 from recollect._version import __version__
 from recollect.common.errors import ConfigError, DataError
-from recollect.common.files import append_line, make_folder_for, new_folder, write_json, write_text
+from recollect.common.files import append_line, atomic_write, make_folder_for, new_folder, write_json, write_text
+from recollect.common.processor import VARIABLE, processor_name
 from recollect.common.reading import read_json, read_json_lines
 from recollect.common.yaml_text import parse_yaml, read_yaml_text
-from recollect.config.overrides import as_mapping, from_mapping, missing_groups
+from recollect.config.overrides import as_mapping, as_written_before, from_mapping, missing_groups
 from recollect.config.schema import Config
-
-if TYPE_CHECKING:
-    from recollect.training.session import Session
 
 _TO_END, _END = ", up to the line of its end.", "# The end."
 """What a ``config.yaml`` begins and ends with, so that a truncated one is known; those of former versions do not."""
@@ -163,7 +161,7 @@ class RunFolder:
                 f"{self.config_file}: not whole, it lacks {', '.join(missing)}. Put a whole copy of it back; a run is not "
                 "resumed on settings that it did not have."
             )
-        return from_mapping(values, str(self.config_file))
+        return as_written_before(from_mapping(values, str(self.config_file)))
 
     def update_manifest(self, **values: Any) -> None:
         """Add entries to ``manifest.json``."""
@@ -193,6 +191,23 @@ class RunFolder:
                 f"{self.manifest_file}: entries of other types than recollect writes. Put a whole copy back."
             )
         return found
+
+    def keep_batch(self, rank: int, batch: Mapping[str, Any], about: Mapping[str, Any]) -> Path:
+        """Keep the batch at which a training lost its way, so that someone can look at it.
+
+        Args:
+            rank: of the process.
+            batch: tensors, into ``batch.pt``.
+            about: plain values with the ``step``, into ``batch.json``.
+
+        Returns:
+            The folder it is in.
+        """
+        folder = self.stopped / f"step-{about['step']}" / f"process-{rank}"
+        with atomic_write(folder / "batch.pt") as file:
+            torch.save(dict(batch), file)
+        write_json(folder / "batch.json", dict(about))
+        return folder
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add a line to ``metrics.jsonl``."""
@@ -224,38 +239,6 @@ def _is_record(record: Mapping[str, Any]) -> bool:
     )
 
 
-def place_of_run(session: Session, run: RunFolder | None, out: Path | str | None) -> RunFolder:
-    """The folder of ``run``, or of a new one, made with its configuration. Every process calls it."""
-    if session.team.rank == 0 and run is None:
-        run = RunFolder.create(out, session.config.name)
-        run.begin(session.config, _beginning(session))
-    place = session.team.from_first(None if run is None else str(run.path))
-    return RunFolder(Path(place))
-
-
-def note_start(session: Session, folder: RunFolder, resumed: bool) -> None:
-    """Note that a run is resumed. By the one process that holds the run's lock."""
-    if resumed:
-        folder.update_manifest(resumed=[*folder.read_manifest().get("resumed", []), now()])
-
-
-def _beginning(session: Session) -> dict[str, Any]:
-    """What the manifest of a new run says."""
-    config, sets = session.config, session.sets
-    named = (("train", sets.train), ("validation", sets.validation), ("test", sets.test))
-    return {
-        **circumstances(session.device, session.team.size),
-        "data": {
-            "name": config.data.name,
-            "root": config.data.root,
-            "fingerprints": {name: images.fingerprint for name, images in named if images is not None},
-        },
-        "weights": session.network.embedder.config.provenance.as_dict(),
-        "choices": [str(choice) for choice in session.choices],
-        "plan": session.plan.as_dict(),
-    }
-
-
 def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
     """With what and on what a run is done."""
     versions = {"recollect": __version__, "python": platform.python_version()}
@@ -267,9 +250,10 @@ def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
     machine: dict[str, Any] = {
         "system": platform.platform(),
         "host": platform.node(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "instructions": os.environ.get(VARIABLE, "all"),
         "device": str(device),
         "processes": processes,
     }
@@ -284,11 +268,3 @@ def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
 def now() -> str:
     """This moment, to the second, with its offset."""
     return datetime.now(UTC).astimezone().isoformat(timespec="seconds")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()

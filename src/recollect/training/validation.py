@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError
-from recollect.common.images import Preprocessing
+from recollect.common.preprocessing import Preprocessing
 from recollect.data import ImageSet, RevisitedBenchmark
 from recollect.evaluation import evaluate, evaluate_revisited
 from recollect.step.model_inputs import take_rows

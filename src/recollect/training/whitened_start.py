@@ -8,6 +8,7 @@ layer is a function of them and of the seed, and is part of the first checkpoint
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,19 +16,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recollect.data import ClassBalancedSampler, ImageSet
-from recollect.data.pictures import Pictures
 from recollect.data.transforms.longer_side import LongerSide
 from recollect.inference.vector_store import stored_vectors, weights_digest
 from recollect.models import Embedder, whitening_from_labels
-from recollect.training.session import Session
+from recollect.training.build import Training
 from recollect.training.validation import images_at_once
 
 
-def whiten_last_layer(session: Session, say: Callable[[str], None], folder: Path) -> bool:
+def whiten_last_layer(training: Training, say: Callable[[str], None], folder: Path) -> bool:
     """Set the last layer as ``model.whitening`` says; without it do nothing. All processes end with the same numbers.
 
     Args:
-        session: the training, before its first step.
+        training: before its first step.
         say: receives a line about it.
         folder: where features are kept while they are computed.
 
@@ -38,13 +38,13 @@ def whiten_last_layer(session: Session, say: Callable[[str], None], folder: Path
         ConfigError: there are fewer images than asked for.
         InputError: too few pairs of one class for as many dimensions.
     """
-    config, embedder = session.config, session.network.embedder
+    config, embedder, team = training.config, training.network.embedder, training.machine.team
     wanted = config.model.whitening
     if wanted is None:
         return False
 
     def learn() -> None:
-        each, images = config.batch.samples_per_class, session.sets.train
+        each, images = config.batch.samples_per_class, training.sets.train
         size = max(wanted // each, 1) * each
         sampler = ClassBalancedSampler(images.labels, size, each, seed=config.run.seed, batches_per_epoch=1)
         sampler.set_epoch(0)
@@ -53,8 +53,8 @@ def whiten_last_layer(session: Session, say: Callable[[str], None], folder: Path
         features = _features(embedder, chosen, folder / "features.npy")
         embedder.set_whitening(whitening_from_labels(features, torch.from_numpy(chosen.labels), seed=config.run.seed))
 
-    session.team.first_alone(learn)  # thousands of large images: hours on a CPU
-    if session.team.size > 1 and embedder.head.linear is not None:
+    team.first_alone(learn)  # thousands of large images: hours on a CPU
+    if team.size > 1 and embedder.head.linear is not None:
         for parameter in embedder.head.linear.parameters():
             dist.broadcast(parameter.data, src=0)
     return True
@@ -67,7 +67,7 @@ def _features(embedder: Embedder, images: ImageSet, path: Path) -> Tensor:
     read = LongerSide(preprocessing.max_side).read if preprocessing.resize is None else ImageSet.read
 
     def embed(part: range) -> Tensor:
-        pictures = Pictures(images, part, read)
+        pictures = [partial(read, images, index) for index in part]
         at_once = images_at_once(preprocessing)  # not the chunk: it may differ when resumed, and rounding with it
         return embedder.embed(pictures, batch_size=at_once, before_head=True, progress=False)
 
