@@ -60,4 +60,6 @@ def searched(study: Matrix, cell: Cell, found: dict[float, float], steps: int = 
         run = study.folder(BENCH, cell) / "search" / f"lr-{rate:g}"
         run.mkdir(parents=True, exist_ok=True)
         (run / "manifest.json").write_text(json.dumps({"outcome": {"steps": steps}}))
-        (run / "metrics.jsonl").write_text(json.dumps({"split": "val", "step": steps, "r@1": value}) + "\n")
+        (run / "metrics.jsonl").write_text(
+            json.dumps({"kind": "evaluation", "split": "val", "step": steps, "r@1": value}) + "\n"
+        )

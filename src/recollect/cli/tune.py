@@ -18,6 +18,7 @@ from recollect.cli.options import (
     remark,
     remark_aside,
 )
+from recollect.common.words import printable
 
 
 @app.command()
@@ -93,7 +94,7 @@ def tune(
             say=remark_aside if as_json else remark,
         )
     except TrainingStoppedError as error:
-        typer.echo(f"recollect: {error}", err=True)
+        typer.echo(f"recollect: {printable(str(error))}", err=True)
         raise typer.Exit(error.exit_code) from error
     if as_json:
         print_json(results.as_dict())
