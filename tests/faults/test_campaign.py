@@ -213,7 +213,7 @@ def full_disk(world: World, draw: random.Random, tally: Tally) -> None:
         return
     _resize(world.disk, "64m")
     for path in world.disk.iterdir():
-        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     if draw.random() < 0.4:
         _full_output(world, draw, tally, world.disk, kilobytes)
         return
