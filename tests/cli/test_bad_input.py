@@ -216,7 +216,7 @@ CASES = {
     "report nowhere": "nowhere is no run",
     "report brokenrun": "not valid YAML (line 1",
     "report --method --out notes.txt": "notes.txt/sigmoids.svg cannot be written",
-    "losses recal_at_k": "did you mean recall_at_k?",
+    "losses recal_at_k": "Did you mean recall_at_k?",
     "models nothing": "no initialisation is called 'nothing'",
     "recipes nothing": "there is no recipe 'nothing'",
     "data verify nothing good": "There is no data set 'nothing'",

@@ -16,9 +16,9 @@ from recollect.common.errors import ConfigError, InputError
 from recollect.common.imports import require
 from recollect.losses import baselines
 from recollect.losses.checks import check_whole
+from recollect.losses.engine.layout import count_matches
+from recollect.losses.engine.tile_loop import compute_dtype, same_set, zero_loss
 from recollect.losses.metric_learning import MetricLearningLoss, call_in
-from recollect.losses.one_pass import compute_dtype, same_set, zero_loss
-from recollect.losses.tiled import count_matches
 
 _WRAPPABLE: dict[str, Callable[..., MetricLearningLoss]] = {
     "contrastive": baselines.contrastive,

@@ -16,7 +16,7 @@ from recollect.common.threads import limited_threads
 from recollect.common.words import in_words
 from recollect.config.automatic import Choice
 from recollect.config.schema import Config
-from recollect.losses.simix import MAX_PAIRS
+from recollect.losses.engine.simix import MAX_PAIRS
 from recollect.models.zoo import find
 from recollect.step.chunking import GraphWeight, graph_weight
 from recollect.step.model_inputs import call_model
