@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recollect.evaluation.metrics import recall_at_k as exact_recall
 from recollect.losses import RecallAtK, reference
-from recollect.losses.simix import draw_mixing
+from recollect.losses.engine.simix import draw_mixing
 
 
 @dataclass(frozen=True)
