@@ -24,8 +24,8 @@ HERE = Path(__file__).parent
 
 
 def torchrun(processes: int, *arguments: str, timeout: float = 900) -> subprocess.CompletedProcess[str]:
-    package = Path(recollect.__file__).parents[1]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{package}{os.pathsep}{HERE}"}
+    paths = [Path(recollect.__file__).parents[1], HERE, HERE.parent / "training"]  # the last for the toys
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, paths))}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=timeout, env=environment)
 
