@@ -103,7 +103,7 @@ _ENTRIES = (
         "cross_batch_memory",
         "recollect.losses.cross_batch_memory:CrossBatchMemory",
         "memory",
-        "a pair loss against earlier batches' embeddings",
+        "a pair or rank loss against earlier batches",
         "M·memory_size",
         "baselines",
         references=False,
