@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from recollect.common.console import ProgressLine
-from recollect.common.decode import read_image
+from recollect.common.decode import file_bytes, read_image
 from recollect.common.errors import DataError, DataWarning, InputError
 from recollect.data.image_set import ImageSet
 from recollect.data.listing import find_missing
@@ -139,13 +139,11 @@ def _read(images: ImageSet, index: int) -> tuple[str | None, str | None]:
             return None, str(error)
     digest = None
     try:
-        content = images.path(index).read_bytes()
+        content = file_bytes(images.path(index))
         digest = hashlib.sha256(content).hexdigest()
         read_image(content)
     except DataError as error:
         return digest, str(error)
-    except OSError as error:
-        return None, f"cannot be read ({error.strerror or error})."
     return digest, None
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common.decode import IMAGE_SUFFIXES
-from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError, InputError
+from recollect.common.errors import ConfigError, DataError, DataWarning, InputError
 from recollect.common.files import atomic_write, make_folder_for, sha256
 from recollect.common.reading import parse_json, read_npz, read_text
 from recollect.data import load
@@ -170,15 +170,12 @@ def embed_catalogue(
     listed = list_images(inputs)
     embedder, source = open_embedder(model, weights, download=download)
     bad: list[str] = []
-    try:
-        rows = embedder.embed(
-            listed.paths,
-            batch_size=batch_size,
-            device=device,
-            on_bad_image=(lambda index, error: bad.append(str(error))) if skip_bad else "error",
-        ).numpy()
-    except ImageError as error:
-        raise ImageError(f"{error} Repair or remove it, or leave such images out with --skip-bad.") from error
+    rows = embedder.embed(
+        listed.paths,
+        batch_size=batch_size,
+        device=device,
+        on_bad_image=(lambda index, error: bad.append(str(error))) if skip_bad else "error",
+    ).numpy()
     kept = np.flatnonzero(np.isfinite(rows).all(axis=1)).tolist()
     if bad:
         shown = "; ".join(bad[:5]) + ("; …" if len(bad) > 5 else "")
