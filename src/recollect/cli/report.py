@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Device, Quiet, remark_aside
+from recollect.cli.options import Device, Quiet, remarks_aside
 
 
 @app.command()
@@ -45,6 +45,7 @@ def report(
         raise ConfigError("name at least one run folder, or use --method.")
     from recollect.report import write_report
 
+    remarks_aside()
     typer.echo(
         write_report(
             runs,
@@ -53,6 +54,5 @@ def report(
             split=split,
             device=device,
             overwrite=overwrite,
-            say=remark_aside,
         )
     )

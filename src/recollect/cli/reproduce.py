@@ -53,7 +53,7 @@ def reproduce(
     if plan:
         return
     try:
-        complete = run_matrix(matrix, claims, jobs=jobs, minutes=minutes, say=remark)
+        complete = run_matrix(matrix, claims, jobs=jobs, minutes=minutes)
     except KeyboardInterrupt:
         typer.echo("recollect: asked to stop: runs are saved as far as they are. The same command goes on.", err=True)
         raise typer.Exit(130) from None
