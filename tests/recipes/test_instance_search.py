@@ -35,8 +35,8 @@ from recollect.training.build import build
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import train
 from recollect.training.validation import measure
-from recollect.training.whitened_start import whiten_last_layer
-from training.small_runs import final_weights, losses, same_bits, silent
+from recollect.training.whitened_start import whiten_last_layer, whitening_images
+from training.small_runs import final_weights, losses, same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
 
@@ -80,12 +80,14 @@ def test_map_rises_and_every_stage_resumes(data: Path, tmp_path: Path, monkeypat
 
     # As it starts: the network with its whitening, not trained.
     training = build(config, torch.device("cpu"), Team.of())
-    whiten_last_layer(training, silent, tmp_path / "features")
+    chosen = whitening_images(training.config, training.sets.train)
+    assert chosen is not None
+    whiten_last_layer(training, chosen, tmp_path / "features")
     training.network.embedder.save(tmp_path / "untrained")
     training.close()
     # Never interrupted.
     whole = tmp_path / "whole"
-    outcome = train(config, whole, say=silent)
+    outcome = train(config, whole)
     for folder in (tmp_path / "untrained", whole):
         assert CliRunner().invoke(app, eval_arguments(folder, data)).exit_code == 0
     before, after = scores(tmp_path / "untrained"), scores(whole)
@@ -138,14 +140,14 @@ def short(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three steps, no whitening."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("short") / "run"
-    train(resolve(RECIPE, settings(data, **SHORT)), folder, say=silent)
+    train(resolve(RECIPE, settings(data, **SHORT)), folder)
     return folder
 
 
 def test_the_chunk_changes_nothing(data: Path, short: Path, tmp_path: Path) -> None:
     """Images of different sizes, seven at a time or all at once or one by one: the same losses."""
     for chunk in (1, 16):
-        train(resolve(RECIPE, settings(data, **{**SHORT, "batch.chunk": chunk})), tmp_path / str(chunk), say=silent)
+        train(resolve(RECIPE, settings(data, **{**SHORT, "batch.chunk": chunk})), tmp_path / str(chunk))
         assert losses(tmp_path / str(chunk)) == pytest.approx(losses(short), rel=1e-3)
 
 
@@ -312,6 +314,6 @@ def test_impossible_wishes_are_refused(data: Path, changes: dict[str, Any], mess
 def test_what_only_the_network_tells_is_refused_too(data: Path, tmp_path: Path) -> None:
     whole = settings(data, **SHORT)
     with pytest.raises(ConfigError, match=r"model\.resize=null"):
-        train(resolve(RECIPE, {**whole, "model.resize": "default"}), tmp_path / "a", say=silent)
+        train(resolve(RECIPE, {**whole, "model.resize": "default"}), tmp_path / "a")
     with pytest.raises(DataError, match="eccv2020"):
-        train(resolve(RECIPE, {**whole, "data.validation_root": None}), tmp_path / "b", say=silent)
+        train(resolve(RECIPE, {**whole, "data.validation_root": None}), tmp_path / "b")

@@ -7,7 +7,7 @@ from typing import Any
 
 from recollect.config.schema import Config
 from recollect.training.trainer import train
-from training.small_runs import make_images, silent, small_config
+from training.small_runs import make_images, small_config
 
 EVIL = "<img src=x onerror=alert(1)>\u202e&\"'"
 """A class name that would act if it were not escaped: folders may be called so."""
@@ -31,4 +31,4 @@ def report_config(root: Path, **settings: Any) -> Config:
 
 
 def make_run(root: Path, out: Path, **settings: Any) -> Path:
-    return train(report_config(root, **settings), out, say=silent).folder
+    return train(report_config(root, **settings), out).folder

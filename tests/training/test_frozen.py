@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_runs import final_weights, losses, make_images, same_bits, silent, small_config
+from small_runs import final_weights, losses, make_images, same_bits, small_config
 
 from recollect.common.errors import ConfigError
 from recollect.config.automatic import settle
@@ -51,7 +51,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("upto", ["backbone", "pooling"])
 def test_only_the_rest_learns_and_the_result_is_an_ordinary_embedder(root: Path, tmp_path: Path, upto: str) -> None:
     config = small_config(root, **{**FROZEN, "model.freeze": upto, "run.watch_test": True})
-    outcome = train(config, tmp_path / "run", say=silent)
+    outcome = train(config, tmp_path / "run")
     assert outcome.steps == 8
     torch.manual_seed(0)
     start = Embedder.create("tiny", dim=16, size=24).state_dict()
@@ -141,7 +141,7 @@ def test_the_digest_takes_weights_in_any_memory_order(root: Path) -> None:
 
 def test_resuming_on_features_is_exact(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small_config(root, **{**FROZEN, "run.checkpoint_steps": 3, "run.checkpoint_minutes": 60})
-    train(config, tmp_path / "whole", say=silent)
+    train(config, tmp_path / "whole")
     record = logs.Log.step
 
     def killing(self: logs.Log, **values: Any) -> None:
@@ -152,8 +152,8 @@ def test_resuming_on_features_is_exact(root: Path, tmp_path: Path, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(logs.Log, "step", killing)
         with pytest.raises(KeyboardInterrupt):
-            train(config, tmp_path / "killed", say=silent)
-    train(resume=tmp_path / "killed", say=silent)
+            train(config, tmp_path / "killed")
+    train(resume=tmp_path / "killed")
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
     assert same_bits(final_weights(tmp_path / "killed"), final_weights(tmp_path / "whole"))
 
@@ -180,7 +180,7 @@ def test_a_folder_on_a_cpu_starts_frozen_and_says_so(root: Path) -> None:
 
 def test_an_unknown_stage_is_refused_with_those_there_are(root: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no stage 'layer9'"):
-        train(small_config(root, **{**FROZEN, "model.freeze": "layer9"}), tmp_path / "run", say=silent)
+        train(small_config(root, **{**FROZEN, "model.freeze": "layer9"}), tmp_path / "run")
     assert not RunFolder(tmp_path / "run").path.exists()
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_runs import losses, make_images, silent, small_config
+from small_runs import losses, make_images, small_config
 from torch import nn
 
 from recollect.training import trainer
@@ -50,7 +50,7 @@ def test_twenty_steps_give_the_known_losses(tmp_path: Path, monkeypatch: pytest.
     torch.set_num_threads(1)
     root = make_images(make_images(tmp_path / "images"), classes=4, split="test", seed=1)
     settings = {"batch.size": 48, "batch.chunk": 20, "batch.batches_per_epoch": 5, "run.epochs": 4}
-    trainer.train(small_config(root, **settings), tmp_path / "run", say=silent)
+    trainer.train(small_config(root, **settings), tmp_path / "run")
     found = losses(tmp_path / "run")
     if os.environ.get("RENEW_GOLDEN"):
         GOLDEN.write_text(json.dumps([round(value, 12) for value in found]) + "\n")

@@ -39,7 +39,9 @@ if __name__ == "__main__":
     whitening._features = slowly
     meet(folder)
     begun = time.monotonic()
-    assert whitening.whiten_last_layer(training, lambda line: None, folder / "features")
+    chosen = whitening.whitening_images(training.config, training.sets.train)
+    assert chosen is not None
+    whitening.whiten_last_layer(training, chosen, folder / "features")
     linear = training.network.embedder.head.linear
     assert linear is not None
     found = {"seconds": time.monotonic() - begun, "weight": linear.weight.detach()}

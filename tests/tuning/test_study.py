@@ -92,7 +92,7 @@ def test_tables_tell_everything(finished: tuple[Path, Path, Results]) -> None:
 
 
 def test_a_second_call_shows_and_repeats_nothing(
-    finished: tuple[Path, Path, Results], monkeypatch: pytest.MonkeyPatch
+    finished: tuple[Path, Path, Results], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     root, folder, results = finished
 
@@ -100,10 +100,10 @@ def test_a_second_call_shows_and_repeats_nothing(
         raise AssertionError("trained again")
 
     monkeypatch.setattr(trial, "train", never)
-    said: list[str] = []
-    again = study(root, folder, say=said.append)
+    caplog.set_level("INFO", "recollect")
+    again = study(root, folder)
     assert (told(again), again.final) == (told(results), results.final)
-    assert "it is shown, not repeated" in "\n".join(said)
+    assert "it is shown, not repeated" in "\n".join(caplog.messages)
     with pytest.raises(ConfigError, match="is closed: its choice is made among 3 trials"):
         study(root, folder, trials=4)
     with pytest.raises(ConfigError, match=r"is a study of something else: space\.lr"):
@@ -173,7 +173,7 @@ def test_another_test_set_changes_the_test_and_nothing_else(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
-def test_instance_search_is_tuned_on_its_landmarks(tmp_path: Path) -> None:
+def test_instance_search_is_tuned_on_its_landmarks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     landmarks.make_gldv1(tmp_path / "gldv1", range(8))
     quick = {
         "batch.size": 16,
@@ -182,13 +182,13 @@ def test_instance_search_is_tuned_on_its_landmarks(tmp_path: Path) -> None:
         "data.root": str(tmp_path / "gldv1"),
     }
     config = resolve("gldv1/r101/rsk-simix", {**landmarks.SETTINGS, **quick, "data.validation_root": "nowhere"})
-    said: list[str] = []
-    results = search.tune(config, tmp_path / "s", trials=1, space=["epochs=1"], say=said.append)
+    caplog.set_level("INFO", "recollect")
+    results = search.tune(config, tmp_path / "s", trials=1, space=["epochs=1"])
     assert (results.select, results.best is not None) == ("r@1", True)
-    assert "selects by r@1" in "\n".join(said)
+    assert "selects by r@1" in "\n".join(caplog.messages)
     assert results.final is not None
     assert results.final["metrics"] == {}
-    assert "gldv1 has no test split of its own" in "\n".join(said)
+    assert "gldv1 has no test split of its own" in "\n".join(caplog.messages)
 
 
 def test_code_that_goes_for_the_test_set_during_the_search_is_stopped(
@@ -207,54 +207,56 @@ def test_code_that_goes_for_the_test_set_during_the_search_is_stopped(
     assert (tmp_path / "s" / "study.db").exists()
 
 
-def test_a_trial_that_diverges_is_told_and_counted(tmp_path: Path) -> None:
+def test_a_trial_that_diverges_is_told_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = make_data(tmp_path / "data")
-    said: list[str] = []
-    results = study(root, tmp_path / "s", trials=2, settings={"run.loss_limit": 1e-9}, say=said.append)
+    caplog.set_level("INFO", "recollect")
+    results = study(root, tmp_path / "s", trials=2, settings={"run.loss_limit": 1e-9})
     assert [t.state for t in results.trials] == ["failed", "failed"]
     assert results.chosen is None
     assert results.final is None
     assert "stopped at step 1" in results.trials[0].failure
-    assert "nothing to choose. 2 trials failed: " in "\n".join(said)
+    assert "nothing to choose. 2 trials failed: " in "\n".join(caplog.messages)
     assert "stopped at step 1" in (tmp_path / "s" / "report.html").read_text()
 
 
 def test_a_draw_that_cannot_be_trained_is_told_and_the_search_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    root, honest, said = make_data(tmp_path / "data"), search.run, []  # type: ignore[var-annotated]
+    caplog.set_level("INFO", "recollect")
+    root, honest = make_data(tmp_path / "data"), search.run
 
-    def refusing(path: Path, config: Any, say: Any, on_validation: Any) -> Any:
+    def refusing(path: Path, config: Any, on_validation: Any) -> Any:
         if path.name == "0001":
             raise ConfigError("the network refuses <this>.")
-        return honest(path, config, say, on_validation)
+        return honest(path, config, on_validation)
 
     monkeypatch.setattr(search, "run", refusing)
-    results = study(root, tmp_path / "s", say=said.append, space=["epochs=1", "lr=1e-3:1e-2"], final=False)
+    results = study(root, tmp_path / "s", space=["epochs=1", "lr=1e-3:1e-2"], final=False)
     assert [t.state for t in results.trials] == ["done", "failed", "done"]
     assert results.trials[1].failure == "the network refuses <this>."
     assert "Trial 0001 failed: the network refuses &lt;this&gt;." in (tmp_path / "s" / "report.html").read_text()
-    assert "trial 0001 failed: the network refuses <this>." in said
+    assert "trial 0001 failed: the network refuses <this>." in caplog.messages
     monkeypatch.setattr(search, "run", honest)
     again = study(root, tmp_path / "s", space=["epochs=1", "lr=1e-3:1e-2"], final=False)
     assert told(again) == told(results)  # nor is it drawn again
 
 
 def test_a_process_whose_trial_was_given_away_goes_on_with_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    root, honest, said, lost = make_data(tmp_path / "data"), search.run, [], [1]  # type: ignore[var-annotated]
+    caplog.set_level("INFO", "recollect")
+    root, honest, lost = make_data(tmp_path / "data"), search.run, [1]
 
-    def losing(path: Path, config: Any, say: Any, on_validation: Any) -> Any:
+    def losing(path: Path, config: Any, on_validation: Any) -> Any:
         if lost:
             lost.clear()
             raise LostTrialError("given away")
-        return honest(path, config, say, on_validation)
+        return honest(path, config, on_validation)
 
     monkeypatch.setattr(search, "run", losing)
-    results = study(root, tmp_path / "s", trials=1, say=said.append, space=["epochs=1"], final=False)
+    results = study(root, tmp_path / "s", trials=1, space=["epochs=1"], final=False)
     assert [t.state for t in results.trials] == ["done"]
-    assert "note       given away" in said
+    assert "note       given away" in caplog.messages
 
 
 def test_a_run_of_something_else_in_a_trials_place_stops_the_search(tmp_path: Path) -> None:
@@ -292,14 +294,14 @@ def test_a_wish_to_stop_queues_the_trial_and_the_result_is_that_of_one_that_ran_
     root, folder = make_data(tmp_path / "data"), tmp_path / "s"
     honest, stops = search.run, [1]
 
-    def stopped(path: Path, config: Any, say: Any, on_validation: Any) -> Any:
+    def stopped(path: Path, config: Any, on_validation: Any) -> Any:
         def once(step: int, metrics: dict[str, float]) -> None:
             on_validation(step, metrics)
             if path.name == "0001" and stops:
                 stops.clear()
                 raise TrainingStoppedError("asked to stop", 143)
 
-        return honest(path, config, say, once)
+        return honest(path, config, once)
 
     monkeypatch.setattr(search, "run", stopped)
     with pytest.raises(TrainingStoppedError, match="trial 0001 is saved and queued") as error:

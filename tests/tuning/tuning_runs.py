@@ -13,7 +13,7 @@ from recollect.config.overrides import as_mapping
 from recollect.config.schema import Config
 from recollect.tuning.results import Results
 from recollect.tuning.study import tune
-from training.small_runs import silent, small_config
+from training.small_runs import small_config
 
 SPACE = ["epochs=1:2", "lr=1e-3:1e-2"]
 
@@ -41,7 +41,7 @@ def config_of(root: Path, **settings: Any) -> Config:
 
 def study(root: Path, out: Path, **options: Any) -> Results:
     settings = options.pop("settings", {})
-    return tune(config_of(root, **settings), out, **{"trials": 3, "space": SPACE, "say": silent, **options})
+    return tune(config_of(root, **settings), out, **{"trials": 3, "space": SPACE, **options})
 
 
 def as_recipe(config: Config, path: Path) -> Path:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Quiet, remark
+from recollect.cli.options import Quiet
 
 
 @app.command()
@@ -26,4 +26,4 @@ def demo(
     """
     from recollect.studies import run_demo
 
-    typer.echo(run_demo(out, steps=steps, seed=seed, say=remark))
+    typer.echo(run_demo(out, steps=steps, seed=seed))

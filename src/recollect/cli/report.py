@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Device, MaxPixels, Quiet, remark_aside
+from recollect.cli.options import Device, MaxPixels, Quiet, remarks_aside
 
 
 @app.command()
@@ -46,6 +46,7 @@ def report(
         raise ConfigError("name at least one run folder, or use --method.")
     from recollect.report import write_report
 
+    remarks_aside()
     typer.echo(
         write_report(
             runs,
@@ -54,6 +55,5 @@ def report(
             split=split,
             device=device,
             overwrite=overwrite,
-            say=remark_aside,
         )
     )

@@ -20,8 +20,7 @@ from recollect.cli.options import (
     complete_recipe,
     complete_setting,
     print_json,
-    remark,
-    remark_aside,
+    remarks_aside,
 )
 
 if TYPE_CHECKING:
@@ -156,12 +155,11 @@ def train(
     from recollect.training.run_folder import refuse_used
 
     given = {name: value for name, value in locals().items() if name in _SHORT and value is not None}
-    # With --json standard output is for the result alone.
-    say = remark_aside if as_json else remark
+    remarks_aside(as_json)
     if resume is not None:
         if any((recipe, data, root, given, settings, out, download, watch_test, plan, allow_outside, skip_bad)):
             raise ConfigError("--resume goes on exactly as the run began: leave every other option out.")
-        _show(_stoppable(lambda: trainer.train(resume=resume, say=say)), as_json)
+        _show(_stoppable(lambda: trainer.train(resume=resume)), as_json)
         return
     chosen: list[str] = [f"{_SHORT[name]}={value}" for name, value in given.items()]
     recipe, more = data_settings(recipe, data, root)
@@ -180,7 +178,7 @@ def train(
         return
     if out is not None:
         refuse_used(out)  # before features are computed, not after
-    _show(_stoppable(lambda: trainer.train(config, out, say=say)), as_json)
+    _show(_stoppable(lambda: trainer.train(config, out)), as_json)
 
 
 def _show_plan(plan: Plan, lines: list[str], as_json: bool) -> None:

@@ -6,7 +6,8 @@ Reads as a table of contents; what each part shows is in ``sections.py`` and ``g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from importlib import resources
@@ -25,6 +26,7 @@ from recollect.report.runs import Run, distinct_names, read_run
 from recollect.report.thumbnails import Pictures
 from recollect.report.vectors import Shown
 
+logger = logging.getLogger(__name__)
 GENERATOR = "recollect report"
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
@@ -40,7 +42,6 @@ def write_report(
     overwrite: bool = False,
     title: str | None = None,
     introduction: str | None = None,
-    say: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Write the report of a run, or of several compared.
 
@@ -52,7 +53,6 @@ def write_report(
         device: where to embed them.
         overwrite: replace a file that is no report. An earlier report is always replaced.
         title: of the page. introduction: a paragraph below it.
-        say: receives remarks, a line each.
 
     Returns:
         The file.
@@ -74,7 +74,7 @@ def write_report(
     measured = [_measured(run, limit, split, device, shared) for run in read]
     shown, contenders, remarks = _side_by_side(read, measured)
     for remark in remarks:
-        say(remark)
+        logger.info(remark)
     write_text(path, _page(read, shown, contenders, remarks, title, introduction))
     return path
 

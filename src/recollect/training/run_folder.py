@@ -2,15 +2,16 @@
 
     config.yaml      every setting, resolved; ``recollect train RUN/config.yaml`` does it again
     manifest.json    versions, machine, command, data fingerprints, weights, plan, and the outcome once there is one
-    metrics.jsonl    a line a step and a line an evaluation, in order
+    metrics.jsonl    one line per step and one per evaluation, in order
+    train.log        the plan, remarks, and how far it was every 30 seconds, with the time of day
     checkpoints/     last.pt to go on from, best-STEP.pt by validation
     model/           the final embedder
     stopped/         the batch at which a run stopped on a loss that is no number
     whitening/       only before the first step: features that the last layer's whitening is learned from
     .lock            held by the process that trains; never removed, since another process may be waiting on it
 
-Everything is written whole or not at all, the folder itself with its configuration included. A folder that holds
-anything is never written over, except for what an interrupted start of a run left.
+Everything but ``metrics.jsonl`` and ``train.log`` is written whole or not at all, the folder itself with its configuration
+included. A folder that holds anything is never written over, except for what an interrupted start of a run left.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class RunFolder:
         self.config_file = path / "config.yaml"
         self.manifest_file = path / "manifest.json"
         self.metrics_file = path / "metrics.jsonl"
+        self.log_file = path / "train.log"
         self.last = path / "checkpoints" / "last.pt"
         self.model = path / "model"
         self.stopped = path / "stopped"
@@ -208,6 +210,11 @@ class RunFolder:
             torch.save(dict(batch), file)
         write_json(folder / "batch.json", dict(about))
         return folder
+
+    def append_log(self, *lines: str) -> None:
+        """Add lines to ``train.log``."""
+        with self.log_file.open("a", encoding="utf-8") as file:
+            file.writelines(f"{now()} {line}\n" for line in lines)
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add a line to ``metrics.jsonl``."""

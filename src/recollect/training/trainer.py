@@ -8,6 +8,7 @@ state (``checkpoint.py``), files (``run_folder.py``, ``logs.py``), interruptions
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import shutil
 import time
@@ -38,8 +39,9 @@ from recollect.training.optimizer import Position, clip_gradients, set_learning_
 from recollect.training.run_folder import RunFolder, circumstances, now
 from recollect.training.signals import StopRequest, stop_on_signals
 from recollect.training.validation import chosen_value, measure
-from recollect.training.whitened_start import whiten_last_layer
+from recollect.training.whitened_start import whiten_last_layer, whitening_images
 
+logger = logging.getLogger(__name__)
 OnValidation = Callable[[int, dict[str, float]], None]
 """Receives the step and the metrics, as fractions."""
 
@@ -70,7 +72,6 @@ def train(
     out: Path | str | None = None,
     *,
     resume: Path | str | None = None,
-    say: Callable[[str], None] = print,
     on_validation: OnValidation | None = None,
 ) -> Outcome:
     """Train, from the start or from where a run was left.
@@ -79,7 +80,6 @@ def train(
         config: what to do (see ``recipes.resolve``); not with ``resume``.
         out: the run folder to make; by default a new one in ``runs``.
         resume: a run folder to go on with. The result is that of the uninterrupted run, to the bit on a CPU.
-        say: receives the plan and remarks, a line each.
         on_validation: called after each evaluation of the validation classes. What it raises ends the run, which can
             be resumed from its last checkpoint.
 
@@ -89,7 +89,7 @@ def train(
     """
     run = None if resume is None else RunFolder.open(resume)
     if run is not None and (finished := run.read_manifest().get("outcome")):
-        say(f"{run.path} is finished; nothing is left to do.")
+        logger.info(f"{run.path} is finished; nothing is left to do.")
         return Outcome(run.path, **{name: finished[name] for name in ("steps", "seconds", "chosen_step", "metrics")})
     if (config is None) == (run is None):
         raise ConfigError("give either a configuration or a run to resume.")
@@ -99,17 +99,20 @@ def train(
         losing_no_process(training.machine.team, lambda: advice),
     ):
         team, figures = training.machine.team, estimate(training)
-        speak = say if team.rank == 0 else _silent
-        for line in figures.lines(training.choices):
-            speak(line)
+        lines = figures.lines(training.choices) if team.rank == 0 else []
+        for line in lines:
+            logger.info(line)
         training.prepare()
         folder = _place(training, figures, run, out)
         advice = f"Go on from the last checkpoint: start all of them again with --resume {folder.path}."
         with _alone(folder, team), stop_on_signals() as stop, _resumable(folder):
-            if team.rank == 0 and run is not None:
-                folder.update_manifest(resumed=[*folder.read_manifest().get("resumed", []), now()])
-            speak(f"run        {folder.path}")
-            return Trainer(training, folder, stop, speak, on_validation).run()
+            if team.rank == 0:
+                if run is not None:
+                    folder.update_manifest(resumed=[*folder.read_manifest().get("resumed", []), now()])
+                folder.append_log(*lines)
+            trainer = Trainer(training, folder, stop, on_validation)
+            trainer.remark(f"run        {folder.path}")
+            return trainer.run()
 
 
 def plan(config: Config) -> tuple[Plan, list[str]]:
@@ -174,12 +177,17 @@ class Trainer:
         training: Training,
         folder: RunFolder,
         stop: StopRequest,
-        say: Callable[[str], None],
         on_validation: OnValidation | None = None,
     ) -> None:
-        self.training, self.folder, self.stop, self.say, self.on_validation = training, folder, stop, say, on_validation
+        self.training, self.folder, self.stop, self.on_validation = training, folder, stop, on_validation
         self.config, self.machine, self.team = training.config, training.machine, training.machine.team
         self.chunk, self.progress, self.first = training.batches.chunk, Progress(), self.team.rank == 0
+
+    def remark(self, line: str) -> None:
+        """Log a line and keep it in the run."""
+        if self.first:
+            logger.info(line)
+            self.folder.append_log(line)
 
     def run(self) -> Outcome:
         """The whole training."""
@@ -204,13 +212,15 @@ class Trainer:
             self.training.batches.sampler.load_state_dict(sampler)
             if self.progress.best:  # needed after the last step; better missed now
                 read_checkpoint(self.folder.best(self.progress.best["step"]))
-            self.say(f"resumed    after step {self.progress.step:,}")
-        elif whiten_last_layer(self.training, self.say, self.folder.whitening):
+            self.remark(f"resumed    after step {self.progress.step:,}")
+        elif (chosen := whitening_images(self.config, self.training.sets.train)) is not None:
+            self.remark(f"whitening  the last layer starts from {len(chosen):,} training images")
+            whiten_last_layer(self.training, chosen, self.folder.whitening)
             self._save()  # so that it is learned once, however early the run is interrupted
         if self.first:
             shutil.rmtree(self.folder.whitening, ignore_errors=True)
             # Before the first step the first evaluation is taken again.
-            self.folder.forget_after(self.progress.step or -1, self.say)
+            self.folder.forget_after(self.progress.step or -1, self.remark)
             self.folder.forget_best_but(self.progress.best.get("step"))
         self.saved_at = time.monotonic()
         self.started_at = time.monotonic() - self.progress.seconds
@@ -218,8 +228,8 @@ class Trainer:
     @contextlib.contextmanager
     def _logging(self) -> Iterator[None]:
         quiet = None if self.first else True
-        with ProgressLine("training", self.training.batches.steps, "steps", quiet) as line:
-            line.advance(self.progress.step)
+        done, steps = self.progress.step, self.training.batches.steps
+        with ProgressLine("training", steps, "steps", quiet, done=done) as line:
             self.log = Log(self.folder if self.first else None, line, self.config.run.tensorboard)
             try:
                 yield
@@ -421,7 +431,3 @@ class Trainer:
 def _closable(stream: Iterator[Fed]) -> Generator[Fed]:
     """A stream that can be closed early, ending its read-ahead."""
     yield from stream
-
-
-def _silent(line: str) -> None:
-    """What processes other than the first say."""

@@ -7,7 +7,6 @@ layer is a function of them and of the seed, and is part of the first checkpoint
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from recollect.config.schema import Config
 from recollect.data import ClassBalancedSampler, ImageSet
 from recollect.data.transforms.longer_side import LongerSide
 from recollect.inference.vector_store import stored_vectors, weights_digest
@@ -23,33 +23,35 @@ from recollect.training.build import Training
 from recollect.training.validation import images_at_once
 
 
-def whiten_last_layer(training: Training, say: Callable[[str], None], folder: Path) -> bool:
-    """Set the last layer as ``model.whitening`` says; without it do nothing. All processes end with the same numbers.
-
-    Args:
-        training: before its first step.
-        say: receives a line about it.
-        folder: where features are kept while they are computed.
-
-    Returns:
-        Whether the layer was set.
+def whitening_images(config: Config, images: ImageSet) -> ImageSet | None:
+    """The training images that the whitening is learned from, as many as ``model.whitening`` says; None without it.
 
     Raises:
         ConfigError: there are fewer images than asked for.
+    """
+    if config.model.whitening is None:
+        return None
+    each = config.batch.samples_per_class
+    size = max(config.model.whitening // each, 1) * each
+    sampler = ClassBalancedSampler(images.labels, size, each, seed=config.run.seed, batches_per_epoch=1)
+    sampler.set_epoch(0)
+    return images.subset(next(iter(sampler)))
+
+
+def whiten_last_layer(training: Training, chosen: ImageSet, folder: Path) -> None:
+    """Set the last layer to a whitening of the ``chosen`` images. All processes end with the same numbers.
+
+    Args:
+        training: before its first step.
+        chosen: see ``whitening_images``.
+        folder: where features are kept while they are computed.
+
+    Raises:
         InputError: too few pairs of one class for as many dimensions.
     """
     config, embedder, team = training.config, training.network.embedder, training.machine.team
-    wanted = config.model.whitening
-    if wanted is None:
-        return False
 
     def learn() -> None:
-        each, images = config.batch.samples_per_class, training.sets.train
-        size = max(wanted // each, 1) * each
-        sampler = ClassBalancedSampler(images.labels, size, each, seed=config.run.seed, batches_per_epoch=1)
-        sampler.set_epoch(0)
-        chosen = images.subset(next(iter(sampler)))
-        say(f"whitening  the last layer starts from {len(chosen):,} training images")
         features = _features(embedder, chosen, folder / "features.npy")
         embedder.set_whitening(whitening_from_labels(features, torch.from_numpy(chosen.labels), seed=config.run.seed))
 
@@ -57,7 +59,6 @@ def whiten_last_layer(training: Training, say: Callable[[str], None], folder: Pa
     if team.size > 1 and embedder.head.linear is not None:
         for parameter in embedder.head.linear.parameters():
             dist.broadcast(parameter.data, src=0)
-    return True
 
 
 def _features(embedder: Embedder, images: ImageSet, path: Path) -> Tensor:

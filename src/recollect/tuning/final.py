@@ -8,7 +8,8 @@ is shown, never repeated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from recollect.tuning.results import TrialRecord
 from recollect.tuning.study_database import Lease, Store
 from recollect.tuning.trial import run
 
+logger = logging.getLogger(__name__)
 KS = (1, 10, 100, 1000)
 """Where the recipe has no published r@k that say which are looked at; the default of ``recollect eval``."""
 
@@ -37,14 +39,13 @@ def read_final(store: Store) -> dict[str, Any] | None:
     return dict(done[0].user_attrs["result"]) if done else None
 
 
-def finish_study(store: Store, protocol: Protocol, best: TrialRecord, say: Callable[[str], None]) -> None:
+def finish_study(store: Store, protocol: Protocol, best: TrialRecord) -> None:
     """Train and test, unless that is done or being done.
 
     Args:
         store: the study of one trial that the final training is.
         protocol: what was searched.
         best: the chosen trial. A choice written down before is kept to.
-        say: receives what happens.
 
     Raises:
         DataError: the test set is not there. Nothing is lost, and the study stays open; the same command goes on once it
@@ -52,21 +53,21 @@ def finish_study(store: Store, protocol: Protocol, best: TrialRecord, say: Calla
     """
     done = read_final(store)
     if done is not None:
-        say(f"final      done before, with trial {done['trial']:04d}: it is shown, not repeated")
-        _say_metrics(done["metrics"], say)
+        logger.info(f"final      done before, with trial {done['trial']:04d}: it is shown, not repeated")
+        _log_metrics(done["metrics"])
         return
     # Before hours of training, not after; and before the study is closed, which without a test set it has no reason to be.
     tests = sets_to_test(protocol.base)
     lease = store.claim(1)
     if lease is None:
-        say("final      is being trained by another process")
+        logger.info("final      is being trained by another process")
         return
     with store.at_work(lease):
         chosen = lease.trial.user_attrs.get("chosen")
         if chosen is None:
             chosen = {"trial": best.number, "settings": best.settings, "epoch": best.best_epoch, "value": best.value}
             lease.trial.set_user_attr("chosen", chosen)
-        _finish(store, lease, protocol, chosen, tests, say)
+        _finish(store, lease, protocol, chosen, tests)
 
 
 def _finish(
@@ -75,21 +76,22 @@ def _finish(
     protocol: Protocol,
     chosen: dict[str, Any],
     tests: dict[str, ImageSet],
-    say: Callable[[str], None],
 ) -> None:
     epochs = max(1, round(chosen["epoch"]))
     config = final_config(protocol, chosen["settings"], epochs)
-    say(
+    logger.info(
         f"chosen     trial {chosen['trial']:04d}: validation {config.run.select} {100 * chosen['value']:.2f} %, best at epoch "
         f"{chosen['epoch']:g}"
     )
     folder = store.folder / "final"
-    say(f"final      {epochs} epochs on all training classes, in {folder}")
-    outcome = run(folder, config, lambda line: None)
+    logger.info(f"final      {epochs} epochs on all training classes, in {folder}")
+    outcome = run(folder, config)
     metrics = {name: _test(folder, config, name, images) for name, images in tests.items()}
-    _say_metrics(metrics, say)
+    _log_metrics(metrics)
     if not tests:
-        say(f"test       {config.data.name} has no test split of its own: measure it with recollect eval {folder}")
+        logger.info(
+            f"test       {config.data.name} has no test split of its own: measure it with recollect eval {folder}"
+        )
     plan = RunFolder(folder).read_manifest().get("plan", {})
     result = {
         "folder": str(folder),
@@ -106,10 +108,10 @@ def _finish(
     store.finish(lease, "COMPLETE", chosen["value"], {"result": result})
 
 
-def _say_metrics(metrics: dict[str, dict[str, float]], say: Callable[[str], None]) -> None:
+def _log_metrics(metrics: dict[str, dict[str, float]]) -> None:
     for name, values in metrics.items():
         told = [f"{key} {100 * value:.2f}" for key, value in values.items() if key.startswith(("r@", "map@r"))]
-        say(f"test       {name}, in %: {'  '.join(told)}")
+        logger.info(f"test       {name}, in %: {'  '.join(told)}")
 
 
 def sets_to_test(config: Config) -> dict[str, ImageSet]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recollect.common.console import only_warnings
 from recollect.common.errors import ConfigError
 from recollect.config.overrides import as_mapping
 from recollect.config.schema import Config
@@ -53,17 +54,19 @@ class Validated:
         }
 
 
-def run(path: Path, config: Config, say: Any, on_validation: OnValidation | None = None) -> Outcome:
-    """Train in ``path``, from the start or from where it was left.
+def run(path: Path, config: Config, on_validation: OnValidation | None = None) -> Outcome:
+    """Train in ``path``, from the start or from where it was left. Its plan and remarks stand in its folder alone.
 
     Raises:
         ForeignRunError: the folder holds a run with other settings.
     """
     folder = RunFolder(path)
     if not folder.config_file.exists():
-        return train(config, path, say=say, on_validation=on_validation)
+        with only_warnings("recollect.training"):
+            return train(config, path, on_validation=on_validation)
     _check_same(folder, config)
-    return train(resume=path, say=say, on_validation=on_validation)
+    with only_warnings("recollect.training"):
+        return train(resume=path, on_validation=on_validation)
 
 
 def _check_same(folder: RunFolder, config: Config) -> None:
