@@ -31,7 +31,7 @@ def test_differences_within_classes_become_white(images: Path, tmp_path: Path) -
     config = small_config(images, **{"model.whitening": 160, "model.dim": 192, "model.layer_norm": False})
     session = prepare(config, torch.device("cpu"), Team.of())
     try:
-        assert whiten_last_layer(session, silent, tmp_path)
+        assert whiten_last_layer(session, silent)
         train_set, embedder = session.sets.train, session.network.embedder
         features = embedder.embed([train_set.read(i) for i in range(160)], before_head=True)
         linear = embedder.head.linear
@@ -69,7 +69,7 @@ def test_impossible_wishes(images: Path, tmp_path: Path) -> None:
         small_config(images, **{"model.whitening": 0})
     session = prepare(small_config(images, **{"model.whitening": 40}), torch.device("cpu"), Team.of())
     with pytest.raises(InputError, match="60 pairs for 192 dimensions"):
-        whiten_last_layer(session, silent, tmp_path)
+        whiten_last_layer(session, silent)
     session.close()
 
 

@@ -19,11 +19,12 @@ def export(
     quiet: Quiet = False,
 ) -> None:
     """Write a trained embedder as ONNX, checked against the original."""
-    from recollect.models.embedder import Embedder
+    from recollect.inference import open_model
     from recollect.models.onnx_export import TOLERANCE, export_onnx
-    from recollect.models.saving import find_embedder
 
-    embedder = Embedder.load(find_embedder(run))
-    difference = export_onnx(embedder, onnx, overwrite=overwrite)
+    opened = open_model(run)
+    if opened.remark is not None:
+        remark(opened.remark)
+    difference = export_onnx(opened.embedder, onnx, overwrite=overwrite)
     size = onnx.stat().st_size / 2**20
     remark(f"{onnx}: {size:.1f} MB, differs from the model by at most {difference:.1e} (limit {TOLERANCE:.0e}).")

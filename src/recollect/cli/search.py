@@ -8,21 +8,23 @@ from typing import Annotated, Any
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import AsJson, Device, Quiet, print_json
+from recollect.cli.options import AsJson, Device, Quiet, SkipBad, print_json
 
 
 @app.command()
 def search(
     vectors: Annotated[Path, typer.Argument(help="An .npz written by recollect embed.")],
     images: Annotated[list[Path], typer.Argument(help="Image files to search with.")],
-    top: Annotated[int, typer.Option(min=1, help="Results a query.")] = 10,
+    top: Annotated[int, typer.Option(min=1, help="Results per query.")] = 10,
     html: Annotated[Path | None, typer.Option(help="Also write a page that shows them.")] = None,
     as_json: AsJson = False,
     model: Annotated[str | None, typer.Option(help="Where the model is now, if it moved.")] = None,
     weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
+    root: Annotated[Path | None, typer.Option(help="Where the catalogue's images are now, if they moved.")] = None,
     device: Device = None,
+    skip_bad: SkipBad = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Let --html replace a file that is no such page.")
+        bool, typer.Option("--overwrite", help="Overwrite the page even if recollect did not write it.")
     ] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -34,8 +36,8 @@ def search(
 
     if html is not None:
         check_target(html, overwrite, GENERATOR)
-    catalogue = read_catalogue(vectors)
-    found = search_in(catalogue, images, top, model=model, weights=weights, device=device)
+    catalogue = read_catalogue(vectors, root)
+    queries, found = search_in(catalogue, images, top, model=model, weights=weights, device=device, skip_bad=skip_bad)
     answers: list[dict[str, Any]] = [
         {
             "query": str(image),
@@ -48,11 +50,11 @@ def search(
                 for index, similarity in zip(places, values, strict=True)
             ],
         }
-        for image, places, values in zip(images, found.indices.tolist(), found.similarities.tolist(), strict=True)
+        for image, places, values in zip(queries, found.indices.tolist(), found.similarities.tolist(), strict=True)
     ]
     _show(answers, as_json)
     if html is not None:
-        path = write_search_page(html, catalogue, images, found, overwrite=overwrite)
+        path = write_search_page(html, catalogue, queries, found, overwrite=overwrite)
         typer.echo(path, err=as_json)
 
 

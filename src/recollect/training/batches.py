@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recollect.data import Pipeline
 from recollect.data.transforms.longer_side import LongerSide
-from recollect.inference.features import Features
+from recollect.inference.vector_store import Rows
 
 Indices = NDArray[np.int64]
 
@@ -97,11 +97,11 @@ class FeatureFeed:
         labels: of the images.
     """
 
-    def __init__(self, compute: Callable[[], Features], example: Callable[[], Tensor], labels: Indices) -> None:
+    def __init__(self, compute: Callable[[], Rows], example: Callable[[], Tensor], labels: Indices) -> None:
         self._compute, self._example, self.labels = compute, example, labels
 
     @cached_property
-    def features(self) -> Features:
+    def features(self) -> Rows:
         """All features."""
         return self._compute()
 

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from recollect.common.errors import ConfigError
-from recollect.common.files import cache_folder
-from recollect.config.schema import Config, DataConfig, ModelConfig
+from recollect.config.schema import Config, DataConfig
 from recollect.data import (
     ClassBalancedSampler,
     ImageSet,
@@ -31,7 +30,9 @@ from recollect.data import (
     train_transform,
     whole_transform,
 )
-from recollect.inference.features import first_feature, frozen_features
+from recollect.inference.features import first_feature, part_rows
+from recollect.inference.opening import make_embedder
+from recollect.inference.vector_store import Rows
 from recollect.models import Embedder
 from recollect.training.batches import FeatureFeed, Feed, Indices, PixelFeed
 
@@ -65,33 +66,6 @@ def load_sets(config: Config) -> Sets:
 
 def _load(data: DataConfig, split: str) -> ImageSet:
     return load(data.name, data.root, split, **data.options)
-
-
-def is_pretrained(model: ModelConfig) -> bool:
-    """Whether the network starts from trained weights."""
-    from recollect.models.zoo import find
-
-    return bool(find(model.init).pretrained) and model.weights != "none"
-
-
-def make_embedder(model: ModelConfig, seed: int) -> Embedder:
-    """The embedder to train, its new layers seeded."""
-    torch.manual_seed(seed)
-    return Embedder.create(
-        model.init,
-        weights=model.weights,
-        dim=model.dim,
-        pooling=model.pooling,
-        p=model.p,
-        learn_p=model.learn_p,
-        layer_norm=model.layer_norm,
-        l2_before_head=model.l2_before_head,
-        batch_norm=model.batch_norm,
-        size=model.image_size,
-        resize=model.resize,
-        normalization=model.normalization,
-        download=model.download,
-    )
 
 
 def make_loss(config: Config, num_classes: int, dim: int) -> nn.Module:
@@ -190,10 +164,11 @@ def make_feed(config: Config, network: Network, images: ImageSet, *, training: b
     """Batches of ``images``: varied for training, plain for evaluation; features if a part of the network is frozen."""
     data, embedder = config.data, network.embedder
     if network.frozen is not None:
-        frozen, folder = network.frozen, cache_folder() / "features"
-        compute = partial(
-            frozen_features, embedder, frozen, images, config.model.freeze, folder=folder, workers=data.workers
-        )
+        frozen, upto = network.frozen, config.model.freeze
+
+        def compute() -> Rows:
+            return part_rows(embedder, images, upto, frozen=upto, workers=data.workers).rows
+
         return FeatureFeed(compute, partial(first_feature, embedder, frozen, images), images.labels)
     transform = test_transform(embedder.preprocessing)
     if training and data.augmentation == "crop":

@@ -6,7 +6,7 @@
     checkpoints/     last.pt to go on from, best-STEP.pt by validation
     model/           the final embedder
     stopped/         the batch at which a run stopped on a loss that is no number
-    whitening/       only before the first step: features that the last layer's whitening is learned from
+    trained_on.npz   names of the training classes and digests of the training images
     .lock            held by the process that trains; it stays, for whoever waits at it must meet the next at it too
 
 Everything but ``metrics.jsonl`` is written whole or not at all. A folder that holds anything is never written over.
@@ -20,6 +20,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -29,10 +30,12 @@ import torch
 import yaml
 
 from recollect._version import __version__
-from recollect.common.errors import ConfigError, DataError, in_one_line
+from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import make_folder_for, read_json, write_json, write_text
-from recollect.config.overrides import as_mapping, from_mapping
+from recollect.config.overrides import as_mapping
 from recollect.config.schema import Config
+from recollect.inference.run_files import RunFiles, absolute_roots, relative_roots
+from recollect.inference.trained_on import note_training, refuse_other_training_images
 
 if TYPE_CHECKING:
     from recollect.training.session import Session
@@ -51,18 +54,13 @@ def refuse_used(path: Path) -> None:
         raise ConfigError(f"{path} exists and is not empty; a run is never written over. Choose another --out{hint}.")
 
 
-class RunFolder:
+class RunFolder(RunFiles):
     """Paths of a run and the small files in it. Make one with ``create`` or ``open``."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.config_file = path / "config.yaml"
-        self.manifest_file = path / "manifest.json"
+        super().__init__(path)
         self.metrics_file = path / "metrics.jsonl"
-        self.last = path / "checkpoints" / "last.pt"
-        self.model = path / "model"
         self.stopped = path / "stopped"
-        self.whitening = path / "whitening"
         self.lock = path / ".lock"
 
     @classmethod
@@ -111,26 +109,15 @@ class RunFolder:
                 path.unlink(missing_ok=True)
 
     def write_config(self, config: Config) -> None:
-        """Write the resolved configuration."""
+        """Write the resolved configuration, its images by absolute paths."""
+        config = replace(config, data=absolute_roots(config.data))
         text = yaml.safe_dump(as_mapping(config), sort_keys=False, allow_unicode=True, width=120)
         write_text(self.config_file, f"# Written by recollect {__version__}: every setting of this run.\n{text}")
-
-    def read_config(self) -> Config:
-        """The configuration that was written."""
-        try:
-            values = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            raise DataError(f"{self.config_file}: not a YAML file ({in_one_line(error)}).") from error
-        return from_mapping(values, str(self.config_file))
 
     def update_manifest(self, **values: Any) -> None:
         """Add entries to ``manifest.json``."""
         known = read_json(self.manifest_file) if self.manifest_file.exists() else {}
         write_json(self.manifest_file, {**known, **values})
-
-    def read_manifest(self) -> dict[str, Any]:
-        """What ``manifest.json`` says; empty without one."""
-        return dict(read_json(self.manifest_file)) if self.manifest_file.exists() else {}
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add a line to ``metrics.jsonl``."""
@@ -165,13 +152,15 @@ def place_of_run(session: Session, run: RunFolder | None, out: Path | str | None
 def note_start(session: Session, folder: RunFolder, resumed: bool) -> None:
     """Write a run's first files, or that it is resumed. By the one process that holds the run's lock."""
     if resumed:
+        refuse_other_training_images(folder.path, session.sets.train)
         folder.update_manifest(resumed=[*folder.read_manifest().get("resumed", []), now()])
     else:
-        folder.update_manifest(**_beginning(session))
+        note_training(folder.path, session.sets.train, session.sets.validation)
+        folder.update_manifest(**_beginning(session, folder.path))
         folder.write_config(session.config)
 
 
-def _beginning(session: Session) -> dict[str, Any]:
+def _beginning(session: Session, run: Path) -> dict[str, Any]:
     """What the manifest of a new run says."""
     config, sets = session.config, session.sets
     named = (("train", sets.train), ("validation", sets.validation), ("test", sets.test))
@@ -180,6 +169,7 @@ def _beginning(session: Session) -> dict[str, Any]:
         "data": {
             "name": config.data.name,
             "root": config.data.root,
+            "relative": relative_roots(config.data, run),
             "fingerprints": {name: images.fingerprint for name, images in named if images is not None},
         },
         "weights": session.network.embedder.config.provenance.as_dict(),

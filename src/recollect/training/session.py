@@ -17,6 +17,8 @@ from recollect.common.errors import ConfigError
 from recollect.config.automatic import Choice, settle
 from recollect.config.schema import Config
 from recollect.data import ImageSet, RevisitedBenchmark
+from recollect.inference.features import images_at_once
+from recollect.inference.opening import is_pretrained
 from recollect.step.large_batch import check_trainable_in_chunks, find_chunk
 from recollect.step.team import Team
 from recollect.training.batches import Feed, PixelFeed
@@ -27,14 +29,13 @@ from recollect.training.parts import (
     Network,
     Sampler,
     Sets,
-    is_pretrained,
     load_sets,
     make_feed,
     make_loss,
     make_network,
     make_sampler,
 )
-from recollect.training.validation import Watched, images_at_once
+from recollect.training.validation import Watched
 
 _PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 

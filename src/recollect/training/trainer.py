@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shutil
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
@@ -26,11 +25,12 @@ from recollect.common.locks import try_lock
 from recollect.config.automatic import choose_device
 from recollect.config.schema import Config
 from recollect.data import shard
+from recollect.inference.run_files import read_checkpoint
 from recollect.step import team as distributed
 from recollect.step.chunking import is_out_of_memory
 from recollect.step.large_batch import StepInfo, large_batch_step
 from recollect.training.batches import Fed, Indices
-from recollect.training.checkpoint import Progress, load_checkpoint, read_checkpoint, save_best, save_checkpoint
+from recollect.training.checkpoint import Progress, load_checkpoint, save_best, save_checkpoint
 from recollect.training.estimate import Plan
 from recollect.training.inspection import save_for_inspection
 from recollect.training.logs import Log, peak_memory_mb
@@ -189,10 +189,9 @@ class Trainer:
             if self.progress.best:  # needed after the last step; better missed now
                 read_checkpoint(self.folder.best(self.progress.best["step"]))
             self.say(f"resumed    after step {self.progress.step:,}")
-        elif whiten_last_layer(self.session, self.say, self.folder.whitening):
+        elif whiten_last_layer(self.session, self.say):
             self._save()  # so that it is learned once, however early the run is interrupted
         if self.first:
-            shutil.rmtree(self.folder.whitening, ignore_errors=True)
             # Before the first step the first evaluation is taken again.
             self.folder.forget_after(self.progress.step or -1)
             self.folder.forget_best_but(self.progress.best.get("step"))

@@ -1,35 +1,30 @@
 """The last layer as a whitening of the training images, before the first step: how instance search begins.
 
 Which images it is learned from was never published; here it is one class-balanced draw of the training set. Features
-are stored as they are computed (``inference/vector_store.py``), so a run that is killed meanwhile goes on where it was; the
-layer is a function of them and of the seed, and is part of the first checkpoint.
+are kept as they are computed (``inference/vector_store.py``), so a run that is killed meanwhile goes on where it was;
+the layer is a function of them and of the seed, and is part of the first checkpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from recollect.data import ClassBalancedSampler, ImageSet
-from recollect.data.pictures import Pictures
-from recollect.data.transforms.longer_side import LongerSide
-from recollect.inference.vector_store import stored_vectors, weights_digest
-from recollect.models import Embedder, whitening_from_labels
+from recollect.data import ClassBalancedSampler
+from recollect.inference.embedding_sets import head_inputs
+from recollect.inference.features import images_at_once
+from recollect.models import whitening_from_labels
 from recollect.training.session import Session
-from recollect.training.validation import images_at_once
 
 
-def whiten_last_layer(session: Session, say: Callable[[str], None], folder: Path) -> bool:
+def whiten_last_layer(session: Session, say: Callable[[str], None]) -> bool:
     """Set the last layer as ``model.whitening`` says; without it do nothing. All processes end with the same numbers.
 
     Args:
         session: the training, before its first step.
         say: receives a line about it.
-        folder: where features are kept while they are computed.
 
     Returns:
         Whether the layer was set.
@@ -50,7 +45,8 @@ def whiten_last_layer(session: Session, say: Callable[[str], None], folder: Path
         sampler.set_epoch(0)
         chosen = images.subset(next(iter(sampler)))
         say(f"whitening  the last layer starts from {len(chosen):,} training images")
-        features = _features(embedder, chosen, folder / "features.npy")
+        # Not the chunk: it may differ when resumed, and rounding with it.
+        features = head_inputs(embedder, chosen, batch_size=images_at_once(embedder.preprocessing))
         embedder.set_whitening(whitening_from_labels(features, torch.from_numpy(chosen.labels), seed=config.run.seed))
 
     session.team.first_alone(learn)  # thousands of large images: hours on a CPU
@@ -58,22 +54,3 @@ def whiten_last_layer(session: Session, say: Callable[[str], None], folder: Path
         for parameter in embedder.head.linear.parameters():
             dist.broadcast(parameter.data, src=0)
     return True
-
-
-def _features(embedder: Embedder, images: ImageSet, path: Path) -> Tensor:
-    """What the last layer is given, N × D, as for the test."""
-    preprocessing = embedder.preprocessing
-    # Whole images are shrunk as the pipeline shrinks them; crops are the embedder's own business.
-    read = LongerSide(preprocessing.max_side).read if preprocessing.resize is None else ImageSet.read
-
-    def embed(part: range) -> Tensor:
-        pictures = Pictures(images, part, read)
-        at_once = images_at_once(preprocessing)  # not the chunk: it may differ when resumed, and rounding with it
-        return embedder.embed(pictures, batch_size=at_once, before_head=True, progress=False)
-
-    about = {"weights": weights_digest(embedder), "preprocessing": repr(preprocessing), "set": images.fingerprint}
-    # Overwriting: they are the run's own, and of no use to it once images or weights are others.
-    rows = stored_vectors(
-        path, embed, len(images), embedder.feature_dim, about, overwrite=True, description="whitening"
-    )
-    return torch.tensor(rows)
