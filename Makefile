@@ -18,7 +18,7 @@ help:
 $(STAMP): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch torchvision
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[glyphs,baselines,index,tune,export,dev]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[glyphs,baselines,index,postgres,milvus,serve,tune,export,heic,servers,dev]"
 	touch $(STAMP)
 
 demo: $(STAMP)

@@ -7,6 +7,13 @@ from pathlib import Path
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
+from recollect.common.processor import announces_amx, prepare_half_precision
+
+# Some virtual machines announce AMX and cannot run it: tests of half precision then run without it instead of ending the
+# process. Before torch computes, since oneDNN reads its variable once; workers and processes they start inherit it.
+if announces_amx():
+    prepare_half_precision()
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -22,6 +29,12 @@ settings.register_profile(
 settings.load_profile("recollect")
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The whole fault campaign takes hours: only when it is asked for by its marker."""
+    if "faults" not in config.getoption("-m"):
+        items[:] = [item for item in items if item.get_closest_marker("faults") is None]
 
 
 @pytest.fixture(autouse=True)

@@ -114,7 +114,7 @@ CASES = {
     "train --data good --out notes.txt": "notes.txt exists",
     "train --resume nowhere": "nowhere is no run",
     "train --resume norun": "norun is no run",
-    "train --resume brokenrun": "not a YAML file (line 1, column 5",
+    "train --resume brokenrun": "not valid YAML (line 1, column 5",
     "train --resume norun --seed 3": "leave every other option out",
     "demo --out full": "full exists and is not empty",
     # recipes and settings
@@ -122,9 +122,9 @@ CASES = {
     "train sop/r50-512/rks": "Did you mean sop/r50-512/rsk?",
     "train sop": "a family of 50 recipes",
     "train sop/vit-b16-in21k/init": "trains nothing",
-    "train bad.yaml": "not a YAML file (line 2, column 2: expected",
+    "train bad.yaml": "not valid YAML (line 2, column 2: expected",
     "train list.yaml": "a mapping of keys to values, not a list",
-    "train binary.yaml": "not a YAML file",
+    "train binary.yaml": "not a text file in UTF-8",
     "train unknown.yaml": "there is no setting 'batch.sise'. Did you mean size?",
     "train kind.yaml": "batch.size is 'many': it should be a whole number",
     "train group.yaml": "batch is a group of settings, not 12",
@@ -135,12 +135,12 @@ CASES = {
     "train words.yaml": "words maps names to values, but is 3",
     "train like/a": "words are like one another in a circle",
     "train --set size": "write key=value",
-    "train --set batch.size=[": "is no YAML: line 1",
+    "train --set batch.size=[": "not valid YAML (line 1",
     "train --set batch=3": "batch is a group of settings",
     "train --lr 0": "it must be above 0",
     "train --lr text": "unable to parse",
     "train --epochs -3": "it must be 0 or more",
-    "train --steps 0": "it must be above 0",
+    "train --steps 0": "it must be 1 or more",
     "train --precision fp64": "fp32 or bf16 or fp16",
     "train --validation half": "none or paper or random",
     "train --nothing": "No such option",
@@ -166,7 +166,7 @@ CASES = {
     "eval": "name one thing to evaluate",
     "eval no/where": "no such run",
     "eval norun": "neither a run",
-    "eval brokenrun": "not a YAML file (line 1",
+    "eval brokenrun": "not valid YAML (line 1",
     "eval notes.txt": "neither a folder nor an initialisation",
     "eval nowhere.npz": "no such file",
     "eval junk.npz": "not an .npz",
@@ -176,16 +176,16 @@ CASES = {
     "eval nan.npz": "not finite",
     "eval flat.npz": "N × d vectors expected",
     "eval singles.npz": "no label occurs twice",
-    "eval objects.npz": "not an .npz of plain arrays",
-    "eval notruth.npz": "'gnd' is not JSON",
+    "eval objects.npz": "holds Python objects",
+    "eval notruth.npz": "'gnd': not a JSON",
     "eval gallery.npz": "embed both with the same model",
     "eval ok.npz --ks text": "whole numbers separated by commas",
     "eval ok.npz --protocol nothing": "choose all or reid",
     "eval ok.npz --similarity nothing": "choose 'dot' or 'cosine'",
     "eval ok.npz --ties nothing": "choose 'pessimistic'",
     "eval ok.npz --index nothing": "choose ivf, hnsw or pq",
-    "eval ok.npz --distractors nowhere.npy": "there is no file nowhere.npy",
-    "eval ok.npz --distractors junk.npy": "cannot be read as a .npy array of numbers",
+    "eval ok.npz --distractors nowhere.npy": "nowhere.npy: no such file",
+    "eval ok.npz --distractors junk.npy": "not an array of numbers",
     "eval ok.npz --distractors narrow.npy": "embed both with the same model",
     "eval ok.npz --compare nowhere.npz": "nowhere.npz: no such file",
     "eval ok.npz --compare ok.npz": "not a file of per-query results",
@@ -214,9 +214,9 @@ CASES = {
     "export norun --onnx a.onnx": "nor a saved embedder",
     "report": "name at least one run folder",
     "report nowhere": "nowhere is no run",
-    "report brokenrun": "not a YAML file (line 1",
+    "report brokenrun": "not valid YAML (line 1",
     "report --method --out notes.txt": "notes.txt/sigmoids.svg cannot be written",
-    "losses recal_at_k": "did you mean recall_at_k?",
+    "losses recal_at_k": "Did you mean recall_at_k?",
     "models nothing": "no initialisation is called 'nothing'",
     "recipes nothing": "there is no recipe 'nothing'",
     "data verify nothing good": "There is no data set 'nothing'",
@@ -264,14 +264,21 @@ def test_a_file_that_may_not_be_read_is_named(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1
-    assert capsys.readouterr().err == "recollect: photos/secret.jpg: Permission denied.\n"
+    assert capsys.readouterr().err.startswith("recollect: photos/secret.jpg: permission denied")
 
 
-def test_an_error_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_ours_is_a_sentence_and_a_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
+
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr("recollect.data.verify.verify", fail)
     monkeypatch.setattr(sys, "argv", ["recollect", "data", "verify", "folder", "."])
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(SystemExit) as ended:
         main()
+    assert ended.value.code == 1
+    [report] = (tmp_path / "crashes").iterdir()
+    assert str(report) in capsys.readouterr().err

@@ -148,7 +148,7 @@ def test_bad_images(tmp_path: Path, embedder: Embedder, upto: str, monkeypatch: 
     # A part of one image that cannot be read has no row whose shape could be taken.
     monkeypatch.setattr("recollect.inference.features.PART", 1)
     found = part_rows(embedder, images, upto, on_bad_image="skip")
-    assert [bad.place for bad in found.skipped] == [3]
+    assert [bad.index for bad in found.skipped] == [3]
     finite = np.isfinite(found.rows).reshape(len(images), -1).all(axis=1)
     assert finite.tolist() == [index != 3 for index in range(len(images))]
 

@@ -75,7 +75,7 @@ def test_an_unfinished_run_says_which_checkpoint_is_used(run: Path) -> None:
     assert "not finished" in opened.weights
     assert torch.equal(vectors(opened.embedder), expected)
     (run / "checkpoints" / "last.pt").write_bytes(b"nothing")
-    with pytest.raises(DataError, match="not a checkpoint"):
+    with pytest.raises(DataError, match=r"last\.pt"):
         open_model(run)
     (run / "checkpoints" / "last.pt").unlink()
     with pytest.raises(DataError, match="neither a model nor a checkpoint"):
@@ -100,7 +100,7 @@ def test_damage_is_said(run: Path) -> None:
     with pytest.raises(WeightsError, match="SHA-256"):
         open_model(run)
     (run / "manifest.json").write_text("[]")
-    with pytest.raises(DataError, match="not the manifest"):
+    with pytest.raises(DataError, match="where a dict is expected"):
         open_model(run)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from recollect.common.errors import DataError
+from recollect.common.errors import ConfigError, DataError
 from recollect.inference.run_files import RunFiles, absolute_roots, relative_roots
 from recollect.training.trainer import train
 from training.small_runs import make_images, silent, small_config
@@ -53,11 +53,11 @@ def test_damaged_files_are_sentences(together: Path) -> None:
     run = RunFiles(together / "runs" / "one")
     assert run.finished
     run.config_file.write_text("data: [")
-    with pytest.raises(DataError, match="line 1"):
+    with pytest.raises(ConfigError, match="line 1"):
         run.read_config()
     run.config_file.write_text("")
-    with pytest.raises(DataError, match="holds no settings"):
+    with pytest.raises(DataError, match="not whole"):
         run.read_config()
     run.manifest_file.write_text("3")
-    with pytest.raises(DataError, match="not the manifest"):
+    with pytest.raises(DataError, match="where a dict is expected"):
         run.read_manifest()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recollect.common.errors import ConfigError
+from recollect.common.errors import ConfigError, DataError
 from recollect.config.overrides import resolve
 from recollect.data import available
 from recollect.inference.run_files import RunFiles
@@ -19,21 +19,22 @@ from recollect.inference.test_sets import (
     published_ks,
     published_row,
 )
+from recollect.training.run_folder import RunFolder
 from training.small_runs import make_images
+
+OPTIONS = {"csv": "x", "class_split": "alphabet"}
 
 
 def test_what_data_means(tmp_path: Path) -> None:
     photos, folder = tmp_path / "photos", tmp_path / "run"
     photos.mkdir()
     folder.mkdir()
-    (folder / "config.yaml").write_text(
-        f"data: {{name: folder, root: {photos}, test_split: val, options: {{csv: x}}}}\n"
-    )
+    own = {"data.name": "folder", "data.root": str(photos), "data.test_split": "val", "data.options": OPTIONS}
+    RunFolder(folder).write_config(resolve(None, own))
     run = RunFiles(folder)
-    own = TestChoice("folder", str(photos), "val", {"csv": "x"})
-    assert choose_test(run) == own, "a run is tested on its own data"
-    assert choose_test(run, root=tmp_path) == TestChoice("folder", tmp_path, "val", {"csv": "x"})
-    assert choose_test(run, split="all") == TestChoice("folder", str(photos), "all", {"csv": "x"})
+    assert choose_test(run) == TestChoice("folder", str(photos), "val", OPTIONS), "a run is tested on its own data"
+    assert choose_test(run, root=tmp_path) == TestChoice("folder", tmp_path, "val", OPTIONS)
+    assert choose_test(run, split="all") == TestChoice("folder", str(photos), "all", OPTIONS)
     assert choose_test(run, data="sop", root=tmp_path) == TestChoice("sop", tmp_path)
     assert choose_test(run, data=str(photos)) == TestChoice("folder", photos)
     assert choose_test(data="glyphs") == TestChoice("glyphs")
@@ -45,7 +46,7 @@ def test_what_data_means(tmp_path: Path) -> None:
 
 
 def test_a_recipe_beside_a_run_keeps_the_run_s_root(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(f"data: {{name: sop, root: {tmp_path}}}\n")
+    RunFolder(tmp_path).write_config(resolve(None, {"data.name": "sop", "data.root": str(tmp_path)}))
     recipe = resolve("sop/r50-512/rsk")
     assert choose_test(RunFiles(tmp_path), recipe=recipe).root == str(tmp_path)
     other = resolve("cars196/r50-512/rsk")
@@ -55,7 +56,7 @@ def test_a_recipe_beside_a_run_keeps_the_run_s_root(tmp_path: Path) -> None:
 def test_settings_of_another_version_matter_only_where_they_are_needed(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("unheard_of: 1\n")
     assert choose_test(RunFiles(tmp_path), data="glyphs").data == "glyphs"
-    with pytest.raises(ConfigError, match="unheard_of"):
+    with pytest.raises(DataError, match="not whole"):
         choose_test(RunFiles(tmp_path))
 
 

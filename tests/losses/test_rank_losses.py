@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 from recollect.losses import RecallAtK, Roadmap, SmoothAP, SupAP, create, reference
-from recollect.losses.simix import draw_mixing
+from recollect.losses.engine.simix import draw_mixing
 
 ASYMMETRIC = {"step": reference.asymmetric_step(), "step_positives": reference.heaviside_step}
 

@@ -25,14 +25,15 @@ from recollect.cli.app import app
 from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.config.overrides import resolve
 from recollect.data import load_revisited
+from recollect.data.transforms.longer_side import LongerSide
 from recollect.evaluation import evaluate_revisited
 from recollect.inference import embedding_sets, features, vector_store
 from recollect.inference.embedding_sets import embed_set
 from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
 from recollect.step.team import Team
 from recollect.training import trainer
+from recollect.training.build import build
 from recollect.training.run_folder import RunFolder
-from recollect.training.session import prepare
 from recollect.training.trainer import train
 from recollect.training.validation import measure
 from recollect.training.whitened_start import whiten_last_layer
@@ -92,10 +93,10 @@ def test_map_rises_and_every_stage_resumes(data: Path, tmp_path: Path, monkeypat
     config = resolve(RECIPE, settings(data, **{"run.checkpoint_steps": 5, "run.checkpoint_minutes": 60}))
 
     # As it starts: the network with its whitening, not trained.
-    session = prepare(config, torch.device("cpu"), Team.of())
-    whiten_last_layer(session, silent)
-    session.network.embedder.save(tmp_path / "untrained")
-    session.close()
+    training = build(config, torch.device("cpu"), Team.of())
+    whiten_last_layer(training, silent)
+    training.network.embedder.save(tmp_path / "untrained")
+    training.close()
     # Never interrupted.
     whole = tmp_path / "whole"
     outcome = train(config, whole, say=silent)
@@ -188,25 +189,29 @@ def test_parts_of_the_validation_set_give_the_same_map(data: Path) -> None:
             return Team.of().gather(*rows)
 
     from recollect.training import validation
-    from recollect.training.session import _watch
+    from recollect.training.build import watch
 
     config = resolve(RECIPE, settings(data, **SHORT))
-    session = prepare(config, torch.device("cpu"), Team.of())
+    training = build(config, torch.device("cpu"), Team.of())
     try:
-        (alone,) = session.watched
-        expected = measure(session.network.trained, alone, Team.of(), session.device)
+        (alone,) = training.watched
+        expected = measure(training.network.trained, alone, Team.of(), training.machine.device)
         parts = [
-            _watch(session.config, session.network, Team(rank, 2, None), "val", alone.images, alone.benchmark)
+            watch(training.config, training.network, Team(rank, 2, None), "val", alone.images, alone.benchmark)
             for rank in (0, 1)
         ]
         assert [part.start for part in parts] == [0, 40]
         team = Two(0, 1, None)
-        object.__setattr__(team, "other", validation.embed(session.network.trained, parts[0], session.device, None))
-        assert measure(session.network.trained, parts[1], team, session.device) == pytest.approx(expected, abs=1e-6)
+        object.__setattr__(
+            team, "other", validation.embed(training.network.trained, parts[0], training.machine.device, None)
+        )
+        assert measure(training.network.trained, parts[1], team, training.machine.device) == pytest.approx(
+            expected, abs=1e-6
+        )
         for part in parts:
             part.feed.close()
     finally:
-        session.close()
+        training.close()
 
 
 def test_scales_come_from_the_recipe(data: Path, short: Path, tmp_path: Path) -> None:
@@ -223,7 +228,6 @@ def test_scales_come_from_the_recipe(data: Path, short: Path, tmp_path: Path) ->
         assert written["source"]["scales"] == list(scales)
         assert "without_distractors" not in written
         from recollect.data import load_revisited
-        from recollect.data.transforms.longer_side import LongerSide
 
         benchmark = load_revisited("roxford5k", data / "revisited")
         pictures = [LongerSide(48).read(benchmark.queries, index) for index in range(3)]

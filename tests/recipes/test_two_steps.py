@@ -26,7 +26,7 @@ from recollect.inference import opening
 from recollect.models import Embedder, GeM
 from recollect.models.zoo import find
 from recollect.step import large_batch_step
-from recollect.training import parts
+from recollect.training import build
 from recollect.training.optimizer import make_optimizer
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import train
@@ -66,7 +66,7 @@ NETWORKS = distinct(ROWS, lambda config: as_mapping(config)["model"])
 def test_the_network_is_built_as_the_recipe_says(name: str) -> None:
     model = ROWS[name].model
     with torch.device("meta"):
-        embedder = parts.make_embedder(replace(model, weights="none"), seed=0)
+        embedder = build.make_embedder(replace(model, weights="none"), seed=0)
     assert {parameter.device.type for parameter in embedder.parameters()} == {"meta"}
     assert embedder(torch.zeros(2, 3, 224, 224, device="meta")).shape == (2, model.dim or embedder.feature_dim)
     assert embedder.config.architecture == find(model.init).timm_id
@@ -76,7 +76,7 @@ def test_the_network_is_built_as_the_recipe_says(name: str) -> None:
     for alike in NETWORKS[name]:
         if alike in TRAINED:
             config = TRAINED[alike]
-            loss = parts.make_loss(config, num_classes=8, dim=embedder.dim)
+            loss = build.make_loss(config, num_classes=8, dim=embedder.dim)
             optimizer = make_optimizer(config.optimizer, embedder, loss)
             assert type(optimizer).__name__.lower() == config.optimizer.name
             assert {g["weight_decay"] for g in optimizer.param_groups} <= {config.optimizer.weight_decay, 0.0}
@@ -140,8 +140,8 @@ REAL = ["sop/r50-512/rsk", "gldv1/r101/rsk-simix", "vehicleid/vit-b32-in21k/rsk"
 @pytest.mark.parametrize("name", REAL)
 def test_two_steps_of_the_real_network_from_random_weights(name: str) -> None:
     config = TRAINED[name]
-    embedder = parts.make_embedder(replace(config.model, weights="none", image_size=64, resize="default"), seed=0)
-    loss = parts.make_loss(config, num_classes=4, dim=embedder.dim)
+    embedder = build.make_embedder(replace(config.model, weights="none", image_size=64, resize="default"), seed=0)
+    loss = build.make_loss(config, num_classes=4, dim=embedder.dim)
     optimizer = make_optimizer(config.optimizer, embedder, loss)
     images, labels = torch.randint(0, 256, (8, 3, 64, 64), dtype=torch.uint8), torch.arange(8) // 2
     before = embedder.head.linear.weight.detach().clone()  # type: ignore[union-attr]

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import worker_step
 from small_runs import final_weights, losses, make_images, silent, small_config
 from training_toys import difference
 
@@ -19,11 +18,12 @@ import recollect
 from recollect.step.team import Team
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import train
+from step import worker_step
 
 HERE = Path(__file__).parent
 
 
-def torchrun(processes: int, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+def torchrun(processes: int, *arguments: str, timeout: float = 900) -> subprocess.CompletedProcess[str]:
     package = Path(recollect.__file__).parents[1]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{package}{os.pathsep}{HERE}"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]

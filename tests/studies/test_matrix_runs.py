@@ -22,7 +22,7 @@ from recollect.studies.claims_page import write_page
 from recollect.studies.matrix import Matrix, best_of, pending
 from recollect.studies.matrix_runs import run_matrix
 from recollect.studies.summary import collect
-from recollect.training import parts
+from recollect.training import build
 from training.small_runs import silent
 
 
@@ -97,14 +97,14 @@ def test_no_search_run_reaches_the_test_set(
 ) -> None:
     """Code that asks for test images is refused, in a run that begins and in one that goes on."""
     claim, study, said = asymmetric(BENCH), Matrix(tmp_path / "study", "small", data), list[str]()
-    honest = parts.load_sets
+    honest = build.load_sets
 
     def peeking(config: Any) -> Any:
         load(config.data.name, config.data.root, config.data.test_split)
         return honest(config)
 
     with monkeypatch.context() as patch:
-        patch.setattr("recollect.training.session.load_sets", peeking)
+        patch.setattr("recollect.training.build.load_sets", peeking)
         run_matrix(study, [claim], jobs=1, say=said.append)
         assert said
         assert all("asked for where only train may be read" in line for line in said)
@@ -115,7 +115,7 @@ def test_no_search_run_reaches_the_test_set(
     (run / "manifest.json").write_text(json.dumps(manifest))
     said.clear()
     with monkeypatch.context() as patch:
-        patch.setattr("recollect.training.session.load_sets", peeking)
+        patch.setattr("recollect.training.build.load_sets", peeking)
         run_matrix(study, [claim], jobs=1, say=said.append)
     assert any("asked for where only train may be read" in line for line in said)
 

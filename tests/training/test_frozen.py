@@ -112,7 +112,7 @@ def test_a_plan_does_not_wait_for_features(root: Path, monkeypatch: pytest.Monke
     def never(*arguments: object, **options: object) -> None:
         raise AssertionError("features were computed")
 
-    monkeypatch.setattr("recollect.training.parts.part_rows", never)
+    monkeypatch.setattr("recollect.training.batches.part_rows", never)
     plan, lines = trainer.plan(small_config(root, **{**FROZEN, "run.watch_test": True}))
-    assert plan.images == 72
+    assert plan.data.images == 72
     assert any("frozen up to" in line for line in lines)

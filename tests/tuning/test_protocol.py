@@ -11,7 +11,7 @@ import pytest
 from recipes import landmarks
 from recollect.common.errors import ConfigError, DataWarning, InputError, WeightsError
 from recollect.config.overrides import resolve, with_settings
-from recollect.training.parts import load_sets
+from recollect.training.build import load_sets
 from recollect.tuning.protocol import LOCAL, final_config, read_protocol, trial_config
 from recollect.tuning.space import as_settings
 from training.small_runs import make_images

@@ -17,7 +17,7 @@ from recollect.common.errors import ConfigError, DataError, MissingExtraError, S
 from recollect.config.overrides import resolve
 from recollect.data import load
 from recollect.evaluation import Evaluation
-from recollect.training import parts
+from recollect.training import build
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import TrainingStoppedError
 from recollect.tuning import study as search
@@ -195,13 +195,13 @@ def test_code_that_goes_for_the_test_set_during_the_search_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = make_data(tmp_path / "data")
-    honest = parts.load_sets
+    honest = build.load_sets
 
     def peeking(config: Any) -> Any:
         load(config.data.name, config.data.root, config.data.test_split)
         return honest(config)
 
-    monkeypatch.setattr("recollect.training.session.load_sets", peeking)
+    monkeypatch.setattr("recollect.training.build.load_sets", peeking)
     with pytest.raises(SealedError, match="folder/test was asked for where only train may be read"):
         study(root, tmp_path / "s")
     assert (tmp_path / "s" / "study.db").exists()

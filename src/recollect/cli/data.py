@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import AllowOutside, AsJson, Quiet, complete_data, print_json
+from recollect.cli.options import AllowOutside, AsJson, MaxPixels, Quiet, complete_data, print_json
 
 data = typer.Typer(help="List the data sets, or check a copy of one.")
 app.add_typer(data, name="data")
@@ -52,6 +52,7 @@ def verify(
     ] = 4,
     csv: Annotated[str | None, typer.Option(help="For folder: the CSV file, relative to ROOT.")] = None,
     allow_outside: AllowOutside = False,
+    max_pixels: MaxPixels = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Threads that read.")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,

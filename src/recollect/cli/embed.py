@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Device, Download, Overwrite, Quiet, SkipBad, complete_model, remark
+from recollect.cli.options import Device, Download, MaxPixels, Overwrite, Quiet, SkipBad, complete_model, remark
 
 
 @app.command()
@@ -27,6 +27,7 @@ def embed(
     batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
     device: Device = None,
     skip_bad: SkipBad = False,
+    max_pixels: MaxPixels = None,
     download: Download = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,

@@ -12,6 +12,7 @@ from recollect.cli.options import (
     AllowOutside,
     Device,
     Download,
+    MaxPixels,
     Quiet,
     SkipBad,
     complete_data,
@@ -100,6 +101,7 @@ def evaluate_command(
     ] = None,
     memory: Annotated[int, typer.Option(min=1, help="MiB the ranking may use beside the vectors.")] = 512,
     device: Device = None,
+    max_pixels: MaxPixels = None,
     allow_outside: AllowOutside = False,
     skip_bad: SkipBad = False,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Device, Quiet, remark_aside
+from recollect.cli.options import Device, MaxPixels, Quiet, remark_aside
 
 
 @app.command()
@@ -23,6 +23,7 @@ def report(
     split: Annotated[str | None, typer.Option(help="Of which part of the data. Default: the run's test split.")] = None,
     root: Annotated[Path | None, typer.Option(help="Where the images are now, if they moved.")] = None,
     device: Device = None,
+    max_pixels: MaxPixels = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad/--no-skip-bad", help="Leave out images that cannot be read, and list them.")
     ] = True,

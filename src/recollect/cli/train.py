@@ -11,6 +11,8 @@ import typer
 
 from recollect.cli.app import app
 from recollect.cli.options import (
+    AllowOutside,
+    MaxPixels,
     Quiet,
     complete_data,
     complete_loss,
@@ -46,6 +48,8 @@ _SHORT = {
     "device": "run.device",
     "precision": "run.precision",
     "workers": "data.workers",
+    "test_share": "data.options.test_share",
+    "max_pixels": "data.max_pixels",
     "cache": "data.cache",
 }
 
@@ -64,6 +68,12 @@ def train(
         typer.Option(autocompletion=complete_data, help="A folder of images, or the name of a data set."),
     ] = None,
     root: Annotated[str | None, typer.Option(help="Where that data set lies.")] = None,
+    test_share: Annotated[
+        float | None, typer.Option(help="Share of the classes of a folder that is held out for testing. Default: 0.5.")
+    ] = None,
+    allow_outside: AllowOutside = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip images that cannot be read.")] = False,
+    max_pixels: MaxPixels = None,
     out: Annotated[Path | None, typer.Option(help="The run folder to make. Default: a new one in runs/.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with a run, exactly.")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would be done, and stop.")] = False,
@@ -149,7 +159,7 @@ def train(
     # With --json standard output is for the result alone.
     say = remark_aside if as_json else remark
     if resume is not None:
-        if recipe or data or root or given or settings or out or download or watch_test or plan:
+        if any((recipe, data, root, given, settings, out, download, watch_test, plan, allow_outside, skip_bad)):
             raise ConfigError("--resume goes on exactly as the run began: leave every other option out.")
         _show(_stoppable(lambda: trainer.train(resume=resume, say=say)), as_json)
         return
@@ -160,6 +170,7 @@ def train(
     elif epochs is not None and steps is None:
         chosen.append("run.steps=null")
     chosen += ["run.watch_test=true"] * watch_test + ["model.download=true"] * download
+    chosen += ["data.options.allow_outside=true"] * allow_outside + ["data.on_bad_image=skip"] * skip_bad
     config = resolve(recipe, [*more, *chosen, *(settings or [])])
     # Misspelt names are told before images are read, which may take a while.
     describe(config.loss.name)
@@ -192,9 +203,19 @@ def _show(outcome: Outcome, as_json: bool) -> None:
 
 def data_settings(recipe: str | None, data: str | None, root: str | None) -> tuple[str, list[str]]:
     """Which recipe, and what ``--data`` and ``--root`` mean: a data set's name, or a folder."""
+    from recollect.common.errors import ConfigError
+    from recollect.config.overrides import resolve
     from recollect.data import available
 
     settings: list[str] = []
+    if recipe is not None and data not in available() and (folder := data or root) is not None:
+        named = resolve(recipe).data.name
+        if not available()[named].needs_root:
+            raise ConfigError(
+                f"the recipe {recipe} trains on {named}, which is made and lies in no folder; {folder} would be ignored. "
+                f"To train on it leave the recipe out (--data {folder}), or keep the recipe's other settings with "
+                f"--set data.name=folder --set data.root={folder}."
+            )
     if data is not None and data in available():
         settings.append(f"data.name={data}")
     elif data is not None and recipe is None:

@@ -21,7 +21,7 @@ from recollect.common.errors import InputError
 from recollect.common.files import atomic_write
 from recollect.evaluation.distributed import gather, shard
 from recollect.evaluation.exact import Ties
-from recollect.evaluation.metrics import checked_ks, limits_for
+from recollect.evaluation.metrics import METRICS, checked_ks, limits_for
 from recollect.evaluation.ranks import DEFAULT_MEMORY, stream_ranks
 from recollect.evaluation.relevance import ByLists
 from recollect.evaluation.result import refuse_existing
@@ -143,7 +143,7 @@ def evaluate_revisited(
         stacked,
         items,
         relevance,
-        limits_for(["map"], ks),
+        limits_for([METRICS["map"]], ks),
         chosen=shard(len(stacked), distributed),
         ties=ties,
         memory=memory,

@@ -8,7 +8,7 @@ backbone as it was. Vectors averaged over several scales are kept themselves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recollect.common.bad_images import BadImage
 from recollect.data import ImageSet, Pipeline
 from recollect.data.transforms import Transform
 from recollect.data.transforms.transform import test_transform
 from recollect.inference.content_keys import Keys, content_keys
-from recollect.inference.features import BATCH, SetRows, Skipped, images_at_once, part_about, part_rows, rows_in_order
+from recollect.inference.features import BATCH, SetRows, images_at_once, part_about, part_rows, rows_in_order
 from recollect.inference.vector_store import PART, Places, Rows, VectorStore, allocated, weights_digest
 from recollect.models import Embedder
 
@@ -39,7 +40,7 @@ class Embedded:
 
     vectors: NDArray[np.float32]
     keys: Keys
-    skipped: list[Skipped] = field(default_factory=list)
+    skipped: list[BadImage] = field(default_factory=list)
 
     @property
     def read(self) -> NDArray[np.int64]:
@@ -102,7 +103,7 @@ def embed_files(embedder: Embedder, paths: Sequence[Path], **options: object) ->
     distinct = list(dict.fromkeys(absolute))
     found = embed_set(embedder, files_as_set(distinct), **options)  # type: ignore[arg-type]
     order = np.array([distinct.index(path) for path in absolute])
-    skipped = [bad._replace(name=str(distinct[bad.place])) for bad in found.skipped]
+    skipped = [replace(bad, name=str(distinct[bad.index])) for bad in found.skipped]
     return Embedded(found.vectors[order], found.keys[order], skipped)
 
 
@@ -155,7 +156,7 @@ def _at_scales(
         "head": [embedder.config.pooling, embedder.config.layer_norm, embedder.config.l2_before_head],
         "scales": list(scales),
     }
-    skipped: list[Skipped] = []
+    skipped: list[BadImage] = []
     at_once = max(1, int(min(batch_size, images_at_once(embedder.preprocessing)) / max(1.0, *(s * s for s in scales))))
 
     def compute(places: Places) -> Rows:
@@ -165,11 +166,10 @@ def _at_scales(
                 pixels = batch.images
                 rows = embedder.embed(pixels, batch_size=len(batch.indices), scales=scales, progress=False)
                 found.update(zip(batch.indices.tolist(), rows.numpy(), strict=True))
-            for bad in pipeline.bad_images:
-                skipped.append(Skipped(int(places[bad.index]), bad.name, bad.reason))
+            skipped.extend(replace(bad, index=int(places[bad.index])) for bad in pipeline.bad_images)
         return rows_in_order(found, len(places), (embedder.dim,))
 
     rows = VectorStore(about).rows(
         keys, compute, part=PART // 4, keep=keep, description=f"{images.name}/{images.split}"
     )
-    return SetRows(rows, keys, sorted(skipped))
+    return SetRows(rows, keys, sorted(skipped, key=lambda bad: bad.index))

@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recollect.common.arrays import read_npz
-from recollect.common.errors import ConfigError, DataError, in_one_line
+from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import atomic_write
+from recollect.common.reading import parse_json, read_npz
 from recollect.config.schema import Config
 from recollect.data import RevisitedBenchmark
 from recollect.data.transforms import Transform
@@ -89,10 +89,7 @@ def target_from_file(path: Path) -> Target:
         raise DataError(f"{path}: has no array 'embeddings' (it has {', '.join(arrays) or 'nothing'}).")
     gnd = None
     if "gnd" in arrays:
-        try:
-            gnd = json.loads(str(arrays["gnd"]))
-        except ValueError as error:
-            raise DataError(f"{path}: its array 'gnd' is not JSON ({in_one_line(error)}).") from error
+        gnd = parse_json(str(arrays["gnd"]), f"{path}: its array 'gnd'", list)
     elif "labels" not in arrays:
         raise DataError(f"{path}: has no array 'labels' beside 'embeddings' (it has {', '.join(arrays)}).")
     searched = arrays.get("gallery", arrays["embeddings"])

@@ -8,16 +8,17 @@ rows where it cuts the network. Pixels come through the pipeline, as for a test:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import PIL
 import torch
 from torch import Tensor, nn
 
+from recollect.common.bad_images import BadImage
 from recollect.common.errors import ConfigError
-from recollect.common.images import Preprocessing
+from recollect.common.preprocessing import Preprocessing
 from recollect.data import ImageSet, Pipeline, test_transform
 from recollect.data.transforms import Transform
 from recollect.inference.content_keys import Keys, content_keys
@@ -30,21 +31,13 @@ BATCH = 64
 """Images in the network at once, at the model's own size. Fixed, because rounding depends on it."""
 
 
-class Skipped(NamedTuple):
-    """An image that could not be read and was left out."""
-
-    place: int
-    name: str
-    reason: str
-
-
 @dataclass(frozen=True)
 class SetRows:
     """Rows of a set's images, in order; not a number for those that were skipped."""
 
     rows: Rows
     keys: Keys
-    skipped: list[Skipped] = field(default_factory=list)
+    skipped: list[BadImage] = field(default_factory=list)
 
 
 def images_at_once(preprocessing: Preprocessing) -> int:
@@ -90,7 +83,7 @@ def part_rows(
     keys = content_keys(images) if keys is None else keys
     transform = test_transform(embedder.preprocessing) if transform is None else transform
     store = VectorStore(_about(embedder, upto, transform))
-    skipped: list[Skipped] = []
+    skipped: list[BadImage] = []
     below = frozen not in (None, "none", "auto", upto) and not whole
     lower = _Lower(embedder, str(frozen), upto, transform) if below else None
     native = _native(embedder, transform) if keep and upto == "pooling" and frozen in ("backbone", "pooling") else None
@@ -105,7 +98,7 @@ def part_rows(
             pipeline = Pipeline(images.subset(left), transform, workers=workers, on_bad_image=on_bad_image)
             found = _from_pixels(embedder, pipeline, upto, batch_size, native, keys[left])
             rows.update(zip(left.tolist(), found.rows, strict=True))
-            skipped.extend(bad._replace(place=int(left[bad.place])) for bad in found.skipped)
+            skipped.extend(replace(bad, index=int(left[bad.index])) for bad in found.skipped)
         return np.stack([rows[place] for place in places.tolist()])
 
     rows = store.rows(
@@ -115,7 +108,7 @@ def part_rows(
         keep=keep,
         description=f"{images.name}/{images.split}",
     )
-    return SetRows(rows, keys, sorted(skipped))
+    return SetRows(rows, keys, sorted(skipped, key=lambda bad: bad.index))
 
 
 def first_feature(embedder: Embedder, frozen: nn.Module, images: ImageSet) -> Tensor:
@@ -169,7 +162,7 @@ def _from_pixels(
         batches = ((batch.images, batch.indices) for batch in pipeline.sequential(at_once))
         for outputs, places in run_network(part, batches, embedder.device):
             found.update(zip(places.tolist(), outputs.cpu().numpy(), strict=True))
-        skipped = [Skipped(bad.index, bad.name, bad.reason) for bad in pipeline.bad_images]
+        skipped = pipeline.bad_images
     if native is not None and found:
         read = np.array(sorted(found), np.int64)
         native[0].keep(keys[read], np.stack([found[place][embedder.feature_dim :] for place in read.tolist()]))

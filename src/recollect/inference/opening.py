@@ -16,6 +16,7 @@ import torch
 
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import sha256
+from recollect.config.automatic import is_pretrained
 from recollect.config.schema import Config, ModelConfig
 from recollect.inference.run_files import RunFiles, read_checkpoint
 from recollect.models import Embedder
@@ -128,11 +129,6 @@ def open_start(config: Config) -> Opened:
             normalization=model.normalization,
         )
     return Opened(embedder.eval(), "init", words, {"model": model.init, "weights": model.weights}, config=config)
-
-
-def is_pretrained(model: ModelConfig) -> bool:
-    """Whether the network starts from trained weights."""
-    return bool(find(model.init).pretrained) and model.weights != "none"
 
 
 def make_embedder(model: ModelConfig, seed: int) -> Embedder:

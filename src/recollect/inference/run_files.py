@@ -12,13 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-import yaml
-
-from recollect.common.errors import DataError, in_one_line
-from recollect.common.files import read_json
-from recollect.config.overrides import from_mapping
+from recollect.common.errors import DataError
+from recollect.common.reading import read_json, read_torch
+from recollect.common.yaml_text import parse_yaml, read_yaml_text
+from recollect.config.overrides import as_written_before, from_mapping, missing_groups
 from recollect.config.schema import Config, DataConfig
+
+TO_END, END = ", up to the line of its end.", "# The end."
+"""What a ``config.yaml`` begins and ends with, so that a truncated one is known; those of former versions do not."""
 
 CHECKPOINT_FORMAT = 1
 
@@ -42,27 +43,24 @@ class RunFiles:
         """Whether there is a run at all."""
         return self.config_file.is_file()
 
-    def read_settings(self) -> Mapping[str, Any]:
-        """The settings as written, without judging them.
-
-        Raises:
-            DataError: not a YAML file, or not settings.
-        """
-        try:
-            values = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise DataError(f"{self.config_file}: not a YAML file ({in_one_line(error)}).") from error
-        if not isinstance(values, Mapping):
-            raise DataError(f"{self.config_file}: holds no settings. Put a whole copy of it back.")
-        return values
-
     def read_config(self) -> Config:
         """The configuration that was written, with its images where they are now.
 
         Raises:
-            DataError: not a YAML file. ConfigError: settings of another version.
+            DataError: the file is not whole: what is missing would silently become a default. ConfigError: it is not
+                valid.
         """
-        config = from_mapping(self.read_settings(), str(self.config_file))
+        text = read_yaml_text(self.config_file)
+        values = parse_yaml(text, str(self.config_file))
+        missing = missing_groups(values) if isinstance(values, Mapping) else ["everything"]
+        if TO_END in text.partition("\n")[0] and f"\n{END}" not in text:
+            missing = missing or ["the end"]
+        if missing:
+            raise DataError(
+                f"{self.config_file}: not whole, it lacks {', '.join(missing)}. Put a whole copy of it back; a run is not "
+                "resumed on settings that it did not have."
+            )
+        config = as_written_before(from_mapping(values, str(self.config_file)))
         data, relative = config.data, self._relative_roots()
         root = self._found(data.root, relative.get("root"))
         validation_root = self._found(data.validation_root, relative.get("validation_root"))
@@ -72,14 +70,26 @@ class RunFiles:
         """What ``manifest.json`` says; empty without one.
 
         Raises:
-            DataError: it holds something else.
+            DataError: it is damaged.
         """
         if not self.manifest_file.exists():
             return {}
-        known = read_json(self.manifest_file)
-        if not isinstance(known, dict):
-            raise DataError(f"{self.manifest_file}: not the manifest of a run. Put a whole copy of it back.")
-        return known
+        found = read_json(self.manifest_file, dict)
+        groups = ("versions", "machine", "data", "weights", "plan", "outcome", "pruned")
+        outcome = found.get("outcome") or {}
+        sound = all(isinstance(found.get(key) or {}, dict) for key in groups) and isinstance(
+            found.get("resumed", []), list
+        )
+        if sound and outcome:
+            numbers = [outcome.get(key) for key in ("steps", "seconds", "chosen_step")]
+            metrics = outcome.get("metrics")
+            sound = all(isinstance(number, int | float) for number in numbers) and isinstance(metrics, dict)
+            sound = sound and all(isinstance(values, dict) for values in dict(metrics or {}).values())
+        if not sound:
+            raise DataError(
+                f"{self.manifest_file}: entries of other types than recollect writes. Put a whole copy back."
+            )
+        return found
 
     @property
     def finished(self) -> bool:
@@ -131,11 +141,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         DataError: it cannot be read, or holds something else.
     """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise DataError(
-            f"{path}: not a checkpoint that can be read ({type(error).__name__}: {in_one_line(error)}). {CHECKPOINT_REMEDY}"
-        ) from error
+        content = read_torch(path)
+    except DataError as error:
+        raise DataError(f"{error} {CHECKPOINT_REMEDY}") from error
     if not isinstance(content, dict):
         raise DataError(f"{path}: holds a {type(content).__name__} and is not a checkpoint. {CHECKPOINT_REMEDY}")
     if content.get("format") != CHECKPOINT_FORMAT:

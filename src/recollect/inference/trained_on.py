@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from recollect.common.arrays import read_npz
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import atomic_write
+from recollect.common.reading import parse_json, read_npz
 from recollect.data import ImageSet
 from recollect.inference.content_keys import KEY_BYTES, Keys, content_keys, set_digest
 
@@ -54,15 +54,12 @@ class TrainedOn:
             np.savez(file, facts=text, images=self.keys)
 
 
-def note_training(run: Path, train: ImageSet, validation: ImageSet | None = None) -> None:
-    """Write down what a run is trained on. Reads every training image once, unless its digest is remembered."""
+def trained_on(train: ImageSet, validation: ImageSet | None = None) -> TrainedOn:
+    """What a run is about to be trained on. Reads every training image once, unless its digest is remembered."""
     keys = content_keys(train)
-    held_out = (
-        frozenset[str]() if validation is None or validation.name != train.name else frozenset(_classes(validation))
-    )
-    TrainedOn(train.name, set_digest(train, keys), frozenset(_classes(train)), held_out, np.unique(keys, axis=0)).write(
-        run
-    )
+    chose = validation is not None and validation.name == train.name
+    held_out = frozenset(_classes(validation)) if chose and validation is not None else frozenset[str]()
+    return TrainedOn(train.name, set_digest(train, keys), frozenset(_classes(train)), held_out, np.unique(keys, axis=0))
 
 
 def read_trained_on(run: Path) -> TrainedOn | None:
@@ -75,7 +72,7 @@ def read_trained_on(run: Path) -> TrainedOn | None:
         return None
     arrays = read_npz(run / FILE)
     try:
-        facts = json.loads(arrays["facts"].astype(np.uint8).tobytes().decode())
+        facts = parse_json(arrays["facts"].astype(np.uint8).tobytes().decode(), str(run / FILE), dict)
         keys = arrays["images"].astype(np.uint8).reshape(-1, KEY_BYTES)
         trained, validating = (frozenset(map(str, facts[key])) for key in ("classes", "validation_classes"))
         return TrainedOn(str(facts["data"]), str(facts["digest"]), trained, validating, keys)

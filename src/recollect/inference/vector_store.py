@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from recollect.common.console import ProgressLine
-from recollect.common.errors import DataError, DataWarning
+from recollect.common.errors import DataError, DataWarning, RecollectError
 from recollect.common.files import atomic_write, cache_folder, write_json
 from recollect.common.locks import exclusive
 from recollect.inference.content_keys import KEY_BYTES, Keys
@@ -127,7 +127,7 @@ class VectorStore:
         """``add``, if that is possible: a cache that cannot be written slows work down and must not end it."""
         try:
             self.add(keys, rows)
-        except (OSError, DataError) as error:
+        except (OSError, RecollectError) as error:
             warnings.warn(f"vectors are not kept: {error}", DataWarning, stacklevel=2)
             return False
         return True
@@ -156,7 +156,7 @@ class VectorStore:
     def _alone(self, keys: Keys) -> Iterator[None]:
         """One process at a time computes these rows. Without a folder to lock in, each does."""
         with contextlib.ExitStack() as stack:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, RecollectError):
                 stack.enter_context(exclusive(self.folder / f".{_digest(keys)}.lock"))
             yield
 

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.imports import require
 from recollect.losses import baselines
+from recollect.losses.checks import check_whole
+from recollect.losses.engine.layout import count_matches
+from recollect.losses.engine.tile_loop import compute_dtype, same_set, zero_loss
 from recollect.losses.metric_learning import MetricLearningLoss, call_in
-from recollect.losses.one_pass import compute_dtype, same_set, zero_loss
-from recollect.losses.tiled import count_matches
 
 _WRAPPABLE: dict[str, Callable[..., MetricLearningLoss]] = {
     "contrastive": baselines.contrastive,
@@ -70,11 +71,11 @@ class CrossBatchMemory(nn.Module):
         loss_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        for option, value in (("dim", dim), ("memory_size", memory_size)):
-            if value < 1:
-                raise ConfigError(f"{option} is {value}: it must be at least 1.")
-        if loss not in _WRAPPABLE:
+        dim, memory_size = check_whole("dim", dim, 1, 10**6), check_whole("memory_size", memory_size, 1, 10**8)
+        if not isinstance(loss, str) or loss not in _WRAPPABLE:
             raise ConfigError(f"loss {loss!r} cannot use a memory: choose one of {', '.join(_WRAPPABLE)}.")
+        if loss_options is not None and not isinstance(loss_options, Mapping):
+            raise ConfigError(f"loss_options must be a mapping of options, but is {loss_options!r}.")
         if loss_options is None:
             loss_options = _PAPER_CONTRASTIVE if loss == "contrastive" else {}
         from recollect.losses.registry import check_options

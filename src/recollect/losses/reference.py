@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from recollect.losses.simix import Mixing
+from recollect.losses.engine.simix import Mixing
 
 StepFunction = Callable[[Tensor], Tensor]
 

@@ -15,14 +15,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from recollect.common.bad_images import OnBadImage
 from recollect.common.errors import ConfigError, InputError
-from recollect.common.images import Preprocessing
+from recollect.common.preprocessing import Preprocessing
+from recollect.common.processor import check_half_precision
 from recollect.models import backbones, multiscale, zoo
-from recollect.models.embedding import ImageLike, OnBadImage, embed_images
+from recollect.models.embedding import ImageLike, embed_images
 from recollect.models.groups import parameter_groups
 from recollect.models.heads import Head, unit
+from recollect.models.normalization import InputNormalization, adapted_preprocessing, by_shape, check_patches
 from recollect.models.pooling import make_pooling
-from recollect.models.preprocessing import InputNormalization, adapted_preprocessing, by_shape, check_patches
 from recollect.models.stages import (
     NativePool,
     Part,
@@ -322,6 +324,7 @@ class Embedder(nn.Module):
         on_bad_image: OnBadImage = "error",
         workers: int | None = None,
         before_head: bool = False,
+        max_pixels: int | None = None,
     ) -> Tensor:
         """The one way to get vectors: N images → N×dim float32 on the CPU, row i for image i.
 
@@ -330,7 +333,7 @@ class Embedder(nn.Module):
         batches of equal size, so any number and any mixture of sizes fits in memory.
 
         Args:
-            images: a sequence, an iterator or one tensor.
+            images: a sequence, an iterator, an ``ImageSet`` or one tensor.
             batch_size: images a batch, at the model's own size; batches of larger images are smaller in proportion.
             device: moves the embedder there first and leaves it there; None runs where it is.
             progress: show a progress line on a terminal.
@@ -339,11 +342,13 @@ class Embedder(nn.Module):
                 and names it in a warning at the end; a function is called with (index, error), the row being NaN.
             workers: threads that decode; None for one a core, at most 8; 0 for none.
             before_head: give the inputs of the last layer instead, N×feature_dim: what whitening is learned from.
+            max_pixels: larger images are refused; None for the limit of this process (``set_max_pixels``).
         """
         if scales is not None:
             multiscale.check_scales(scales)
         if device is not None:
             self.to(device)
+        check_half_precision(self)
         steps = (1.0,) if scales is None else tuple(scales)
         was_training = self.training
         self.eval()
@@ -359,6 +364,7 @@ class Embedder(nn.Module):
                 progress=progress,
                 on_bad_image=on_bad_image,
                 workers=workers,
+                max_pixels=max_pixels,
             )
         finally:
             self.train(was_training)

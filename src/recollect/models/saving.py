@@ -15,8 +15,9 @@ import torch
 
 from recollect._version import __version__
 from recollect.common.errors import ConfigError, DataError, WeightsError
-from recollect.common.files import atomic_write, read_json, sha256, write_json
-from recollect.common.images import Preprocessing
+from recollect.common.files import atomic_write, sha256, write_json
+from recollect.common.preprocessing import Preprocessing
+from recollect.common.reading import read_json
 from recollect.models.backbones import build_backbone
 from recollect.models.weights import Provenance, fill_strictly, read_tensors, say_licence
 
@@ -92,9 +93,11 @@ def load_embedder(folder: Path) -> Embedder:
         unfinished = (folder / "checkpoints").is_dir()
         hint = " It is a run that is not finished: recollect.inference.open_model opens it." if unfinished else ""
         raise WeightsError(f"{folder}: no {DESCRIPTION} in it, so it is not a saved embedder.{hint}")
-    description = read_json(folder / DESCRIPTION)
-    if not isinstance(description, dict) or description.get("format") != FORMAT:
-        found = description.get("format") if isinstance(description, dict) else type(description).__name__
+    try:
+        description = read_json(folder / DESCRIPTION, dict)
+    except DataError as error:
+        raise WeightsError(str(error)) from error
+    if (found := description.get("format")) != FORMAT:
         raise WeightsError(f"{folder / DESCRIPTION}: format {found!r} is not {FORMAT}, the one this version reads.")
     try:
         config = config_from_dict(description["embedder"])

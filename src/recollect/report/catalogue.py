@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.common.arrays import read_npz
-from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError, InputError
+from recollect.common.decode import IMAGE_SUFFIXES
+from recollect.common.errors import ConfigError, DataError, DataWarning, InputError
 from recollect.common.files import atomic_write, make_folder_for
-from recollect.common.images import IMAGE_SUFFIXES
+from recollect.common.reading import parse_json, read_npz, read_text
 from recollect.data import load
 from recollect.inference.embedding_sets import Embedded, embed_files
 from recollect.inference.opening import Opened, open_model
-from recollect.report.exact_search import Found, nearest
+from recollect.search.exact_search import Found, nearest
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,7 @@ def _folder(root: Path) -> Listed:
 
 
 def _from_list(path: Path) -> list[Path]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as a list of paths ({error}).") from error
+    lines = read_text(path).splitlines()
     found = [path.parent / line.strip() for line in lines if line.strip()]
     missing = next((entry for entry in found if not entry.is_file()), None)
     if missing is not None:
@@ -158,10 +155,7 @@ def embed_catalogue(
 def _embedded(opened: Opened, paths: Sequence[Path], skip_bad: bool, **options: Any) -> Embedded:
     """Vectors of files; those that cannot be read are named in a warning, or stop everything."""
     policy = "skip" if skip_bad else "error"
-    try:
-        found = embed_files(opened.embedder, paths, frozen=opened.frozen, on_bad_image=policy, **options)
-    except ImageError as error:
-        raise ImageError(f"{error} Repair or remove it, or leave such images out with --skip-bad.") from error
+    found = embed_files(opened.embedder, paths, frozen=opened.frozen, on_bad_image=policy, **options)
     if found.skipped:
         shown = "; ".join(bad.reason for bad in found.skipped[:5]) + ("; …" if len(found.skipped) > 5 else "")
         warnings.warn(
@@ -200,10 +194,8 @@ def read_catalogue(path: Path | str, root: Path | str | None = None) -> Catalogu
     labels = [str(label) for label in arrays["labels"]] if "labels" in arrays else None
     if len(names) != len(embeddings) or (labels is not None and len(labels) != len(embeddings)):
         raise DataError(f"{path}: {len(embeddings)} vectors, {len(names)} names: one each is expected, labels too.")
-    try:
-        source = dict(json.loads(str(arrays["source"]))) if "source" in arrays else {}
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{path}: its note about the model cannot be read ({error}).") from error
+    note = f"{path}: its note about the model"
+    source = parse_json(str(arrays["source"]), note, dict) if "source" in arrays else {}
     return Catalogue(embeddings, names, labels, source if root is None else {**source, "root": str(root)})
 
 
@@ -216,7 +208,7 @@ def search(
     weights: str | None = None,
     device: str | None = None,
     skip_bad: bool = False,
-) -> tuple[list[Path], Found]:
+) -> tuple[list[str], Found]:
     """The query images, and the catalogue's images nearest to each, by the model that made it.
 
     Args:
@@ -245,4 +237,4 @@ def search(
     read = found.read
     if not len(read):
         raise DataError("none of the images could be read.")
-    return [Path(images[place]) for place in read.tolist()], nearest(found.vectors[read], catalogue.embeddings, top)
+    return [str(images[place]) for place in read.tolist()], nearest(found.vectors[read], catalogue.embeddings, top)

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.evaluation import Evaluation
-from recollect.report.exact_search import nearest
 from recollect.report.markup import Markup, element, name_of
 from recollect.report.measured import Contender
 from recollect.report.thumbnails import Pictures
 from recollect.report.vectors import Shown
+from recollect.search.exact_search import nearest
 
 QUERIES = 5
 """Queries of each kind."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common.errors import DataError
 from recollect.common.files import atomic_write
+from recollect.common.reading import parse_json, read_npz
 from recollect.data import ImageSet
 
 
@@ -78,22 +78,22 @@ def write_kept(path: Path, kept: Kept, remarks: list[str]) -> None:
 def read_kept(path: Path) -> Kept | None:
     """What an earlier report kept; None when there is nothing, or nothing whole."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            facts = json.loads(str(archive["facts"]))
-            labels = archive["labels"].astype(np.int64)
-            shown = Shown(
-                facts["data"],
-                facts["split"],
-                [str(name) for name in archive["names"]],
-                labels,
-                [str(name) for name in archive["class_names"]],
-                int(facts["whole"]),
-            )
-            vectors = {name[8:]: archive[name] for name in archive.files if name.startswith("vectors_")}
-            keys, words = (
-                {str(name): str(value) for name, value in facts.get(key, {}).items()} for key in ("keys", "words")
-            )
-    except (OSError, KeyError, ValueError, TypeError, AttributeError, EOFError, BadZipFile):
+        archive = read_npz(path)
+        facts = parse_json(str(archive["facts"]), str(path), dict)
+        labels = archive["labels"].astype(np.int64)
+        shown = Shown(
+            facts["data"],
+            facts["split"],
+            [str(name) for name in archive["names"]],
+            labels,
+            [str(name) for name in archive["class_names"]],
+            int(facts["whole"]),
+        )
+        vectors = {name[8:]: rows for name, rows in archive.items() if name.startswith("vectors_")}
+        keys, words = (
+            {str(name): str(value) for name, value in facts.get(key, {}).items()} for key in ("keys", "words")
+        )
+    except (DataError, KeyError, ValueError, TypeError, AttributeError):
         return None
     sound = all(rows.ndim == 2 and len(rows) == len(shown.names) == len(labels) for rows in vectors.values())
     sound = sound and bool(len(labels)) and 0 <= labels.min() <= labels.max() < len(shown.class_names)

@@ -21,8 +21,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from recollect.common.errors import ConfigError
-from recollect.common.files import read_json, write_json
+from recollect.common.errors import ConfigError, DataError
+from recollect.common.files import write_json
+from recollect.common.reading import read_json
 from recollect.studies.benches import Bench, Budget
 from recollect.studies.claims import Cell, Claim
 
@@ -51,7 +52,7 @@ class Matrix:
         """
         file = self.out / "study.json"
         if file.exists():
-            known = read_json(file)
+            known = read_json(file, dict)
             if known.get("budget") != self.budget:
                 raise ConfigError(f"{self.out} holds runs of the {known.get('budget')} budget: choose another --out.")
         elif self.out.exists() and any(self.out.iterdir()):
@@ -160,7 +161,9 @@ def best_of(run: Path, rate: float) -> Choice | None:
     from recollect.training.run_folder import RunFolder
 
     folder = RunFolder(run)
-    evaluations = [line for line in folder.read_metrics() if line.get("split") == "val"]
+    evaluations = [line for line in folder.read_metrics() if line.get("split") == "val" and "r@1" in line]
+    if not evaluations:
+        raise DataError(f"{folder.metrics_file}: no evaluation of a finished run. Remove {run} to train it again.")
     best = max(evaluations, key=lambda line: (line["r@1"], -line["step"]))
     last = len(evaluations) > 1 and best["step"] == outcome["steps"]
     batch = int(folder.read_manifest().get("plan", {}).get("batch", 0))
@@ -169,14 +172,16 @@ def best_of(run: Path, rate: float) -> Choice | None:
 
 def outcome_of(run: Path) -> dict[str, Any] | None:
     """What a finished run's manifest says came of it."""
-    manifest = run / "manifest.json"
-    return dict(found) if manifest.exists() and (found := read_json(manifest).get("outcome")) else None
+    from recollect.training.run_folder import RunFolder
+
+    found = RunFolder(run).read_manifest().get("outcome")
+    return dict(found) if found else None
 
 
 def failure_of(run: Path) -> str | None:
     """Why a run ended without a result for good: its loss was no number any more."""
     file = run / "failed.json"
-    return str(read_json(file)["why"]) if file.exists() else None
+    return str(read_json(file, dict).get("why", "it diverged")) if file.exists() else None
 
 
 def _settled(run: Path) -> bool:

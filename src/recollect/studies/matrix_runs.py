@@ -18,6 +18,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FrameType
 
 from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError, RecollectError
@@ -28,8 +29,10 @@ from recollect.studies.matrix import Matrix, Task, pending, tasks
 from recollect.tuning import trial
 from recollect.tuning.trial import has_diverged
 
-SECONDS_TO_SAVE = 60
-"""What a run has to save its state when the study was killed."""
+SECONDS_TO_SAVE = 10
+"""How long a run may take to save its state when the study was killed or is stopped."""
+_idle = threading.Event()
+"""Set in a process of the pool while it has no run to do."""
 
 
 def run_matrix(
@@ -75,7 +78,11 @@ def _run(
     running: dict[Future[str | None], Task] = {}
     troubled: set[Path] = set()
     runs = pending(matrix, claims)
-    with ProcessPoolExecutor(jobs, context, end_with_parent) as pool, ProgressLine("runs", len(runs), "runs") as line:
+    with (
+        ProcessPoolExecutor(jobs, context, end_with_parent) as pool,
+        _stopping(pool),
+        ProgressLine("runs", len(runs), "runs") as line,
+    ):
         line.advance(sum(run.done for run in runs))
         while True:
             late = end is not None and time.monotonic() > end
@@ -92,6 +99,16 @@ def _run(
                     troubled.add(task.folder)
                     say(f"{task.folder.relative_to(matrix.out)}: {trouble}")
                 line.advance()
+
+
+@contextlib.contextmanager
+def _stopping(pool: ProcessPoolExecutor) -> Iterator[None]:
+    """Whatever ends the study ends its processes first; without this the pool would wait for their runs."""
+    try:
+        yield
+    except BaseException:
+        _stop(pool)
+        raise
 
 
 def _left(matrix: Matrix, claims: Sequence[Claim]) -> bool:
@@ -114,11 +131,33 @@ def end_with_parent() -> None:
     def watch(parent: BaseProcess) -> None:
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)  # the run saves its state and stops
-        time.sleep(SECONDS_TO_SAVE)
+        _idle.wait(SECONDS_TO_SAVE)
         os._exit(1)
 
+    _idle.set()
+    # Ctrl-C reaches every process of a terminal; the study's own process passes it on.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _end_if_idle)
     if (parent := multiprocessing.parent_process()) is not None:
         threading.Thread(target=watch, args=(parent,), daemon=True).start()
+
+
+def _end_if_idle(number: int, frame: FrameType | None) -> None:
+    """While a run trains, its own handler stands in the place of this one."""
+    os._exit(128 + number)
+
+
+def _stop(pool: ProcessPoolExecutor) -> None:
+    """Let the runs of a study that is stopped save their state and end; those that do not are killed."""
+    processes: list[BaseProcess] = list((pool._processes or {}).values())  # there is no public way
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.terminate()
+    end = time.monotonic() + SECONDS_TO_SAVE
+    for process in processes:
+        process.join(max(0.0, end - time.monotonic()))
+        if process.is_alive():
+            process.kill()
 
 
 def _result(future: Future[str | None]) -> str | None:
@@ -145,6 +184,7 @@ def _do(task: Task, threads: int) -> str | None:
 
     torch.set_num_threads(threads)
     set_quiet(True)
+    _idle.clear()
     try:
         if task.trains:
             _train(task)
@@ -158,6 +198,8 @@ def _do(task: Task, threads: int) -> str | None:
                 raise  # asked to stop: saved, and resumed by the next call
             write_json(task.folder / "failed.json", {"why": str(error)})
         return str(error)
+    finally:
+        _idle.set()
     return None
 
 

@@ -75,9 +75,17 @@ def save_checkpoint(path: Path, trained: Trained, progress: Progress, sampler: d
             "scaler": trained.scaler.state_dict(),
             "random": states,
         }
-        with atomic_write(path) as file:
+        with atomic_write(path, size=_bytes_of(content)) as file:
             torch.save(content, file)
     trained.team.barrier()
+
+
+def _bytes_of(value: Any) -> int:
+    """Bytes of all tensors in nested values: what a file of them needs at least."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return sum(map(_bytes_of, inner))
 
 
 def load_checkpoint(path: Path, trained: Trained) -> tuple[Progress, dict[str, Any], int]:

@@ -1,8 +1,8 @@
 """The last layer as a whitening of the training images, before the first step: how instance search begins.
 
 Which images it is learned from was never published; here it is one class-balanced draw of the training set. Features
-are kept as they are computed (``inference/vector_store.py``), so a run that is killed meanwhile goes on where it was;
-the layer is a function of them and of the seed, and is part of the first checkpoint.
+are stored as they are computed (``inference/vector_store.py``), so a run that is killed meanwhile goes on where it was; the
+layer is a function of them and of the seed, and is part of the first checkpoint.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from recollect.data import ClassBalancedSampler
 from recollect.inference.embedding_sets import head_inputs
 from recollect.inference.features import images_at_once
 from recollect.models import whitening_from_labels
-from recollect.training.session import Session
+from recollect.training.build import Training
 
 
-def whiten_last_layer(session: Session, say: Callable[[str], None]) -> bool:
+def whiten_last_layer(training: Training, say: Callable[[str], None]) -> bool:
     """Set the last layer as ``model.whitening`` says; without it do nothing. All processes end with the same numbers.
 
     Args:
-        session: the training, before its first step.
+        training: before its first step.
         say: receives a line about it.
 
     Returns:
@@ -33,13 +33,13 @@ def whiten_last_layer(session: Session, say: Callable[[str], None]) -> bool:
         ConfigError: there are fewer images than asked for.
         InputError: too few pairs of one class for as many dimensions.
     """
-    config, embedder = session.config, session.network.embedder
+    config, embedder, team = training.config, training.network.embedder, training.machine.team
     wanted = config.model.whitening
     if wanted is None:
         return False
 
     def learn() -> None:
-        each, images = config.batch.samples_per_class, session.sets.train
+        each, images = config.batch.samples_per_class, training.sets.train
         size = max(wanted // each, 1) * each
         sampler = ClassBalancedSampler(images.labels, size, each, seed=config.run.seed, batches_per_epoch=1)
         sampler.set_epoch(0)
@@ -49,8 +49,8 @@ def whiten_last_layer(session: Session, say: Callable[[str], None]) -> bool:
         features = head_inputs(embedder, chosen, batch_size=images_at_once(embedder.preprocessing))
         embedder.set_whitening(whitening_from_labels(features, torch.from_numpy(chosen.labels), seed=config.run.seed))
 
-    session.team.first_alone(learn)  # thousands of large images: hours on a CPU
-    if session.team.size > 1 and embedder.head.linear is not None:
+    team.first_alone(learn)  # thousands of large images: hours on a CPU
+    if team.size > 1 and embedder.head.linear is not None:
         for parameter in embedder.head.linear.parameters():
             dist.broadcast(parameter.data, src=0)
     return True

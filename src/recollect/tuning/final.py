@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from recollect.common.files import read_json
+from recollect.common.errors import DataError
+from recollect.common.reading import read_json
 from recollect.config.schema import Config
 from recollect.data import ImageSet, load
 from recollect.data.registry import find_source
@@ -122,5 +123,8 @@ def _test(folder: Path, config: Config, images: ImageSet) -> dict[str, float]:
     test = as_test_set(choice, images, folder, trained_classes="keep")
     place = folder / "eval" / test.name
     if (place / "metrics.json").exists():
-        return dict(read_json(place / "metrics.json")["metrics"])
+        known = read_json(place / "metrics.json", dict).get("metrics")
+        if isinstance(known, dict) and all(isinstance(value, int | float) for value in known.values()):
+            return known
+        raise DataError(f"{place / 'metrics.json'}: holds no metrics. Remove it to measure again.")
     return measure_and_keep(open_model(folder, device=device), test, place)

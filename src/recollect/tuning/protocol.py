@@ -14,16 +14,16 @@ from typing import Any
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.files import sha256
-from recollect.config.automatic import choose_device, settle
+from recollect.config.automatic import choose_device, is_pretrained, settle
 from recollect.config.overrides import as_mapping, with_settings
 from recollect.config.schema import Config
 from recollect.data import ImageSet, class_disjoint_split, load, only_splits
 from recollect.data.registry import find_source
-from recollect.inference.opening import is_pretrained
 from recollect.inference.test_sets import EVERY_K
 from recollect.models.weight_files import obtain_weights
 from recollect.models.zoo import find
-from recollect.training.parts import make_loss, make_sampler
+from recollect.training.batches import make_sampler
+from recollect.training.build import make_loss
 from recollect.tuning.space import Parameter, Space, as_settings, corners, default_space, read_space
 
 LOCAL = (

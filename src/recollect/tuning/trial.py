@@ -61,8 +61,6 @@ def run(path: Path, config: Config, say: Any, on_validation: OnValidation | None
     """
     folder = RunFolder(path)
     if not folder.config_file.exists():
-        # Killed between making the folder and writing its configuration: nothing was trained yet.
-        folder.manifest_file.unlink(missing_ok=True)
         return train(config, path, say=say, on_validation=on_validation)
     _check_same(folder, config)
     return train(resume=path, say=say, on_validation=on_validation)
@@ -96,8 +94,8 @@ def validated(path: Path, select: str) -> Validated | None:
     seconds = 0.0
     for record in folder.read_metrics():
         if record["kind"] == "step":
-            epochs[record["step"]] = round(float(record["epoch"]), 2)
-            seconds = float(record["seconds"])
+            epochs[record["step"]] = round(float(record.get("epoch") or 0), 2)
+            seconds = float(record.get("seconds") or 0)
         elif record.get("split") == "val" and select in record:
             curve[record["step"]] = float(record[select])
     trained = {step: value for step, value in curve.items() if step > 0}

@@ -136,12 +136,11 @@ def _parse_revisited(source: Source, root: Path) -> _Parsed:
 
 
 def _parse_sfm(source: Source, root: Path) -> _Parsed:
-    folder = _sfm_folder(root)
+    folder = sfm_folder(root, f"{SFM}-val-eccv2020.pkl")
     path = need(source, root / folder / f"{SFM}-val-eccv2020.pkl")
     content = _dictionary(read_plain_pickle(path), ("cids", "qidx", "gnd"), path)
     identities = _texts(content["cids"], "cids", path)
-    # Images are spread over folders named by the last six characters of their identity, two by two.
-    database = [f"{folder}ims/{i[-2:]}/{i[-4:-2]}/{i[-6:-4]}/{i}" for i in identities]
+    database = [sfm_file_name(folder, identity) for identity in identities]
     queries = _checked(content["qidx"], "qidx", len(database), path)
     truth = _truth(content["gnd"], len(queries), path)
     easy = _indices(truth, "ok" if "ok" in truth[0] else "easy", len(database), path)
@@ -154,11 +153,14 @@ def _parse_sfm(source: Source, root: Path) -> _Parsed:
     return _Parsed(database, [database[q] for q in queries.tolist()], None, (easy, hard, junk), queries)
 
 
-def _sfm_folder(root: Path) -> str:
-    """Where it lies below ``root``: as its publishers unpack it, beside the benchmarks, or ``root`` itself."""
-    return next(
-        (f for f in (f"train/{SFM}/", f"{SFM}/", "") if (root / f / f"{SFM}-val-eccv2020.pkl").exists()), f"{SFM}/"
-    )
+def sfm_folder(root: Path, file: str) -> str:
+    """Where ``file`` lies below ``root``: as its publishers unpack it, beside the benchmarks, or ``root`` itself."""
+    return next((f for f in (f"train/{SFM}/", f"{SFM}/", "") if (root / f / file).exists()), f"{SFM}/")
+
+
+def sfm_file_name(folder: str, identity: str) -> str:
+    """Images are spread over folders named by the last six characters of their identity, two by two."""
+    return f"{folder}ims/{identity[-2:]}/{identity[-4:-2]}/{identity[-6:-4]}/{identity}"
 
 
 def _dictionary(value: Any, keys: Sequence[str], path: Path) -> dict[str, Any]:
