@@ -48,3 +48,9 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("no folder of real images beside the project")
     return SHARED_DATA
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cache_of_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tests share a cache of their own, and leave the user's alone."""
+    os.environ["RECOLLECT_CACHE"] = str(tmp_path_factory.mktemp("cache"))

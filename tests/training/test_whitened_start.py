@@ -27,17 +27,17 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_images(root, classes=2, each=2, split="test")
 
 
-def whiten(training: Training, folder: Path) -> None:
+def whiten(training: Training) -> None:
     chosen = whitening_images(training.config, training.sets.train)
     assert chosen is not None
-    whiten_last_layer(training, chosen, folder)
+    whiten_last_layer(training, chosen)
 
 
 def test_differences_within_classes_become_white(images: Path, tmp_path: Path) -> None:
     config = small_config(images, **{"model.whitening": 160, "model.dim": 192, "model.layer_norm": False})
     training = build(config, torch.device("cpu"), Team.of())
     try:
-        whiten(training, tmp_path)
+        whiten(training)
         train_set, embedder = training.sets.train, training.network.embedder
         features = embedder.embed([train_set.read(i) for i in range(160)], before_head=True)
         linear = embedder.head.linear
@@ -75,7 +75,7 @@ def test_impossible_wishes(images: Path, tmp_path: Path) -> None:
         small_config(images, **{"model.whitening": 0})
     training = build(small_config(images, **{"model.whitening": 40}), torch.device("cpu"), Team.of())
     with pytest.raises(InputError, match="60 pairs for 192 dimensions"):
-        whiten(training, tmp_path)
+        whiten(training)
     training.close()
 
 

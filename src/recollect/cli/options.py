@@ -149,6 +149,9 @@ Quiet = Annotated[
 Device = Annotated[str | None, typer.Option(callback=_device, help="Where to compute: cpu, cuda, cuda:1, …")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch weights that are not on this machine.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what exists.")]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and list them in the result.")
+]
 AllowOutside = Annotated[bool, typer.Option("--allow-outside", help="Let listed paths and links leave the root.")]
 MaxPixels = Annotated[
     int | None,

@@ -218,8 +218,9 @@ def _measure_untrained(task: Task) -> None:
     from recollect.config.automatic import choose_device
     from recollect.config.overrides import resolve
     from recollect.data import load
-    from recollect.evaluation import evaluate
-    from recollect.training.build import make_embedder
+    from recollect.inference.embedding_sets import embed_set
+    from recollect.inference.evaluating import measure_labelled
+    from recollect.inference.opening import make_embedder
     from recollect.training.run_folder import RunFolder, circumstances
 
     begun = time.monotonic()
@@ -230,8 +231,8 @@ def _measure_untrained(task: Task) -> None:
     folder.write_config(config)
     images = load(config.data.name, config.data.root, config.data.test_split, **config.data.options)
     embedder = make_embedder(config.model, config.run.seed)
-    vectors = embedder.embed(images, device=device, progress=False)
-    metrics = evaluate(vectors, images.labels, ks=(1, 2, 4, 8), metrics=("r@k",)).metrics
+    vectors = embed_set(embedder, images, device=device).vectors
+    metrics = measure_labelled(vectors, images.labels, ks=(1, 2, 4, 8))
     folder.update_manifest(
         **circumstances(device, 1),
         data={"name": config.data.name, "root": config.data.root, "fingerprints": {"test": images.fingerprint}},

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError
-from recollect.common.files import cache_folder
 from recollect.config.schema import Config
 from recollect.data import (
     ClassBalancedSampler,
@@ -28,7 +27,8 @@ from recollect.data import (
     whole_transform,
 )
 from recollect.data.transforms.longer_side import LongerSide
-from recollect.inference.features import Features, first_feature, frozen_features
+from recollect.inference.features import first_feature, part_rows
+from recollect.inference.vector_store import Rows
 from recollect.models import Embedder
 
 Indices = NDArray[np.int64]
@@ -116,11 +116,11 @@ class FeatureFeed:
 
     whole_images = False
 
-    def __init__(self, compute: Callable[[], Features], example: Callable[[], Tensor], labels: Indices) -> None:
+    def __init__(self, compute: Callable[[], Rows], example: Callable[[], Tensor], labels: Indices) -> None:
         self._compute, self._example, self.labels = compute, example, labels
 
     @cached_property
-    def features(self) -> Features:
+    def features(self) -> Rows:
         """All features."""
         return self._compute()
 
@@ -202,10 +202,11 @@ def make_feed(
     """Batches of ``images``: varied for training, plain for evaluation; features behind the ``frozen`` part, if any."""
     data = config.data
     if frozen is not None:
-        folder = cache_folder() / "features"
-        compute = partial(
-            frozen_features, embedder, frozen, images, config.model.freeze, folder=folder, workers=data.workers
-        )
+        upto = config.model.freeze
+
+        def compute() -> Rows:
+            return part_rows(embedder, images, upto, frozen=upto, workers=data.workers).rows
+
         return FeatureFeed(compute, partial(first_feature, embedder, frozen, images), images.labels)
     transform = test_transform(embedder.preprocessing)
     if training and data.augmentation == "crop":

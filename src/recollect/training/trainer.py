@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import shutil
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
@@ -27,12 +26,14 @@ from recollect.common.refusals import StorageError
 from recollect.common.threads import limited_threads
 from recollect.config.schema import Config
 from recollect.data import shard
+from recollect.inference.run_files import read_checkpoint, relative_roots
+from recollect.inference.trained_on import refuse_other_training_images, trained_on
 from recollect.step.chunking import is_out_of_memory
 from recollect.step.large_batch import StepInfo, large_batch_step
 from recollect.step.team import Team, losing_no_process
 from recollect.training.batches import Fed, Indices
 from recollect.training.build import Training, built
-from recollect.training.checkpoint import Progress, load_checkpoint, read_checkpoint, save_best, save_checkpoint
+from recollect.training.checkpoint import Progress, load_checkpoint, save_best, save_checkpoint
 from recollect.training.estimate import Plan, estimate
 from recollect.training.logs import Log, peak_memory_mb
 from recollect.training.optimizer import Position, clip_gradients, set_learning_rates
@@ -102,6 +103,8 @@ def train(
         lines = figures.lines(training.choices) if team.rank == 0 else []
         for line in lines:
             logger.info(line)
+        if run is not None:
+            refuse_other_training_images(run.path, training.sets.train)  # on every process: all of them end
         training.prepare()
         folder = _place(training, figures, run, out)
         advice = f"Go on from the last checkpoint: start all of them again with --resume {folder.path}."
@@ -124,19 +127,24 @@ def plan(config: Config) -> tuple[Plan, list[str]]:
 
 def _place(training: Training, figures: Plan, run: RunFolder | None, out: Path | str | None) -> RunFolder:
     """The folder of ``run``, or of a new one, made with its configuration. Every process calls it."""
-    team = training.machine.team
+    team, sets = training.machine.team, training.sets
     if team.rank == 0 and run is None:
         run = RunFolder.create(out, training.config.name)
-        run.begin(training.config, _beginning(training, figures))
+        run.begin(training.config, _beginning(training, figures, run.path), trained_on(sets.train, sets.validation))
     return RunFolder(Path(team.from_first(None if run is None else str(run.path))))
 
 
-def _beginning(training: Training, figures: Plan) -> dict[str, Any]:
+def _beginning(training: Training, figures: Plan, run: Path) -> dict[str, Any]:
     """What the manifest of a new run says."""
     config, machine = training.config, training.machine
     return {
         **circumstances(machine.device, machine.team.size),
-        "data": {"name": config.data.name, "root": config.data.root, "fingerprints": training.sets.fingerprints()},
+        "data": {
+            "name": config.data.name,
+            "root": config.data.root,
+            "relative": relative_roots(config.data, run),
+            "fingerprints": training.sets.fingerprints(),
+        },
         "weights": training.network.embedder.config.provenance.as_dict(),
         "choices": [str(choice) for choice in training.choices],
         "plan": figures.as_dict(),
@@ -215,10 +223,9 @@ class Trainer:
             self.remark(f"resumed    after step {self.progress.step:,}")
         elif (chosen := whitening_images(self.config, self.training.sets.train)) is not None:
             self.remark(f"whitening  the last layer starts from {len(chosen):,} training images")
-            whiten_last_layer(self.training, chosen, self.folder.whitening)
+            whiten_last_layer(self.training, chosen)
             self._save()  # so that it is learned once, however early the run is interrupted
         if self.first:
-            shutil.rmtree(self.folder.whitening, ignore_errors=True)
             # Before the first step the first evaluation is taken again.
             self.folder.forget_after(self.progress.step or -1, self.remark)
             self.folder.forget_best_but(self.progress.best.get("step"))

@@ -19,11 +19,11 @@ from recollect.config.overrides import as_mapping, with_settings
 from recollect.config.schema import Config
 from recollect.data import ImageSet, class_disjoint_split, load, only_splits
 from recollect.data.registry import find_source
+from recollect.inference.test_sets import EVERY_K
 from recollect.models.weight_files import obtain_weights
 from recollect.models.zoo import find
 from recollect.training.batches import make_sampler
 from recollect.training.build import make_loss
-from recollect.training.validation import KS
 from recollect.tuning.space import Parameter, Space, as_settings, corners, default_space, read_space
 
 LOCAL = (
@@ -33,7 +33,7 @@ LOCAL = (
 """Settings that may differ between machines that share a study: they say where and how fast, not what. Which weights a
 network starts from is in a study's identity by their content."""
 
-MEASURED = (*(f"r@{k}" for k in KS), "map@r")
+MEASURED = (*(f"r@{k}" for k in EVERY_K), "map@r")
 """What ``run.select`` can be where held-out classes validate."""
 
 
