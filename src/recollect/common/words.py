@@ -36,7 +36,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(word, list(choices), n=3, cutoff=0.5)
     likeness = [difflib.SequenceMatcher(None, choice, word).ratio() for choice in close]
-    close = [choice for choice, ratio in zip(close, likeness, strict=True) if ratio >= likeness[0] - 0.1]
+    close = [choice for choice, ratio in zip(close, likeness, strict=True) if ratio >= likeness[0] - 0.03]
     return f" Did you mean {' or '.join(close)}?" if close else ""
 
 

@@ -78,7 +78,7 @@ class DataConfig:
     prefetch_mb: int = ranged(512, 0, 2**20)
     """How much may be decoded ahead of use."""
     on_bad_image: Literal["error", "skip"] = "error"
-    max_pixels: int | None = None
+    max_pixels: int | None = ranged(None, 1, 10**10)
     """Larger images are refused; None for 100 million pixels."""
 
 
