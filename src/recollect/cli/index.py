@@ -36,7 +36,9 @@ def index(
         str | None,
         typer.Option(autocompletion=complete_model, help="A run, a saved embedder, or an initialisation by name."),
     ] = None,
-    add: Annotated[bool, typer.Option("--add", help="Add single image files, with their relative paths as ids.")] = False,
+    add: Annotated[
+        bool, typer.Option("--add", help="Add single image files, with their relative paths as ids.")
+    ] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the images with these ids.")] = False,
     info: Annotated[bool, typer.Option("--info", help="Say what the index holds.")] = False,
     prune: Annotated[
