@@ -343,7 +343,9 @@ def _item(row: Any, vector: NDArray[np.float32] | None = None) -> Item:
 
 
 def _field(column: str) -> str:
-    """The expression for a metadata column; exactly the one of the index on labels."""
+    """The expression for a metadata column."""
+    if column == "label":
+        return column  # a column of the table, with an index
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", column):
         return f"json_extract(metadata, '$.\"{column}\"')"
     # SQLite's paths cannot name every key (quotes, for one), but keys can be compared.
