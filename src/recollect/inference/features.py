@@ -20,11 +20,13 @@ from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError
 from recollect.common.files import atomic_write
 from recollect.common.locks import exclusive
+from recollect.common.stopwatch import seconds_of
 from recollect.data import ImageSet, Pipeline, test_transform
 from recollect.models import Embedder
 from recollect.step.model_inputs import take_rows
 
 Features = NDArray[np.float32]
+_PROBE = 32  # images that tell how long all will take
 
 
 def frozen_features(
@@ -53,13 +55,37 @@ def frozen_features(
     """
     if embedder.preprocessing.resize is None:
         raise ConfigError("a frozen part needs images of one size: set model.image_size, or model.freeze=none.")
-    path = folder / f"{images.name}-{images.split}-{_digest(embedder, frozen, images, upto)}.npy"
+    path = _place(embedder, frozen, images, upto, folder)
     if not path.exists():
         with exclusive(path.with_name(f".{path.name}.lock")):
             if not path.exists():  # by another process, which was waited for
                 _compute(embedder, frozen, images, path, batch_size, workers)
     features: Features = np.load(path, mmap_mode="r", allow_pickle=False)
     return features
+
+
+def seconds_of_features(
+    embedder: Embedder, frozen: nn.Module, images: ImageSet, upto: str, *, folder: Path, workers: int | None = None
+) -> float:
+    """How long ``frozen_features`` will take, measured on a few images; nothing where the features are kept already."""
+    if embedder.preprocessing.resize is None or _place(embedder, frozen, images, upto, folder).exists():
+        return 0.0
+    some = images.subset(np.arange(0, len(images), max(1, len(images) // _PROBE))[:_PROBE])
+    was_training = frozen.training
+    frozen.eval()
+    with Pipeline(some, test_transform(embedder.preprocessing), workers=workers) as pipeline, torch.inference_mode():
+
+        def work() -> None:
+            for batch in pipeline.sequential(len(some)):
+                frozen(take_rows(batch.images, slice(None), embedder.device)).float().cpu()
+
+        seconds = seconds_of(work)
+    frozen.train(was_training)
+    return seconds * len(images) / len(some)
+
+
+def _place(embedder: Embedder, frozen: nn.Module, images: ImageSet, upto: str, folder: Path) -> Path:
+    return folder / f"{images.name}-{images.split}-{_digest(embedder, frozen, images, upto)}.npy"
 
 
 def first_feature(embedder: Embedder, frozen: nn.Module, images: ImageSet) -> Tensor:

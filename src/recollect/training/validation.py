@@ -6,6 +6,7 @@ The test set never does. Without validation the last weights are kept.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,8 @@ from recollect.step.model_inputs import take_rows
 from recollect.step.team import Team
 from recollect.training.batches import Feed
 
+FEW_QUERIES = 500
+"""Below so many, chance moves r@1 by more than two points: 50 / √500."""
 KS = (1, 2, 4, 8, 10, 16, 32, 100, 1000)
 """Every k that the paper's benchmarks report, and powers of two between."""
 
@@ -86,7 +89,15 @@ def _mean_average_precision(database: Tensor, benchmark: RevisitedBenchmark, dis
     return {name.removeprefix("easy/"): value for name, value in found.metrics.items()}
 
 
-def chosen_value(metrics: dict[str, float], name: str) -> float:
+def merit(metrics: Mapping[str, float], select: str, step: int) -> tuple[float, float, int]:
+    """What an evaluation is compared by: the metric that selects; among equals mAP@R, then the later step.
+
+    r@1 of a few hundred queries has few values, and without a rule the least trained of equal weights would be kept.
+    """
+    return chosen_value(metrics, select), metrics.get("map@r", 0.0), step
+
+
+def chosen_value(metrics: Mapping[str, float], name: str) -> float:
     """The metric that selects, or an error that lists those there are."""
     if name not in metrics:
         raise ConfigError(f"run.select {name!r} is not measured: choose one of {', '.join(metrics)}.")
