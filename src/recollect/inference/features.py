@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from recollect.common.bad_images import BadImage
 from recollect.common.errors import ConfigError
 from recollect.common.preprocessing import Preprocessing
+from recollect.common.stopwatch import seconds_of
 from recollect.data import ImageSet, Pipeline, test_transform
 from recollect.data.transforms import Transform
 from recollect.inference.content_keys import Keys, content_keys
@@ -29,6 +30,7 @@ from recollect.step.model_inputs import take_rows
 
 BATCH = 64
 """Images in the network at once, at the model's own size. Fixed, because rounding depends on it."""
+_PROBE = 32  # images that tell how long all will take
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,30 @@ def part_rows(
         description=f"{images.name}/{images.split}",
     )
     return SetRows(rows, keys, sorted(skipped, key=lambda bad: bad.index))
+
+
+def seconds_of_rows(
+    embedder: Embedder, frozen: nn.Module, images: ImageSet, upto: str, *, workers: int | None = None
+) -> float:
+    """How long ``part_rows`` will take, measured on a few images; nothing where all rows are kept already."""
+    if embedder.preprocessing.resize is None:
+        return 0.0
+    transform = test_transform(embedder.preprocessing)
+    left = np.flatnonzero(~VectorStore(_about(embedder, upto, transform)).known(content_keys(images)))
+    if not len(left):
+        return 0.0
+    some = images.subset(left[:: max(1, len(left) // _PROBE)][:_PROBE])
+    was_training = frozen.training
+    frozen.eval()
+    with Pipeline(some, transform, workers=workers) as pipeline, torch.inference_mode():
+
+        def work() -> None:
+            for batch in pipeline.sequential(len(some)):
+                frozen(take_rows(batch.images, slice(None), embedder.device)).float().cpu()
+
+        seconds = seconds_of(work)
+    frozen.train(was_training)
+    return seconds * len(left) / len(some)
 
 
 def first_feature(embedder: Embedder, frozen: nn.Module, images: ImageSet) -> Tensor:

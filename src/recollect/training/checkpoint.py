@@ -45,7 +45,7 @@ class Progress:
     seconds: float = 0.0
     """Time spent, over all resumptions."""
     best: dict[str, Any] = field(default_factory=dict)
-    """``step`` and ``value`` of the best evaluation so far; empty without validation."""
+    """``step``, ``value`` and ``tie`` of the best evaluation so far; empty without validation."""
 
 
 @dataclass

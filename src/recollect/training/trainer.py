@@ -39,7 +39,7 @@ from recollect.training.logs import Log, peak_memory_mb
 from recollect.training.optimizer import Position, clip_gradients, set_learning_rates
 from recollect.training.run_folder import RunFolder, circumstances, now
 from recollect.training.signals import StopRequest, stop_on_signals
-from recollect.training.validation import chosen_value, measure
+from recollect.training.validation import measure, merit
 from recollect.training.whitened_start import whiten_last_layer, whitening_images
 
 logger = logging.getLogger(__name__)
@@ -372,17 +372,17 @@ class Trainer:
             metrics = measure(network, watched, self.team, machine.device, machine.dtype)
             self.log.evaluation(watched.name, self.progress.step, metrics)
             if watched.name == "val":
-                self._keep_if_best(chosen_value(metrics, self.config.run.select))
+                self._keep_if_best(metrics)
                 if self.on_validation is not None:
                     self.on_validation(self.progress.step, metrics)
 
-    def _keep_if_best(self, value: float) -> None:
-        if value > self.progress.best.get("value", -1.0):
-            self.progress.best = {"step": self.progress.step, "value": value}
+    def _keep_if_best(self, metrics: dict[str, float]) -> None:
+        value, tie, step = merit(metrics, self.config.run.select, self.progress.step)
+        best = self.progress.best
+        if (value, tie, step) > (best.get("value", -1.0), best.get("tie", 0.0), best.get("step", -1)):
+            self.progress.best = {"step": step, "value": value, "tie": tie}
             if self.first:
-                save_best(
-                    self.folder.best(self.progress.step), self.training.network.embedder, self.progress.step, value
-                )
+                save_best(self.folder.best(step), self.training.network.embedder, step, value)
 
     def _save_if_due(self) -> None:
         every = self.config.run.checkpoint_steps
