@@ -93,7 +93,7 @@ def _in_index(
     weights: str | None,
     device: str | None,
 ) -> tuple[list[dict[str, Any]], list[Any], int]:
-    from recollect.report.search_page import Asked, Result
+    from recollect.report.search_page import Asked, ShownResult
     from recollect.search import Index
     from recollect.search.queries import ask, parse_pairs
 
@@ -102,7 +102,7 @@ def _in_index(
         shown = []
         for answer in found:
             results = [
-                Result(m.id, m.metadata.get("label") or m.id, m.similarity, index.picture(m.id), m.verdict)
+                ShownResult(m.id, m.metadata.get("label") or m.id, m.similarity, index.picture(m.id), m.verdict)
                 for m in answer.matches
             ]
             shown.append(Asked(Path(answer.query).name, answer.picture, results))

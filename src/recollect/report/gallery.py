@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from recollect.evaluation import Evaluation
 from recollect.report.markup import Markup, element, name_of
 from recollect.report.measured import Contender
+from recollect.report.shown_images import Shown
 from recollect.report.thumbnails import Pictures
-from recollect.report.vectors import Shown
 from recollect.search.exact_search import nearest
 
 QUERIES = 5
