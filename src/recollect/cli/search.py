@@ -9,6 +9,7 @@ import typer
 
 from recollect.cli.app import app
 from recollect.cli.options import AsJson, Device, MaxPixels, Quiet, SkipBad, print_json
+from recollect.common.words import printable
 
 
 @app.command()
@@ -125,13 +126,9 @@ def _show(answers: list[dict[str, Any]], as_json: bool) -> None:
         print_json(answers)
         return
     for answer in answers:
-        typer.echo(_printable(answer["query"]))
+        typer.echo(printable(answer["query"]))
         for number, result in enumerate(answer["results"], 1):
             label = f"  ({result['label']})" if "label" in result else ""
             verdict = f"  {result['verdict']:<7}" if "verdict" in result else ""
             name = result["id"] if "id" in result else result["name"]
-            typer.echo(_printable(f"{number:>4}  {result['similarity']:.4f}{verdict}  {name}{label}"))
-
-
-def _printable(line: str) -> str:
-    return line.encode("utf-8", "replace").decode()
+            typer.echo(printable(f"{number:>4}  {result['similarity']:.4f}{verdict}  {name}{label}"))

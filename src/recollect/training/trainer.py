@@ -91,7 +91,8 @@ def train(
     run = None if resume is None else RunFolder.open(resume)
     if run is not None and (finished := run.read_manifest().get("outcome")):
         logger.info(f"{run.path} is finished; nothing is left to do.")
-        return Outcome(run.path, **{name: finished[name] for name in ("steps", "seconds", "chosen_step", "metrics")})
+        known = {"steps": 0, "seconds": 0.0, "chosen_step": 0, "metrics": {}} | finished
+        return Outcome(run.path, **{name: known[name] for name in ("steps", "seconds", "chosen_step", "metrics")})
     if (config is None) == (run is None):
         raise ConfigError("give either a configuration or a run to resume.")
     advice = "Start all of them again with the same command."
