@@ -76,8 +76,8 @@ def export_onnx(
                 )
             write_text(reference, _reference(embedder, path))
             size = temporary.stat().st_size
-            with temporary.open("rb") as source, atomic_write(path, size=size) as file:
-                shutil.copyfileobj(source, file)
+            with temporary.open("rb") as source, atomic_write(path, size=size) as target:
+                shutil.copyfileobj(source, target)
     finally:
         embedder.train(was_training).to(device)
     return difference

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recollect.losses.engine.layout import BatchTile
+from recollect.losses.engine.layout import TileIndices
 from recollect.losses.engine.tile_loop import Term, TileFunction, TileRun
 
 
@@ -38,7 +38,7 @@ class Calibration(Term):
             positives, negatives = run.layout.num_pairs
         positives, negatives = max(1, positives), max(1, negatives)
 
-        def of_tile(similarities: Tensor, tile: BatchTile) -> tuple[Tensor, Tensor]:
+        def of_tile(similarities: Tensor, tile: TileIndices) -> tuple[Tensor, Tensor]:
             short, excess, positions = self._hinges(similarities, tile)
             value = short.sum(dtype=torch.float64) / positives + excess.sum(dtype=torch.float64) / negatives
             gradient = (excess > 0).to(excess.dtype).div_(negatives)
@@ -46,7 +46,7 @@ class Calibration(Term):
 
         return of_tile
 
-    def _hinges(self, similarities: Tensor, tile: BatchTile) -> tuple[Tensor, Tensor, Tensor]:
+    def _hinges(self, similarities: Tensor, tile: TileIndices) -> tuple[Tensor, Tensor, Tensor]:
         """What positives lack (P × T), what negatives have too much (N × T), and the rows of the positives."""
         short = (self.margins[0] - similarities.gather(0, tile.positives)).clamp_(min=0).mul_(tile.mask)
         # Padding repeats a query's first positive, or stands on any row of a query that has none: leave that one alone.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recollect.losses.engine.layout import BatchTile
+from recollect.losses.engine.layout import TileIndices
 from recollect.losses.engine.tile_loop import Term, TileFunction, TileRun
 
 # Beyond this a tile only falls out of the processor's caches; it never gets faster.
@@ -50,7 +50,7 @@ class Rows(Term):
         """Turn a tile's columns into rows, and the gradient back."""
         queries = run.layout.num_queries
 
-        def of_tile(similarities: Tensor, tile: BatchTile) -> tuple[Tensor, Tensor]:
+        def of_tile(similarities: Tensor, tile: TileIndices) -> tuple[Tensor, Tensor]:
             slot, row = tile.mask.nonzero(as_tuple=True)
             column = tile.positives[slot, row]
             rows = RowTile(similarities.T.contiguous(), row, column, tile.count, tile.own, queries)

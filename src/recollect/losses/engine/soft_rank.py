@@ -22,8 +22,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from recollect.losses.engine.comparison import RowComparison
-from recollect.losses.engine.layout import BatchTile
+from recollect.losses.engine.comparison import StepSums
+from recollect.losses.engine.layout import TileIndices
 from recollect.losses.engine.steps import Step, hidden
 from recollect.losses.engine.tile_loop import Term, TileFunction, TileRun
 
@@ -99,7 +99,7 @@ class _RankedTile:
         # What is below the floor would vanish in rounding.
         self.floor, self.scale = 1e-18 if block.dtype == torch.float32 else 1e-60, term.scale(block.dtype)
 
-    def __call__(self, similarities: Tensor, tile: BatchTile) -> tuple[Tensor, Tensor]:
+    def __call__(self, similarities: Tensor, tile: TileIndices) -> tuple[Tensor, Tensor]:
         unseen = hidden(similarities.dtype)
 
         # x are the positives of each query, best first; padding is last, and ahead of nothing.
@@ -115,13 +115,13 @@ class _RankedTile:
         similarities.scatter_(0, positions, -unseen)  # what is left in play are the negatives
 
         step = self.term.step
-        among_positives = RowComparison(step.positive, found, x, *bounds, self.block)
-        to_negatives = RowComparison(step, similarities, x, *bounds, self.block, self.term.prune)
+        among_positives = StepSums(step.positive, found, x, *bounds, self.block)
+        to_negatives = StepSums(step, similarities, x, *bounds, self.block, self.term.prune)
         rank_positives = among_positives.sums(torch.full_like(x, 1 - step.positive.at_zero))
         rank_all = to_negatives.sums(rank_positives, self.term.rank_limit)
         to_itself = None
         if self.term.query == "ranked" and own is not None:
-            to_itself = RowComparison(step.positive, own, x, *bounds, self.block)
+            to_itself = StepSums(step.positive, own, x, *bounds, self.block)
             rank_all = to_itself.sums(rank_all)
 
         one = torch.ones_like(x)
