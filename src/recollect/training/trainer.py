@@ -26,12 +26,14 @@ from recollect.common.refusals import StorageError
 from recollect.common.threads import limited_threads
 from recollect.config.schema import Config
 from recollect.data import shard
+from recollect.data.image_set import Indices
+from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.run_files import read_checkpoint, relative_roots
 from recollect.inference.trained_on import refuse_other_training_images, trained_on
 from recollect.step.chunking import is_out_of_memory
 from recollect.step.large_batch import StepInfo, large_batch_step
 from recollect.step.team import Team, losing_no_process
-from recollect.training.batches import Fed, Indices
+from recollect.training.batches import Fed
 from recollect.training.build import Training, built
 from recollect.training.checkpoint import Progress, load_checkpoint, save_best, save_checkpoint
 from recollect.training.estimate import Plan, estimate
@@ -427,7 +429,7 @@ class Trainer:
         )
         if self.first:
             embedder.save(self.folder.model, overwrite=True)
-            set_name = "sfm120k" if self.training.sets.benchmark is not None else "the validation classes"
+            set_name = SFM_NAME if self.training.sets.benchmark is not None else "the validation classes"
             by = f"{self.config.run.select} of {set_name}" if best else "being the last"
             known: dict[str, Any] = {**vars(outcome), "chosen_by": by}
             self.folder.update_manifest(finished=now(), outcome={k: v for k, v in known.items() if k != "folder"})
