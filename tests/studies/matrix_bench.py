@@ -33,6 +33,10 @@ BENCH = Bench(
 class InProcess:
     """Stands for the pool of processes."""
 
+    _processes = None
+
+    def shutdown(self, wait: bool = True, cancel_futures: bool = False) -> None: ...
+
     def __init__(self, *_: object) -> None: ...
 
     def __enter__(self) -> InProcess:
