@@ -148,7 +148,7 @@ CASES = {
     # losses, batches, models
     "train --loss nothing": "loss 'nothing' is unknown",
     "train --data good --freeze none --set loss.options.nothing=3": "has no option 'nothing'",
-    "train --data good --freeze none --set loss.options.k=text": "k must be a whole number",
+    "train --data good --freeze none --set loss.options.k=text": "k must be 1 to 1,000 whole numbers, but is 'text'",
     "train --data good --freeze none --set loss.options.tau1=hot": "tau1 must be a number",
     "train --batch-size 7": "set it to 4 or 8",
     "train --data good --freeze none --batch-size 4000000": "the largest possible batch_size is",

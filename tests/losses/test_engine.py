@@ -12,10 +12,10 @@ from torch.nn.functional import normalize
 import recollect
 from fake_cuda import fake_cuda
 from recollect.losses import RecallAtK, Roadmap, SmoothAP, SupAP
-from recollect.losses.engine.layout import Layout
+from recollect.losses.engine.layout import LabelLayout
 from recollect.losses.engine.soft_rank import SoftRank
 from recollect.losses.engine.steps import Sigmoid
-from recollect.losses.engine.tile_loop import Run
+from recollect.losses.engine.tile_loop import TileRun
 from recollect.losses.rank_loss import TiledLoss
 
 ALL = [RecallAtK, SmoothAP, SupAP, Roadmap]
@@ -181,8 +181,8 @@ def test_runs_on_one_device_only(loss: type, simix: bool, monkeypatch: pytest.Mo
     """Fake CUDA tensors refuse to meet CPU ones, so a forgotten .to(device) shows without a GPU."""
     # What depends on the values of labels is worked out on the CPU and stays real; its result is moved to the device.
     for name in ("of", "tiles"):
-        monkeypatch.setattr(Layout, name, _real(getattr(Layout, name), listed=name == "tiles"))
-    monkeypatch.setattr(Layout, "num_pairs", (6, 30))
+        monkeypatch.setattr(LabelLayout, name, _real(getattr(LabelLayout, name), listed=name == "tiles"))
+    monkeypatch.setattr(LabelLayout, "num_pairs", (6, 30))
     monkeypatch.setattr(TiledLoss, "_mix", _real(TiledLoss._mix))
     monkeypatch.setattr("recollect.losses.rank_loss.check_inputs", lambda *a: None)
     monkeypatch.setattr("recollect.losses.engine.tile_loop.check_scale", lambda *a: None)
@@ -208,7 +208,7 @@ def test_generator_state_travels_with_the_loss() -> None:
 def test_memory_budget_sets_the_tile() -> None:
     term = SoftRank(lambda ranks: ranks.all.sum(0), Sigmoid())
     embeddings, labels = torch.randn(1000, 4), torch.arange(1000) // 4
-    layout = Layout.of(labels, labels)
-    widths = [term.width(Run(embeddings, embeddings, term, layout, memory, True)) for memory in (1, 2**20, 2**29)]
+    layout = LabelLayout.of(labels, labels)
+    widths = [term.width(TileRun(embeddings, embeddings, term, layout, memory, True)) for memory in (1, 2**20, 2**29)]
     assert widths[0] == 1
     assert widths[0] < widths[1] < widths[2]

@@ -8,6 +8,7 @@ import typer
 
 from recollect.cli.app import app
 from recollect.cli.options import AsJson, Device, Download, Quiet, complete_model, print_json
+from recollect.common.words import printable
 
 
 @app.command()
@@ -56,8 +57,10 @@ def duplicates(
     for group in groups[: top or None]:
         marks = ["identical"] * group.identical + ["crosses train/test"] * group.crosses
         marks += [f"labels {', '.join(group.labels)}"] * (len(group.labels) > 1)
-        typer.echo(f"{group.similarity:.4f}  {len(group.items)} images{'  ' if marks else ''}{'; '.join(marks)}")
+        typer.echo(
+            f"{group.similarity:.4f}  {len(group.items)} images{'  ' if marks else ''}{printable('; '.join(marks))}"
+        )
         for item in group.items:
-            typer.echo(f"        {item.id}".encode("utf-8", "replace").decode())
+            typer.echo(f"        {printable(item.id)}")
     if top and len(groups) > top:
         typer.echo(f"… and {len(groups) - top:,} more groups (--top 0 shows all)")

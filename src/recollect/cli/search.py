@@ -9,6 +9,7 @@ import typer
 
 from recollect.cli.app import app
 from recollect.cli.options import AsJson, Device, MaxPixels, Quiet, SkipBad, print_json
+from recollect.common.words import printable
 
 
 @app.command()
@@ -93,7 +94,7 @@ def _in_index(
     weights: str | None,
     device: str | None,
 ) -> tuple[list[dict[str, Any]], list[Any], int]:
-    from recollect.report.search_page import Asked, Result
+    from recollect.report.search_page import Asked, ShownResult
     from recollect.search import Index
     from recollect.search.queries import ask, parse_pairs
 
@@ -102,7 +103,7 @@ def _in_index(
         shown = []
         for answer in found:
             results = [
-                Result(m.id, m.metadata.get("label") or m.id, m.similarity, index.picture(m.id), m.verdict)
+                ShownResult(m.id, m.metadata.get("label") or m.id, m.similarity, index.picture(m.id), m.verdict)
                 for m in answer.matches
             ]
             shown.append(Asked(Path(answer.query).name, answer.picture, results))
@@ -125,13 +126,9 @@ def _show(answers: list[dict[str, Any]], as_json: bool) -> None:
         print_json(answers)
         return
     for answer in answers:
-        typer.echo(_printable(answer["query"]))
+        typer.echo(printable(answer["query"]))
         for number, result in enumerate(answer["results"], 1):
             label = f"  ({result['label']})" if "label" in result else ""
             verdict = f"  {result['verdict']:<7}" if "verdict" in result else ""
             name = result["id"] if "id" in result else result["name"]
-            typer.echo(_printable(f"{number:>4}  {result['similarity']:.4f}{verdict}  {name}{label}"))
-
-
-def _printable(line: str) -> str:
-    return line.encode("utf-8", "replace").decode()
+            typer.echo(printable(f"{number:>4}  {result['similarity']:.4f}{verdict}  {name}{label}"))

@@ -22,6 +22,7 @@ from recollect.cli.options import (
     print_json,
     remarks_aside,
 )
+from recollect.common.words import printable
 
 if TYPE_CHECKING:
     from recollect.training.estimate import Plan
@@ -186,7 +187,7 @@ def _show_plan(plan: Plan, lines: list[str], as_json: bool) -> None:
         reasons = [line.removeprefix("chosen").strip() for line in lines if line.startswith("chosen")]
         print_json({**plan.as_dict(), "chosen": reasons})
     else:
-        typer.echo("\n".join(lines))
+        typer.echo(printable("\n".join(lines)))
 
 
 def _show(outcome: Outcome, as_json: bool) -> None:
@@ -196,7 +197,7 @@ def _show(outcome: Outcome, as_json: bool) -> None:
         return
     for name, metrics in outcome.metrics.items():
         typer.echo(f"{name:<10} " + "  ".join(f"{key} {100 * value:.1f}" for key, value in list(metrics.items())[:4]))
-    typer.echo(f"model      {model} (step {outcome.chosen_step:,})")
+    typer.echo(printable(f"model      {model} (step {outcome.chosen_step:,})"))
 
 
 def data_settings(recipe: str | None, data: str | None, root: str | None) -> tuple[str, list[str]]:
@@ -239,5 +240,5 @@ def _stoppable(run: Callable[[], Outcome]) -> Outcome:
     try:
         return run()
     except TrainingStoppedError as error:
-        typer.echo(f"recollect: {error}", err=True)
+        typer.echo(f"recollect: {printable(str(error))}", err=True)
         raise typer.Exit(error.exit_code) from error

@@ -9,6 +9,7 @@ import typer
 
 from recollect.cli.app import app
 from recollect.cli.options import AllowOutside, AsJson, MaxPixels, Quiet, complete_recipe, print_json, remarks_aside
+from recollect.common.words import printable
 
 
 @app.command()
@@ -84,7 +85,7 @@ def tune(
             final=final,
         )
     except TrainingStoppedError as error:
-        typer.echo(f"recollect: {error}", err=True)
+        typer.echo(f"recollect: {printable(str(error))}", err=True)
         raise typer.Exit(error.exit_code) from error
     if as_json:
         print_json(results.as_dict())

@@ -59,12 +59,19 @@ def _report(error: BaseException) -> str:
 
 def _lines(values: Any, above: str = "") -> list[str]:
     if not isinstance(values, Mapping):
-        return [repr(values)]
+        return [_shown(values)]
     found: list[str] = []
     for key, value in values.items():
         inner = isinstance(value, Mapping) and value
-        found += _lines(value, f"{above}{key}.") if inner else [f"{above}{key}={value!r}"]
+        found += _lines(value, f"{above}{key}.") if inner else [f"{above}{key}={_shown(value)}"]
     return found
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:  # Python writes out no number of more than 4,300 digits
+        return f"<{type(value).__name__}>"
 
 
 def masked(text: str) -> str:

@@ -230,7 +230,14 @@ def _as_one(value: Any, kind: Any) -> Any:
         return value if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= 128 else _NO
     if kind in (bool, str):
         return value if isinstance(value, kind) else _NO
-    return dict(value) if isinstance(value, Mapping) else _NO
+    return dict(value) if isinstance(value, Mapping) and not _is_beyond_64_bits(value) else _NO
+
+
+def _is_beyond_64_bits(value: Any) -> bool:
+    """Whether options hold a whole number that no library takes."""
+    if isinstance(value, Mapping | list | tuple):
+        return any(map(_is_beyond_64_bits, value.values() if isinstance(value, Mapping) else value))
+    return isinstance(value, int) and value.bit_length() > 63
 
 
 def _as_float(value: Any) -> Any:
@@ -262,7 +269,7 @@ def _describe(kind: Any) -> str:
     if get_origin(kind) is tuple:
         return "a list of numbers"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-    return names.get(kind, "a mapping")
+    return names.get(kind, "a mapping whose whole numbers have at most 64 bits")
 
 
 def _plain(value: Any) -> Any:

@@ -76,15 +76,13 @@ class RunFiles:
             return {}
         found = read_json(self.manifest_file, dict)
         groups = ("versions", "machine", "data", "weights", "plan", "outcome", "pruned")
-        outcome = found.get("outcome") or {}
-        sound = all(isinstance(found.get(key) or {}, dict) for key in groups) and isinstance(
-            found.get("resumed", []), list
-        )
-        if sound and outcome:
-            numbers = [outcome.get(key) for key in ("steps", "seconds", "chosen_step")]
-            metrics = outcome.get("metrics")
+        sound = all(found.get(key) is None or isinstance(found[key], dict) for key in groups)
+        sound = sound and isinstance(found.get("resumed", []), list)
+        if sound and (outcome := found.get("outcome")):
+            numbers = [outcome.get(key, 0) for key in ("steps", "seconds", "chosen_step")]
+            metrics = outcome.get("metrics", {})
             sound = all(isinstance(number, int | float) for number in numbers) and isinstance(metrics, dict)
-            sound = sound and all(isinstance(values, dict) for values in dict(metrics or {}).values())
+            sound = sound and all(isinstance(values, dict) for values in metrics.values())
         if not sound:
             raise DataError(
                 f"{self.manifest_file}: entries of other types than recollect writes. Put a whole copy back."

@@ -17,11 +17,12 @@ from recollect.common.errors import ConfigError, DataError
 from recollect.config.overrides import published_tests
 from recollect.config.schema import Config, DataConfig
 from recollect.data import ImageSet, RevisitedBenchmark, available, load, load_distractors, load_revisited
+from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.content_keys import Keys, content_keys, set_digest
 from recollect.inference.run_files import RunFiles
 from recollect.inference.trained_on import Screened, read_trained_on, screen
 
-REVISITED = ("roxford5k", "rparis6k", "sfm120k")
+REVISITED = ("roxford5k", "rparis6k", SFM_NAME)
 """Data sets of queries with ground truth instead of classes."""
 
 EVERY_K = (1, 2, 4, 8, 10, 16, 32, 100, 1000)

@@ -92,7 +92,13 @@ _STEPS: dict[str, Callable[[float], Step]] = {"sigmoid": Sigmoid, "asymmetric": 
 
 
 def _check_k(k: Any) -> tuple[int, ...]:
-    given = [k] if isinstance(k, int) else list(itertools.islice(k, 1001)) if isinstance(k, Iterable) else []
+    given = (
+        [k]
+        if isinstance(k, int)
+        else list(itertools.islice(k, 1001))
+        if isinstance(k, Iterable) and not isinstance(k, str)
+        else []
+    )
     if not given or len(given) > 1000:
         raise ConfigError(f"k must be 1 to 1,000 whole numbers, but is {reprlib.repr(k)}.")
     return tuple(check_whole("k", value, 1, 10**6) for value in given)

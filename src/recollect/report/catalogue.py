@@ -28,7 +28,7 @@ from recollect.search.exact_search import Found, nearest
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedFiles:
     """Images to embed: where they are, what they are called, and their classes if folders tell them."""
 
     paths: list[Path]
@@ -51,7 +51,7 @@ class Catalogue:
         return Path(self.source.get("root") or ".") / self.names[index]
 
 
-def list_images(inputs: Sequence[Path | str]) -> Listed:
+def list_images(inputs: Sequence[Path | str]) -> ListedFiles:
     """Folders, image files, and ``.txt`` lists of paths (one a line, relative to the list) to images.
 
     A single folder whose images all lie in folders of their own gives labels: a folder a class, as for training.
@@ -74,10 +74,10 @@ def list_images(inputs: Sequence[Path | str]) -> Listed:
             raise DataError(f"{path}: no such file or folder.")
     if not paths:
         raise DataError("there are no images to embed: name folders, image files or a .txt list of them.")
-    return Listed(paths, [path.as_posix() for path in paths], None, None)
+    return ListedFiles(paths, [path.as_posix() for path in paths], None, None)
 
 
-def _folder(root: Path) -> Listed:
+def _folder(root: Path) -> ListedFiles:
     root = root.resolve()
     if any(entry.suffix.lower() in IMAGE_SUFFIXES for entry in root.iterdir() if entry.is_file()):
         # Sorted, so that the same folder gives the same rows everywhere.
@@ -87,10 +87,10 @@ def _folder(root: Path) -> Listed:
             for file in files
             if Path(file).suffix.lower() in IMAGE_SUFFIXES and not file.startswith(".")
         )
-        return Listed([root / name for name in names], names, None, root)
+        return ListedFiles([root / name for name in names], names, None, root)
     images = load("folder", root, "all")
     labels = [images.class_names[label] for label in images.labels.tolist()]
-    return Listed([images.path(index) for index in range(len(images))], list(images.names), labels, root)
+    return ListedFiles([images.path(index) for index in range(len(images))], list(images.names), labels, root)
 
 
 def _from_list(path: Path) -> list[Path]:

@@ -26,7 +26,7 @@ from recollect.inference.row_store import weights_digest
 from recollect.inference.test_sets import EVERY_K, published_ks
 from recollect.inference.trained_on import read_trained_on, screen
 from recollect.report.runs import Run
-from recollect.report.vectors import Kept, Shown, read_kept, write_kept
+from recollect.report.shown_images import Kept, Shown, read_kept, write_kept
 
 LIMIT = 4000
 """Images that a report embeds by default: a minute or two on two cores with a small network."""

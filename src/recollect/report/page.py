@@ -21,8 +21,8 @@ from recollect.report import gallery, plots, sections
 from recollect.report.markup import Child, Markup, element, join, name_of
 from recollect.report.measured import LIMIT, Contender, Measured, measure
 from recollect.report.runs import Run, distinct_names, read_run
+from recollect.report.shown_images import Shown
 from recollect.report.thumbnails import Pictures
-from recollect.report.vectors import Shown
 
 logger = logging.getLogger(__name__)
 GENERATOR = "recollect report"

@@ -18,9 +18,9 @@ from recollect.inference.trained_on import read_trained_on
 from recollect.search.addresses import is_index
 from recollect.search.encoder import Encoder, open_encoder
 from recollect.search.filling import stored_vectors
-from recollect.search.image_files import list_images
 from recollect.search.index import Index
-from recollect.search.thresholds import Calibration, calibrate, write_calibration
+from recollect.search.indexed_files import list_images
+from recollect.search.thresholds import ThresholdCalibration, calibrate, write_calibration
 
 Labelled = tuple[list[Any], list[str]]
 """Images with their labels."""
@@ -36,7 +36,7 @@ def calibrate_target(
     similar_rate: float = 5e-2,
     wait: float = 0.0,
     **opening: Any,
-) -> tuple[Calibration, list[str]]:
+) -> tuple[ThresholdCalibration, list[str]]:
     """Measure thresholds and keep them with a run, a saved embedder or an index.
 
     Args:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from recollect.common.imports import require
 from recollect.search.exact_search import Found
 from recollect.search.loaded_vectors import LoadedVectors, merged
-from recollect.search.vector_store import StoreError
+from recollect.search.store_protocol import StoreError
 
 DEFAULTS = {"m": 32, "ef_construction": 100, "ef_search": 128}
 """Links of an item, candidates looked at while building, candidates looked at in a search."""

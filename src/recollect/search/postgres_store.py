@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.imports import require
-from recollect.search.vector_store import (
+from recollect.search.store_protocol import (
     Hit,
     IndexBusyError,
     Item,
@@ -40,7 +40,7 @@ _CONNECTIONS = 8  # of one process; a server takes 100 in all unless told otherw
 
 
 class PostgresStore:
-    """See ``recollect.search.vector_store.Store`` for what the methods do."""
+    """See ``recollect.search.store_protocol.Store`` for what the methods do."""
 
     def __init__(self, target: str, name: str, address: str) -> None:
         self.address = address

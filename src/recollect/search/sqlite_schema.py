@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from recollect.common.files import make_folder_for
-from recollect.search.vector_store import NoIndexError, StoreError
+from recollect.search.store_protocol import NoIndexError, StoreError
 
 FORMAT = 1
 APPLICATION = 0x7265636F  # "reco": tells an index from any other SQLite file

@@ -26,7 +26,7 @@ from recollect.search import sqlite_vectors
 from recollect.search.graph import Graph
 from recollect.search.loaded_vectors import LoadedVectors
 from recollect.search.sqlite_schema import BLOCK, connect, spoken
-from recollect.search.vector_store import (
+from recollect.search.store_protocol import (
     Hit,
     IndexBusyError,
     Item,
@@ -42,7 +42,7 @@ _COLUMNS = "slot, id, digest, source, stamp, metadata"
 
 
 class SQLiteStore:
-    """See ``recollect.search.vector_store.Store`` for what the methods do."""
+    """See ``recollect.search.store_protocol.Store`` for what the methods do."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.address = str(path)

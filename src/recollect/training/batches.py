@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError
@@ -26,12 +25,11 @@ from recollect.data import (
     train_transform,
     whole_transform,
 )
+from recollect.data.image_set import Indices
 from recollect.data.transforms.longer_side import LongerSide
 from recollect.inference.features import first_feature, part_rows, seconds_of_rows
 from recollect.inference.row_store import Rows
 from recollect.models import Embedder
-
-Indices = NDArray[np.int64]
 
 
 class Fed(NamedTuple):

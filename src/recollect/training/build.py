@@ -22,6 +22,7 @@ from recollect.common.errors import ConfigError
 from recollect.config.automatic import Choice, choose_device, is_pretrained, settle
 from recollect.config.schema import Config, DataConfig
 from recollect.data import ImageSet, RevisitedBenchmark, class_disjoint_split, load, load_revisited
+from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.features import images_at_once
 from recollect.inference.opening import make_embedder
 from recollect.models import Embedder
@@ -194,8 +195,8 @@ def load_sets(config: Config) -> Sets:
     set_max_pixels(data.max_pixels)
     train = _load(data, data.train_split)
     validation = benchmark = None
-    if data.validation == "sfm120k":
-        benchmark = load_revisited("sfm120k", data.validation_root or data.root or ".")
+    if data.validation == SFM_NAME:
+        benchmark = load_revisited(SFM_NAME, data.validation_root or data.root or ".")
         validation = benchmark.database
     elif data.validation != "none":
         train, validation = class_disjoint_split(train, data.validation, config.run.seed)

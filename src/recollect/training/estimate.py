@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recollect.common.memory import resident_bytes
+from recollect.common.threads import limited_threads
 from recollect.common.words import in_digits, in_words
 from recollect.config.automatic import Choice
 from recollect.config.schema import Config

@@ -18,10 +18,11 @@ from torch.nn import functional
 
 from recollect.common.stopwatch import seconds_of
 from recollect.config.schema import Config
+from recollect.data.image_set import Indices
 from recollect.inference.evaluating import measure_labelled
 from recollect.step.chunking import GraphWeight, graph_weight
 from recollect.step.model_inputs import call_model
-from recollect.training.batches import Feed, Indices
+from recollect.training.batches import Feed
 from recollect.training.build import Machine, make_loss
 from recollect.training.optimizer import clip_gradients, optimizer_of
 

@@ -26,12 +26,14 @@ from recollect.common.refusals import StorageError
 from recollect.common.threads import limited_threads
 from recollect.config.schema import Config
 from recollect.data import shard
+from recollect.data.image_set import Indices
+from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.run_files import read_checkpoint, relative_roots
 from recollect.inference.trained_on import refuse_other_training_images, trained_on
 from recollect.step.chunking import is_out_of_memory
 from recollect.step.large_batch import StepInfo, large_batch_step
 from recollect.step.team import Team, losing_no_process
-from recollect.training.batches import Fed, Indices
+from recollect.training.batches import Fed
 from recollect.training.build import Training, built
 from recollect.training.checkpoint import Progress, load_checkpoint, save_best, save_checkpoint
 from recollect.training.estimate import Plan, estimate
@@ -91,7 +93,8 @@ def train(
     run = None if resume is None else RunFolder.open(resume)
     if run is not None and (finished := run.read_manifest().get("outcome")):
         logger.info(f"{run.path} is finished; nothing is left to do.")
-        return Outcome(run.path, **{name: finished[name] for name in ("steps", "seconds", "chosen_step", "metrics")})
+        known = {"steps": 0, "seconds": 0.0, "chosen_step": 0, "metrics": {}} | finished
+        return Outcome(run.path, **{name: known[name] for name in ("steps", "seconds", "chosen_step", "metrics")})
     if (config is None) == (run is None):
         raise ConfigError("give either a configuration or a run to resume.")
     advice = "Start all of them again with the same command."
@@ -426,7 +429,7 @@ class Trainer:
         )
         if self.first:
             embedder.save(self.folder.model, overwrite=True)
-            set_name = "sfm120k" if self.training.sets.benchmark is not None else "the validation classes"
+            set_name = SFM_NAME if self.training.sets.benchmark is not None else "the validation classes"
             by = f"{self.config.run.select} of {set_name}" if best else "being the last"
             known: dict[str, Any] = {**vars(outcome), "chosen_by": by}
             self.folder.update_manifest(finished=now(), outcome={k: v for k, v in known.items() if k != "folder"})

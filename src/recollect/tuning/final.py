@@ -23,19 +23,19 @@ from recollect.inference.test_sets import TestChoice, as_test_set
 from recollect.training.run_folder import RunFolder
 from recollect.tuning.protocol import Protocol, final_config
 from recollect.tuning.results import TrialRecord
-from recollect.tuning.study_database import Lease, Store
+from recollect.tuning.study_database import Lease, StudyDatabase
 from recollect.tuning.trial import run
 
 logger = logging.getLogger(__name__)
 
 
-def read_final(store: Store) -> dict[str, Any] | None:
+def read_final(store: StudyDatabase) -> dict[str, Any] | None:
     """What came of the final training, if it is done."""
     done = [trial for trial in store.trials() if trial.state.name == "COMPLETE"]
     return dict(done[0].user_attrs["result"]) if done else None
 
 
-def finish_study(store: Store, protocol: Protocol, best: TrialRecord) -> None:
+def finish_study(store: StudyDatabase, protocol: Protocol, best: TrialRecord) -> None:
     """Train and test, unless that is done or being done.
 
     Args:
@@ -67,7 +67,7 @@ def finish_study(store: Store, protocol: Protocol, best: TrialRecord) -> None:
 
 
 def _finish(
-    store: Store,
+    store: StudyDatabase,
     lease: Lease,
     protocol: Protocol,
     chosen: dict[str, Any],

@@ -19,6 +19,7 @@ from recollect.config.overrides import as_mapping, with_settings
 from recollect.config.schema import Config
 from recollect.data import ImageSet, class_disjoint_split, load, only_splits
 from recollect.data.registry import find_source
+from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.test_sets import EVERY_K
 from recollect.models.weight_files import obtain_weights
 from recollect.models.zoo import find
@@ -171,7 +172,7 @@ def _refuse(config: Config) -> None:
 def _validated_by_classes(config: Config) -> tuple[Config, list[str]]:
     """The recipe without a validation of its own, selected by what held-out classes can measure; and remarks."""
     select, remarks = config.run.select, []
-    if config.data.validation == "sfm120k":
+    if config.data.validation == SFM_NAME:
         remarks.append(
             "The search validates on the second half of the training classes instead of the queries of sfm120k."
         )

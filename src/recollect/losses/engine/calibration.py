@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recollect.losses.engine.layout import QueryTile
-from recollect.losses.engine.tile_loop import Run, Term, TileFunction
+from recollect.losses.engine.layout import TileIndices
+from recollect.losses.engine.tile_loop import Term, TileFunction, TileRun
 
 
 class Calibration(Term):
@@ -23,11 +23,11 @@ class Calibration(Term):
     def __init__(self, margins: tuple[float, float], violating: bool = False) -> None:
         self.margins, self.violating = margins, violating
 
-    def width(self, run: Run) -> int:
+    def width(self, run: TileRun) -> int:
         """Beside the similarities, their excess and the gradient."""
         return max(1, min(512, run.memory // (4 * run.layout.num_references * run.item_bytes)))
 
-    def start(self, run: Run) -> TileFunction:
+    def start(self, run: TileRun) -> TileFunction:
         """Count the pairs first: each mean's gradient needs its number."""
         if self.violating:
             positives = negatives = 0
@@ -38,7 +38,7 @@ class Calibration(Term):
             positives, negatives = run.layout.num_pairs
         positives, negatives = max(1, positives), max(1, negatives)
 
-        def of_tile(similarities: Tensor, tile: QueryTile) -> tuple[Tensor, Tensor]:
+        def of_tile(similarities: Tensor, tile: TileIndices) -> tuple[Tensor, Tensor]:
             short, excess, positions = self._hinges(similarities, tile)
             value = short.sum(dtype=torch.float64) / positives + excess.sum(dtype=torch.float64) / negatives
             gradient = (excess > 0).to(excess.dtype).div_(negatives)
@@ -46,7 +46,7 @@ class Calibration(Term):
 
         return of_tile
 
-    def _hinges(self, similarities: Tensor, tile: QueryTile) -> tuple[Tensor, Tensor, Tensor]:
+    def _hinges(self, similarities: Tensor, tile: TileIndices) -> tuple[Tensor, Tensor, Tensor]:
         """What positives lack (P × T), what negatives have too much (N × T), and the rows of the positives."""
         short = (self.margins[0] - similarities.gather(0, tile.positives)).clamp_(min=0).mul_(tile.mask)
         # Padding repeats a query's first positive, or stands on any row of a query that has none: leave that one alone.

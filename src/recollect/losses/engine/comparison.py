@@ -19,7 +19,7 @@ Weights arrive scaled (``soft_rank.py``): this is 1e-30 of a loss in float32.
 """
 
 
-class Comparison:
+class StepSums:
     """All rows of ``z`` against all ``x``.
 
     Args:

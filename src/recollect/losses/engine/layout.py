@@ -17,7 +17,7 @@ from recollect.losses.engine.simix import Mixing
 
 
 @dataclass(frozen=True)
-class QueryTile:
+class TileIndices:
     """The indices of T queries.
 
     Args:
@@ -36,9 +36,9 @@ class QueryTile:
     own: Tensor | None
     count: Tensor
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> QueryTile:
+    def to(self, device: torch.device, dtype: torch.dtype) -> TileIndices:
         """The same indices where they are needed, with weights and counts in the type of the computation."""
-        return QueryTile(
+        return TileIndices(
             self.rows.to(device),
             None if self.mixing is None else self.mixing.to(device, dtype),
             self.positives.to(device),
@@ -49,7 +49,7 @@ class QueryTile:
 
 
 @dataclass(frozen=True)
-class Layout:
+class LabelLayout:
     """The index tables of a batch.
 
     Args:
@@ -78,7 +78,7 @@ class Layout:
         own: Tensor | None = None,
         least: int = 1,
         mixing: tuple[Mixing, Mixing] | None = None,
-    ) -> Layout:
+    ) -> LabelLayout:
         """Work out the tables.
 
         Args:
@@ -125,14 +125,14 @@ class Layout:
         positives = same_class - (0 if self.own is None else self.num_queries)
         return positives, self.num_queries * self.num_references - same_class
 
-    def tiles(self, width: int, share: tuple[int, int] = (0, 1)) -> Iterator[QueryTile]:
+    def tiles(self, width: int, share: tuple[int, int] = (0, 1)) -> Iterator[TileIndices]:
         """Tiles of at most ``width`` queries, on the CPU; share ``(r, W)`` takes every W-th, which spreads large classes."""
         rank, world = share
         width = max(1, min(width, -(-self.num_queries // world)))
         for begin in range(rank * width, self.num_queries, world * width):
             yield self._tile(slice(begin, begin + width))
 
-    def _tile(self, part: slice) -> QueryTile:
+    def _tile(self, part: slice) -> TileIndices:
         start, size, queries = self.start[part], self.size[part], self.queries[part]
         count = size if self.place is None else size - 1
         slot = torch.arange(int(count.max()))[:, None]
@@ -145,7 +145,7 @@ class Layout:
         rows, mixing = queries, None
         if self.mixing is not None:
             rows, mixing = self.mixing[0].dense(queries)
-        return QueryTile(rows, mixing, positives, mask, None if self.own is None else self.own[part], count)
+        return TileIndices(rows, mixing, positives, mask, None if self.own is None else self.own[part], count)
 
 
 def count_matches(ids: Tensor, ref_ids: Tensor) -> Tensor:

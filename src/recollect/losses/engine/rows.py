@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recollect.losses.engine.layout import QueryTile
-from recollect.losses.engine.tile_loop import Run, Term, TileFunction
+from recollect.losses.engine.layout import TileIndices
+from recollect.losses.engine.tile_loop import Term, TileFunction, TileRun
 
 # Beyond this a tile only falls out of the processor's caches; it never gets faster.
 _TILE_BYTES = 32 * 2**20
@@ -41,16 +41,16 @@ class Rows(Term):
     def __init__(self, row_loss: RowLoss, bytes_per_pair: int) -> None:
         self.row_loss, self.bytes_per_pair = row_loss, bytes_per_pair
 
-    def width(self, run: Run) -> int:
+    def width(self, run: TileRun) -> int:
         """As many as the memory and the caches allow."""
         pair = self.bytes_per_pair * run.item_bytes // 4
         return max(1, min(run.memory, _TILE_BYTES) // (run.layout.num_references * pair))
 
-    def start(self, run: Run) -> TileFunction:
+    def start(self, run: TileRun) -> TileFunction:
         """Turn a tile's columns into rows, and the gradient back."""
         queries = run.layout.num_queries
 
-        def of_tile(similarities: Tensor, tile: QueryTile) -> tuple[Tensor, Tensor]:
+        def of_tile(similarities: Tensor, tile: TileIndices) -> tuple[Tensor, Tensor]:
             slot, row = tile.mask.nonzero(as_tuple=True)
             column = tile.positives[slot, row]
             rows = RowTile(similarities.T.contiguous(), row, column, tile.count, tile.own, queries)

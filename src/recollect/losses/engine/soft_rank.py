@@ -22,10 +22,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from recollect.losses.engine.comparison import Comparison
-from recollect.losses.engine.layout import QueryTile
+from recollect.losses.engine.comparison import StepSums
+from recollect.losses.engine.layout import TileIndices
 from recollect.losses.engine.steps import Step, hidden
-from recollect.losses.engine.tile_loop import Run, Term, TileFunction
+from recollect.losses.engine.tile_loop import Term, TileFunction, TileRun
 
 _BLOCK_BYTES = 4 * 2**20  # P × n × T blocks on a CPU: in the second-level caches, or nearly
 _CPU_QUERIES, _GPU_QUERIES = 256, 16384  # columns of a tile at most; with 256 a CPU's products are at full speed
@@ -78,13 +78,13 @@ class SoftRank(Term):
         """∂loss/∂rank is scaled so that its products with tiny slopes stay clear of the subnormal numbers (15 × slower)."""
         return 2.0**60 if dtype == torch.float32 else 2.0**200
 
-    def width(self, run: Run) -> int:
+    def width(self, run: TileRun) -> int:
         """Half of the memory for S, G, and both before SiMix."""
         columns = 2 * run.layout.num_references + 2 * len(run.references)
         affordable = run.memory // 2 // (columns * run.item_bytes)
         return max(1, min(affordable, _CPU_QUERIES if run.on_cpu else _GPU_QUERIES))
 
-    def start(self, run: Run) -> TileFunction:
+    def start(self, run: TileRun) -> TileFunction:
         """A quarter of the memory for blocks of steps."""
         room = min(_BLOCK_BYTES, run.memory // 4) if run.on_cpu else run.memory // 4
         block = run.queries.new_empty(max(1, room // run.item_bytes))
@@ -99,7 +99,7 @@ class _RankedTile:
         # What is below the floor would vanish in rounding.
         self.floor, self.scale = 1e-18 if block.dtype == torch.float32 else 1e-60, term.scale(block.dtype)
 
-    def __call__(self, similarities: Tensor, tile: QueryTile) -> tuple[Tensor, Tensor]:
+    def __call__(self, similarities: Tensor, tile: TileIndices) -> tuple[Tensor, Tensor]:
         unseen = hidden(similarities.dtype)
 
         # x are the positives of each query, best first; padding is last, and ahead of nothing.
@@ -115,13 +115,13 @@ class _RankedTile:
         similarities.scatter_(0, positions, -unseen)  # what is left in play are the negatives
 
         step = self.term.step
-        among_positives = Comparison(step.positive, found, x, *bounds, self.block)
-        to_negatives = Comparison(step, similarities, x, *bounds, self.block, self.term.prune)
+        among_positives = StepSums(step.positive, found, x, *bounds, self.block)
+        to_negatives = StepSums(step, similarities, x, *bounds, self.block, self.term.prune)
         rank_positives = among_positives.sums(torch.full_like(x, 1 - step.positive.at_zero))
         rank_all = to_negatives.sums(rank_positives, self.term.rank_limit)
         to_itself = None
         if self.term.query == "ranked" and own is not None:
-            to_itself = Comparison(step.positive, own, x, *bounds, self.block)
+            to_itself = StepSums(step.positive, own, x, *bounds, self.block)
             rank_all = to_itself.sums(rank_all)
 
         one = torch.ones_like(x)

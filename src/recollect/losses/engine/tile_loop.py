@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from recollect.losses.checks import check_scale
-from recollect.losses.engine.layout import Layout, QueryTile
+from recollect.losses.engine.layout import LabelLayout, TileIndices
 from recollect.losses.engine.simix import Mixing
 
 MEMORY = 512 * 2**20
 """Default memory budget of a loss in bytes, beside the embeddings and their gradient."""
 
-TileFunction = Callable[[Tensor, QueryTile], tuple[Tensor, Tensor]]
+TileFunction = Callable[[Tensor, TileIndices], tuple[Tensor, Tensor]]
 """Similarities (references × queries; may be overwritten) and indices of a tile to its part of the loss, and G."""
 
 Gradients = tuple[Tensor, Tensor]
@@ -39,7 +39,7 @@ class Term:
     mixes: bool = True
     """Whether SiMix's virtual examples take part."""
     query: Literal["excluded", "ranked", "positive"] = "excluded"
-    """What a query is in its own list: left out, known as ``QueryTile.own``, or a positive like any other."""
+    """What a query is in its own list: left out, known as ``TileIndices.own``, or a positive like any other."""
     every_query: bool = False
     """Whether queries without a positive take part."""
 
@@ -47,11 +47,11 @@ class Term:
         """What G is multiplied by on its way through the loop."""
         return 1.0
 
-    def width(self, run: Run) -> int:
+    def width(self, run: TileRun) -> int:
         """Queries of a tile at most."""
         raise TypeError(f"{type(self).__name__} must define width(run).")
 
-    def start(self, run: Run) -> TileFunction:
+    def start(self, run: TileRun) -> TileFunction:
         """What is done with each tile; buffers and counts for the whole run are made here."""
         raise TypeError(f"{type(self).__name__} must define start(run).")
 
@@ -106,7 +106,7 @@ def tiled_loss(
     Returns:
         A scalar in float32, or float64 if the embeddings are.
     """
-    layout = Layout.of(
+    layout = LabelLayout.of(
         pairing.labels,
         pairing.ref_labels,
         own=None if term.query == "positive" else pairing.own,
@@ -131,7 +131,7 @@ class _TiledLoss(torch.autograd.Function):
         embeddings: Tensor,
         references: Tensor,
         term: Term,
-        layout: Layout,
+        layout: LabelLayout,
         memory: int,
         share: tuple[int, int],
         wanted: bool,
@@ -140,7 +140,7 @@ class _TiledLoss(torch.autograd.Function):
         # Autocast would turn the products into half precision, where a step of tau = 0.01 drowns in rounding.
         with torch.autocast(embeddings.device.type, enabled=False):
             queries = embeddings.detach().to(dtype)
-            run = Run(queries, queries if same else references.detach().to(dtype), term, layout, memory, wanted)
+            run = TileRun(queries, queries if same else references.detach().to(dtype), term, layout, memory, wanted)
             value, grads = run.total(share)
         if grads is not None:
             # In the type they were computed in: a loss scale must reach them before they are rounded to float16.
@@ -171,18 +171,18 @@ class _Once(torch.autograd.Function):
         )
 
 
-class Run:
+class TileRun:
     """One evaluation of a term: the two sides and the tiles."""
 
     def __init__(
-        self, queries: Tensor, references: Tensor, term: Term, layout: Layout, memory: int, wanted: bool
+        self, queries: Tensor, references: Tensor, term: Term, layout: LabelLayout, memory: int, wanted: bool
     ) -> None:
         self.queries, self.references, self.term, self.layout = queries, references, term, layout
         self.memory, self.wanted = memory, wanted
         self.on_cpu, self.item_bytes = queries.device.type == "cpu", queries.element_size()
         self.mixing = None if layout.mixing is None else layout.mixing[1].to(queries.device, queries.dtype)
 
-    def tiles(self, share: tuple[int, int] = (0, 1)) -> Iterator[tuple[Tensor, QueryTile]]:
+    def tiles(self, share: tuple[int, int] = (0, 1)) -> Iterator[tuple[Tensor, TileIndices]]:
         """Similarities / tau of (mixed) references to a tile's queries, and the tile's indices."""
         for tile in self.layout.tiles(self.term.width(self), share):
             tile = tile.to(self.queries.device, self.queries.dtype)
@@ -212,7 +212,7 @@ class Run:
             torch.hardshrink(grad, 2 * torch.finfo(grad.dtype).tiny / unit, out=grad).mul_(unit)
         return value.to(self.queries.dtype), (of_queries, of_references)
 
-    def _back(self, tile: QueryTile, gradient: Tensor, of_queries: Tensor, of_references: Tensor) -> None:
+    def _back(self, tile: TileIndices, gradient: Tensor, of_queries: Tensor, of_references: Tensor) -> None:
         """Add ``G Q`` to the references' gradient and ``Gᵀ R`` to the queries'."""
         if tile.mixing is not None and self.mixing is not None:
             gradient = self.mixing.unmix_rows(gradient, len(self.references))
