@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from recollect.inference import embedding_sets, features
-from recollect.inference import row_store as stored
+from recollect.inference import vector_store as stored
 from recollect.training.trainer import Trainer
 
 for module in (embedding_sets, features):
@@ -35,7 +35,7 @@ def deadly(call: Any, count: int) -> Any:
 if __name__ == "__main__":
     place, count, *arguments = sys.argv[1:]
     if place == "part":
-        stored.RowStore.add = deadly(stored.RowStore.add, int(count))  # type: ignore[method-assign]
+        stored.VectorStore.add = deadly(stored.VectorStore.add, int(count))  # type: ignore[method-assign]
     elif place == "step":
         Trainer._step = deadly(Trainer._step, int(count))  # type: ignore[method-assign]
     sys.argv = ["recollect", *arguments]

@@ -1,6 +1,6 @@
 """Model and images to vectors to metrics: what training, evaluation, reports and search share.
 
-``open_model`` opens whatever a user names, ``embed_set`` gives vectors of images (kept in the one ``RowStore``), and
+``open_model`` opens whatever a user names, ``embed_set`` gives vectors of images (kept in the one ``VectorStore``), and
 ``embed_test`` with ``evaluate_target`` measure a model on a test set.
 """
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from recollect.inference.embedding_sets import embed_files, embed_set
     from recollect.inference.evaluating import embed_test, evaluate_target, target_from_file
     from recollect.inference.opening import Opened, open_model, open_start
-    from recollect.inference.row_store import RowStore
     from recollect.inference.test_sets import choose_test, load_test
+    from recollect.inference.vector_store import VectorStore
 
 __all__ = [
     "Opened",
-    "RowStore",
+    "VectorStore",
     "choose_test",
     "embed_files",
     "embed_set",
@@ -35,7 +35,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Opened": "recollect.inference.opening",
-        "RowStore": "recollect.inference.row_store",
+        "VectorStore": "recollect.inference.vector_store",
         "choose_test": "recollect.inference.test_sets",
         "embed_files": "recollect.inference.embedding_sets",
         "embed_set": "recollect.inference.embedding_sets",

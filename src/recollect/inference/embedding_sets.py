@@ -22,7 +22,7 @@ from recollect.data.transforms import Transform
 from recollect.data.transforms.transform import test_transform
 from recollect.inference.content_keys import Keys, content_keys
 from recollect.inference.features import BATCH, SetRows, images_at_once, part_about, part_rows, rows_in_order
-from recollect.inference.row_store import PART, Places, Rows, RowStore, allocated, weights_digest
+from recollect.inference.vector_store import PART, Places, Rows, VectorStore, allocated, weights_digest
 from recollect.models import Embedder
 
 _AT_ONCE = 4096  # pooled rows in the last layer at once
@@ -169,5 +169,7 @@ def _at_scales(
             skipped.extend(replace(bad, index=int(places[bad.index])) for bad in pipeline.bad_images)
         return rows_in_order(found, len(places), (embedder.dim,))
 
-    rows = RowStore(about).rows(keys, compute, part=PART // 4, keep=keep, description=f"{images.name}/{images.split}")
+    rows = VectorStore(about).rows(
+        keys, compute, part=PART // 4, keep=keep, description=f"{images.name}/{images.split}"
+    )
     return SetRows(rows, keys, sorted(skipped, key=lambda bad: bad.index))

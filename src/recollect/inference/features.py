@@ -23,7 +23,7 @@ from recollect.common.stopwatch import seconds_of
 from recollect.data import ImageSet, Pipeline, test_transform
 from recollect.data.transforms import Transform
 from recollect.inference.content_keys import Keys, content_keys
-from recollect.inference.row_store import PART, Places, Rows, RowStore, weights_digest
+from recollect.inference.vector_store import PART, Places, Rows, VectorStore, weights_digest
 from recollect.models import Embedder
 from recollect.models.stages import NativePool
 from recollect.step.model_inputs import take_rows
@@ -84,7 +84,7 @@ def part_rows(
         raise ConfigError("a frozen part needs images of one size: set model.image_size, or model.freeze=none.")
     keys = content_keys(images) if keys is None else keys
     transform = test_transform(embedder.preprocessing) if transform is None else transform
-    store = RowStore(_about(embedder, upto, transform))
+    store = VectorStore(_about(embedder, upto, transform))
     skipped: list[BadImage] = []
     below = frozen not in (None, "none", "auto", upto) and not whole
     lower = _Lower(embedder, str(frozen), upto, transform) if below else None
@@ -120,7 +120,7 @@ def seconds_of_rows(
     if embedder.preprocessing.resize is None:
         return 0.0
     transform = test_transform(embedder.preprocessing)
-    left = np.flatnonzero(~RowStore(_about(embedder, upto, transform)).known(content_keys(images)))
+    left = np.flatnonzero(~VectorStore(_about(embedder, upto, transform)).known(content_keys(images)))
     if not len(left):
         return 0.0
     some = images.subset(left[:: max(1, len(left) // _PROBE)][:_PROBE])
@@ -175,7 +175,7 @@ def _from_pixels(
     pipeline: Pipeline,
     upto: str,
     batch_size: int,
-    native: tuple[RowStore, nn.Module] | None,
+    native: tuple[VectorStore, nn.Module] | None,
     keys: Keys,
 ) -> SetRows:
     """Rows of all images of a pipeline; those of ``native`` are put into their store on the way."""
@@ -244,7 +244,7 @@ class _Lower:
     """Rows that a training kept below the cut that is asked for, and the way from there."""
 
     def __init__(self, embedder: Embedder, frozen: str, upto: str, transform: Transform) -> None:
-        self.store = RowStore(_about(embedder, frozen, transform))
+        self.store = VectorStore(_about(embedder, frozen, transform))
         self.between = embedder.between(frozen, upto)
 
     def rows(self, keys: Keys, embedder: Embedder) -> Rows:
@@ -258,11 +258,11 @@ def _never(places: Places) -> Rows:
     raise AssertionError("rows that are known are not computed")
 
 
-def _native(embedder: Embedder, transform: Transform) -> tuple[RowStore, nn.Module] | None:
+def _native(embedder: Embedder, transform: Transform) -> tuple[VectorStore, nn.Module] | None:
     """The store of rows of the backbone's own pooling, and that pooling; None if the embedder has no other."""
     if embedder.pooling is None:
         return None
-    return RowStore(_about(embedder, "pooling", transform, native=True)), NativePool(embedder.backbone)
+    return VectorStore(_about(embedder, "pooling", transform, native=True)), NativePool(embedder.backbone)
 
 
 def part_about(embedder: Embedder, transform: Transform) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from recollect.evaluation import Evaluation, evaluate
 from recollect.inference.content_keys import content_keys, set_digest
 from recollect.inference.embedding_sets import embed_set
 from recollect.inference.opening import Opened, open_model, open_start
-from recollect.inference.row_store import weights_digest
 from recollect.inference.test_sets import EVERY_K, published_ks
 from recollect.inference.trained_on import read_trained_on, screen
+from recollect.inference.vector_store import weights_digest
 from recollect.report.runs import Run
 from recollect.report.shown_images import Kept, Shown, read_kept, write_kept
 

@@ -101,7 +101,7 @@ def open_encoder(
 
 def fingerprint(embedder: Embedder) -> str:
     """A SHA-256 over weights, preprocessing, and the parts of the model that have no weights."""
-    from recollect.inference.row_store import weights_digest
+    from recollect.inference.vector_store import weights_digest
 
     config, pixels = embedder.config, embedder.preprocessing
     facts = [

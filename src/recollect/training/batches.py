@@ -28,7 +28,7 @@ from recollect.data import (
 from recollect.data.image_set import Indices
 from recollect.data.transforms.longer_side import LongerSide
 from recollect.inference.features import first_feature, part_rows, seconds_of_rows
-from recollect.inference.row_store import Rows
+from recollect.inference.vector_store import Rows
 from recollect.models import Embedder
 
 

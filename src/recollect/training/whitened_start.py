@@ -1,7 +1,7 @@
 """The last layer as a whitening of the training images, before the first step: how instance search begins.
 
 Which images it is learned from was never published; here it is one class-balanced draw of the training set. Features
-are stored as they are computed (``inference/row_store.py``), so a run that is killed meanwhile goes on where it was; the
+are stored as they are computed (``inference/vector_store.py``), so a run that is killed meanwhile goes on where it was; the
 layer is a function of them and of the seed, and is part of the first checkpoint.
 """
 

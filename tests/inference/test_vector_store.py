@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from recollect.common.errors import DataWarning
-from recollect.inference import row_store
-from recollect.inference.row_store import Places, Rows, RowStore, weights_digest
+from recollect.inference import vector_store
+from recollect.inference.vector_store import Places, Rows, VectorStore, weights_digest
 
 
-def keys_of(numbers: list[int]) -> row_store.Keys:
+def keys_of(numbers: list[int]) -> vector_store.Keys:
     return np.array([list(number.to_bytes(16, "little")) for number in numbers], np.uint8).reshape(-1, 16)
 
 
@@ -47,7 +47,7 @@ def test_every_row_is_computed_once_and_comes_in_order(asked: list[list[int]], p
         seen: set[int] = set()
         for numbers in asked:
             compute = Counting(numbers)
-            rows = RowStore({"of": "x"}, Path(folder)).rows(keys_of(numbers), compute, part=part)
+            rows = VectorStore({"of": "x"}, Path(folder)).rows(keys_of(numbers), compute, part=part)
             assert rows.tolist() == [[float(n), float(n + 1)] for n in numbers]
             assert compute.computed == len(set(numbers) - seen)
             assert all(len(call) <= part for call in compute.calls)
@@ -56,17 +56,17 @@ def test_every_row_is_computed_once_and_comes_in_order(asked: list[list[int]], p
 
 def test_another_network_is_another_store(tmp_path: Path) -> None:
     numbers = [1, 2]
-    RowStore({"weights": "a"}, tmp_path).rows(keys_of(numbers), Counting(numbers))
+    VectorStore({"weights": "a"}, tmp_path).rows(keys_of(numbers), Counting(numbers))
     compute = Counting(numbers)
-    RowStore({"weights": "b"}, tmp_path).rows(keys_of(numbers), compute)
+    VectorStore({"weights": "b"}, tmp_path).rows(keys_of(numbers), compute)
     assert compute.computed == 2
 
 
 def test_rows_of_any_shape(tmp_path: Path) -> None:
     maps = np.random.default_rng(0).normal(size=(3, 2, 5, 4)).astype(np.float32)
-    store = RowStore({"of": "maps"}, tmp_path)
+    store = VectorStore({"of": "maps"}, tmp_path)
     assert np.array_equal(store.rows(keys_of([0, 1, 2]), lambda places: maps[places]), maps)
-    again = RowStore({"of": "maps"}, tmp_path)
+    again = VectorStore({"of": "maps"}, tmp_path)
     assert np.array_equal(again.rows(keys_of([2, 0]), lambda places: maps[:0]), maps[[2, 0]])
 
 
@@ -76,18 +76,18 @@ def test_rows_that_are_not_numbers_are_handed_on_and_not_kept(tmp_path: Path) ->
         rows[places == 1] = np.nan
         return rows
 
-    store = RowStore({}, tmp_path)
+    store = VectorStore({}, tmp_path)
     rows = store.rows(keys_of([5, 6, 7, 6]), compute)
     assert np.isnan(rows).any(axis=1).tolist() == [False, True, False, True]
-    assert RowStore({}, tmp_path).known(keys_of([5, 6, 7])).tolist() == [True, False, True]
+    assert VectorStore({}, tmp_path).known(keys_of([5, 6, 7])).tolist() == [True, False, True]
 
 
 def test_only_reading_writes_nothing(tmp_path: Path) -> None:
-    RowStore({}, tmp_path).rows(keys_of([1]), Counting([1]), keep=False)
+    VectorStore({}, tmp_path).rows(keys_of([1]), Counting([1]), keep=False)
     assert not list(tmp_path.rglob("*.rows"))
-    RowStore({}, tmp_path).rows(keys_of([1]), Counting([1]))
+    VectorStore({}, tmp_path).rows(keys_of([1]), Counting([1]))
     compute = Counting([1, 2])
-    rows = RowStore({}, tmp_path).rows(keys_of([1, 2]), compute, keep=False)
+    rows = VectorStore({}, tmp_path).rows(keys_of([1, 2]), compute, keep=False)
     assert rows.tolist() == [[1, 2], [2, 3]]
     assert compute.calls == [[1]]
 
@@ -96,7 +96,7 @@ def damages(content: bytes) -> dict[str, bytes]:
     flipped = bytearray(content)
     flipped[-3] ^= 0x10
     key = bytearray(content)
-    key[row_store._HEADER.size + 2] ^= 1
+    key[vector_store._HEADER.size + 2] ^= 1
     count = bytearray(content)
     count[16] ^= 0x40
     return {
@@ -114,22 +114,22 @@ def damages(content: bytes) -> dict[str, bytes]:
 @pytest.mark.parametrize("damage", damages(bytes(1000)))
 def test_damaged_parts_are_made_again_with_a_remark(tmp_path: Path, damage: str) -> None:
     numbers = list(range(10))
-    RowStore({}, tmp_path).rows(keys_of(numbers), Counting(numbers), part=5)
+    VectorStore({}, tmp_path).rows(keys_of(numbers), Counting(numbers), part=5)
     path = sorted(tmp_path.rglob("*.rows"))[0]
     path.write_bytes(damages(path.read_bytes())[damage])
     compute = Counting(numbers)
     with pytest.warns(DataWarning, match="damaged"):
-        rows = RowStore({}, tmp_path).rows(keys_of(numbers), compute, part=5)
+        rows = VectorStore({}, tmp_path).rows(keys_of(numbers), compute, part=5)
     assert rows.tolist() == [[n, n + 1] for n in numbers]
     assert compute.computed == 5
     compute = Counting(numbers)
-    RowStore({}, tmp_path).rows(keys_of(numbers), compute)
+    VectorStore({}, tmp_path).rows(keys_of(numbers), compute)
     assert compute.computed == 0
 
 
 def test_a_place_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    store = RowStore({}, tmp_path / "file")
+    store = VectorStore({}, tmp_path / "file")
     with pytest.warns(DataWarning, match="not kept"):
         rows = store.rows(keys_of([1, 2, 3]), Counting([1, 2, 3]), part=2)
     assert rows.tolist() == [[1, 2], [2, 3], [3, 4]]
@@ -139,14 +139,14 @@ _KILLED = """
 import os, signal, sys
 import numpy as np
 from pathlib import Path
-from recollect.inference.row_store import RowStore
+from recollect.inference.vector_store import VectorStore
 numbers = np.arange(100)
 keys = np.array([list(int(n).to_bytes(16, "little")) for n in numbers], np.uint8)
 def compute(places):
     if places[0] >= 60:
         os.kill(os.getpid(), signal.SIGKILL)
     return np.stack([numbers[places], numbers[places] + 1], axis=1).astype(np.float32)
-RowStore({}, Path(sys.argv[1])).rows(keys, compute, part=10)
+VectorStore({}, Path(sys.argv[1])).rows(keys, compute, part=10)
 """
 
 
@@ -156,7 +156,7 @@ def test_a_killed_process_loses_one_part(tmp_path: Path) -> None:
     assert ended.returncode == -signal.SIGKILL
     numbers = list(range(100))
     compute = Counting(numbers)
-    rows = RowStore({}, tmp_path).rows(keys_of(numbers), compute, part=10)
+    rows = VectorStore({}, tmp_path).rows(keys_of(numbers), compute, part=10)
     assert compute.calls == [list(range(start, start + 10)) for start in range(60, 100, 10)]
     assert rows.tolist() == [[n, n + 1] for n in numbers]
 
@@ -171,7 +171,7 @@ def test_two_that_want_the_same_wait_for_each_other(tmp_path: Path) -> None:
         return first(places)
 
     def ask(name: str, compute: Counting) -> None:
-        found[name] = RowStore({}, tmp_path).rows(keys_of(numbers), slowly if compute is first else compute)
+        found[name] = VectorStore({}, tmp_path).rows(keys_of(numbers), slowly if compute is first else compute)
 
     threads = [
         threading.Thread(target=ask, args=("first", first)),
@@ -190,9 +190,9 @@ def test_two_that_want_the_same_wait_for_each_other(tmp_path: Path) -> None:
 
 def test_large_results_lie_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
-    monkeypatch.setattr(row_store, "IN_MEMORY", 8)
+    monkeypatch.setattr(vector_store, "IN_MEMORY", 8)
     numbers = [4, 5, 6]
-    rows = RowStore({}).rows(keys_of(numbers), Counting(numbers))
+    rows = VectorStore({}).rows(keys_of(numbers), Counting(numbers))
     assert isinstance(rows, np.memmap)
     assert rows.tolist() == [[4, 5], [5, 6], [6, 7]]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["vectors"], "nothing is left beside the store"

@@ -1,4 +1,4 @@
-"""``RowStore``: rows of numbers by the content of images, on disk, filled part by part. The only such store there is.
+"""``VectorStore``: rows of numbers by the content of images, on disk, filled part by part. The only such store there is.
 
 Features of a frozen part of a network, vectors of an evaluation, of a report and of a search are all rows that depend on
 an image and on what it was put through. A store is a folder named after the second (weights, preprocessing: ``about``);
@@ -52,7 +52,7 @@ _HEADER = struct.Struct("<8sIIQ4Q")  # magic, checksum of what follows it, dimen
 _ALIGNED = 64
 
 
-class RowStore:
+class VectorStore:
     """Rows that one network, or a part of it, makes of images.
 
     Args:
@@ -62,10 +62,10 @@ class RowStore:
     Example:
         >>> folder = Path(tempfile.mkdtemp())
         >>> keys = np.arange(48, dtype=np.uint8).reshape(3, 16)
-        >>> store = RowStore({"model": "ones"}, folder)
+        >>> store = VectorStore({"model": "ones"}, folder)
         >>> store.rows(keys, lambda missing: np.ones((len(missing), 2), np.float32)).shape
         (3, 2)
-        >>> int(RowStore({"model": "ones"}, folder).known(keys).sum())
+        >>> int(VectorStore({"model": "ones"}, folder).known(keys).sum())
         3
     """
 
