@@ -117,10 +117,13 @@ def evaluate_command(
     from recollect.common.files import make_folder_for
     from recollect.evaluation import Evaluation, RevisitedResult
     from recollect.evaluation.result import refuse_existing, write_summary
-    from recollect.inference import choose_test, embed_test, evaluate_target, load_test, open_model, target_from_file
-    from recollect.inference.evaluating import check_protocol, compare_settings
-    from recollect.inference.opening import check_model
-    from recollect.inference.run_files import RunFiles
+    from recollect.inference.evaluating import (
+        check_protocol,
+        compare_settings,
+        evaluate_target,
+        prepare_target,
+        target_vectors,
+    )
 
     chosen = None if recipe is None else _recipe(recipe, needs_no_run=target is None and init is None)
     model = _what(target, init or (chosen.model.init if chosen is not None and target is None else None))
@@ -128,45 +131,30 @@ def evaluate_command(
     check_protocol(protocol)
     if index not in (None, "ivf", "hnsw", "pq"):
         raise ConfigError(f"--index {index} is unknown: choose ivf, hnsw or pq.")
-    if model.endswith(".npz"):
-        found = target_from_file(Path(model))
-        found.distractors = distractors
-        test, place, notes = None, found.place, []
-    else:
-        check_model(model)
-        run = RunFiles(Path(model))
-        choice = choose_test(run if run.is_run else None, data=data, root=root, split=split, recipe=chosen)
-        opened = open_model(model, weights=weights, download=download, device=device, recipe=chosen)
-        notes = [opened.remark] if opened.remark is not None else []
-        test = load_test(
-            choice,
-            opened.folder,
-            allow_outside=allow_outside,
-            distractors=distractors,
-            trained_classes=trained_classes,
-        )
-        notes += [] if test.screened is None else test.screened.remarks()
-        for note in notes:
-            remark_aside(note)
-        place = opened.results / test.name
+    prepared = prepare_target(
+        model,
+        recipe=chosen,
+        data=data,
+        root=root,
+        split=split,
+        weights=weights,
+        download=download,
+        device=device,
+        allow_outside=allow_outside,
+        distractors=distractors,
+        trained_classes=trained_classes,
+    )
+    for note in prepared.notes:
+        remark_aside(note)
+    place = prepared.place
     metrics_out, queries_out = metrics_out or place / "metrics.json", queries_out or place / "queries.npz"
     for path in (metrics_out, queries_out, vectors_out):
         if path is not None:
             refuse_existing(path, overwrite)  # before an hour of embedding, not after
             make_folder_for(path)
     other = None if compare is None else Evaluation.load(compare)
-    if test is not None:
-        vectors = distractors if test.distractors is None else None
-        found = embed_test(
-            opened,
-            test,
-            recipe=chosen,
-            distractors=vectors,
-            multiscale=multiscale,
-            batch_size=batch_size,
-            skip_bad=skip_bad,
-        )
-        eval_tables.tell_skipped(found.source["skipped"])
+    found = target_vectors(prepared, multiscale=multiscale, batch_size=batch_size, skip_bad=skip_bad)
+    eval_tables.tell_skipped(found.source.get("skipped", []))
     if vectors_out is not None:
         found.save_vectors(vectors_out)
         remark_aside(f"written: {vectors_out}")
@@ -176,7 +164,7 @@ def evaluate_command(
     if without := summary.get("without_distractors"):
         show(eval_tables.metrics_table(f"{found.name}, without distractors", without, found.published_without))
     macro = summary.get("macro")
-    show(eval_tables.metrics_table(found.name, summary["metrics"], found.published, macro, notes))
+    show(eval_tables.metrics_table(found.name, summary["metrics"], found.published, macro, prepared.notes))
     if index is not None:
         summary["index"] = eval_tables.index_table(found, index, list(numbers or found.ks), show)
     if other is not None:

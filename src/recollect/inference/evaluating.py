@@ -30,8 +30,17 @@ from recollect.evaluation.result import write_summary
 from recollect.inference.content_keys import set_digest
 from recollect.inference.embedding_sets import embed_set
 from recollect.inference.features import BATCH
-from recollect.inference.opening import Opened
-from recollect.inference.test_sets import EVERY_K, TestSet, default_ks, name_of_test, published_row
+from recollect.inference.opening import Opened, check_model, open_model
+from recollect.inference.run_files import RunFiles
+from recollect.inference.test_sets import (
+    EVERY_K,
+    TestSet,
+    choose_test,
+    default_ks,
+    load_test,
+    name_of_test,
+    published_row,
+)
 from recollect.models import INSTANCE_SEARCH_SCALES
 
 PROTOCOLS = ("all", "reid")
@@ -105,6 +114,72 @@ def target_from_file(path: Path) -> Target:
         ks=default_ks("", {}, len(searched) if searched.ndim else 0),
         source={"vectors": str(path)},
         identity={} if names is None else {"names": _digest_of(names)},
+    )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is to be evaluated, before anything is embedded.
+
+    Attributes:
+        place: where results go by default. notes: what the result cannot be understood without.
+        distractors: a ``.npy`` of vectors. recipe: see ``embed_test``.
+        target: vectors from a file; else the model and the test set they come from.
+    """
+
+    place: Path
+    notes: list[str]
+    distractors: Path | None = None
+    recipe: Config | None = None
+    target: Target | None = None
+    opened: Opened | None = None
+    test: TestSet | None = None
+
+
+def prepare_target(
+    model: str,
+    *,
+    recipe: Config | None = None,
+    data: str | None = None,
+    root: Path | None = None,
+    split: str | None = None,
+    weights: str | None = None,
+    download: bool = False,
+    device: str | None = None,
+    allow_outside: bool = False,
+    distractors: Path | None = None,
+    trained_classes: str = "auto",
+) -> Prepared:
+    """Open what is to be evaluated: an ``.npz`` of vectors, or a model (``open_model``) with a test set (``load_test``)."""
+    if model.endswith(".npz"):
+        target = target_from_file(Path(model))
+        target.distractors = distractors
+        return Prepared(target.place, [], target=target)
+    check_model(model)
+    run = RunFiles(Path(model))
+    choice = choose_test(run if run.is_run else None, data=data, root=root, split=split, recipe=recipe)
+    opened = open_model(model, weights=weights, download=download, device=device, recipe=recipe)
+    test = load_test(
+        choice,
+        opened.folder,
+        allow_outside=allow_outside,
+        distractors=distractors,
+        trained_classes=trained_classes,
+    )
+    notes = [] if opened.remark is None else [opened.remark]
+    notes += [] if test.screened is None else test.screened.remarks()
+    vectors = distractors if test.distractors is None else None
+    return Prepared(opened.results / test.name, notes, vectors, recipe, opened=opened, test=test)
+
+
+def target_vectors(prepared: Prepared, **options: Any) -> Target:
+    """The vectors of what was prepared; options as for ``embed_test``."""
+    if prepared.target is not None:
+        return prepared.target
+    if prepared.opened is None or prepared.test is None:
+        raise TypeError("a model comes with a test set")
+    return embed_test(
+        prepared.opened, prepared.test, recipe=prepared.recipe, distractors=prepared.distractors, **options
     )
 
 
