@@ -50,19 +50,19 @@ def test_a_folder_takes_the_recipe_for_folders(asked: list[Any], tmp_path: Path)
 
 
 def test_options_beat_the_recipe_and_set_beats_options(asked: list[Any], tmp_path: Path) -> None:
-    run("cars196/r50-512/rsk", "--root", str(tmp_path), "--batch-size", "80", "--steps", "9", "--lr", "3e-4", "--watch-test",
+    run("glyphs", "--root", str(tmp_path), "--batch-size", "80", "--steps", "9", "--lr", "3e-4", "--watch-test",
         "--freeze", "none", "--set", "batch.size=120", "--set", "loss.options.simix=true", "--out", "r")  # fmt: skip
     config, out, _ = asked[0]
     assert (config.batch.size, config.run.steps, config.run.epochs, config.optimizer.lr) == (120, 9, None, 3e-4)
     assert config.run.watch_test
-    assert config.loss.options["simix"] is True
+    assert config.loss.options == {"simix": True}
     assert config.data.root == str(tmp_path)
     assert out == Path("r")
 
 
 def test_a_recipe_with_data_somewhere(asked: list[Any], tmp_path: Path) -> None:
-    run("cars196/r50-512/rsk", "--data", str(tmp_path))
-    assert (asked[0][0].data.name, asked[0][0].data.root) == ("cars196", str(tmp_path))
+    run("sop/r50-512/rsk", "--data", str(tmp_path))
+    assert (asked[0][0].data.name, asked[0][0].data.root) == ("sop", str(tmp_path))
     run("--data", "cars196", "--root", str(tmp_path))
     assert (asked[1][0].data.name, asked[1][0].data.root, asked[1][0].name) == ("cars196", str(tmp_path), "folder")
 

@@ -207,13 +207,13 @@ def data_settings(recipe: str | None, data: str | None, root: str | None) -> tup
     from recollect.data import available
 
     settings: list[str] = []
-    if recipe is not None and data not in available() and (folder := data or root) is not None:
+    if recipe is not None and data is not None and data not in available():
         named = resolve(recipe).data.name
         if not available()[named].needs_root:
             raise ConfigError(
-                f"the recipe {recipe} trains on {named}, which is made and lies in no folder; {folder} would be ignored. "
-                f"To train on it leave the recipe out (--data {folder}), or keep the recipe's other settings with "
-                f"--set data.name=folder --set data.root={folder}."
+                f"the recipe {recipe} trains on {named}, which is made and lies in no folder; {data} would be ignored. "
+                f"To train on it leave the recipe out (--data {data}), or keep the recipe's other settings with "
+                f"--set data.name=folder --set data.root={data}."
             )
     if data is not None and data in available():
         settings.append(f"data.name={data}")
