@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError
 from recollect.common.images import Preprocessing
 from recollect.data import ImageSet, RevisitedBenchmark
@@ -48,17 +49,22 @@ def images_at_once(preprocessing: Preprocessing) -> int:
 
 
 def embed(
-    network: nn.Module, watched: Watched, device: torch.device, dtype: torch.dtype | None
+    network: nn.Module, watched: Watched, device: torch.device, dtype: torch.dtype | None, quiet: bool | None = None
 ) -> tuple[Tensor, Tensor]:
     """This process's embeddings of a set, and which images they are of. The network is left in the mode it was in."""
     was_training = network.training
     network.eval()
     parts, places = [], []
     try:
-        with torch.no_grad(), torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+        with (
+            torch.no_grad(),
+            torch.autocast(device.type, dtype=dtype, enabled=dtype is not None),
+            ProgressLine(f"evaluating {watched.name}", len(watched.images), quiet=quiet, live=False) as line,
+        ):
             for fed in watched.feed.sequential(watched.at_once):
                 parts.append(network(take_rows(fed.inputs, slice(None), device)).float())
                 places.append(fed.indices + watched.start)
+                line.advance(len(fed.indices))
     finally:
         network.train(was_training)
     return torch.cat(parts), torch.from_numpy(np.concatenate(places)).to(device)
@@ -68,7 +74,7 @@ def measure(
     network: nn.Module, watched: Watched, team: Team, device: torch.device, dtype: torch.dtype | None = None
 ) -> dict[str, float]:
     """Metrics of a set as fractions, the same on every process."""
-    whole = team.gather(*embed(network, watched, device, dtype))
+    whole = team.gather(*embed(network, watched, device, dtype, quiet=None if team.rank == 0 else True))
     shared = team.size > 1
     if watched.benchmark is not None:
         database = torch.empty_like(whole.embeddings)
