@@ -88,7 +88,7 @@ def test_the_plan_writes_nothing_and_needs_no_test_set(tmp_path: Path) -> None:
         "first 4 training classes (24 images)",
         "other 4",
         "of 4 epochs is 8 steps",
-        "5 trials,",
+        "for 5 trials;",
     ):
         assert expected in result.output, result.output
     assert not (tmp_path / "s").exists()

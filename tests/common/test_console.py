@@ -56,6 +56,14 @@ def test_the_interval_can_be_shorter_for_a_while(caplog: pytest.LogCaptureFixtur
         assert line.advance(4) is None
 
 
+def test_work_inside_other_work_has_plain_lines_only(terminal: Console, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "recollect")
+    with ProgressLine("evaluating", 4, live=False, clock=ticking(0.0, 40.0)) as line:
+        line.advance(2)
+    assert caplog.messages == ["evaluating 2/4 images, 0.1 images/s, 40 s left"]
+    assert terminal.export_text().strip() == ""
+
+
 def test_quiet_work_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "recollect")
     with ProgressLine("embedding", quiet=True, clock=ticking(0.0, 40.0)) as line:

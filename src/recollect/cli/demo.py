@@ -22,7 +22,7 @@ def demo(
 ) -> None:
     """Train on embedded data with RS@k and with the contrastive loss, evaluate on unseen classes, write a report.
 
-    Takes about three minutes on two cores. The last line is the report's path.
+    Takes two to three minutes on two cores. The last line is the report's path.
     """
     from recollect.studies import run_demo
 

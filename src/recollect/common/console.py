@@ -106,6 +106,7 @@ class ProgressLine:
         unit: what is counted.
         quiet: say nothing; by default as ``--quiet`` says.
         done: units that were done before, by an earlier process.
+        live: show a live line in a terminal. Not inside work that has one already.
         clock: tells the time in seconds.
 
     Example:
@@ -121,6 +122,7 @@ class ProgressLine:
         quiet: bool | None = None,
         *,
         done: int = 0,
+        live: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         console = Console(stderr=True)
@@ -135,7 +137,7 @@ class ProgressLine:
             _NoteColumn(),
             console=console,
             transient=True,
-            disable=hidden,
+            disable=hidden or not live,
             # Lines that are written to a file meanwhile must not be taken into the terminal.
             redirect_stdout=bool(getattr(sys.stdout, "isatty", bool)()),
         )

@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from recollect.common.console import lines_every
 from recollect.common.errors import ConfigError, RecollectError
 from recollect.config.overrides import resolve
 from recollect.data import load
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 STEPS = 150
 """Steps of each training: together about two minutes on two cores."""
 LOSSES = {"RS@k": "recall_at_k", "contrastive": "contrastive"}
+SECONDS_BETWEEN_LINES = 8.0
+"""At most about ten pass without a word, the step that is being taken included."""
 _EVALUATIONS = 3
 
 
@@ -41,6 +44,11 @@ def run_demo(out: Path | str | None = None, *, steps: int = STEPS, seed: int = 0
         raise ConfigError(f"steps is {steps}: take at least one.")
     folder = Path(out) if out is not None else _new_folder()
     refuse_used(folder)
+    with lines_every(SECONDS_BETWEEN_LINES):
+        return _demo(folder, steps, seed)
+
+
+def _demo(folder: Path, steps: int, seed: int) -> Path:
     logger.info(f"demo       characters in many typefaces; {steps} steps with each of {len(LOSSES)} losses")
     options = _data_options()
     runs = []
@@ -51,7 +59,7 @@ def run_demo(out: Path | str | None = None, *, steps: int = STEPS, seed: int = 0
         before_and_after = outcome.metrics.get("test", {})
         logger.info(f"{name:<10} r@1 {100 * before_and_after.get('r@1', float('nan')):.1f} % on characters never seen")
         runs.append(outcome.folder)
-    logger.info("\nreport")
+    logger.info("\nreport     embeds test characters with the networks before and after training")
     introduction = (
         "A network of four layers learned to recognise characters across typefaces, once with RS@k and once with the "
         "contrastive loss: the same random start, the same batches, as many steps. It is tested on characters that "
@@ -61,7 +69,6 @@ def run_demo(out: Path | str | None = None, *, steps: int = STEPS, seed: int = 0
         runs,
         folder / "report.html",
         names=list(LOSSES),
-        limit=None,
         title="Characters never seen before",
         introduction=introduction,
     )

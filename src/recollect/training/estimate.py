@@ -39,6 +39,7 @@ _LOSS_MEMORY = 512 << 20  # what the rank losses allow themselves beside embeddi
 _LOSS_MATRICES = 6  # of a small batch: similarities, soft ranks and their gradients
 _FEATURES_AT_ONCE = 64  # images in ``frozen_features``
 _BYTES_PER_SECOND = 200e6  # to a disk
+_BESIDE = 1.4  # gradients and copies of activations beside them, and what is freed but kept; measured with Lite0
 
 
 @dataclass(frozen=True)
@@ -275,7 +276,7 @@ def _memory(
     held = float(held_before) if machine.device.type == "cpu" else 4.0 * network.parameters
     held += 12 * network.trained_parameters
     # One chunk's graph; the batch, the one being read ahead, and what else the pipeline may read ahead.
-    held += probe.graph.of(batches.chunk) + 2 * mine * inputs[0].nbytes * share
+    held += _BESIDE * probe.graph.of(batches.chunk) + 2 * mine * inputs[0].nbytes * share
     if isinstance(batches.feed, PixelFeed) and machine.device.type == "cpu":
         ahead = mine * inputs[0].nbytes * share * batches.steps
         held += min(training.config.data.prefetch_mb << 20, ahead)
@@ -285,7 +286,7 @@ def _memory(
     if training.network.frozen is not None and machine.device.type == "cpu":
         passing = max(passing, _FEATURES_AT_ONCE * _passing_of_frozen(training))
     vectors = max((2 * 4 * len(each.images) * training.network.embedder.dim for each in training.watched), default=0)
-    return max(held, float(held_before) + passing) + vectors
+    return max(held, float(held_before) + _BESIDE * passing) + vectors
 
 
 def _passing_of_frozen(training: Training) -> float:

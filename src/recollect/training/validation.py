@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError
 from recollect.data import ImageSet, RevisitedBenchmark
 from recollect.inference.evaluating import measure_benchmark, measure_labelled
@@ -40,11 +41,16 @@ class Watched:
 
 
 def embed(
-    network: nn.Module, watched: Watched, device: torch.device, dtype: torch.dtype | None
+    network: nn.Module, watched: Watched, device: torch.device, dtype: torch.dtype | None, quiet: bool | None = None
 ) -> tuple[Tensor, Tensor]:
     """This process's embeddings of a set, and which images they are of. The network is left in the mode it was in."""
+    parts, places = [], []
     batches = ((fed.inputs, fed.indices + watched.start) for fed in watched.feed.sequential(watched.at_once))
-    parts, places = zip(*run_network(network, batches, device, dtype), strict=True)
+    with ProgressLine(f"evaluating {watched.name}", len(watched.images), quiet=quiet, live=False) as line:
+        for part, place in run_network(network, batches, device, dtype):
+            parts.append(part)
+            places.append(place)
+            line.advance(len(place))
     return torch.cat(parts), torch.from_numpy(np.concatenate(places)).to(device)
 
 
@@ -52,7 +58,7 @@ def measure(
     network: nn.Module, watched: Watched, team: Team, device: torch.device, dtype: torch.dtype | None = None
 ) -> dict[str, float]:
     """Metrics of a set as fractions, the same on every process."""
-    whole = team.gather(*embed(network, watched, device, dtype))
+    whole = team.gather(*embed(network, watched, device, dtype, quiet=None if team.rank == 0 else True))
     shared = team.size > 1
     if watched.benchmark is not None:
         database = torch.empty_like(whole.embeddings)
