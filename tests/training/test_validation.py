@@ -44,7 +44,7 @@ def watched() -> Watched:
         name="made", split="val", names=[str(k) for k in range(40)], labels=LABELS, class_names=[str(k) for k in range(10)],
         arrays=np.zeros((40, 2, 2, 3), np.uint8),
     )  # fmt: skip
-    feed = FeatureFeed(lambda: FEATURES, lambda: torch.from_numpy(FEATURES[:1]), LABELS)
+    feed = FeatureFeed(lambda: FEATURES, lambda: torch.from_numpy(FEATURES[:1]), lambda: 0.0, LABELS)
     return Watched("val", images, feed, at_once=16)
 
 
