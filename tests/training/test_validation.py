@@ -82,7 +82,7 @@ def test_the_mode_is_restored_after_an_error(network: nn.Module, watched: Watche
             raise OSError("the disk is gone")
 
     network.train()
-    broken = Watched("val", watched.images, Broken(lambda: FEATURES, lambda: torch.zeros(1, 6), LABELS))
+    broken = Watched("val", watched.images, Broken(lambda: FEATURES, lambda: torch.zeros(1, 6), lambda: 0.0, LABELS))
     with pytest.raises(OSError, match="the disk"):
         embed(network, broken, CPU, None)
     assert all(module.training for module in network.modules())
