@@ -28,7 +28,7 @@ import torch
 from PIL import Image
 
 from recollect.common import torchvision_fix
-from recollect.common.images import Preprocessing
+from recollect.common.preprocessing import Preprocessing
 from recollect.data.image_set import ImageSet
 from recollect.data.pipeline import Pipeline, processors
 from recollect.data.reader import Reader

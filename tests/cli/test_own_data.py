@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from recollect.cli.app import app
 from recollect.cli.train import data_settings
 from recollect.common.errors import ConfigError
 from recollect.config.overrides import resolve
+from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import train
 from training.small_runs import make_images, small_config
 
@@ -27,6 +29,28 @@ def test_a_folder_in_the_place_of_a_recipe(tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, ["train", str(tmp_path), "--plan"])
     assert isinstance(refused.exception, ConfigError)
     assert f"--data {tmp_path}" in str(refused.exception)
+
+
+def test_a_recipe_that_needs_no_folder_refuses_one(tmp_path: Path) -> None:
+    make_images(tmp_path)
+    refused = CliRunner().invoke(app, ["train", "glyphs", "--data", str(tmp_path), "--plan"])
+    assert isinstance(refused.exception, ConfigError)
+    assert f"--data {tmp_path}" in str(refused.exception)
+    config = resolve("glyphs", ["data.name=folder", f"data.root={tmp_path}"])
+    assert (config.data.name, config.model.init) == ("folder", "tiny")
+
+
+def test_the_split_of_a_folder_is_part_of_the_configuration(tmp_path: Path) -> None:
+    """And what an earlier version wrote keeps the split that it had."""
+    config = resolve("folder", ["data.options.test_share=0.25", "data.max_pixels=1000"])
+    assert config.data.options == {"class_split": "balanced", "test_share": 0.25}
+    folder = RunFolder.create(tmp_path / "run", "x")
+    folder.write_config(config)
+    assert folder.read_config() == config
+    former = replace(config, data=replace(config.data, options={}))
+    folder.write_config(former)
+    assert folder.read_config().data.options == {"class_split": "alphabet"}
+    assert resolve("sop/r50-512/rsk").data.options == {}
 
 
 def test_eval_takes_the_run_s_own_split_and_options(tmp_path: Path) -> None:

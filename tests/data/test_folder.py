@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
-from recollect.common.errors import ConfigError, DataError, DataWarning, SealedError
-from recollect.data import load, load_distractors, load_revisited, only_splits
+from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError, SealedError
+from recollect.data import available, load, load_distractors, load_revisited, only_splits
 
 
 def touch(root: Path, *names: str) -> None:
@@ -23,10 +24,11 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_class_folders_split_by_sorted_halves(tmp_path: Path) -> None:
+    """As earlier versions divided them."""
     touch(tmp_path, "b/1.jpg", "a/2.png", "a/1.JPEG", "c/1.webp", "d/deep/er/1.jpg", "e/1.jpg")
     write(tmp_path / "a" / "notes.txt", "not an image")
     touch(tmp_path, "a/.hidden.jpg", ".thumbs/x/1.jpg", "__MACOSX/a/1.jpg")
-    train, test = load("folder", tmp_path), load("folder", tmp_path, "test")
+    train, test = (load("folder", tmp_path, split, class_split="alphabet") for split in ("train", "test"))
     assert list(train.class_names) == ["a", "b", "c"]
     assert list(train.names) == ["a/1.JPEG", "a/2.png", "b/1.jpg", "c/1.webp"]
     assert train.labels.tolist() == [0, 0, 1, 2]
@@ -45,7 +47,7 @@ def test_train_and_test_folders(tmp_path: Path) -> None:
     whole = load("folder", tmp_path, "all")
     assert (len(whole), list(whole.class_names)) == (4, ["a", "b", "c", "d"])
     touch(tmp_path, "extra/x/1.png")
-    with pytest.warns(DataWarning, match="extra beside them is passed over"):
+    with pytest.warns(DataWarning, match="extra beside them is left out"):
         load("folder", tmp_path)
 
 
@@ -61,7 +63,7 @@ def test_a_part_is_read_without_a_look_at_the_others(tmp_path: Path, monkeypatch
         load("folder", tmp_path, "test")
     touch(tmp_path, "test/c/1.png")
     listed: list[str] = []
-    monkeypatch.setattr(os, "listdir", lambda folder, real=os.listdir: (listed.append(str(folder)), real(folder))[1])
+    monkeypatch.setattr(os, "scandir", lambda folder, real=os.scandir: (listed.append(str(folder)), real(folder))[1])
     assert list(load("folder", tmp_path).class_names) == ["a", "b"]
     assert listed
     assert not [folder for folder in listed if folder.startswith(str(tmp_path / "test"))]
@@ -83,7 +85,7 @@ def test_sealed_parts_are_refused(tmp_path: Path) -> None:
 
 def test_loose_images_are_named(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.png", "b/1.png", "loose.png")
-    with pytest.warns(DataWarning, match="1 images lie beside the class folders"):
+    with pytest.warns(DataWarning, match="1 beside the class folders.*folder named after its class"):
         load("folder", tmp_path)
 
 
@@ -99,8 +101,8 @@ def test_csv_with_and_without_split(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no images of the split 'test'; there are 'gallery', 'train'"):
         load("folder", tmp_path / "list.csv", "test")
     write(tmp_path / "plain.csv", 'path,label\n"im/1.png",b\nim/2.png,a\nim/3.png,c\n')
-    assert list(load("folder", tmp_path / "plain.csv").class_names) == ["a", "b"]
-    assert list(load("folder", tmp_path / "plain.csv", "test").class_names) == ["c"]
+    halves = [load("folder", tmp_path / "plain.csv", split, class_split="alphabet") for split in ("train", "test")]
+    assert [list(half.class_names) for half in halves] == [["a", "b"], ["c"]]
 
 
 @pytest.mark.parametrize(
@@ -168,3 +170,115 @@ def test_nothing_there(tmp_path: Path) -> None:
     touch(tmp_path, "one/1.png")
     with pytest.raises(DataError, match="one class"):
         load("folder", tmp_path)
+
+
+def many(root: Path, sizes: dict[str, int]) -> None:
+    for name, count in sizes.items():
+        touch(root, *(f"{name}/{number}.png" for number in range(count)))
+
+
+def test_the_default_split_is_seeded_balanced_and_said(tmp_path: Path) -> None:
+    """Large classes first in the alphabet: halves of the alphabet would be 60 and 6 images."""
+    many(tmp_path, {"a": 20, "b": 20, "c": 20, "x": 2, "y": 2, "z": 2})
+    train, test = load("folder", tmp_path), load("folder", tmp_path, "test")
+    assert (train.num_classes, test.num_classes) == (3, 3)
+    assert not set(train.class_names) & set(test.class_names)
+    assert abs(len(train) - len(test)) <= 18
+    assert train.facts["split"] == {
+        "class_split": "balanced",
+        "test_share": 0.5,
+        "split_seed": 0,
+        "held_out_classes": 3,
+    }
+    assert train.fingerprint == load("folder", tmp_path).fingerprint
+    others = {tuple(load("folder", tmp_path, split_seed=seed).class_names) for seed in range(8)}
+    assert len(others) > 2
+    assert load("folder", tmp_path, "test", test_share=0.2).num_classes == 1
+    assert load("folder", tmp_path, "train", test_share=0.2).num_classes == 5
+    assert "split" not in load("folder", tmp_path, "all").facts
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"class_split": "first"}, {"test_share": 0}, {"test_share": 1.0}, {"test_share": 0.3, "class_split": "alphabet"}],
+)
+def test_splits_that_cannot_be(tmp_path: Path, options: dict[str, Any]) -> None:
+    touch(tmp_path, "a/1.png", "b/1.png")
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        load("folder", tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "val"),
+    [("training", "testing", "validation"), ("Train", "Test", "Val"), ("TRAIN", "test", "valid")],
+)
+def test_parts_are_recognised_by_their_usual_names(tmp_path: Path, train: str, test: str, val: str) -> None:
+    touch(tmp_path, f"{train}/a/1.png", f"{train}/b/1.png", f"{test}/c/1.png", f"{val}/d/1.png")
+    assert list(load("folder", tmp_path).names) == [f"{train}/a/1.png", f"{train}/b/1.png"]
+    assert list(load("folder", tmp_path, "test").class_names) == ["c"]
+    assert list(load("folder", tmp_path, val).class_names) == ["d"], "also under the name it has"
+    assert available()["folder"].find_splits(tmp_path) == ("train", "test", "val")  # type: ignore[misc]
+
+
+def test_parts_without_a_training_part(tmp_path: Path) -> None:
+    touch(tmp_path, "Testing/a/1.png", "validation/b/1.png")
+    assert list(load("folder", tmp_path, "val").class_names) == ["b"]
+    with pytest.raises(DataError, match="no images of the split 'train'"):
+        load("folder", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["train/a/1.png", "training/b/1.png", "test/c/1.png"],
+        ["validation/a/1.png", "dogs/1.png", "cats/1.png"],
+        ["train/a/1.png", "dogs/1.png", "cats/1.png"],
+    ],
+    ids=["twice", "a part beside classes", "a training part beside classes"],
+)
+def test_what_cannot_be_told_is_asked(tmp_path: Path, names: list[str]) -> None:
+    touch(tmp_path, *names)
+    with pytest.raises(DataError, match="CSV file"):
+        load("folder", tmp_path, "all")
+
+
+def test_absolute_paths_below_the_root_are_taken(tmp_path: Path) -> None:
+    touch(tmp_path, "root/a.png", "root/b.png")
+    root = tmp_path / "root"
+    path = write(root / "list.csv", f"path,label\n{root / 'a.png'},x\nb.png,y\n")
+    images = load("folder", path, "all")
+    assert list(images.names) == ["a.png", "b.png"]
+    assert images.read(0).size == (2, 2)
+
+
+def test_what_is_left_out_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path, "a/1.png", "b/1.png", "loose.png", "a/2.heic", "b/3.HEIF")
+    write(tmp_path / "a" / "notes.txt", "x")
+    (tmp_path / "b" / "gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    (tmp_path / "b" / "round.jpg").symlink_to(tmp_path / "b" / "round.jpg")
+    os.mkfifo(tmp_path / "b" / "pipe.jpg")
+    write(tmp_path / "b" / "Thumbs.db", "x")
+    monkeypatch.setattr("recollect.data.image_files.can_read_heif", lambda: False)
+    with pytest.warns(DataWarning, match=r"2 HEIC.*recollect\[heic\]"):
+        images = load("folder", tmp_path, "all")
+    assert list(images.names) == ["a/1.png", "b/1.png"]
+    expected = {"HEIC": 2, "broken link": 2, "not an image": 1, "not a file": 1, "beside the class folders": 1}
+    assert images.facts["left_out"] == expected
+    monkeypatch.setattr("recollect.data.image_files.can_read_heif", lambda: True)
+    with pytest.warns(DataWarning):
+        assert len(load("folder", tmp_path, "all")) == 4
+
+
+def test_a_name_that_is_not_text(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.png")
+    try:
+        touch(tmp_path, f"a/{name}", "b/1.png")
+    except OSError:
+        pytest.skip("names are text on this system")
+    images = load("folder", tmp_path, "all")
+    assert images.read(0).size == (2, 2)
+    assert len(images.fingerprint) == 64
+    (tmp_path / "a" / name).write_bytes(b"")
+    with pytest.raises(ImageError) as caught:
+        images.read(0)
+    str(caught.value).encode()

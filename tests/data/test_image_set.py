@@ -51,7 +51,7 @@ def test_subset_renumbers_classes_in_order() -> None:
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     pixels = np.zeros((2, 1, 1), np.uint8)
-    with pytest.raises(InputError, match="either a root folder or arrays"):
+    with pytest.raises(InputError, match="one of the three"):
         ImageSet("x", ["a"], np.array([0]), ["c"])
     with pytest.raises(InputError, match="2 names but 1 labels"):
         ImageSet("x", ["a", "b"], np.array([0]), ["c"], arrays=pixels)
@@ -114,3 +114,72 @@ def test_an_image_can_be_read_without_its_crop() -> None:
     images = ImageSet("demo", ["a"], [0], ["x"], arrays=pixels, boxes=np.array([[1.0, 2.0, 5.0, 8.0]]))
     assert np.array_equal(np.asarray(images.read(0)), pixels[0, 2:8, 1:5])
     assert np.array_equal(np.asarray(images.read(0, crop=False)), pixels[0])
+
+
+def with_kinds(root: Path, **options: object) -> ImageSet:
+    return ImageSet(
+        "kinds",
+        ["a", "b", "c", "d"],
+        np.array([0, 1, 2, 1]),
+        ["mug", "chair", "stool"],
+        root=root,
+        coarse_labels=np.array([0, 1, 1, 1]),
+        coarse_names=["kitchen", "seat"],
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def test_coarse_labels_are_sliced_and_renumbered(tmp_path: Path) -> None:
+    images = with_kinds(tmp_path)
+    part = images.subset([3, 2])
+    assert part.coarse_labels is not None
+    assert (part.labels.tolist(), list(part.class_names)) == ([0, 1], ["chair", "stool"])
+    assert (part.coarse_labels.tolist(), list(part.coarse_names)) == ([0, 0], ["seat"])
+    assert list(images.of_classes([0]).coarse_names) == ["kitchen"]
+    assert (
+        images.fingerprint == ImageSet("x", images.names, images.labels, images.class_names, root=tmp_path).fingerprint
+    )
+
+
+def test_coarse_labels_that_cannot_be(tmp_path: Path) -> None:
+    for labels, names, word in (
+        ([0], ["x"], "names but"),
+        ([0, 0, 0, 5], ["x"], "from 0"),
+        ([0, 0, 0, 1], "xy", "one"),
+    ):
+        with pytest.raises(InputError, match=word):
+            ImageSet(
+                "k",
+                list("abcd"),
+                [0, 1, 2, 1],
+                list("xyz"),
+                root=tmp_path,
+                coarse_labels=labels,
+                coarse_names=list(names),  # type: ignore[arg-type]
+            )
+
+
+def test_joined_sets_share_classes_by_name(tmp_path: Path) -> None:
+    images = with_kinds(tmp_path)
+    first, second = images.subset([0, 1]), images.subset([2, 3])
+    whole = first.joined(second)
+    assert list(whole.names) == ["a", "b", "c", "d"]
+    assert [whole.class_names[label] for label in whole.labels] == ["mug", "chair", "stool", "chair"]
+    assert whole.coarse_labels is not None
+    assert [whole.coarse_names[label] for label in whole.coarse_labels] == ["kitchen", "seat", "seat", "seat"]
+    assert len(whole.class_names) == 3
+    assert whole.boxes is None
+    boxed = ImageSet("b", ["e"], [0], ["mug"], root=tmp_path, boxes=np.array([[0, 0, 1, 1.0]]))
+    plain = ImageSet("p", ["f"], [0], ["lamp"], root=tmp_path)
+    assert np.isnan(plain.joined(boxed).boxes).all(axis=1).tolist() == [True, False]  # type: ignore[arg-type]
+    arrays = ImageSet("n", ["g"], [0], ["mug"], arrays=np.zeros((1, 2, 2), np.uint8))
+    assert len(arrays.joined(ImageSet("n", ["h"], [0], ["mug"], arrays=np.ones((1, 2, 2), np.uint8)))) == 2
+    for other in (images, arrays, ImageSet("r", ["f"], [0], ["lamp"], root=tmp_path / "else")):
+        with pytest.raises(InputError, match="cannot be joined"):
+            plain.joined(other)
+
+
+def test_a_link_to_itself_is_an_image_error(tmp_path: Path) -> None:
+    (tmp_path / "a.png").symlink_to(tmp_path / "a.png")
+    with pytest.raises(ImageError, match="symbolic link"):
+        make(tmp_path, ["a.png"]).read(0)

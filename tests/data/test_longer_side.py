@@ -10,7 +10,7 @@ from PIL import Image
 
 from recollect.common.errors import ConfigError, ImageError
 from recollect.data.image_set import ImageSet
-from recollect.data.transforms.longer_side import LongerSide, size_buckets
+from recollect.data.transforms.longer_side import LongerSide
 
 NOTHING = np.empty(0)
 
@@ -87,17 +87,6 @@ def test_an_unreadable_header_names_the_file(tmp_path: Path) -> None:
 def test_imsize_must_be_positive() -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         LongerSide(0)
-
-
-@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 2)), max_size=30), st.integers(1, 5))
-def test_buckets_hold_every_position_once_and_equal_sizes(sizes: list[tuple[int, int]], batch_size: int) -> None:
-    buckets = size_buckets(sizes, batch_size)
-    assert sorted(np.concatenate([[], *buckets]).tolist()) == list(range(len(sizes)))
-    for bucket in buckets:
-        assert 1 <= len(bucket) <= batch_size
-        assert len({sizes[position] for position in bucket}) == 1
-    # No more batches than needed.
-    assert len(buckets) == sum(-(-sizes.count(size) // batch_size) for size in set(sizes))
 
 
 def test_reading_does_not_make_the_set_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from recollect.common.errors import DataError, ImageError
-from recollect.common.images import Preprocessing
+from recollect.common.preprocessing import Preprocessing
 from recollect.data import transforms
 from recollect.data.image_set import ImageSet
 from recollect.data.pipeline import Pipeline
@@ -32,7 +32,7 @@ def test_a_bad_image_stops_by_default_and_is_named(damaged: ImageSet) -> None:
         with Pipeline(damaged, TRAIN, workers=workers) as pipeline, pytest.raises(ImageError) as caught:
             pipeline.load([0, 1, 2, 3])
         assert "03.jpg" in str(caught.value)
-        assert "on_bad_image to 'skip'" in str(caught.value)
+        assert "--skip-bad" in str(caught.value)
 
 
 def test_skipping_keeps_the_balance_and_reports_every_file(damaged: ImageSet) -> None:

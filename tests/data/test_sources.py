@@ -147,6 +147,7 @@ def test_sop(tmp_path: Path, published: Any) -> None:
     assert list(train.names) == ["chair_final/a b.JPG", "chair_final/b.JPG", "chair_final/c.JPG"]
     assert list(train.class_names) == ["9", "10"]  # by number, not by spelling
     assert train.labels.tolist() == [1, 1, 0]
+    assert (list(train.coarse_names), train.coarse_labels.tolist()) == (["chair"], [0, 0, 0])
     assert train.read(0).size == (2, 2)
     with pytest.warns(DataWarning, match="1 images of 1 classes found, but it is published with 2 images of 1 classes"):
         assert len(load("sop", tmp_path, "test")) == 1
@@ -186,6 +187,7 @@ def test_inaturalist(tmp_path: Path, published: Any) -> None:
     train = quiet_load("inaturalist", tmp_path)
     assert list(train.names) == names
     assert [train.class_names[label] for label in train.labels] == ["Aves/7", "Aves/12", "Insecta/7"]
+    assert [train.coarse_names[label] for label in train.coarse_labels] == ["Aves", "Aves", "Insecta"]
     with pytest.raises(DataError, match=r"line 1: expected 'train_val2018/<super>/<category>/<file>', found 'b\.jpg'"):
         load("inaturalist", tmp_path, "test")
 
@@ -281,6 +283,43 @@ def test_cars196_without_scipy_names_the_extra(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(cars196, "require", absent)
     with pytest.raises(MissingExtraError, match=r"scipy\.io cars196"):
+        load("cars196", tmp_path)
+
+
+def make_kit(root: Path, form: str) -> None:
+    """The development kit: two photos of each model, whose numbers repeat, one in each list."""
+    scipy_io = pytest.importorskip("scipy.io")
+    kit = root / ("car_devkit/devkit" if form == "kaggle" else "devkit")
+    kit.mkdir(parents=True)
+    titles = np.array([[f"Car {number:03d}" for number in range(1, 197)]], dtype=object)
+    scipy_io.savemat(kit / "cars_meta.mat", {"class_names": titles})
+    fields = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "fname")
+    labelled = {
+        "torchvision": root / "cars_test_annos_withlabels.mat",
+        "kaggle": kit / "cars_test_annos_with_labels.mat",
+    }
+    for path, part in ((kit / "cars_train_annos.mat", "cars_train"), (labelled[form], "cars_test")):
+        records = np.zeros((1, 196), dtype=[(field, object) for field in fields])
+        for index in range(196):
+            records[0, index] = (1, 1, 2, 2, index + 1, f"{index + 1:05d}.jpg")
+        scipy_io.savemat(path, {"annotations": records})
+        folder = f"{part}/{part}" if form == "kaggle" else part
+        touch(root, [f"{folder}/{index + 1:05d}.jpg" for index in range(196)])
+
+
+@pytest.mark.parametrize("form", ["torchvision", "kaggle"])
+def test_cars196_from_the_development_kit(tmp_path: Path, published: Any, form: str) -> None:
+    make_kit(tmp_path, form)
+    published("cars196", train=Counts(196, 98), test=Counts(196, 98))
+    train, test = (quiet_load("cars196", tmp_path, split) for split in ("train", "test"))
+    inner = "cars_train/cars_train" if form == "kaggle" else "cars_train"
+    assert list(train.names)[:2] == [f"{inner}/00001.jpg", f"{inner}/00002.jpg"]
+    assert (train.class_names[0], train.class_names[97], test.class_names[0]) == ("Car 001", "Car 098", "Car 099")
+    assert train.read(0).size == (2, 2)
+    (tmp_path / "cars_annos.mat").write_bytes(b"of photos that are not here")
+    assert len(quiet_load("cars196", tmp_path)) == 196
+    next(tmp_path.rglob("cars_test_annos_with*")).unlink()
+    with pytest.raises(DataError, match="cars_test_annos_withlabels"):
         load("cars196", tmp_path)
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.data import ImageSet, class_disjoint_split, class_folds
+from recollect.data.splits import held_out_classes
 
 
 def make(labels: list[int]) -> ImageSet:
@@ -70,3 +71,22 @@ def test_what_cannot_be_split() -> None:
         class_disjoint_split(make([0, 0]))
     with pytest.raises(InputError, match="at least 2, not 1"):
         class_folds(make([0, 1]), 1)
+
+
+@given(st.lists(st.integers(1, 200), min_size=2, max_size=60), st.floats(0.05, 0.95), st.integers(0, 5))
+def test_held_out_classes_have_their_share(sizes: list[int], share: float, seed: int) -> None:
+    counts = np.array(sizes)
+    held_out = held_out_classes(counts, share, seed)
+    assert len(held_out) == min(max(1, int(len(sizes) * share + 1e-9)), len(sizes) - 1)
+    assert len(set(held_out.tolist())) == len(held_out)
+    assert held_out.tolist() == held_out_classes(counts, share, seed).tolist()
+    # Classes of like size are drawn from, so the share of images is off by no more than a few of the largest classes.
+    wanted = counts.sum() * len(held_out) / len(sizes)
+    assert abs(counts[held_out].sum() - wanted) <= 2 * counts.max()
+
+
+def test_equal_classes_are_halved_exactly_and_another_seed_is_another_half() -> None:
+    sizes = np.full(20, 7)
+    halves = {tuple(held_out_classes(sizes, 0.5, seed).tolist()) for seed in range(10)}
+    assert {len(half) for half in halves} == {10}
+    assert len(halves) == 10

@@ -12,7 +12,7 @@ from PIL import Image
 
 from recollect.common import torchvision_fix
 from recollect.common.errors import ConfigError
-from recollect.common.images import Preprocessing
+from recollect.common.preprocessing import Preprocessing
 from recollect.data import transforms
 from recollect.data.transforms.affine import GlyphAffine
 from recollect.data.transforms.crops import RandomResizedCrop, mirrored

@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from recollect.common.errors import ConfigError, ImageError, InputError
+from recollect.common.preprocessing import Preprocessing
+from recollect.common.size_groups import SizeGroups
+from recollect.data.image_set import ImageSet
 from recollect.models import Embedder
 from recollect.models import embedding as loop
 
@@ -128,21 +132,61 @@ def test_memory_stays_bounded_on_a_long_stream_of_many_sizes(whole: Embedder) ->
             made[0] += 1
             yield picture(number, 20 + number % 50, 24)
 
-    class Watching(loop._Buckets):
-        def add(self, index: int, image: torch.Tensor) -> Iterator[tuple[list[int], torch.Tensor]]:
+    class Watching(SizeGroups[Any, Any]):
+        def add(self, size: Any, item: Any) -> Iterator[list[Any]]:
             with lock:
-                alive[0] = sum(len(waiting) for waiting in self.waiting.values()) + 1
+                alive[0] = sum(len(waiting) for waiting in self._waiting.values()) + 1
                 peak[0] = max(peak[0], alive[0])
                 # The decoders may not run ahead of what has been consumed by more than their window.
-                assert made[0] - index <= 2 * 8 + 2
-            return super().add(index, image)
+                assert made[0] - item[0] <= 2 * 8 + 2
+            return super().add(size, item)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "_Buckets", Watching)
+        patch.setattr(loop, "SizeGroups", Watching)
         vectors = whole.embed(stream(), batch_size=8, progress=False)
     assert vectors.shape == (300, 128)
     assert torch.isfinite(vectors).all()
     assert 8 <= peak[0] <= 40
+
+
+@pytest.mark.parametrize(("max_side", "most"), [(None, 2), (2048, 2 * 64)])
+def test_large_images_do_not_pile_up(monkeypatch: pytest.MonkeyPatch, max_side: int | None, most: int) -> None:
+    """Without a bound on the side, as many wait as there are threads, and then as many as there is room for."""
+    monkeypatch.setattr(loop, "_WAITING_BYTES", 3 * 2048 * 2048 * 128)
+    ahead = loop._Ahead(Preprocessing(resize=None, max_side=max_side), window=2 * 64, workers=2)
+    assert ahead.most == most
+    ahead.seen((0, torch.empty(3, 4096, 4096, dtype=torch.uint8)))
+    assert ahead.most == (16 if max_side is None else most)
+
+
+def test_an_image_that_is_huge_once_resized_costs_one_row(tiny: Embedder, tmp_path: Path) -> None:
+    Image.new("RGB", (60_000, 1)).save(tmp_path / "strip.png")
+    picture(0).save(tmp_path / "good.png")
+    embedder = Embedder.create("tiny", size=224)
+    with pytest.raises(ImageError, match=r"strip\.png: .*would become"):
+        embedder.embed([tmp_path / "strip.png"], progress=False)
+    with pytest.warns(UserWarning, match="1 image could not be read"):
+        rows = embedder.embed([tmp_path / "strip.png", tmp_path / "good.png"], on_bad_image="skip", progress=False)
+    assert rows.isnan().all(dim=1).tolist() == [True, False]
+
+
+def test_the_limit_on_pixels_can_be_set(tiny: Embedder, tmp_path: Path) -> None:
+    picture(0).save(tmp_path / "a.png")
+    with pytest.raises(ImageError, match="limit of 100"):
+        tiny.embed([tmp_path / "a.png"], max_pixels=100, progress=False)
+
+
+def test_an_image_set_is_embedded_as_it_is(tiny: Embedder, tmp_path: Path) -> None:
+    """Files, crops of files and arrays."""
+    shown = [picture(0), picture(1)]
+    for number, image in enumerate(shown):
+        image.save(tmp_path / f"{number}.png")
+    files = ImageSet("two", ["0.png", "1.png"], [0, 1], ["x", "y"], root=tmp_path)
+    arrays = ImageSet("two", ["0", "1"], [0, 1], ["x", "y"], arrays=np.stack([np.asarray(i) for i in shown]))
+    boxes = np.array([[5, 5, 25, 25], [np.nan] * 4])
+    crops = ImageSet("two", ["0.png", "1.png"], [0, 1], ["x", "y"], root=tmp_path, boxes=boxes)
+    for images, seen in ((files, shown), (arrays, shown), (crops, [shown[0].crop((5, 5, 25, 25)), shown[1]])):
+        torch.testing.assert_close(tiny.embed(images, progress=False), expected(tiny, seen), **CLOSE)
 
 
 def test_an_unreadable_file_is_named(tiny: Embedder, tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ from step import worker_step
 HERE = Path(__file__).parent
 
 
-def torchrun(processes: int, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    places = (Path(recollect.__file__).parents[1], HERE, HERE.parent / "training")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, places))}
+def torchrun(processes: int, *arguments: str, timeout: float = 900) -> subprocess.CompletedProcess[str]:
+    paths = [Path(recollect.__file__).parents[1], HERE, HERE.parent / "training"]  # the last for the toys
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, paths))}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=timeout, env=environment)
 

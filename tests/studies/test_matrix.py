@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 from recollect.cli.app import app
 from recollect.common.errors import ConfigError
 from recollect.config.schema import ModelConfig
+from recollect.inference import opening
+from recollect.inference.opening import make_embedder
 from recollect.models import Embedder
 from recollect.studies import matrix_runs
 from recollect.studies.benches import BENCHES, UntilValidation
@@ -24,8 +26,6 @@ from recollect.studies.claims_page import write_page
 from recollect.studies.matrix import LADDER, MOST_RATES, Matrix, Task, pending, tasks
 from recollect.studies.matrix_runs import run_matrix
 from recollect.studies.summary import collect, interval, judge, verdict
-from recollect.training import build
-from recollect.training.build import make_embedder
 from training.small_runs import final_weights, same_bits
 
 
@@ -123,7 +123,7 @@ def test_rows_that_train_nothing(here: None, data: Path, tmp_path: Path, monkeyp
         drawn.append(seed)
         return make_embedder(model, seed)
 
-    monkeypatch.setattr(build, "make_embedder", remember)
+    monkeypatch.setattr(opening, "make_embedder", remember)
     claim = initialisation(BENCH)
     only = [cell for cell in claim.cells() if not cell.trains and "random" in cell.name]
     claim = replace(claim, curves=[replace(claim.curves[0], points=[("random", only[0])])], contrasts=[])
@@ -221,7 +221,6 @@ def test_the_verb(here: None, data: Path, tmp_path: Path, monkeypatch: pytest.Mo
         interrupted.setattr(matrix_runs, "run_matrix", _interrupt)
         result = CliRunner().invoke(app, command)
     assert result.exit_code == 130
-    assert "The same command goes on" in result.stderr
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert Path(result.output.splitlines()[-1]).is_file()

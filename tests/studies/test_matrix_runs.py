@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -164,21 +165,32 @@ def test_the_share_of_cores(text: str, cores: int, monkeypatch: pytest.MonkeyPat
     assert matrix_runs._share(None) == (1, cores)
 
 
-def test_no_run_outlives_the_study() -> None:
-    """Whatever still held the pipe would keep it open; it ends when the last process has."""
-    script = """
-import multiprocessing, time
+SCRIPT = """
+import multiprocessing, signal, time
 from concurrent.futures import ProcessPoolExecutor
-from recollect.studies.matrix_runs import end_with_parent
+from recollect.cli.last_net import guarded
+from recollect.studies.matrix_runs import _stopping, end_with_parent
 
-pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent)
-pool.submit(print, "working", flush=True)
-pool.submit(time.sleep, 600).result()
+def study():
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent)
+    with _stopping(pool):
+        pool.submit(print, "working", flush=True).result()
+        pool.submit(time.sleep, 600).result()
+
+raise SystemExit(guarded(study))
 """
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_run_outlives_the_study(number: signal.Signals) -> None:
+    """Whatever still held the pipe would keep it open; it ends when the last process has."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as study:
+    command = [sys.executable, "-c", SCRIPT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as study:
         assert study.stdout is not None
         assert study.stdout.readline() == "working\n"
-        study.kill()
-        assert study.communicate(timeout=60)[0] == ""
+        study.send_signal(number)
+        out, said = study.communicate(timeout=60)
+    assert out == ""
+    assert "Traceback" not in said
+    assert study.returncode == (-number if number == signal.SIGKILL else 128 + number)

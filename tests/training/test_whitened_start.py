@@ -27,17 +27,17 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_images(root, classes=2, each=2, split="test")
 
 
-def whiten(training: Training, folder: Path) -> None:
+def whiten(training: Training) -> None:
     chosen = whitening_images(training.config, training.sets.train)
     assert chosen is not None
-    whiten_last_layer(training, chosen, folder)
+    whiten_last_layer(training, chosen)
 
 
 def test_differences_within_classes_become_white(images: Path, tmp_path: Path) -> None:
     config = small_config(images, **{"model.whitening": 160, "model.dim": 192, "model.layer_norm": False})
     training = build(config, torch.device("cpu"), Team.of())
     try:
-        whiten(training, tmp_path)
+        whiten(training)
         train_set, embedder = training.sets.train, training.network.embedder
         features = embedder.embed([train_set.read(i) for i in range(160)], before_head=True)
         linear = embedder.head.linear
@@ -75,7 +75,7 @@ def test_impossible_wishes(images: Path, tmp_path: Path) -> None:
         small_config(images, **{"model.whitening": 0})
     training = build(small_config(images, **{"model.whitening": 40}), torch.device("cpu"), Team.of())
     with pytest.raises(InputError, match="60 pairs for 192 dimensions"):
-        whiten(training, tmp_path)
+        whiten(training)
     training.close()
 
 
@@ -101,10 +101,10 @@ def test_processes_wait_for_the_first_longer_than_for_a_collective(images: Path,
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(as_mapping(config)))
     here = Path(__file__).parent
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [str(here / "worker_whitening.py"), str(tmp_path / "config.yaml"), str(tmp_path), "5", "9"]
+    command += [str(here / "worker_whitening.py"), str(tmp_path / "config.yaml"), str(tmp_path), "15", "20"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stderr[-3000:]
     first, second = (torch.load(tmp_path / f"found-{rank}.pt", weights_only=True) for rank in (0, 1))
-    assert second["seconds"] > 8
+    assert second["seconds"] > 15, "it waited longer than a collective may take"
     assert torch.equal(first["weight"], second["weight"])

@@ -23,20 +23,20 @@ from recollect.training.trainer import TrainingStoppedError
 from recollect.tuning import study as search
 from recollect.tuning import trial
 from recollect.tuning.preview import plan_lines
-from recollect.tuning.results import Results
+from recollect.tuning.results import StudyResults
 from recollect.tuning.study_database import LostTrialError
 from tuning.tuning_runs import config_of, make_data, study, told
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Results]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, StudyResults]:
     """Data, study folder and results of one study of three trials."""
     folder = tmp_path_factory.mktemp("study")
     root = make_data(folder / "data")
     return root, folder / "s", study(root, folder / "s")
 
 
-def test_every_trial_is_an_ordinary_run(finished: tuple[Path, Path, Results]) -> None:
+def test_every_trial_is_an_ordinary_run(finished: tuple[Path, Path, StudyResults]) -> None:
     _, folder, results = finished
     assert [t.state for t in results.trials] == ["done"] * 3
     for record in results.trials:
@@ -58,7 +58,9 @@ def test_every_trial_is_an_ordinary_run(finished: tuple[Path, Path, Results]) ->
     assert len({t.settings["optimizer.lr"] for t in results.trials}) == 3
 
 
-def test_the_best_of_validation_is_trained_on_all_classes_and_tested_once(finished: tuple[Path, Path, Results]) -> None:
+def test_the_best_of_validation_is_trained_on_all_classes_and_tested_once(
+    finished: tuple[Path, Path, StudyResults],
+) -> None:
     root, folder, results = finished
     best = max(results.trials, key=lambda t: (t.value or 0, -t.number))
     assert results.chosen == best.number
@@ -71,12 +73,12 @@ def test_the_best_of_validation_is_trained_on_all_classes_and_tested_once(finish
     assert config.optimizer.lr == best.settings["optimizer.lr"]
     assert run.read_manifest()["plan"]["classes"] == 8
     assert not [r for r in run.read_metrics() if r["kind"] == "evaluation"]
-    kept = Evaluation.load(folder / "final" / "eval" / "folder-test" / "queries.npz")
+    kept = Evaluation.load(next((folder / "final" / "eval").glob("*/queries.npz")))
     assert len(kept.labels) == len(load("folder", root, "test"))
     assert kept.metrics["r@1"] == pytest.approx(final["metrics"]["folder/test"]["r@1"])
 
 
-def test_tables_tell_everything(finished: tuple[Path, Path, Results]) -> None:
+def test_tables_tell_everything(finished: tuple[Path, Path, StudyResults]) -> None:
     _, folder, results = finished
     with (folder / "trials.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -92,7 +94,7 @@ def test_tables_tell_everything(finished: tuple[Path, Path, Results]) -> None:
 
 
 def test_a_second_call_shows_and_repeats_nothing(
-    finished: tuple[Path, Path, Results], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    finished: tuple[Path, Path, StudyResults], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     root, folder, results = finished
 
@@ -113,7 +115,7 @@ def test_a_second_call_shows_and_repeats_nothing(
 
 
 def test_the_search_needs_no_test_set_and_only_the_end_asks_for_it(
-    finished: tuple[Path, Path, Results], tmp_path: Path
+    finished: tuple[Path, Path, StudyResults], tmp_path: Path
 ) -> None:
     """No test images, no test list; then test images that cannot be opened; then a sound set. The choice stays."""
     _, _, expected = finished
@@ -154,7 +156,7 @@ def test_a_study_without_a_test_set_stays_open(tmp_path: Path) -> None:
 
 
 def test_another_test_set_changes_the_test_and_nothing_else(
-    finished: tuple[Path, Path, Results], tmp_path: Path
+    finished: tuple[Path, Path, StudyResults], tmp_path: Path
 ) -> None:
     _, _, expected = finished
     root = make_data(tmp_path / "data", test=False)
@@ -288,7 +290,7 @@ def test_the_untrained_network_is_no_trials_value(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_wish_to_stop_queues_the_trial_and_the_result_is_that_of_one_that_ran_through(
-    finished: tuple[Path, Path, Results], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: tuple[Path, Path, StudyResults], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, _, expected = finished
     root, folder = make_data(tmp_path / "data"), tmp_path / "s"

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import AllowOutside, AsJson, Quiet, complete_data, print_json
+from recollect.cli.options import AllowOutside, AsJson, MaxPixels, Quiet, complete_data, print_json
+from recollect.common.words import printable
 
 data = typer.Typer(help="List the data sets, or check a copy of one.")
 app.add_typer(data, name="data")
@@ -52,6 +53,7 @@ def verify(
     ] = 4,
     csv: Annotated[str | None, typer.Option(help="For folder: the CSV file, relative to ROOT.")] = None,
     allow_outside: AllowOutside = False,
+    max_pixels: MaxPixels = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Threads that read.")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -73,7 +75,7 @@ def verify(
     if as_json:
         print_json(report.as_dict())
     else:
-        typer.echo(report.as_text().encode("utf-8", "backslashreplace").decode())  # file names need not be valid text
+        typer.echo(printable(report.as_text()))  # file names need not be valid text
     if not report.ok:
         raise typer.Exit(1)
 

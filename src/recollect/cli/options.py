@@ -1,8 +1,7 @@
 """What several verbs share: ``--json``, ``--quiet``, ``--device``, names the shell can complete, remarks.
 
-Remarks of the library are log records; ``show_remarks`` attaches the handler that prints them.
-
-Like every file of this room it imports only typer at the top; completion reads the tables that need no torch.
+Remarks of the library are log records; ``show_remarks`` attaches the handler that prints them. Like every file of this
+room it imports nothing heavy at the top; completion reads the tables that need no torch.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
+
+from recollect.common.words import printable
 
 
 class _Remarks(logging.Handler):
@@ -58,7 +59,7 @@ def remark(line: str) -> None:
     from recollect.common.console import is_quiet
 
     if not is_quiet():
-        typer.echo(line)
+        typer.echo(printable(line))
 
 
 def remark_aside(line: str) -> None:
@@ -66,14 +67,16 @@ def remark_aside(line: str) -> None:
     from recollect.common.console import is_quiet
 
     if not is_quiet():
-        typer.echo(f"recollect: {line}", err=True)
+        typer.echo(f"recollect: {printable(line)}", err=True)
 
 
 def print_json(value: Any) -> None:
-    """Print plain values as JSON. ASCII only: file names need not be text that a terminal can show."""
+    """Print plain values as JSON, by one process. ASCII only: file names need not be text that a terminal can show."""
     import json
+    import os
 
-    typer.echo(json.dumps(value, indent=2, default=str))
+    if os.environ.get("RANK", "0") == "0":  # of several processes that torchrun started, one speaks
+        typer.echo(json.dumps(value, indent=2, default=str))
 
 
 def _quiet(value: bool) -> bool:
@@ -81,6 +84,14 @@ def _quiet(value: bool) -> bool:
         from recollect.common.console import set_quiet
 
         set_quiet(True)
+    return value
+
+
+def _max_pixels(value: int | None) -> int | None:
+    if value is not None:
+        from recollect.common.decode import set_max_pixels
+
+        set_max_pixels(value)
     return value
 
 
@@ -138,4 +149,11 @@ Quiet = Annotated[
 Device = Annotated[str | None, typer.Option(callback=_device, help="Where to compute: cpu, cuda, cuda:1, …")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch weights that are not on this machine.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what exists.")]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and list them in the result.")
+]
 AllowOutside = Annotated[bool, typer.Option("--allow-outside", help="Let listed paths and links leave the root.")]
+MaxPixels = Annotated[
+    int | None,
+    typer.Option(callback=_max_pixels, min=1, help="Refuse images with more pixels. Default: 100 million."),
+]

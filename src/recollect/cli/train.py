@@ -11,6 +11,8 @@ import typer
 
 from recollect.cli.app import app
 from recollect.cli.options import (
+    AllowOutside,
+    MaxPixels,
     Quiet,
     complete_data,
     complete_loss,
@@ -20,6 +22,7 @@ from recollect.cli.options import (
     print_json,
     remarks_aside,
 )
+from recollect.common.words import printable
 
 if TYPE_CHECKING:
     from recollect.training.estimate import Plan
@@ -45,6 +48,8 @@ _SHORT = {
     "device": "run.device",
     "precision": "run.precision",
     "workers": "data.workers",
+    "test_share": "data.options.test_share",
+    "max_pixels": "data.max_pixels",
     "cache": "data.cache",
 }
 
@@ -63,6 +68,12 @@ def train(
         typer.Option(autocompletion=complete_data, help="A folder of images, or the name of a data set."),
     ] = None,
     root: Annotated[str | None, typer.Option(help="Where that data set lies.")] = None,
+    test_share: Annotated[
+        float | None, typer.Option(help="Share of the classes of a folder that is held out for testing. Default: 0.5.")
+    ] = None,
+    allow_outside: AllowOutside = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip images that cannot be read.")] = False,
+    max_pixels: MaxPixels = None,
     out: Annotated[Path | None, typer.Option(help="The run folder to make. Default: a new one in runs/.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with a run, exactly.")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would be done, and stop.")] = False,
@@ -147,7 +158,7 @@ def train(
     given = {name: value for name, value in locals().items() if name in _SHORT and value is not None}
     remarks_aside(as_json)
     if resume is not None:
-        if recipe or data or root or given or settings or out or download or watch_test or plan:
+        if any((recipe, data, root, given, settings, out, download, watch_test, plan, allow_outside, skip_bad)):
             raise ConfigError("--resume goes on exactly as the run began: leave every other option out.")
         _show(_stoppable(lambda: trainer.train(resume=resume)), as_json)
         return
@@ -158,6 +169,7 @@ def train(
     elif epochs is not None and steps is None:
         chosen.append("run.steps=null")
     chosen += ["run.watch_test=true"] * watch_test + ["model.download=true"] * download
+    chosen += ["data.options.allow_outside=true"] * allow_outside + ["data.on_bad_image=skip"] * skip_bad
     config = resolve(recipe, [*more, *chosen, *(settings or [])])
     # Misspelt names are told before images are read, which may take a while.
     describe(config.loss.name)
@@ -175,7 +187,7 @@ def _show_plan(plan: Plan, lines: list[str], as_json: bool) -> None:
         reasons = [line.removeprefix("chosen").strip() for line in lines if line.startswith("chosen")]
         print_json({**plan.as_dict(), "chosen": reasons})
     else:
-        typer.echo("\n".join(lines))
+        typer.echo(printable("\n".join(lines)))
 
 
 def _show(outcome: Outcome, as_json: bool) -> None:
@@ -185,14 +197,24 @@ def _show(outcome: Outcome, as_json: bool) -> None:
         return
     for name, metrics in outcome.metrics.items():
         typer.echo(f"{name:<10} " + "  ".join(f"{key} {100 * value:.1f}" for key, value in list(metrics.items())[:4]))
-    typer.echo(f"model      {model} (step {outcome.chosen_step:,})")
+    typer.echo(printable(f"model      {model} (step {outcome.chosen_step:,})"))
 
 
 def data_settings(recipe: str | None, data: str | None, root: str | None) -> tuple[str, list[str]]:
     """Which recipe, and what ``--data`` and ``--root`` mean: a data set's name, or a folder."""
+    from recollect.common.errors import ConfigError
+    from recollect.config.overrides import resolve
     from recollect.data import available
 
     settings: list[str] = []
+    if recipe is not None and data is not None and data not in available():
+        named = resolve(recipe).data.name
+        if not available()[named].needs_root:
+            raise ConfigError(
+                f"the recipe {recipe} trains on {named}, which is made and lies in no folder; {data} would be ignored. "
+                f"To train on it leave the recipe out (--data {data}), or keep the recipe's other settings with "
+                f"--set data.name=folder --set data.root={data}."
+            )
     if data is not None and data in available():
         settings.append(f"data.name={data}")
     elif data is not None and recipe is None:
@@ -218,5 +240,5 @@ def _stoppable(run: Callable[[], Outcome]) -> Outcome:
     try:
         return run()
     except TrainingStoppedError as error:
-        typer.echo(f"recollect: {error}", err=True)
+        typer.echo(f"recollect: {printable(str(error))}", err=True)
         raise typer.Exit(error.exit_code) from error

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import AsJson, Quiet, complete_recipe, print_json, remarks_aside
+from recollect.cli.options import AllowOutside, AsJson, MaxPixels, Quiet, complete_recipe, print_json, remarks_aside
+from recollect.common.words import printable
 
 
 @app.command()
@@ -22,6 +23,9 @@ def tune(
     ] = None,
     data: Annotated[str | None, typer.Option(help="A folder of images, or the name of a data set.")] = None,
     root: Annotated[str | None, typer.Option(help="Where that data set lies.")] = None,
+    allow_outside: AllowOutside = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip images that cannot be read.")] = False,
+    max_pixels: MaxPixels = None,
     out: Annotated[
         Path | None,
         typer.Option(help="The study's folder; one that exists is gone on with. Default: runs/tune-RECIPE."),
@@ -60,6 +64,8 @@ def tune(
     from recollect.tuning import preview, study
 
     recipe, more = data_settings(recipe, data, root)
+    more += ["data.options.allow_outside=true"] * allow_outside + ["data.on_bad_image=skip"] * skip_bad
+    more += [] if max_pixels is None else [f"data.max_pixels={max_pixels}"]
     config = resolve(recipe, [*more, *(settings or [])])
     if plan:
         for line in preview.plan_lines(config, out, trials=trials, space=space, sampler=sampler, pruner=pruner):
@@ -79,7 +85,7 @@ def tune(
             final=final,
         )
     except TrainingStoppedError as error:
-        typer.echo(f"recollect: {error}", err=True)
+        typer.echo(f"recollect: {printable(str(error))}", err=True)
         raise typer.Exit(error.exit_code) from error
     if as_json:
         print_json(results.as_dict())

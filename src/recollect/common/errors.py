@@ -28,7 +28,11 @@ class SealedError(RecollectError):
 
 
 class ImageError(DataError):
-    """One image file that cannot be read, or may not be."""
+    """One image file that cannot be read, or may not be. ``kind`` is the reason in a word or two, to count by."""
+
+    def __init__(self, message: str, kind: str = "broken") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class WeightsError(RecollectError):

@@ -3,8 +3,11 @@
 from typing import TYPE_CHECKING
 
 from recollect.common.imports import lazy_names
+from recollect.data.hugging_face import from_hugging_face
+from recollect.data.image_files import Listed, list_images, summary
 from recollect.data.image_set import ImageSet
 from recollect.data.registry import Counts, Source, available, load, only_splits
+from recollect.data.sfm_pairs import MatchingPairs, load_sfm_pairs
 from recollect.data.sources.revisited import RevisitedBenchmark, load_distractors, load_revisited
 from recollect.data.splits import class_disjoint_split, class_folds
 
@@ -18,18 +21,24 @@ __all__ = [
     "ClassBalancedSampler",
     "Counts",
     "ImageSet",
+    "Listed",
+    "MatchingPairs",
     "Pipeline",
     "RevisitedBenchmark",
     "Source",
     "available",
     "class_disjoint_split",
     "class_folds",
+    "from_hugging_face",
     "glyph_transform",
+    "list_images",
     "load",
     "load_distractors",
     "load_revisited",
+    "load_sfm_pairs",
     "only_splits",
     "shard",
+    "summary",
     "test_transform",
     "train_transform",
     "whole_transform",

@@ -147,7 +147,7 @@ class DiskCache:
         boxes = self._images.boxes
         box = "" if boxes is None else boxes[index].tolist()
         identity = f"{file.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\0{box}\0{self._description}"
-        name = hashlib.sha256(identity.encode()).hexdigest()[:40]
+        name = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:40]
         return self.folder / name[:2] / f"{name}.pixels"
 
     def get(self, index: int) -> Pixels | None:

@@ -8,22 +8,28 @@ Names may come from a list made elsewhere, so one that leads out of the root is 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path, PureWindowsPath
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from recollect.common.decode import ImageSource, read_image
 from recollect.common.errors import DataError, InputError
-from recollect.common.images import MAX_PIXELS, read_image
+from recollect.common.words import printable
+
+Indices = NDArray[np.int64]
+"""Numbers of images."""
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """N images with integer labels, as files below a root or as arrays in memory.
+    """N images with integer labels: files below a root, arrays in memory, or items that are read when needed.
 
     Args:
         name: what it is, e.g. ``"sop"``; for messages and manifests.
@@ -35,9 +41,15 @@ class ImageSet:
         split: which part this is: ``"train"``, ``"test"``, ``"val"``, ``"all"`` or a source's own word.
         boxes: N × 4 boxes (x1, y1, x2, y2) to crop to, in pixels of the upright image; NaN rows mean the whole image.
         allow_outside: whether names may lead out of ``root``, by ``..``, as absolute paths or through symbolic links.
+        coarse_labels: N numbers of coarser classes, indices into ``coarse_names``, e.g. the kind of product beside the
+            product; None where there is no such level. All images of a class have the same one.
+        coarse_names: the name of every coarser class.
+        items: N images that are neither, each whatever the decoder takes, e.g. rows of another library's data set.
+        facts: how the set was made, as plain values for a run's manifest: ``left_out`` (files by reason) and ``split``.
 
     Raises:
-        InputError: lengths that differ, labels out of range, a name twice, neither or both of root and arrays.
+        InputError: lengths that differ, labels out of range, a name twice, neither or both of root and arrays, a class
+            in two coarser ones.
         DataError: a name that leaves ``root``; one that does so through a symbolic link is refused by ``path``.
 
     Example:
@@ -56,17 +68,26 @@ class ImageSet:
     split: str = "all"
     boxes: NDArray[np.float64] | None = None
     allow_outside: bool = False
+    coarse_labels: NDArray[np.int64] | None = None
+    coarse_names: Sequence[str] = ()
+    items: Sequence[ImageSource] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", np.asarray(self.labels, dtype=np.int64))
         count = len(self.names)
-        if (self.root is None) == (self.arrays is None):
-            raise InputError(f"{self.name}: an image set has either a root folder or arrays, one of the two.")
-        for what, value in (("labels", self.labels), ("arrays", self.arrays), ("boxes", self.boxes)):
+        if sum(kind is not None for kind in (self.root, self.arrays, self.items)) != 1:
+            raise InputError(f"{self.name}: an image set has a root folder, arrays or items, one of the three.")
+        if self.coarse_labels is not None:
+            object.__setattr__(self, "coarse_labels", np.asarray(self.coarse_labels, dtype=np.int64))
+        for what in ("labels", "arrays", "boxes", "coarse_labels", "items"):
+            value = getattr(self, what)
             if value is not None and len(value) != count:
                 raise InputError(f"{self.name}: {count} names but {len(value)} {what}.")
         if count and not 0 <= self.labels.min() <= self.labels.max() < len(self.class_names):
             raise InputError(f"{self.name}: labels must be numbers from 0 to {len(self.class_names) - 1}.")
+        if self.coarse_labels is not None:
+            self._check_coarse(self.coarse_labels)
         if len(set(self.names)) != count:
             twice = next(name for name in self.names if self.names.count(name) > 1)
             raise InputError(f"{self.name}: names must differ, but {twice!r} is there more than once.")
@@ -75,8 +96,31 @@ class ImageSet:
                 if _leaves(name):
                     raise _outside(name, self.root)
 
+    def _check_coarse(self, coarse: NDArray[np.int64]) -> None:
+        if len(coarse) and not 0 <= coarse.min() <= coarse.max() < len(self.coarse_names):
+            raise InputError(f"{self.name}: coarse labels must be numbers from 0 to {len(self.coarse_names) - 1}.")
+        pairs = np.unique(np.stack([self.labels, coarse]), axis=1)
+        classes, times = np.unique(pairs[0], return_counts=True)
+        if (times > 1).any():
+            twice = self.class_names[classes[times > 1][0]]
+            raise InputError(f"{self.name}: images of the class {twice!r} are in more than one coarser class.")
+
     def __len__(self) -> int:
         return len(self.names)
+
+    def __iter__(self) -> Iterator[ImageSource]:
+        """What ``Embedder.embed`` takes, image after image: a file, an array, or a function that reads a crop.
+
+        Nothing is decoded here; the embedder's threads do that.
+        """
+        for index in range(len(self)):
+            yield partial(self.read, index) if self.boxes is not None else self.source(index)
+
+    def source(self, index: int) -> ImageSource:
+        """Image ``index`` as it is kept: its file, its array or its item. Nothing is decoded."""
+        if self.items is not None:
+            return self.items[index]
+        return self.path(index) if self.arrays is None else self.arrays[index]
 
     @property
     def num_classes(self) -> int:
@@ -104,23 +148,21 @@ class ImageSet:
 
     @cached_property
     def _real_root(self) -> Path:
-        return Path() if self.root is None else self.root.resolve()
+        return Path() if self.root is None else Path(os.path.realpath(self.root))
 
     def path(self, index: int) -> Path:
         """The file of image ``index``, refused when a symbolic link on its way leaves the root."""
         if self.root is None:
-            raise InputError(f"{self.name}: its images are arrays in memory and have no files.")
+            raise InputError(f"{self.name}: its images have no files.")
         path = self.root / self.names[index]
-        if not self.allow_outside and not path.resolve().is_relative_to(self._real_root):
+        # realpath, since Path.resolve fails on links that lead to themselves; reading such a file says so.
+        if not self.allow_outside and not Path(os.path.realpath(path)).is_relative_to(self._real_root):
             raise _outside(self.names[index], self.root)
         return path
 
-    def read(self, index: int, max_pixels: int = MAX_PIXELS, *, crop: bool = True) -> Image.Image:
+    def read(self, index: int, max_pixels: int | None = None, *, crop: bool = True) -> Image.Image:
         """Image ``index`` as upright RGB, cropped to its box if it has one; without ``crop`` always the whole."""
-        if self.arrays is not None:
-            image = Image.fromarray(self.arrays[index]).convert("RGB")
-        else:
-            image = read_image(self.path(index), max_pixels=max_pixels)
+        image = read_image(self.source(index), max_pixels=max_pixels)
         if crop and self.boxes is not None and not np.isnan(self.boxes[index]).any():
             image = image.crop(tuple(self.boxes[index].tolist()))
         return image
@@ -132,6 +174,10 @@ class ImageSet:
         """
         chosen = np.asarray(indices, dtype=np.int64)
         kept, labels = np.unique(self.labels[chosen], return_inverse=True)
+        coarse, coarse_names = self.coarse_labels, self.coarse_names
+        if coarse is not None:
+            kept_coarse, coarse = np.unique(coarse[chosen], return_inverse=True)
+            coarse_names = [coarse_names[c] for c in kept_coarse.tolist()]
         return replace(
             self,
             names=[self.names[i] for i in chosen.tolist()],
@@ -139,12 +185,75 @@ class ImageSet:
             class_names=[self.class_names[c] for c in kept.tolist()],
             arrays=None if self.arrays is None else self.arrays[chosen],
             boxes=None if self.boxes is None else self.boxes[chosen],
+            items=None if self.items is None else _Chosen(self.items, chosen),
             split=self.split if split is None else split,
+            coarse_labels=coarse,
+            coarse_names=coarse_names,
+        )
+
+    def joined(self, other: ImageSet, split: str = "all") -> ImageSet:
+        """The images of both, these first; classes of the same name become one, coarser ones too.
+
+        Raises:
+            InputError: they lie below different roots, one has files and the other arrays, or arrays of another size.
+        """
+        fits = self.root == other.root and (self.arrays is None) == (other.arrays is None)
+        fits = fits and self.items is None and other.items is None
+        if self.arrays is not None and other.arrays is not None:
+            fits = fits and self.arrays.shape[1:] == other.arrays.shape[1:]
+        if not fits or (self.coarse_labels is None) != (other.coarse_labels is None):
+            raise InputError(
+                f"{self.name} and {other.name} cannot be joined: images of both must lie below one root, or be arrays of "
+                "one size; and both or none have coarser classes."
+            )
+        boxes = [np.full((len(part), 4), np.nan) if part.boxes is None else part.boxes for part in (self, other)]
+        labels, class_names = _merged((self.labels, self.class_names), (other.labels, other.class_names))
+        coarse: NDArray[np.int64] | None = None
+        coarse_names: Sequence[str] = ()
+        if self.coarse_labels is not None and other.coarse_labels is not None:
+            pairs = (self.coarse_labels, self.coarse_names), (other.coarse_labels, other.coarse_names)
+            coarse, coarse_names = _merged(*pairs)
+        return replace(
+            self,
+            names=[*self.names, *other.names],
+            labels=labels,
+            class_names=class_names,
+            arrays=None if self.arrays is None else np.concatenate([self.arrays, other.arrays]),
+            boxes=None if self.boxes is None and other.boxes is None else np.concatenate(boxes),
+            split=split,
+            allow_outside=self.allow_outside or other.allow_outside,
+            coarse_labels=coarse,
+            coarse_names=coarse_names,
         )
 
     def of_classes(self, classes: Sequence[int] | NDArray[np.int64], split: str | None = None) -> ImageSet:
         """All images of the given classes, in their present order."""
         return self.subset(np.flatnonzero(np.isin(self.labels, np.asarray(classes))), split)
+
+
+class _Chosen(Sequence[ImageSource]):
+    """Some items of a sequence, in an order of their own."""
+
+    def __init__(self, items: Sequence[ImageSource], chosen: NDArray[np.int64]) -> None:
+        self._items, self._chosen = items, chosen
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._items[int(self._chosen[index])]
+
+
+_Labelled = tuple[NDArray[np.int64], Sequence[str]]
+
+
+def _merged(first: _Labelled, second: _Labelled) -> _Labelled:
+    """Labels of both in one numbering, by name: the first's, then what only the second has."""
+    numbers = {name: number for number, name in enumerate(first[1])}
+    for name in second[1]:
+        numbers.setdefault(name, len(numbers))
+    place = np.array([numbers[name] for name in second[1]], dtype=np.int64)
+    return np.concatenate([first[0], place[second[0]]]), list(numbers)
 
 
 def _leaves(name: str) -> bool:
@@ -158,6 +267,6 @@ def _leaves(name: str) -> bool:
 
 def _outside(name: str, root: Path) -> DataError:
     return DataError(
-        f"{name}: leads outside the folder {root}. Move the file inside, or pass allow_outside=True "
-        "(--allow-outside) if you trust where it leads."
+        f"{printable(name)}: leads outside the folder {printable(str(root))}. Move the file inside, or allow it with "
+        "--allow-outside (data.options.allow_outside in YAML) if you trust where it leads."
     )

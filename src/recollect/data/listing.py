@@ -11,11 +11,13 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common.errors import ConfigError, DataError, DataWarning
+from recollect.common.reading import open_regular
 from recollect.data.image_set import ImageSet
 from recollect.data.registry import Source
 
@@ -34,6 +36,8 @@ def make_set(
     allow_outside: bool = False,
     boxes: NDArray[np.float64] | None = None,
     titles: Mapping[int, str] | None = None,
+    coarse: Mapping[Any, str] | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> ImageSet:
     """The set of listed images; its classes are numbered in the order of their sorted keys.
 
@@ -41,18 +45,25 @@ def make_set(
         source: the data set, for its name and for what an error must tell.
         root: the folder that ``names`` are below.
         split: the part this is.
-        names: a path a listed image.
-        classes: a key an image, all numbers or all text.
+        names: a path per listed image.
+        classes: a key per image, all numbers or all text.
         missing: ``"error"``, ``"drop"`` or ``"keep"``, see ``MISSING``.
         allow_outside: whether names may leave the root.
-        boxes: a box an image.
+        boxes: a box per image.
         titles: what the class of a key is called, if not ``str(key)``.
+        coarse: the coarser class that the class of a key belongs to.
+        facts: see ``ImageSet``.
     """
     if missing not in MISSING:
         raise ConfigError(f"missing={missing!r} is unknown: choose one of {', '.join(MISSING)}.")
     if not names:
         raise source.trouble(f"the list of the split {split!r} below {root} is empty.")
     keys, labels = np.unique(np.asarray(classes), return_inverse=True)
+    group_names: list[str] = []
+    groups = None
+    if coarse is not None:
+        named, groups = np.unique([coarse[key] for key in keys.tolist()], return_inverse=True)
+        group_names = [str(name) for name in named]
     images = ImageSet(
         source.name,
         names,
@@ -62,6 +73,9 @@ def make_set(
         split=split,
         boxes=boxes,
         allow_outside=allow_outside,
+        coarse_labels=groups[labels] if groups is not None else None,
+        coarse_names=group_names,
+        facts=facts or {},
     )
     if missing == "keep":
         return images
@@ -107,7 +121,7 @@ def need(source: Source, path: Path) -> Path:
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a text list that are not blank, each with its number from 1."""
     try:
-        with path.open(encoding="utf-8-sig") as file:
+        with os.fdopen(open_regular(path), encoding="utf-8-sig") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield number, line.strip()
@@ -139,7 +153,7 @@ def read_csv(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -
         optional: columns that may be absent or empty; other columns are ignored.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with os.fdopen(open_regular(path), encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             header = [column.strip() for column in reader.fieldnames or ()]
             reader.fieldnames = header

@@ -21,15 +21,15 @@ import numpy as np
 import torch
 from PIL import Image
 
+from recollect.common.bad_images import BadImage
 from recollect.common.errors import ConfigError, DataError, InputError
-from recollect.common.images import MAX_PIXELS
+from recollect.common.size_groups import grouped
 from recollect.data.cache import CacheStats
-from recollect.data.image_set import ImageSet
-from recollect.data.reader import BadImage, Reader
+from recollect.data.image_set import ImageSet, Indices
+from recollect.data.reader import Reader
 from recollect.data.transforms import FromTorchvision, Transform
 from recollect.data.transforms.crops import Pixels
-from recollect.data.transforms.draws import Indices, Uniforms, occurrences, uniforms
-from recollect.data.transforms.longer_side import size_buckets
+from recollect.data.transforms.draws import Uniforms, occurrences, uniforms
 
 _CHUNK = 16  # images a task: small enough to share evenly, large enough that handing out tasks costs nothing
 _WINDOW = 2048  # images whose headers are read at a time, to find those of equal size
@@ -68,12 +68,12 @@ class Pipeline:
         on_bad_image: ``"error"`` stops; ``"skip"`` puts another image of the same class in its place (in
             ``sequential``: leaves it out) and lists it in ``bad_images``.
         seed: of the augmentation, from 0 up.
-        max_pixels: larger images are refused.
+        max_pixels: larger images are refused; None for the limit of this process (``set_max_pixels``).
         pin: put batches into page-locked memory, from which a CUDA device copies while it computes. Needs such a device;
             the memory of a batch is then taken whole when its first image is read.
 
     Example:
-        >>> from recollect.common.images import Preprocessing
+        >>> from recollect.common.preprocessing import Preprocessing
         >>> from recollect.data.transforms import train_transform
         >>> pixels = np.zeros((4, 40, 40), np.uint8)
         >>> images = ImageSet("demo", list("abcd"), [0, 0, 1, 1], ["x", "y"], arrays=pixels)
@@ -95,7 +95,7 @@ class Pipeline:
         cache_size: int | None = None,
         on_bad_image: str = "error",
         seed: int = 0,
-        max_pixels: int = MAX_PIXELS,
+        max_pixels: int | None = None,
         pin: bool = False,
     ) -> None:
         for name, value in (("workers", workers), ("prefetch_bytes", prefetch_bytes), ("seed", seed)):
@@ -191,8 +191,8 @@ class Pipeline:
         for start in range(0, count, _WINDOW):
             sizes = {index: self._reader.size(index) for index in range(start, min(start + _WINDOW, count))}
             readable = np.array([index for index, size in sizes.items() if size is not None])
-            for bucket in size_buckets([size for size in sizes.values() if size is not None], batch_size):
-                yield readable[bucket]
+            for positions in grouped([size for size in sizes.values() if size is not None], batch_size):
+                yield readable[positions]
 
     def _ahead(
         self,

@@ -1,4 +1,4 @@
-"""``Reader``: one image, from its file or a cache through a transform to pixels; and the list of those that are bad.
+"""``Reader``: one image of a set, from its file or a cache through a transform to pixels; and the list of bad ones.
 
 Safe to call from several threads. The pipeline (``data/pipeline.py``) owns one; batches, order and prefetching are
 its business, not this file's.
@@ -6,18 +6,19 @@ its business, not this file's.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 from PIL import Image
 
+from recollect.common.bad_images import BadImage, BadImages
 from recollect.common.errors import ConfigError, DataError, ImageError, RecollectError
 from recollect.common.files import cache_folder
-from recollect.common.images import MAX_PIXELS
+from recollect.common.words import printable
 from recollect.data.cache import CACHES, Cache, CacheStats, DiskCache, RamCache
 from recollect.data.image_set import ImageSet
 from recollect.data.transforms import Transform
@@ -25,18 +26,7 @@ from recollect.data.transforms.crops import Pixels
 from recollect.data.transforms.draws import Uniforms
 from recollect.data.transforms.longer_side import LongerSide
 
-ON_BAD_IMAGE = ("error", "skip")
-
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True)
-class BadImage:
-    """An image that could not be read."""
-
-    index: int
-    name: str
-    reason: str
 
 
 class Reader:
@@ -51,11 +41,10 @@ class Reader:
         cache_dir: Path | str | None = None,
         cache_size: int | None = None,
         on_bad_image: str = "error",
-        max_pixels: int = MAX_PIXELS,
+        max_pixels: int | None = None,
     ) -> None:
-        for name, value, known in (("cache", cache, CACHES), ("on_bad_image", on_bad_image, ON_BAD_IMAGE)):
-            if value not in known:
-                raise ConfigError(f"{name} {value!r} is unknown: choose one of {', '.join(known)}.")
+        if cache not in CACHES:
+            raise ConfigError(f"cache {cache!r} is unknown: choose one of {', '.join(CACHES)}.")
         if cache_size is not None and (cache == "none" or transform.draws == 0):
             raise ConfigError(
                 "cache_size shrinks what a cache keeps for random transforms: set cache to 'ram' or 'disk' with a "
@@ -66,10 +55,9 @@ class Reader:
         if transform.size is None and not isinstance(transform, LongerSide):
             raise ConfigError(f"{transform.key} has no size: only LongerSide can tell the sizes of images ahead.")
         self.images, self.transform = images, transform
-        self.on_bad_image, self.max_pixels, self.cache_size = on_bad_image, max_pixels, cache_size
+        self.max_pixels, self.cache_size = max_pixels, cache_size
         self._cache = self._make_cache(cache, cache_bytes, cache_dir)
-        self._bad: dict[int, str] = {}
-        self._lock = threading.Lock()
+        self._bad = BadImages(on_bad_image, images.names.__getitem__)
 
     def pixels(self, index: int, random: Uniforms, decoded: Image.Image | Pixels | None = None) -> Pixels | None:
         """The transformed pixels of an image; None if it is bad and ``on_bad_image`` is ``"skip"``.
@@ -95,7 +83,7 @@ class Reader:
         try:
             return work()
         except ImageError as error:
-            self._report(index, error)
+            self._bad.add(index, error)
             return None
         except RecollectError:
             raise
@@ -108,11 +96,7 @@ class Reader:
         """Height and width that an image will have; None if it is bad and may be skipped."""
         if not isinstance(self.transform, LongerSide):
             return self.transform.size
-        try:
-            return self.transform.output_size(self.images, index)
-        except ImageError as error:
-            self._report(index, error)
-            return None
+        return self._checked(index, partial(self.transform.output_size, self.images, index))
 
     def is_bad(self, index: int) -> bool:
         """Whether the image was found to be bad before."""
@@ -121,15 +105,16 @@ class Reader:
     @property
     def bad_images(self) -> list[BadImage]:
         """Every image that could not be read so far, in order."""
-        with self._lock:
-            return [BadImage(index, self.images.names[index], why) for index, why in sorted(self._bad.items())]
+        return self._bad.listed()
 
     def cache_stats(self) -> CacheStats:
         """Hits, misses and size of the cache; all 0 without one."""
         return CacheStats() if self._cache is None else self._cache.stats()
 
     def _make_cache(self, cache: str, limit: int | None, folder: Path | str | None) -> Cache | None:
-        if cache == "none" or (self.images.arrays is not None and (self.transform.draws or cache == "disk")):
+        if cache == "none" or (self.images.arrays is not None and self.transform.draws):
+            return None
+        if cache == "disk" and self.images.root is None:
             return None
         if cache == "ram":
             return RamCache(limit)
@@ -139,15 +124,21 @@ class Reader:
         return DiskCache(cache_folder() / "pixels" if folder is None else folder, self.images, kept, limit)
 
     def _transformed(self, index: int, random: Uniforms, decoded: Image.Image | Pixels | None) -> Pixels:
-        """Of a deterministic transform the cache keeps the result, of a random one what it begins with."""
+        """Caches the output of a deterministic transform and the input of a random one."""
         if self.transform.draws:
-            return self.transform(self._source(index) if decoded is None else decoded, random)
+            return self._apply(index, self._source(index) if decoded is None else decoded, random)
         kept = None if self._cache is None else self._cache.get(index)
         if kept is None:
-            kept = self.transform(self._read(index), random)
+            kept = self._apply(index, self._read(index), random)
             if self._cache is not None:
                 self._cache.put(index, kept)
         return kept
+
+    def _apply(self, index: int, image: Image.Image | Pixels, random: Uniforms) -> Pixels:
+        try:
+            return self.transform(image, random)
+        except ImageError as error:  # it knows the pixels, not the name
+            raise ImageError(f"{printable(self.images.names[index])}: {error}", error.kind) from error
 
     def _source(self, index: int) -> Image.Image | Pixels:
         if self._cache is None:
@@ -162,13 +153,6 @@ class Reader:
         if isinstance(self.transform, LongerSide):
             return self.transform.read(self.images, index, self.max_pixels)
         return self.images.read(index, self.max_pixels)
-
-    def _report(self, index: int, error: ImageError) -> None:
-        """Remember a bad image, or raise if it may not be skipped."""
-        if self.on_bad_image == "error":
-            raise ImageError(f"{error} Repair or remove it, or set on_bad_image to 'skip'.") from error
-        with self._lock:
-            self._bad.setdefault(index, str(error))
 
 
 def _shrunk(image: Image.Image, shorter: int | None) -> Image.Image:

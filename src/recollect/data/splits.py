@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.data.image_set import ImageSet
@@ -23,6 +24,43 @@ def first_half(items: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
     """The first half of ``items``, the larger one when their number is odd, and the rest."""
     middle = (len(items) + 1) // 2
     return items[:middle], items[middle:]
+
+
+_DRAWS = 64
+
+
+def held_out_classes(sizes: NDArray[np.int64], share: float, seed: int = 0) -> NDArray[np.int64]:
+    """A seeded draw of classes to test on, with about ``share`` of the classes and of the images.
+
+    Classes are sorted by size and cut into as many runs as classes are wanted; one class is drawn from each, so both sides
+    get large and small ones. Of 64 such draws the one counts whose share of the images is closest to ``share``.
+
+    Args:
+        sizes: the number of images of each class, at least two classes.
+        share: the share that tests, between 0 and 1; of an odd number of classes, the larger half trains.
+        seed: another seed, another draw.
+
+    Returns:
+        The numbers of the classes held out, in order.
+
+    Example:
+        >>> held_out_classes(np.array([10, 1, 9, 2]), 0.5).tolist()
+        [0, 1]
+    """
+    count = len(sizes)
+    testing = min(max(1, int(count * share + 1e-9)), count - 1)
+    drawn = min(testing, count - testing)  # of the smaller side, so that every run has at least two classes
+    wanted = share if drawn == testing else 1 - share
+    random = np.random.default_rng(seed)
+    best: tuple[float, NDArray[np.int64]] | None = None
+    for _ in range(_DRAWS):
+        order = np.lexsort((random.permutation(count), -sizes))
+        chosen = np.array([run[random.integers(len(run))] for run in np.array_split(order, drawn)])
+        distance = abs(float(sizes[chosen].sum()) / max(1, int(sizes.sum())) - wanted)
+        if best is None or distance < best[0] - 1e-12:
+            best = distance, chosen
+    chosen = np.sort(best[1] if best is not None else np.empty(0, np.int64))
+    return chosen if drawn == testing else np.setdiff1d(np.arange(count), chosen)
 
 
 def class_disjoint_split(images: ImageSet, mode: str = "paper", seed: int = 0) -> tuple[ImageSet, ImageSet]:

@@ -1,7 +1,7 @@
 """Many images to vectors: decoding in threads, batches of equal size, bounded memory. Behind ``Embedder.embed``.
 
 Images stream through: at most about two batches of decoded pixels wait at any time, whatever the number of images. The
-vectors alone are kept.
+vectors alone are kept. Decoding is ``common/decode.py``, grouping by size ``common/size_groups.py``.
 """
 
 from __future__ import annotations
@@ -11,24 +11,23 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
+from recollect.common.bad_images import BadImages, OnBadImage
 from recollect.common.console import ProgressLine
-from recollect.common.errors import ConfigError, ImageError, InputError
-from recollect.common.images import Preprocessing, read_image, to_rgb
+from recollect.common.decode import ImageSource, read_image
+from recollect.common.errors import ImageError, InputError
+from recollect.common.preprocessing import Preprocessing
+from recollect.common.size_groups import SizeGroups
+from recollect.common.words import printable
 
-ImageLike = str | Path | bytes | Image.Image | NDArray[np.uint8] | Tensor
-"""A file, its bytes, a PIL image, an H×W or H×W×3 uint8 array, or a 3×H×W tensor that is already preprocessed."""
+ImageLike = ImageSource | Tensor
+"""Whatever the decoder takes, or a 3×H×W tensor that is already preprocessed."""
 
-OnBadImage = Literal["error", "skip"] | Callable[[int, ImageError], None]
+_WAITING_BYTES = 2**29  # of decoded images that wait, beyond which fewer are decoded ahead
 
 
 def embed_images(
@@ -43,6 +42,7 @@ def embed_images(
     progress: bool,
     on_bad_image: OnBadImage,
     workers: int | None,
+    max_pixels: int | None = None,
 ) -> Tensor:
     """Vectors of all images, N×``length`` on the CPU. See ``Embedder.embed``.
 
@@ -57,7 +57,7 @@ def embed_images(
     count = len(images) if isinstance(images, Sized) else None
     results = _Results(length, count)
     budget = batch_size * pixels(preprocessing.size, preprocessing.size)
-    bad = _BadImages(on_bad_image)
+    bad = BadImages(on_bad_image)
     with ProgressLine("embedding", count, quiet=None if progress else True) as line:
 
         def send(indices: Sequence[int], batch: Tensor) -> None:
@@ -70,19 +70,40 @@ def embed_images(
         if isinstance(images, Tensor):
             _embed_tensor(images, batch_size, budget, pixels, send)
         else:
-            buckets = _Buckets(batch_size, budget, pixels)
-            for index, pixels_or_error in _decoded(images, preprocessing, workers, 2 * batch_size):
-                if isinstance(pixels_or_error, ImageError):
-                    bad.add(index, pixels_or_error)
+            cost = _Cost(pixels)
+            groups: SizeGroups[_Kind, tuple[int, Tensor]] = SizeGroups(
+                lambda kind: _batch_of(batch_size, budget, cost(kind)), cost, 2 * budget
+            )
+
+            def send_group(group: list[tuple[int, Tensor]]) -> None:
+                send([index for index, _ in group], torch.stack([image for _, image in group]))
+
+            for index, image in _decoded(images, preprocessing, workers, 2 * batch_size, max_pixels):
+                if isinstance(image, ImageError):
+                    bad.add(index, image)
                     results.add([index], torch.full((1, length), torch.nan))
                     line.advance()
                     continue
-                for indices, batch in buckets.add(index, pixels_or_error):
-                    send(indices, batch)
-            for indices, batch in buckets.rest():
-                send(indices, batch)
-    bad.report()
+                for group in groups.add((image.shape, image.dtype), (index, image)):
+                    send_group(group)
+            for group in groups.rest():
+                send_group(group)
+    if len(bad) and not callable(on_bad_image):
+        warnings.warn(bad.sentence("their rows are NaN"), stacklevel=3)
     return results.all()
+
+
+_Kind = tuple[torch.Size, torch.dtype]
+
+
+class _Cost:
+    """What an image of a size and type costs, by the caller's measure."""
+
+    def __init__(self, pixels: Callable[[int, int], int]) -> None:
+        self._pixels = pixels
+
+    def __call__(self, kind: _Kind) -> int:
+        return self._pixels(kind[0][-2], kind[0][-1])
 
 
 def _embed_tensor(
@@ -104,31 +125,29 @@ def _batch_of(batch_size: int, budget: int, cost: int) -> int:
     return max(1, min(batch_size, budget // max(1, cost)))
 
 
-def as_pixels(image: ImageLike, preprocessing: Preprocessing) -> Tensor:
+def as_pixels(image: ImageLike, preprocessing: Preprocessing, max_pixels: int | None = None) -> Tensor:
     """One image, whatever it is given as, to the tensor the model takes."""
     if isinstance(image, Tensor):
         if image.ndim != 3 or image.shape[0] != 3:
             raise InputError(f"an image tensor is 3×H×W, not {tuple(image.shape)}.")
         return image
-    if isinstance(image, np.ndarray):
-        if image.dtype != np.uint8 or image.ndim not in (2, 3):
-            raise InputError(f"an image array is H×W or H×W×3 of uint8, not {image.shape} of {image.dtype}.")
-        image = Image.fromarray(image)
-    if isinstance(image, Image.Image):
-        return preprocessing(to_rgb(image))
-    if isinstance(image, str | Path | bytes):
-        return preprocessing(read_image(image))
-    raise InputError(f"an image is a path, bytes, a PIL image, an array or a tensor, not a {type(image).__name__}.")
+    decoded = read_image(image, max_pixels=max_pixels)
+    try:
+        return preprocessing(decoded)
+    except ImageError as error:  # it knows the pixels, not the name
+        if isinstance(image, str | Path):
+            raise ImageError(f"{printable(str(image))}: {error}", error.kind) from error
+        raise
 
 
 def _decoded(
-    images: Iterable[ImageLike], preprocessing: Preprocessing, workers: int | None, window: int
+    images: Iterable[ImageLike], preprocessing: Preprocessing, workers: int | None, window: int, max_pixels: int | None
 ) -> Iterator[tuple[int, Tensor | ImageError]]:
     """Images in order, decoded ahead by threads (PIL lets go of the interpreter while it decodes)."""
 
     def attempt(image: ImageLike) -> Tensor | ImageError:
         try:
-            return as_pixels(image, preprocessing)
+            return as_pixels(image, preprocessing, max_pixels)
         except ImageError as error:
             return error
 
@@ -139,54 +158,42 @@ def _decoded(
         return
     with ThreadPoolExecutor(count, thread_name_prefix="decode") as pool:
         waiting: deque[tuple[int, Tensor | Future[Tensor | ImageError]]] = deque()
+        ahead = _Ahead(preprocessing, window, count)
         try:
             for index, image in enumerate(images):
                 ready = as_pixels(image, preprocessing) if isinstance(image, Tensor) else pool.submit(attempt, image)
                 waiting.append((index, ready))
-                if len(waiting) > window:
-                    yield _settled(waiting.popleft())
+                while len(waiting) > ahead.most:
+                    yield ahead.seen(_settled(waiting.popleft()))
             while waiting:
                 yield _settled(waiting.popleft())
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
+class _Ahead:
+    """How many images may wait: ``window``, or fewer where images may be large."""
+
+    def __init__(self, preprocessing: Preprocessing, window: int, workers: int) -> None:
+        self._window, self._workers = window, workers
+        side = preprocessing.size if preprocessing.resize is not None else preprocessing.max_side
+        self._bounded = side is not None
+        # Whole images without a bound: as many as threads, until the first ones tell how large they are.
+        self.most = self._room(3 * side * side) if side is not None else min(window, workers)
+
+    def _room(self, size: int) -> int:
+        return min(self._window, max(self._workers, _WAITING_BYTES // max(1, size)))
+
+    def seen(self, item: tuple[int, Tensor | ImageError]) -> tuple[int, Tensor | ImageError]:
+        """Learn from an image that is done, and pass it on. Halved: the next one may be larger."""
+        if not self._bounded and isinstance(item[1], Tensor):
+            self.most = self._room(2 * item[1].nbytes)
+        return item
+
+
 def _settled(item: tuple[int, Tensor | Future[Tensor | ImageError]]) -> tuple[int, Tensor | ImageError]:
     index, value = item
     return index, value.result() if isinstance(value, Future) else value
-
-
-@dataclass
-class _Buckets:
-    """Images waiting for a batch of their own size and type."""
-
-    batch_size: int
-    budget: int
-    pixels: Callable[[int, int], int]
-    waiting: dict[tuple[torch.Size, torch.dtype], list[tuple[int, Tensor]]] = field(default_factory=dict)
-    held: int = 0
-
-    def add(self, index: int, image: Tensor) -> Iterator[tuple[list[int], Tensor]]:
-        """Take one image; give every batch that is now due."""
-        key = (image.shape, image.dtype)
-        self.waiting.setdefault(key, []).append((index, image))
-        cost = self.pixels(image.shape[-2], image.shape[-1])
-        self.held += cost
-        if len(self.waiting[key]) >= _batch_of(self.batch_size, self.budget, cost):
-            yield self._take(key)
-        elif self.held > 2 * self.budget:
-            # Many sizes, few of each: send the fullest, so that memory stays bounded and batches reasonable.
-            yield self._take(max(self.waiting, key=lambda other: len(self.waiting[other])))
-
-    def rest(self) -> Iterator[tuple[list[int], Tensor]]:
-        """What is left at the end."""
-        for key in list(self.waiting):
-            yield self._take(key)
-
-    def _take(self, key: tuple[torch.Size, torch.dtype]) -> tuple[list[int], Tensor]:
-        taken = self.waiting.pop(key)
-        self.held -= len(taken) * self.pixels(key[0][-2], key[0][-1])
-        return [index for index, _ in taken], torch.stack([image for _, image in taken])
 
 
 class _Results:
@@ -219,30 +226,3 @@ class _Results:
         """Every row."""
         self._store()
         return self.rows[: self.highest + 1].clone() if self.growing else self.rows
-
-
-class _BadImages:
-    """What to do with images that cannot be read."""
-
-    def __init__(self, policy: OnBadImage) -> None:
-        if not callable(policy) and policy not in ("error", "skip"):
-            raise ConfigError(f'on_bad_image must be "error", "skip" or a function, not {policy!r}.')
-        self.policy = policy
-        self.messages: list[str] = []
-
-    def add(self, index: int, error: ImageError) -> None:
-        """Raise, note or hand on."""
-        if callable(self.policy):
-            self.policy(index, error)
-        elif self.policy == "error":
-            raise error
-        else:
-            self.messages.append(f"image {index}: {error}")
-
-    def report(self) -> None:
-        """One warning that names the skipped images."""
-        if self.messages:
-            shown = "\n  ".join(self.messages[:20]) + ("\n  ..." if len(self.messages) > 20 else "")
-            warnings.warn(
-                f"{len(self.messages)} images could not be read; their rows are NaN:\n  {shown}", stacklevel=4
-            )

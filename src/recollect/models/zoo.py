@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recollect.common.errors import ConfigError
-from recollect.common.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from recollect.common.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from recollect.common.words import did_you_mean
 
 Triple = tuple[float, float, float]

@@ -12,11 +12,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError
-from recollect.common.files import cache_folder
 from recollect.config.schema import Config
 from recollect.data import (
     ClassBalancedSampler,
@@ -27,11 +25,11 @@ from recollect.data import (
     train_transform,
     whole_transform,
 )
+from recollect.data.image_set import Indices
 from recollect.data.transforms.longer_side import LongerSide
-from recollect.inference.features import Features, first_feature, frozen_features, seconds_of_features
+from recollect.inference.features import first_feature, part_rows, seconds_of_rows
+from recollect.inference.vector_store import Rows
 from recollect.models import Embedder
-
-Indices = NDArray[np.int64]
 
 
 class Fed(NamedTuple):
@@ -139,7 +137,7 @@ class FeatureFeed:
 
     def __init__(
         self,
-        compute: Callable[[], Features],
+        compute: Callable[[], Rows],
         example: Callable[[], Tensor],
         seconds: Callable[[], float],
         labels: Indices,
@@ -147,7 +145,7 @@ class FeatureFeed:
         self._compute, self._example, self._seconds, self.labels = compute, example, seconds, labels
 
     @cached_property
-    def features(self) -> Features:
+    def features(self) -> Rows:
         """All features."""
         return self._compute()
 
@@ -243,11 +241,15 @@ def make_feed(
     """Batches of ``images``: varied for training, plain for evaluation; features behind the ``frozen`` part, if any."""
     data = config.data
     if frozen is not None:
-        upto, folder, workers = config.model.freeze, cache_folder() / "features", data.workers
+        upto, workers = config.model.freeze, data.workers
+
+        def compute() -> Rows:
+            return part_rows(embedder, images, upto, frozen=upto, workers=workers).rows
+
         return FeatureFeed(
-            partial(frozen_features, embedder, frozen, images, upto, folder=folder, workers=workers),
+            compute,
             partial(first_feature, embedder, frozen, images),
-            partial(seconds_of_features, embedder, frozen, images, upto, folder=folder, workers=workers),
+            partial(seconds_of_rows, embedder, frozen, images, upto, workers=workers),
             images.labels,
         )
     transform = test_transform(embedder.preprocessing)

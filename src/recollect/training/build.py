@@ -16,10 +16,15 @@ import numpy as np
 import torch
 from torch import nn
 
+from recollect.common import processor
+from recollect.common.decode import set_max_pixels
 from recollect.common.errors import ConfigError
 from recollect.config.automatic import Choice, choose_device, is_pretrained, settle
-from recollect.config.schema import Config, DataConfig, ModelConfig
+from recollect.config.schema import Config, DataConfig
 from recollect.data import ImageSet, RevisitedBenchmark, class_disjoint_split, load, load_revisited
+from recollect.data.sources.revisited import SFM_NAME
+from recollect.inference.features import images_at_once
+from recollect.inference.opening import make_embedder
 from recollect.models import Embedder
 from recollect.step import team as teams
 from recollect.step.large_batch import check_trainable_in_chunks, find_chunk
@@ -27,7 +32,8 @@ from recollect.step.team import Team
 from recollect.training.batches import Feed, Sampler, make_feed, make_sampler
 from recollect.training.checkpoint import Trained
 from recollect.training.optimizer import make_optimizer
-from recollect.training.validation import Watched, images_at_once
+from recollect.training.step_threads import step_threads
+from recollect.training.validation import Watched
 
 _PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -86,6 +92,7 @@ class Batches:
         size: images per step, over all processes.
         chunk: images in the network at once, on this process. A resumed run keeps the one it began with.
         steps: how many there are. Exact for the paper's policy, whose epochs are equally long; nearly so otherwise.
+        threads: of torch, for a step.
     """
 
     sampler: Sampler
@@ -93,6 +100,7 @@ class Batches:
     size: int
     chunk: int
     steps: int
+    threads: int
 
 
 @dataclass(frozen=True)
@@ -184,10 +192,11 @@ def build(config: Config, device: torch.device, team: Team) -> Training:
 def load_sets(config: Config) -> Sets:
     """The image sets that ``config`` names; validation classes, if any, are taken out of the training classes."""
     data = config.data
+    set_max_pixels(data.max_pixels)
     train = _load(data, data.train_split)
     validation = benchmark = None
-    if data.validation == "sfm120k":
-        benchmark = load_revisited("sfm120k", data.validation_root or data.root or ".")
+    if data.validation == SFM_NAME:
+        benchmark = load_revisited(SFM_NAME, data.validation_root or data.root or ".")
         validation = benchmark.database
     elif data.validation != "none":
         train, validation = class_disjoint_split(train, data.validation, config.run.seed)
@@ -205,6 +214,8 @@ def _prepare_torch(config: Config, device: torch.device) -> torch.dtype | None:
         torch.backends.cudnn.benchmark = False
     if config.run.precision == "fp16" and device.type == "cpu":
         raise ConfigError("run.precision fp16 is for GPUs, and this runs on the CPU: use bf16 or fp32.")
+    if config.run.precision != "fp32" and device.type == "cpu":
+        processor.prepare_half_precision()  # before the network's first product, while oneDNN can still be limited
     return _PRECISIONS[config.run.precision]
 
 
@@ -217,26 +228,6 @@ def make_network(config: Config, device: torch.device) -> Network:
     embedder.freeze(upto)
     frozen, rest = embedder.split(upto)
     return Network(embedder, rest, frozen)
-
-
-def make_embedder(model: ModelConfig, seed: int) -> Embedder:
-    """The embedder to train, its new layers seeded."""
-    torch.manual_seed(seed)
-    return Embedder.create(
-        model.init,
-        weights=model.weights,
-        dim=model.dim,
-        pooling=model.pooling,
-        p=model.p,
-        learn_p=model.learn_p,
-        layer_norm=model.layer_norm,
-        l2_before_head=model.l2_before_head,
-        batch_norm=model.batch_norm,
-        size=model.image_size,
-        resize=model.resize,
-        normalization=model.normalization,
-        download=model.download,
-    )
 
 
 def make_loss(config: Config, num_classes: int, dim: int) -> nn.Module:
@@ -262,14 +253,15 @@ def _batches(config: Config, images: ImageSet, network: Network, machine: Machin
     feed = make_feed(config, network.embedder, images, frozen=network.frozen, training=True)
     size = config.batch.size if isinstance(config.batch.size, int) else len(images)
     mine = -(-size // machine.team.size)
-    chunk = config.batch.chunk
+    chunk, (example, _) = config.batch.chunk, feed.example()
+    # By the settings alone: a resumed run has the threads that it began with, even where another chunk fits now.
+    threads = step_threads(network.trained, example, mine, mine if chunk == "auto" else chunk)
     if chunk == "auto":
         # One image seen M times weighs what M images weigh at most, and needs no reading.
-        example, _ = feed.example()
         chunk = find_chunk(network.trained, example.expand(mine, *example.shape[1:]), machine.dtype)
     sampler.set_epoch(0)
     steps = config.run.steps or (len(sampler) * config.run.epochs if isinstance(config.run.epochs, int) else 0)
-    return Batches(sampler, feed, size, min(chunk, mine), steps)
+    return Batches(sampler, feed, size, min(chunk, mine), steps, threads)
 
 
 def watch(

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recollect.common.memory import resident_bytes
+from recollect.common.threads import limited_threads
 from recollect.common.words import in_digits, in_words
 from recollect.config.automatic import Choice
 from recollect.config.schema import Config
-from recollect.losses.simix import MAX_PAIRS
+from recollect.losses.engine.simix import MAX_PAIRS
 from recollect.models.zoo import find
 from recollect.step.randomness import random_state, set_random_state
 from recollect.training.batches import PixelFeed
@@ -215,7 +216,8 @@ def _estimate(training: Training) -> Plan:
     inputs, share = batches.feed.example()
     per_epoch, epochs = len(batches.sampler), config.run.epochs
     held_before = resident_bytes()
-    probe = probe_network(training.network.trained, inputs, batches.chunk, training.machine)
+    with limited_threads(batches.threads):
+        probe = probe_network(training.network.trained, inputs, batches.chunk, training.machine)
     network, virtual = _network(training), _virtual(config, batches.size, used)
     return Plan(
         DataFigures(

@@ -18,13 +18,13 @@ from torch.nn import functional
 
 from recollect.common.stopwatch import seconds_of
 from recollect.config.schema import Config
-from recollect.evaluation import evaluate
+from recollect.data.image_set import Indices
+from recollect.inference.evaluating import measure_labelled
 from recollect.step.chunking import GraphWeight, graph_weight
 from recollect.step.model_inputs import call_model
-from recollect.training.batches import Feed, Indices
+from recollect.training.batches import Feed
 from recollect.training.build import Machine, make_loss
 from recollect.training.optimizer import clip_gradients, optimizer_of
-from recollect.training.validation import KS
 
 CORES = os.cpu_count() or 1
 _IMAGES = 32  # through the network: enough that their time is that of a large chunk
@@ -151,7 +151,7 @@ def probe_ranking(labels: Indices, dim: int, device: torch.device) -> float:
     count, each = min(len(labels), _EVALUATED), max(2, round(len(labels) / len(np.unique(labels))))
     some = (torch.arange(count) // each).to(device)
     vectors = functional.normalize(torch.randn(count, dim, device=device), dim=1)
-    seconds = seconds_of(lambda: evaluate(vectors, some, ks=KS, metrics=("r@k", "map@r")), _waiting(device))
+    seconds = seconds_of(lambda: measure_labelled(vectors, some), _waiting(device))
     return seconds * (len(labels) / count) ** 2
 
 

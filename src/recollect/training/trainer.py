@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import shutil
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
@@ -23,14 +22,20 @@ import torch.distributed as dist
 from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError, RecollectError
 from recollect.common.locks import try_lock
+from recollect.common.refusals import StorageError
+from recollect.common.threads import limited_threads
 from recollect.config.schema import Config
 from recollect.data import shard
+from recollect.data.image_set import Indices
+from recollect.data.sources.revisited import SFM_NAME
+from recollect.inference.run_files import read_checkpoint, relative_roots
+from recollect.inference.trained_on import refuse_other_training_images, trained_on
 from recollect.step.chunking import is_out_of_memory
 from recollect.step.large_batch import StepInfo, large_batch_step
-from recollect.step.team import Team
-from recollect.training.batches import Fed, Indices
+from recollect.step.team import Team, losing_no_process
+from recollect.training.batches import Fed
 from recollect.training.build import Training, built
-from recollect.training.checkpoint import Progress, load_checkpoint, read_checkpoint, save_best, save_checkpoint
+from recollect.training.checkpoint import Progress, load_checkpoint, save_best, save_checkpoint
 from recollect.training.estimate import Plan, estimate
 from recollect.training.logs import Log, peak_memory_mb
 from recollect.training.optimizer import Position, clip_gradients, set_learning_rates
@@ -88,19 +93,28 @@ def train(
     run = None if resume is None else RunFolder.open(resume)
     if run is not None and (finished := run.read_manifest().get("outcome")):
         logger.info(f"{run.path} is finished; nothing is left to do.")
-        return Outcome(run.path, **{name: finished[name] for name in ("steps", "seconds", "chosen_step", "metrics")})
+        known = {"steps": 0, "seconds": 0.0, "chosen_step": 0, "metrics": {}} | finished
+        return Outcome(run.path, **{name: known[name] for name in ("steps", "seconds", "chosen_step", "metrics")})
     if (config is None) == (run is None):
         raise ConfigError("give either a configuration or a run to resume.")
-    with built(run.read_config() if config is None and run is not None else config) as training:
+    advice = "Start all of them again with the same command."
+    with (
+        built(run.read_config() if config is None and run is not None else config) as training,
+        losing_no_process(training.machine.team, lambda: advice),
+    ):
         team, figures = training.machine.team, estimate(training)
         lines = figures.lines(training.choices) if team.rank == 0 else []
         for line in lines:
             logger.info(line)
+        if run is not None:
+            refuse_other_training_images(run.path, training.sets.train)  # on every process: all of them end
         training.prepare()
-        folder = _place(training, run, out)
-        with _alone(folder, team), stop_on_signals() as stop:
+        folder = _place(training, figures, run, out)
+        advice = f"Go on from the last checkpoint: start all of them again with --resume {folder.path}."
+        with _alone(folder, team), stop_on_signals() as stop, _resumable(folder):
             if team.rank == 0:
-                _note_start(training, figures, folder, resumed=run is not None)
+                if run is not None:
+                    folder.update_manifest(resumed=[*folder.read_manifest().get("resumed", []), now()])
                 folder.append_log(*lines)
             trainer = Trainer(training, folder, stop, on_validation)
             trainer.remark(f"run        {folder.path}")
@@ -114,28 +128,30 @@ def plan(config: Config) -> tuple[Plan, list[str]]:
         return figures, figures.lines(training.choices)
 
 
-def _place(training: Training, run: RunFolder | None, out: Path | str | None) -> RunFolder:
-    """The folder of ``run``, or of a new one, made and still empty. Every process calls it."""
-    team = training.machine.team
+def _place(training: Training, figures: Plan, run: RunFolder | None, out: Path | str | None) -> RunFolder:
+    """The folder of ``run``, or of a new one, made with its configuration. Every process calls it."""
+    team, sets = training.machine.team, training.sets
     if team.rank == 0 and run is None:
         run = RunFolder.create(out, training.config.name)
+        run.begin(training.config, _beginning(training, figures, run.path), trained_on(sets.train, sets.validation))
     return RunFolder(Path(team.from_first(None if run is None else str(run.path))))
 
 
-def _note_start(training: Training, figures: Plan, folder: RunFolder, resumed: bool) -> None:
-    """Write a run's first files, or that it is resumed. By the one process that holds the run's lock."""
-    if resumed:
-        folder.update_manifest(resumed=[*folder.read_manifest().get("resumed", []), now()])
-        return
+def _beginning(training: Training, figures: Plan, run: Path) -> dict[str, Any]:
+    """What the manifest of a new run says."""
     config, machine = training.config, training.machine
-    folder.update_manifest(
+    return {
         **circumstances(machine.device, machine.team.size),
-        data={"name": config.data.name, "root": config.data.root, "fingerprints": training.sets.fingerprints()},
-        weights=training.network.embedder.config.provenance.as_dict(),
-        choices=[str(choice) for choice in training.choices],
-        plan=figures.as_dict(),
-    )
-    folder.write_config(config)
+        "data": {
+            "name": config.data.name,
+            "root": config.data.root,
+            "relative": relative_roots(config.data, run),
+            "fingerprints": training.sets.fingerprints(),
+        },
+        "weights": training.network.embedder.config.provenance.as_dict(),
+        "choices": [str(choice) for choice in training.choices],
+        "plan": figures.as_dict(),
+    }
 
 
 @contextlib.contextmanager
@@ -150,6 +166,18 @@ def _alone(folder: RunFolder, team: Team) -> Iterator[None]:
     finally:
         if lock is not None:
             lock.close()  # the file stays: were it removed, one process could lock the old file and one a new one
+
+
+@contextlib.contextmanager
+def _resumable(folder: RunFolder) -> Iterator[None]:
+    """A full disk ends a run, but loses nothing of it."""
+    try:
+        yield
+    except StorageError as error:
+        advice = (
+            f"The run is safe up to its last checkpoint and goes on from there: recollect train --resume {folder.path}"
+        )
+        raise error.with_advice(advice) from error
 
 
 class Trainer:
@@ -180,7 +208,8 @@ class Trainer:
                 self._evaluate()
             self.tick = time.perf_counter()
             for batch in self._batches():
-                self._step(batch)
+                with limited_threads(self.training.batches.threads):
+                    self._step(batch)
                 if self._evaluation_is_due():
                     self._evaluate()
                 self._save_if_due()
@@ -197,12 +226,11 @@ class Trainer:
             self.remark(f"resumed    after step {self.progress.step:,}")
         elif (chosen := whitening_images(self.config, self.training.sets.train)) is not None:
             self.remark(f"whitening  the last layer starts from {len(chosen):,} training images")
-            whiten_last_layer(self.training, chosen, self.folder.whitening)
+            whiten_last_layer(self.training, chosen)
             self._save()  # so that it is learned once, however early the run is interrupted
         if self.first:
-            shutil.rmtree(self.folder.whitening, ignore_errors=True)
             # Before the first step the first evaluation is taken again.
-            self.folder.forget_after(self.progress.step or -1)
+            self.folder.forget_after(self.progress.step or -1, self.remark)
             self.folder.forget_best_but(self.progress.best.get("step"))
         self.saved_at = time.monotonic()
         self.started_at = time.monotonic() - self.progress.seconds
@@ -401,7 +429,7 @@ class Trainer:
         )
         if self.first:
             embedder.save(self.folder.model, overwrite=True)
-            set_name = "sfm120k" if self.training.sets.benchmark is not None else "the validation classes"
+            set_name = SFM_NAME if self.training.sets.benchmark is not None else "the validation classes"
             by = f"{self.config.run.select} of {set_name}" if best else "being the last"
             known: dict[str, Any] = {**vars(outcome), "chosen_by": by}
             self.folder.update_manifest(finished=now(), outcome={k: v for k, v in known.items() if k != "folder"})

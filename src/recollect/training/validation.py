@@ -15,17 +15,14 @@ from torch import Tensor, nn
 
 from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError
-from recollect.common.images import Preprocessing
 from recollect.data import ImageSet, RevisitedBenchmark
-from recollect.evaluation import evaluate, evaluate_revisited
-from recollect.step.model_inputs import take_rows
+from recollect.inference.evaluating import measure_benchmark, measure_labelled
+from recollect.inference.features import run_network
 from recollect.step.team import Team
 from recollect.training.batches import Feed
 
 FEW_QUERIES = 500
 """Below so many, chance moves r@1 by more than two points: 50 / √500."""
-KS = (1, 2, 4, 8, 10, 16, 32, 100, 1000)
-"""Every k that the paper's benchmarks report, and powers of two between."""
 
 
 @dataclass(frozen=True)
@@ -43,30 +40,17 @@ class Watched:
     """Queries and ground truth, if that is what the set is measured by; ``images`` is then its database."""
 
 
-def images_at_once(preprocessing: Preprocessing) -> int:
-    """As many as have the pixels of 128 images of 224, which any network that can be trained here can embed."""
-    return max(1, min(128, 128 * 224**2 // preprocessing.size**2))
-
-
 def embed(
     network: nn.Module, watched: Watched, device: torch.device, dtype: torch.dtype | None, quiet: bool | None = None
 ) -> tuple[Tensor, Tensor]:
     """This process's embeddings of a set, and which images they are of. The network is left in the mode it was in."""
-    was_training = network.training
-    network.eval()
+    batches = ((fed.inputs, fed.indices + watched.start) for fed in watched.feed.sequential(watched.at_once))
     parts, places = [], []
-    try:
-        with (
-            torch.no_grad(),
-            torch.autocast(device.type, dtype=dtype, enabled=dtype is not None),
-            ProgressLine(f"evaluating {watched.name}", len(watched.images), quiet=quiet, live=False) as line,
-        ):
-            for fed in watched.feed.sequential(watched.at_once):
-                parts.append(network(take_rows(fed.inputs, slice(None), device)).float())
-                places.append(fed.indices + watched.start)
-                line.advance(len(fed.indices))
-    finally:
-        network.train(was_training)
+    with ProgressLine(f"evaluating {watched.name}", len(watched.images), quiet=quiet, live=False) as line:
+        for part, indices in run_network(network, batches, device, dtype):
+            parts.append(part)
+            places.append(indices)
+            line.advance(len(part))
     return torch.cat(parts), torch.from_numpy(np.concatenate(places)).to(device)
 
 
@@ -79,20 +63,9 @@ def measure(
     if watched.benchmark is not None:
         database = torch.empty_like(whole.embeddings)
         database[whole.labels] = whole.embeddings  # images of equal size were embedded together
-        return _mean_average_precision(database, watched.benchmark, shared)
+        return measure_benchmark(database, watched.benchmark, distributed=shared)
     labels = torch.from_numpy(watched.images.labels).to(device)[whole.labels]
-    return evaluate(whole.embeddings, labels, ks=KS, metrics=("r@k", "map@r"), distributed=shared).metrics
-
-
-def _mean_average_precision(database: Tensor, benchmark: RevisitedBenchmark, distributed: bool) -> dict[str, float]:
-    """``map`` and ``mp@k`` of queries that are images of the database."""
-    queries = database[torch.from_numpy(benchmark.query_rows).to(database.device)]
-    truth = benchmark.ground_truth
-    # Every positive of a validation query counts as easy.
-    found = evaluate_revisited(
-        queries, database, truth, setups=("easy",), device=database.device, distributed=distributed
-    )
-    return {name.removeprefix("easy/"): value for name, value in found.metrics.items()}
+    return measure_labelled(whole.embeddings, labels, distributed=shared)
 
 
 def merit(metrics: Mapping[str, float], select: str, step: int) -> tuple[float, float, int]:

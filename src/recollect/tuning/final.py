@@ -9,36 +9,33 @@ is shown, never repeated.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from recollect.common.files import read_json
-from recollect.config.overrides import published_tests
+from recollect.common.errors import DataError
+from recollect.common.reading import read_json
 from recollect.config.schema import Config
 from recollect.data import ImageSet, load
 from recollect.data.registry import find_source
-from recollect.evaluation import evaluate
-from recollect.evaluation.result import write_summary
-from recollect.models import Embedder
+from recollect.inference.evaluating import measure_and_keep
+from recollect.inference.opening import open_model
+from recollect.inference.test_sets import TestChoice, as_test_set
 from recollect.training.run_folder import RunFolder
 from recollect.tuning.protocol import Protocol, final_config
 from recollect.tuning.results import TrialRecord
-from recollect.tuning.study_database import Lease, Store
+from recollect.tuning.study_database import Lease, StudyDatabase
 from recollect.tuning.trial import run
 
 logger = logging.getLogger(__name__)
-KS = (1, 10, 100, 1000)
-"""Where the recipe has no published r@k that say which are looked at; the default of ``recollect eval``."""
 
 
-def read_final(store: Store) -> dict[str, Any] | None:
+def read_final(store: StudyDatabase) -> dict[str, Any] | None:
     """What came of the final training, if it is done."""
     done = [trial for trial in store.trials() if trial.state.name == "COMPLETE"]
     return dict(done[0].user_attrs["result"]) if done else None
 
 
-def finish_study(store: Store, protocol: Protocol, best: TrialRecord) -> None:
+def finish_study(store: StudyDatabase, protocol: Protocol, best: TrialRecord) -> None:
     """Train and test, unless that is done or being done.
 
     Args:
@@ -70,7 +67,7 @@ def finish_study(store: Store, protocol: Protocol, best: TrialRecord) -> None:
 
 
 def _finish(
-    store: Store,
+    store: StudyDatabase,
     lease: Lease,
     protocol: Protocol,
     chosen: dict[str, Any],
@@ -85,7 +82,7 @@ def _finish(
     folder = store.folder / "final"
     logger.info(f"final      {epochs} epochs on all training classes, in {folder}")
     outcome = run(folder, config)
-    metrics = {name: _test(folder, config, name, images) for name, images in tests.items()}
+    metrics = {name: _test(folder, config, images) for name, images in tests.items()}
     _log_metrics(metrics)
     if not tests:
         logger.info(
@@ -120,22 +117,16 @@ def sets_to_test(config: Config) -> dict[str, ImageSet]:
     return {f"{data.name}/{split}": load(data.name, data.root, split, **data.options) for split in splits}
 
 
-def _test(folder: Path, config: Config, name: str, images: ImageSet) -> dict[str, float]:
+def _test(folder: Path, config: Config, images: ImageSet) -> dict[str, float]:
     """Metrics of one test set, measured once and kept where ``recollect eval`` keeps them."""
-    place = folder / "eval" / name.replace("/", "-")
-    if (place / "metrics.json").exists():
-        return dict(read_json(place / "metrics.json")["metrics"])
-    published = published_tests(config.published)
-    ks = [int(key.removeprefix("r@")) for key in published.get(name, {}) if key.startswith("r@")]
     device = None if config.run.device == "auto" else config.run.device
-    vectors = Embedder.load(RunFolder(folder).model).embed(_pictures(images), device=device)
-    result = evaluate(vectors, images.labels, ks=ks or KS)
-    result.save(place / "queries.npz", overwrite=True)
-    source = {"model": str(folder), "data": config.data.name, "split": images.split, "fingerprint": images.fingerprint}
-    write_summary(place / "metrics.json", {**result.summary(), "protocol": "all", "source": source})
-    return result.metrics
-
-
-def _pictures(images: ImageSet) -> Iterator[Any]:
-    as_files = images.arrays is None and images.boxes is None
-    return (images.path(index) if as_files else images.read(index) for index in range(len(images)))
+    choice = TestChoice(config.data.name, config.data.root, images.split, config.data.options)
+    # The search is over and the set is the data set's own: nothing is left out of it.
+    test = as_test_set(choice, images, folder, trained_classes="keep")
+    place = folder / "eval" / test.name
+    if (place / "metrics.json").exists():
+        known = read_json(place / "metrics.json", dict).get("metrics")
+        if isinstance(known, dict) and all(isinstance(value, int | float) for value in known.values()):
+            return known
+        raise DataError(f"{place / 'metrics.json'}: holds no metrics. Remove it to measure again.")
+    return measure_and_keep(open_model(folder, device=device), test, place)

@@ -19,9 +19,9 @@ from recollect.data import only_splits
 from recollect.training.trainer import TrainingStoppedError
 from recollect.tuning.final import finish_study, read_final
 from recollect.tuning.protocol import Protocol, read_protocol, trial_config
-from recollect.tuning.results import Results, read_results, write_tables
+from recollect.tuning.results import StudyResults, read_results, write_tables
 from recollect.tuning.space import as_settings
-from recollect.tuning.study_database import Lease, LostTrialError, Store
+from recollect.tuning.study_database import Lease, LostTrialError, StudyDatabase
 from recollect.tuning.study_page import write_page
 from recollect.tuning.trial import ForeignRunError, Validated, has_diverged, mark_pruned, run, validated
 
@@ -40,7 +40,7 @@ def tune(
     seed: int = 0,
     storage: str | None = None,
     final: bool = True,
-) -> Results:
+) -> StudyResults:
     """Search for settings on the training classes; then train once on all of them and test once.
 
     Args:
@@ -66,7 +66,7 @@ def tune(
     folder = study_folder(config, out)
     protocol = read_protocol(config, space)
     store = _open(folder, protocol, storage, sampler, pruner, seed)
-    closing = Store(folder, storage, part="final")
+    closing = StudyDatabase(folder, storage, part="final")
     for line in lines(protocol, folder, trials, sampler, pruner):
         logger.info(line)
     if not closing.slots():
@@ -109,7 +109,7 @@ def lines(protocol: Protocol, folder: Path, trials: int, sampler: str, pruner: s
     ]
 
 
-def write_results(store: Store, closing: Store, protocol: Protocol) -> Results:
+def write_results(store: StudyDatabase, closing: StudyDatabase, protocol: Protocol) -> StudyResults:
     """Write tables and page, and return what they hold."""
     results = read_results(store, protocol, read_final(closing))
     write_tables(store.folder, results)
@@ -127,19 +127,19 @@ def _refuse(trials: int) -> None:
         )
 
 
-def _open(folder: Path, protocol: Protocol, storage: str | None, sampler: str, pruner: str, seed: int) -> Store:
+def _open(folder: Path, protocol: Protocol, storage: str | None, sampler: str, pruner: str, seed: int) -> StudyDatabase:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file: choose another --out.")
     # The lock is there a moment before the database: a second process may come in between.
     known = storage is not None or any((folder / name).exists() for name in ("study.db", "study.db.lock"))
     if not known and folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty and no study: choose another --out.")
-    store = Store(folder, storage, sampler=sampler, pruner=pruner, seed=seed)
+    store = StudyDatabase(folder, storage, sampler=sampler, pruner=pruner, seed=seed)
     store.agree({**protocol.identity(), "sampler": sampler, "pruner": pruner, "seed": seed})
     return store
 
 
-def _search(store: Store, closing: Store, protocol: Protocol, trials: int) -> None:
+def _search(store: StudyDatabase, closing: StudyDatabase, protocol: Protocol, trials: int) -> None:
     """Trials until there are enough. Nothing but the training split can be read in here."""
     with only_splits(protocol.base.data.train_split):
         while (lease := store.claim(trials)) is not None:
@@ -151,7 +151,7 @@ def _search(store: Store, closing: Store, protocol: Protocol, trials: int) -> No
             write_results(store, closing, protocol)  # a long search can be looked at
 
 
-def _do(store: Store, lease: Lease, protocol: Protocol, trials: int) -> None:
+def _do(store: StudyDatabase, lease: Lease, protocol: Protocol, trials: int) -> None:
     drawn = {name: parameter.draw(lease.trial) for name, parameter in protocol.space.items()}
     lease.trial.set_user_attr("drawn", drawn)
     path, select = store.folder / "trials" / f"{lease.slot:04d}", protocol.base.run.select
@@ -213,7 +213,7 @@ def _report(lease: Lease, found: Validated | None) -> None:
             lease.trial.report(value, round(epoch))
 
 
-def _reasons(results: Results) -> str:
+def _reasons(results: StudyResults) -> str:
     """Why trials failed: the three most frequent reasons; those that differ in numbers only are one."""
     alike: dict[str, list[str]] = {}
     for trial in results.trials:

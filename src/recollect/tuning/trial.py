@@ -63,8 +63,6 @@ def run(path: Path, config: Config, on_validation: OnValidation | None = None) -
     """
     folder = RunFolder(path)
     if not folder.config_file.exists():
-        # Killed between making the folder and writing its configuration: nothing was trained yet.
-        folder.manifest_file.unlink(missing_ok=True)
         with only_warnings("recollect.training"):
             return train(config, path, on_validation=on_validation)
     _check_same(folder, config)
@@ -101,8 +99,8 @@ def validated(path: Path, select: str) -> Validated | None:
     seconds = 0.0
     for record in folder.read_metrics():
         if record["kind"] == "step":
-            epochs[record["step"]] = round(float(record["epoch"]), 2)
-            seconds = float(record["seconds"])
+            epochs[record["step"]] = round(float(record.get("epoch") or 0), 2)
+            seconds = float(record.get("seconds") or 0)
         elif record.get("split") == "val" and select in record:
             curve[record["step"]] = float(record[select])
             merits[record["step"]] = merit(record, select, record["step"])

@@ -1,34 +1,50 @@
 """Your own images: class folders, train/test folders of class folders, or a CSV file.
 
-- ``root/<class>/<image>``: the first half of the sorted classes trains, the rest tests.
-- ``root/{train,test[,val]}/<class>/<image>``: as it stands. Who asks for one part has no look at the others, which need
-  not even be there.
-- ``root/<file>.csv`` with the columns ``path,label[,split]``: paths relative to the CSV's folder; without a split, as
-  the first form.
+- ``root/<class>/<image>``: half of the classes trains, the rest tests; see ``class_split``.
+- ``root/{train,test[,val]}/<class>/<image>``: as it stands; ``Training``, ``testing``, ``valid`` and the like are understood.
+  Who asks for one part has no look at the others, which need not even be there.
+- ``root/<file>.csv`` with the columns ``path,label[,split]``: paths relative to the CSV's folder, or absolute ones below it;
+  without a split, as the first form.
 
-Class folders may hold folders themselves; hidden files and files that are not images are passed over.
+Class folders may hold folders themselves. Files that are left out are counted by reason (``ImageSet.facts``).
 """
 
 from __future__ import annotations
 
-import os
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from recollect.common.errors import DataError, DataWarning
-from recollect.common.files import inside
-from recollect.common.images import IMAGE_SUFFIXES
+import numpy as np
+
+from recollect.common.decode import IMAGE_SUFFIXES
+from recollect.common.errors import ConfigError, DataError, DataWarning
+from recollect.data.image_files import BESIDE, PARTS, class_images, counted, find_parts
 from recollect.data.image_set import ImageSet
 from recollect.data.listing import make_set, read_csv
 from recollect.data.registry import Source
-from recollect.data.splits import first_half
+from recollect.data.splits import first_half, held_out_classes
 
-PARTS = ("train", "test", "val")
+_REMEDIES = {
+    "HEIC": 'HEIC is read after  pip install "recollect[heic]"',
+    BESIDE: "Put each image into a folder named after its class",
+}
+
+CLASS_SPLITS = ("balanced", "alphabet")
 
 
 def read(
-    root: Path, split: str, *, csv: str | Path | None = None, missing: str = "error", allow_outside: bool = False
+    root: Path,
+    split: str,
+    *,
+    csv: str | Path | None = None,
+    missing: str = "error",
+    allow_outside: bool = False,
+    class_split: str = "balanced",
+    test_share: float = 0.5,
+    split_seed: int = 0,
 ) -> ImageSet:
     """Read a folder in one of the three forms.
 
@@ -38,11 +54,25 @@ def read(
         csv: the CSV file, relative to ``root``; the folder form is read without it.
         missing: what to do about files the CSV lists that are not there: ``"error"``, ``"drop"``, ``"keep"``.
         allow_outside: whether CSV paths and symbolic links may leave ``root``.
+        class_split: how classes are divided where the copy does not say: ``"balanced"``, a seeded draw with about
+            ``test_share`` of the images and of the classes on the test side; or ``"alphabet"``: the first half of the
+            sorted classes trains.
+        test_share: the share of the classes that tests, between 0 and 1.
+        split_seed: chooses another draw.
     """
+    if class_split not in CLASS_SPLITS:
+        raise ConfigError(f"class_split {class_split!r} is unknown: choose one of {', '.join(CLASS_SPLITS)}.")
+    if not 0 < test_share < 1:
+        raise ConfigError(f"test_share is {test_share}: it must be between 0 and 1.")
+    if class_split == "alphabet" and test_share != 0.5:
+        raise ConfigError("class_split='alphabet' halves the classes: leave test_share out, or take 'balanced'.")
     if root.is_file() and csv is None:
         root, csv = root.parent, root.name
-    rows = _rows(root, csv, allow_outside, split)
+    split = _part(split)
+    left_out: Counter[str] = Counter()
+    rows = _rows(root, csv, allow_outside, left_out, split)
     parts = sorted({part for _, _, part in rows if part})
+    facts: dict[str, Any] = {"left_out": dict(left_out)}
     if split == "all":
         chosen = rows
     elif parts:
@@ -50,33 +80,54 @@ def read(
         if not chosen:
             raise DataError(f"{root}: no images of the split {split!r}; there are {', '.join(map(repr, parts))}.")
     else:
-        chosen = _half(rows, split, root)
+        testing = _test_classes(rows, split, root, class_split, test_share, split_seed)
+        chosen = [row for row in rows if (row[1] in testing) == (split == "test")]
+        facts["split"] = {"class_split": class_split, "held_out_classes": len(testing)}
+        if class_split == "balanced":
+            facts["split"] |= {"test_share": test_share, "split_seed": split_seed}
     names, classes = [row[0] for row in chosen], [row[1] for row in chosen]
+    if lost := {reason: count for reason, count in left_out.items() if reason != "not an image"}:
+        remedies = "".join(f". {remedy}" for reason, remedy in _REMEDIES.items() if reason in lost)
+        warnings.warn(f"{root}: left out {counted(lost)}{remedies}.", DataWarning, stacklevel=3)
     # The folder form lists what is there, so only a CSV can name files that are not.
     policy = missing if csv is not None else "keep"
-    return make_set(SOURCE, root, split, names, classes, missing=policy, allow_outside=allow_outside)
+    return make_set(SOURCE, root, split, names, classes, missing=policy, allow_outside=allow_outside, facts=facts)
 
 
 def find_splits(root: Path, *, csv: str | Path | None = None, allow_outside: bool = False) -> tuple[str, ...]:
     """The splits this copy has, ``"train"`` first."""
     if root.is_file() and csv is None:
         root, csv = root.parent, root.name
-    parts = {part for _, _, part in _rows(root, csv, allow_outside) if part} or {"train", "test"}
+    parts = {part for _, _, part in _rows(root, csv, allow_outside, Counter()) if part} or {"train", "test"}
     return tuple(sorted(parts, key=lambda part: (part != "train", part)))
 
 
 Row = tuple[str, str, str]  # path relative to the root, class, split or ""
 
 
-def _rows(root: Path, csv: str | Path | None, allow_outside: bool, split: str = "all") -> list[Row]:
-    rows = list(_csv_rows(root, Path(csv)) if csv is not None else _folder_rows(root, allow_outside, split))
+def _part(word: str) -> str:
+    """``"Training"`` and the like as the part they mean; other words as they are."""
+    return next((part for part, words in PARTS.items() if word.lower() in words), word)
+
+
+def _rows(
+    root: Path, csv: str | Path | None, allow_outside: bool, left_out: Counter[str], split: str = "all"
+) -> list[Row]:
+    if csv is not None:
+        rows = list(_csv_rows(root, Path(csv)))
+    else:
+        rows = list(_folder_rows(root, allow_outside, left_out, split))
     if not rows:
-        raise SOURCE.trouble(f"no images below {root} (looked for {', '.join(sorted(IMAGE_SUFFIXES))}).")
+        lost = f"; left out: {counted(left_out)}" if left_out else ""
+        raise SOURCE.trouble(f"no images below {root} (looked for {', '.join(sorted(IMAGE_SUFFIXES))}{lost}).")
     return rows
 
 
-def _half(rows: list[Row], split: str, root: Path) -> list[Row]:
-    classes = sorted({row[1] for row in rows})
+def _test_classes(
+    rows: list[Row], split: str, root: Path, class_split: str, test_share: float, split_seed: int
+) -> frozenset[str]:
+    sizes = Counter(row[1] for row in rows)
+    classes = sorted(sizes)
     if split not in ("train", "test"):
         raise DataError(
             f"{root}: without a split of its own, it has the splits 'train', 'test' and 'all', not {split!r}."
@@ -86,9 +137,10 @@ def _half(rows: list[Row], split: str, root: Path) -> list[Row]:
             f"{root}: one class ({classes[0]!r}) cannot be split into train and test: put each class into a folder of "
             "its own, or use split='all'."
         )
-    training, testing = first_half(classes)
-    wanted = set(training if split == "train" else testing)
-    return [row for row in rows if row[1] in wanted]
+    if class_split == "alphabet":
+        return frozenset(first_half(classes)[1])
+    held_out = held_out_classes(np.array([sizes[name] for name in classes]), test_share, split_seed)
+    return frozenset(classes[number] for number in held_out.tolist())
 
 
 def _csv_rows(root: Path, csv: Path) -> Iterator[Row]:
@@ -98,7 +150,7 @@ def _csv_rows(root: Path, csv: Path) -> Iterator[Row]:
     seen: dict[str, int] = {}
     halves: set[bool] = set()
     for line, row in read_csv(path, ("path", "label"), ("split",)):
-        name, part = row["path"], row["split"]
+        name, part = _below(root, row["path"]), _part(row["split"])
         if name in seen:
             raise DataError(f"{path}, line {line}: {name!r} is there already, in line {seen[name]}.")
         seen[name] = line
@@ -108,70 +160,37 @@ def _csv_rows(root: Path, csv: Path) -> Iterator[Row]:
         yield name, row["label"], part
 
 
-def _folder_rows(root: Path, allow_outside: bool, split: str) -> Iterator[Row]:
+def _below(root: Path, name: str) -> str:
+    """An absolute path below ``root`` as a path relative to it, so that the set is the same wherever it lies."""
+    path = Path(name)
+    if path.is_absolute():
+        for base in (root.absolute(), root.resolve()):
+            if path.is_relative_to(base):
+                return path.relative_to(base).as_posix()
+    return name
+
+
+def _folder_rows(root: Path, allow_outside: bool, left_out: Counter[str], split: str) -> Iterator[Row]:
     if not root.is_dir():
         raise SOURCE.trouble(f"{root} is not a folder.")
-    parts = [part for part in PARTS if (root / part).is_dir()]
-    if "train" not in parts or (len(parts) < 2 and not _holds_only_train(root)):
-        yield from ((name, label, "") for name, label in class_images(root, "", allow_outside))
+    parts = find_parts(root)
+    if not parts:
+        yield from ((name, label, "") for name, label in class_images(root, "", allow_outside, left_out))
         return
-    others = [entry for entry in _visible(root) if entry not in parts and (root / entry).is_dir()]
+    others = sorted(
+        entry.name
+        for entry in root.iterdir()
+        if entry.is_dir() and entry.name not in parts.values() and not entry.name.startswith((".", "__MACOSX"))
+    )
     if others:
         warnings.warn(
-            f"{root}: read as train/test folders, so {', '.join(others[:5])} beside them is passed over.",
+            f"{root}: read as train/test folders, so {', '.join(others[:5])} beside them is left out.",
             DataWarning,
             stacklevel=2,
         )
     for part in [split] if split in parts else parts:
-        yield from ((name, label, part) for name, label in class_images(root, part, allow_outside))
-
-
-def _holds_only_train(root: Path) -> bool:
-    """Whether ``train`` is the only folder and has folders itself: a training set whose test set lies elsewhere."""
-    folders = [entry for entry in _visible(root) if (root / entry).is_dir()]
-    return folders == ["train"] and any((root / "train" / entry).is_dir() for entry in _visible(root / "train"))
-
-
-def class_images(root: Path, part: str, allow_outside: bool) -> Iterator[tuple[str, str]]:
-    """Path relative to ``root`` and class of every image in the class folders below ``root/part`` (or ``root``)."""
-    loose = 0
-    for entry in _visible(root / part):
-        relative = f"{part}/{entry}" if part else entry
-        if (root / relative).is_dir():
-            for name in walk_images(root, relative, allow_outside):
-                yield name, entry
-        else:
-            loose += Path(entry).suffix.lower() in IMAGE_SUFFIXES
-    if loose:
-        warnings.warn(
-            f"{root / part}: {loose:,} images lie beside the class folders and are passed over; "
-            "put each into a folder named after its class.",
-            DataWarning,
-            stacklevel=2,
-        )
-
-
-def walk_images(root: Path, folder: str, allow_outside: bool, above: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Every image below ``root/folder``, sorted, as paths relative to ``root``.
-
-    Links are followed inside the root, and out of it only when allowed; a link to a folder above itself is not.
-    """
-    real = os.path.realpath(inside(root, folder, allow_outside=allow_outside))
-    if real in above:
-        return
-    for entry in _visible(root / folder):
-        name = f"{folder}/{entry}"
-        path = root / name
-        if path.is_dir():
-            yield from walk_images(root, name, allow_outside, above | {real})
-        elif path.suffix.lower() in IMAGE_SUFFIXES:
-            if path.is_symlink():
-                inside(root, name, allow_outside=allow_outside)
-            yield name
-
-
-def _visible(folder: Path) -> list[str]:
-    return sorted(entry for entry in os.listdir(folder) if not entry.startswith((".", "__MACOSX")))  # noqa: PTH208
+        found = class_images(root, parts[part], allow_outside, left_out)
+        yield from ((name, label, part) for name, label in found)
 
 
 SOURCE = Source(

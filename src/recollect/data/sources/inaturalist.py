@@ -11,7 +11,7 @@ from recollect.data.registry import Counts, Source
 
 
 def read(root: Path, split: str, *, missing: str = "error", allow_outside: bool = False) -> ImageSet:
-    """Read the list of a split; a class is ``<super-category>/<category>``."""
+    """Read the list of a split; a class is ``<super-category>/<category>``, the coarser one its first half."""
     path = need(SOURCE, root / "Inat_dataset_splits" / f"Inaturalist_{split}_set1.txt")
     names, classes = [], []
     for number, name in read_lines(path):
@@ -22,7 +22,8 @@ def read(root: Path, split: str, *, missing: str = "error", allow_outside: bool 
             )
         names.append(name)
         classes.append("/".join(parts[-3:-1]))
-    return make_set(SOURCE, root, split, names, classes, missing=missing, allow_outside=allow_outside)
+    coarse = {name: name.split("/")[0] for name in classes}
+    return make_set(SOURCE, root, split, names, classes, missing=missing, allow_outside=allow_outside, coarse=coarse)
 
 
 SOURCE = Source(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,10 @@ from recollect.data.safe_pickle import read_plain_pickle
 
 UNLABELLED = "unlabelled"
 SFM = "retrieval-SfM-120k"
+
+
+SFM_NAME: Final = "sfm120k"
+"""The data set whose queries validate instance search."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +75,7 @@ def load_revisited(
         raise ConfigError(f"There is no benchmark {name!r}: choose one of {', '.join(_BENCHMARKS)}.")
     if missing == "drop":
         raise ConfigError("missing='drop' would shift the indices of the ground truth: use 'error' or 'keep'.")
-    source, benchmark = _BENCHMARKS[name], _parse_sfm if name == "sfm120k" else _parse_revisited
+    source, benchmark = _BENCHMARKS[name], _parse_sfm if name == SFM_NAME else _parse_revisited
     if not Path(root).is_dir():
         raise source.trouble(f"there is no folder {root}.")
     parsed = benchmark(source, Path(root))
@@ -136,12 +140,11 @@ def _parse_revisited(source: Source, root: Path) -> _Parsed:
 
 
 def _parse_sfm(source: Source, root: Path) -> _Parsed:
-    folder = _sfm_folder(root)
+    folder = sfm_folder(root, f"{SFM}-val-eccv2020.pkl")
     path = need(source, root / folder / f"{SFM}-val-eccv2020.pkl")
     content = _dictionary(read_plain_pickle(path), ("cids", "qidx", "gnd"), path)
     identities = _texts(content["cids"], "cids", path)
-    # Images are spread over folders named by the last six characters of their identity, two by two.
-    database = [f"{folder}ims/{i[-2:]}/{i[-4:-2]}/{i[-6:-4]}/{i}" for i in identities]
+    database = [sfm_file_name(folder, identity) for identity in identities]
     queries = _checked(content["qidx"], "qidx", len(database), path)
     truth = _truth(content["gnd"], len(queries), path)
     easy = _indices(truth, "ok" if "ok" in truth[0] else "easy", len(database), path)
@@ -154,11 +157,14 @@ def _parse_sfm(source: Source, root: Path) -> _Parsed:
     return _Parsed(database, [database[q] for q in queries.tolist()], None, (easy, hard, junk), queries)
 
 
-def _sfm_folder(root: Path) -> str:
-    """Where it lies below ``root``: as its publishers unpack it, beside the benchmarks, or ``root`` itself."""
-    return next(
-        (f for f in (f"train/{SFM}/", f"{SFM}/", "") if (root / f / f"{SFM}-val-eccv2020.pkl").exists()), f"{SFM}/"
-    )
+def sfm_folder(root: Path, file: str) -> str:
+    """Where ``file`` lies below ``root``: as its publishers unpack it, beside the benchmarks, or ``root`` itself."""
+    return next((f for f in (f"train/{SFM}/", f"{SFM}/", "") if (root / f / file).exists()), f"{SFM}/")
+
+
+def sfm_file_name(folder: str, identity: str) -> str:
+    """Images are spread over folders named by the last six characters of their identity, two by two."""
+    return f"{folder}ims/{identity[-2:]}/{identity[-4:-2]}/{identity[-6:-4]}/{identity}"
 
 
 def _dictionary(value: Any, keys: Sequence[str], path: Path) -> dict[str, Any]:
@@ -232,9 +238,9 @@ R1M = Source(
     test_splits=(),
 )
 SFM120K = Source(
-    name="sfm120k",
+    name=SFM_NAME,
     title="SfM-120k, validation: landmarks, to choose settings for instance search",
-    read=_reader("sfm120k"),
+    read=_reader(SFM_NAME),
     splits=("database", "queries"),
     layout=f"root/{SFM}/{SFM}-val-eccv2020.pkl and root/{SFM}/ims/ (or root/train/{SFM}/, or root itself)",
     homepage="http://cmp.felk.cvut.cz/cnnimageretrieval/ (images); the pickle comes with https://github.com/gtolias/how",

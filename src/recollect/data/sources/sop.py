@@ -12,17 +12,19 @@ COLUMNS = "image_id class_id super_class_id path"
 
 
 def read(root: Path, split: str, *, missing: str = "error", allow_outside: bool = False) -> ImageSet:
-    """Read the list of a split; a class is a product, by its number."""
+    """Read the list of a split; a class is a product, by its number; the coarser one its kind."""
     path = need(SOURCE, root / f"Ebay_{split}.txt")
     rows = read_fields(path, 4, COLUMNS)
     header = next(rows, None)
     if header != COLUMNS.split():
         raise SOURCE.trouble(f"the first line of {path} should be {COLUMNS!r}, found {' '.join(header or [])!r}.")
-    names, classes = [], []
+    names, classes, coarse = [], [], {}
     for _, label, _, name in rows:
         names.append(name)
         classes.append(as_number(label, path, "class_id"))
-    return make_set(SOURCE, root, split, names, classes, missing=missing, allow_outside=allow_outside)
+        # The super-class by its folder, which has the name that super_class_id is the number of.
+        coarse[classes[-1]] = name.split("/")[0].removesuffix("_final")
+    return make_set(SOURCE, root, split, names, classes, missing=missing, allow_outside=allow_outside, coarse=coarse)
 
 
 SOURCE = Source(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from recollect.common.errors import ConfigError
-from recollect.common.images import INTERPOLATIONS, Preprocessing
+from recollect.common.preprocessing import INTERPOLATIONS, Preprocessing
 from recollect.data.transforms.draws import Uniforms
 
 Pixels = NDArray[np.uint8]

@@ -2,26 +2,24 @@
 
 The rules are those of the Revisited Oxford and Paris benchmark. ``LongerSide`` is a transform; unlike others it reads
 the image itself, because the bound of a cropped query depends on the size of the whole picture. The pipeline's
-``sequential`` uses ``output_size`` and ``size_buckets`` to batch images of equal size without decoding anything first;
-its ``stream``, for training, gives images of different sizes together.
+``sequential`` uses ``output_size`` to batch images of equal size without decoding anything first; its ``stream``, for
+training, gives images of different sizes together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import ExifTags, Image
+from PIL import Image
 
+from recollect.common.decode import image_size
 from recollect.common.errors import ConfigError, ImageError
-from recollect.common.images import FORMATS, MAX_PIXELS
 from recollect.data.image_set import ImageSet
 from recollect.data.transforms.crops import Pixels, mirrored
-from recollect.data.transforms.draws import Indices, Uniforms
-
-_SIDEWAYS = frozenset({5, 6, 7, 8})  # EXIF orientations that exchange width and height
+from recollect.data.transforms.draws import Uniforms
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class LongerSide:
         """A complete description."""
         return repr(self)
 
-    def read(self, images: ImageSet, index: int, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    def read(self, images: ImageSet, index: int, max_pixels: int | None = None) -> Image.Image:
         """Image ``index``, cropped and shrunk."""
         whole = images.read(index, max_pixels, crop=False)
         box = _box(images, index)
@@ -86,26 +84,6 @@ class LongerSide:
         return _closest(bound * width / height, lambda n: abs(width / height - n / bound)), bound
 
 
-def size_buckets(sizes: Sequence[tuple[int, int]], batch_size: int) -> list[Indices]:
-    """Positions of equal size, at most ``batch_size`` together; every position comes once.
-
-    Groups come in the order of their first member, members in their own order.
-
-    Example:
-        >>> [bucket.tolist() for bucket in size_buckets([(2, 3), (3, 2), (2, 3), (2, 3)], 2)]
-        [[0, 2], [1], [3]]
-    """
-    groups: dict[tuple[int, int], list[int]] = {}
-    for position, size in enumerate(sizes):
-        groups.setdefault(size, []).append(position)
-    buckets = [
-        np.asarray(group[start : start + batch_size], dtype=np.int64)
-        for group in groups.values()
-        for start in range(0, len(group), batch_size)
-    ]
-    return sorted(buckets, key=lambda bucket: int(bucket[0]))
-
-
 def _closest(value: float, error: Callable[[int], float]) -> int:
     """The whole number next to ``value`` with the smaller error, at least 1."""
     return max(min(math.floor(value), math.ceil(value), key=lambda n: error(n) if n else math.inf), 1)
@@ -123,10 +101,4 @@ def _upright_size(images: ImageSet, index: int) -> tuple[int, int]:
     """Width and height of the whole image, turned upright, without decoding it."""
     if images.arrays is not None:
         return images.arrays[index].shape[1], images.arrays[index].shape[0]
-    path = images.path(index)
-    try:
-        with Image.open(path, formats=FORMATS) as image:
-            sideways = image.getexif().get(ExifTags.Base.Orientation) in _SIDEWAYS
-            return (image.height, image.width) if sideways else image.size
-    except Exception as error:  # whatever the parser of a damaged header raises
-        raise ImageError(f"{path}: not an image that can be read ({error}).") from error
+    return image_size(images.path(index)) if images.items is None else images.read(index, crop=False).size

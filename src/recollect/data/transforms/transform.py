@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from recollect.common.errors import ConfigError
-from recollect.common.images import Preprocessing
+from recollect.common.preprocessing import Preprocessing
 from recollect.data.transforms.affine import GlyphAffine
 from recollect.data.transforms.crops import Pixels, RandomResizedCrop, Resized
 from recollect.data.transforms.draws import Uniforms

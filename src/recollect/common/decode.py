@@ -1,0 +1,312 @@
+"""The only decoder: a path, bytes, a PIL image or an array in, upright RGB out; and the policy for images that are bad.
+
+Data (training, evaluation) and models (``Embedder.embed``) both read images here, so an image looks the same to both.
+Files come from elsewhere and are treated so: what is not a regular file is never opened, sizes are checked before pixels
+are decoded, and large images are decoded a few at a time. How RGB is made is in ``common/pixels.py``; what a model makes of
+it is ``common/preprocessing.py``.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import io
+import os
+import stat
+import struct
+import threading
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+from recollect.common import pixels
+from recollect.common.errors import ConfigError, ImageError, InputError
+from recollect.common.imports import require
+from recollect.common.words import printable
+
+# PIL warns below the limit that is stated and enforced here. Once, not around each read: filters are not safe in threads.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+MAX_PIXELS = 100_000_000
+"""Larger images are refused as decompression bombs, unless ``set_max_pixels`` says otherwise. PIL keeps colours in 4 bytes
+per pixel, and for a moment an image is held twice, as decoded and as converted: 100 megapixels take 0.8 GB, besides what
+the decoder itself needs."""
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000")
+"""Formats PIL may try. Rare ones with fragile decoders are left out."""
+
+HEIF_SUFFIXES = frozenset({".heic", ".heif", ".hif"})
+"""Photos of recent phones; read when the extra ``heic`` is installed."""
+
+IMAGE_SUFFIXES = HEIF_SUFFIXES | frozenset(
+    {
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".png",
+        ".webp",
+        ".bmp",
+        ".gif",
+        ".tif",
+        ".tiff",
+        ".ppm",
+        ".pgm",
+        ".avif",
+        ".jp2",
+    }
+)
+
+ImageSource = str | Path | bytes | Image.Image | NDArray[np.uint8] | Callable[[], Image.Image]
+"""A file, its content, a PIL image, an H × W or H × W × 3 array, or a function that reads one when its turn comes."""
+
+_SIDEWAYS = frozenset({5, 6, 7, 8})  # EXIF orientations that exchange width and height
+_HEIF_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"})
+
+# PIL's decoders raise nearly anything on damaged files; all of it means the same to the user.
+_DECODER_ERRORS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    AttributeError,
+    RuntimeError,
+    EOFError,
+    MemoryError,
+    struct.error,
+    zlib.error,
+)
+
+
+_max_pixels = MAX_PIXELS
+
+
+def set_max_pixels(limit: int | None) -> None:
+    """Set the limit on the size of images for this process; None for ``MAX_PIXELS``.
+
+    For whoever is told by a user: the command line's ``--max-pixels`` and the setting ``data.max_pixels``. A limit given to
+    a single call beats it.
+    """
+    global _max_pixels
+    if limit is not None and limit < 1:
+        raise ConfigError(f"max_pixels is {limit}: it must be at least 1.")
+    _max_pixels = MAX_PIXELS if limit is None else limit
+
+
+def read_image(source: ImageSource, *, max_pixels: int | None = None) -> Image.Image:
+    """Read an image as 8-bit RGB, upright by its EXIF orientation.
+
+    Palettes, greyscale, CMYK and 16-bit images are converted; transparency is laid on white.
+
+    Args:
+        source: a path, a file's content, a PIL image, a uint8 array, or a function that gives one of these.
+        max_pixels: images with more pixels are refused before they are decoded; None for the limit of this process.
+
+    Raises:
+        ImageError: the file is missing, not a regular file, broken, truncated, too large or not an image; the message
+            names it.
+        InputError: ``source`` is none of these.
+    """
+    if callable(source):
+        source = source()
+    if isinstance(source, np.ndarray):
+        if (
+            source.dtype != np.uint8
+            or source.ndim not in (2, 3)
+            or (source.ndim == 3 and source.shape[2] not in (3, 4))
+        ):
+            raise InputError(f"an image array is H×W or H×W×3 of uint8, not {source.shape} of {source.dtype}.")
+        if not source.size:
+            raise ImageError(f"an image array of shape {source.shape} has no pixels.")
+        source = Image.fromarray(source)
+    if isinstance(source, Image.Image):
+        _refuse_large(f"an image of mode {source.mode}", source.size, max_pixels)
+        with _sentences("a PIL image"):
+            # A copy where it must be turned: the image is the caller's.
+            turned = source.getexif().get(ExifTags.Base.Orientation, 1) != 1
+            return pixels.upright(source.copy()) if turned else pixels.to_rgb(source)
+    if not isinstance(source, str | Path | bytes):
+        raise InputError(
+            f"an image is a path, bytes, a PIL image, an array or a tensor, not a {type(source).__name__}."
+        )
+    with _opened(source) as (name, image):
+        _refuse_large(name, image.size, max_pixels)
+        with _ROOM.of(8 * image.width * image.height):
+            return pixels.upright(image)
+
+
+def image_size(source: str | Path | bytes) -> tuple[int, int]:
+    """Width and height that ``read_image`` will give, from the file's header alone.
+
+    Raises:
+        ImageError: as ``read_image``, as far as the header shows it.
+    """
+    with _opened(source) as (_, image):
+        sideways = image.getexif().get(ExifTags.Base.Orientation) in _SIDEWAYS
+        return (image.height, image.width) if sideways else image.size
+
+
+def file_bytes(path: Path | str) -> bytes:
+    """The content of an image file, refused as ``read_image`` refuses what is not a regular file.
+
+    Raises:
+        ImageError: it cannot be read.
+    """
+    name = printable(str(path))
+    with _sentences(name), _regular(path, name) as file:
+        return file.read()
+
+
+def can_read_heif() -> bool:
+    """Whether the extra ``heic`` is installed."""
+    return importlib.util.find_spec("pillow_heif") is not None
+
+
+@contextmanager
+def _opened(source: str | Path | bytes) -> Iterator[tuple[str, Image.Image]]:
+    """The name of an image for messages, and the image with its header read; all that goes wrong is an ``ImageError``."""
+    if isinstance(source, bytes):
+        name = f"an image of {len(source):,} bytes"
+        with _sentences(name), _identified(io.BytesIO(source), source[:12], name) as image:
+            yield name, image
+        return
+    name = printable(str(source))
+    with _sentences(name), _regular(source, name) as file, _identified(file, None, name) as image:
+        yield name, image
+
+
+@contextmanager
+def _regular(path: Path | str, name: str) -> Iterator[BinaryIO]:
+    """An open file, if it is a regular one."""
+    _refuse_irregular(name, Path(path).stat().st_mode)
+    # Without waiting, should a named pipe have taken the file's place meanwhile: opening one waits for a writer.
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(handle, "rb") as file:
+        _refuse_irregular(name, os.fstat(handle).st_mode)
+        yield file
+
+
+def _identified(file: Any, start: bytes | None, name: str) -> Image.Image:
+    try:
+        return Image.open(file, formats=_known_formats())
+    except UnidentifiedImageError:
+        file.seek(0)
+        start = file.read(12) if start is None else start
+        file.seek(0)
+        if start[4:8] != b"ftyp" or start[8:12] not in _HEIF_BRANDS:
+            raise
+        if not can_read_heif():
+            raise ImageError(
+                f'{name}: a HEIC image. Install what reads it with  pip install "recollect[heic]", or convert it to JPEG.',
+                "HEIC",
+            ) from None
+        _register_heif()
+        return Image.open(file, formats=("HEIF",))
+
+
+@contextmanager
+def _sentences(name: str) -> Iterator[None]:
+    """Turn whatever opening and decoding raise into an ``ImageError`` that names the file."""
+    try:
+        yield
+    except ImageError:
+        raise
+    except FileNotFoundError as error:
+        raise ImageError(f"{name}: no such file.", "missing") from error
+    except (UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise ImageError(f"{name}: not an image that can be read ({type(error).__name__}).", "not an image") from error
+    except OSError as error:
+        if error.errno in _SYSTEM_ERRORS:
+            raise ImageError(f"{name}: {_SYSTEM_ERRORS[error.errno]}.", "not readable") from error
+        raise ImageError(f"{name}: damaged or unreadable ({_reason(error)}).") from error
+    except _DECODER_ERRORS as error:
+        raise ImageError(f"{name}: damaged or unreadable ({_reason(error)}).") from error
+
+
+_SYSTEM_ERRORS = {
+    errno.ELOOP: "a symbolic link that leads back to itself",
+    errno.EACCES: "may not be read: permission denied",
+    errno.EPERM: "may not be read: not permitted",
+    errno.ENAMETOOLONG: "a name that is too long for this system",
+    errno.ENOTDIR: "no such file: a part of its path is not a folder",
+    errno.EIO: "cannot be read: the disk reports an error",
+    errno.ESTALE: "cannot be read: the network drive has gone",
+}
+
+
+def _refuse_irregular(name: str, mode: int) -> None:
+    if stat.S_ISREG(mode):
+        return
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+    raise ImageError(f"{name}: not an image file but {kinds.get(stat.S_IFMT(mode), 'a device')}.", "not an image")
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, MemoryError):
+        return "there is not enough memory to decode it"
+    return printable(" ".join(str(error).split())) or type(error).__name__
+
+
+def _refuse_large(name: str, size: tuple[int, int], limit: int | None) -> None:
+    max_pixels = _max_pixels if limit is None else limit
+    if size[0] * size[1] > max_pixels:
+        raise ImageError(
+            f"{name}: {size[0]:,}×{size[1]:,} pixels, more than the limit of {max_pixels:,}. "
+            "Shrink the file, or raise the limit with --max-pixels (data.max_pixels in YAML, max_pixels in Python) if you "
+            "trust it.",
+            "too large",
+        )
+
+
+@cache
+def _known_formats() -> tuple[str, ...]:
+    # Asking a PIL for a format it was built without fails with a KeyError on every file.
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+@cache
+def _register_heif() -> None:
+    require("pillow_heif", "heic", "reading HEIC images").register_heif_opener()
+
+
+class _Room:
+    """Makes threads that decode large images wait for each other; small images never wait.
+
+    Eight threads with a photo of 100 megapixels each would take 6 GB. One image is always let through, however large.
+    """
+
+    SMALL = 64 * 2**20
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.used = limit, 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def of(self, size: int) -> Iterator[None]:
+        """Hold ``size`` bytes of the room inside the block."""
+        if size <= self.SMALL:
+            yield
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: self.used == 0 or self.used + size <= self.limit)
+            self.used += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.used -= size
+                self._changed.notify_all()
+
+
+_ROOM = _Room(2**30)

@@ -1,0 +1,118 @@
+"""What a network is shown of an image: upright RGB, resized, cropped. numpy and Pillow alone.
+
+``common/decode.py`` and ``Preprocessing`` call these functions, and ``recollect export`` writes a copy of this file beside
+the ONNX model. So a program without torch and without recollect computes the same pixels, by the same code. Keep it so:
+nothing is imported here but the standard library, numpy and Pillow, and every function may be read alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageFile, ImageOps
+
+MAX_RESIZED = 100_000_000
+"""Most pixels of an image after its shorter side was brought to its size: 0.4 GB. Only a strip has more."""
+
+_BAND = 2**20  # pixels converted at a time
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """A PIL image as 8-bit RGB, turned as its EXIF orientation says; ``image`` itself may be changed."""
+    ImageOps.exif_transpose(image, in_place=True)  # else it copies what needs no turning
+    return to_rgb(image)
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any PIL image as 8-bit RGB: transparency on white, 16-bit values by their high byte."""
+    image.load()
+    if image.mode in ("I;16", "I;16L", "I;16B", "I;16N", "I"):
+        # PIL's convert() clips 16-bit values at 255; keeping the high byte keeps the picture.
+        wide = image.mode != "I" or _largest(image) > 255
+        return _in_bands(image, lambda band: _grey(np.asarray(band) >> 8 if wide else np.asarray(band)))
+    if image.mode == "F":
+        return _in_bands(image, lambda band: _grey(np.nan_to_num(np.asarray(band))))
+    if image.mode in ("LA", "PA", "RGBA", "La", "RGBa") or "transparency" in image.info:
+        return _in_bands(image, _on_white)
+    if image.mode == "RGB":
+        return image.copy() if isinstance(image, ImageFile.ImageFile) else image
+    return image.convert("RGB")
+
+
+def _in_bands(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """``convert`` some rows at a time: the intermediate results of a whole image would be several times its size."""
+    result = Image.new("RGB", image.size)
+    rows = max(1, _BAND // max(1, image.width))
+    for top in range(0, image.height, rows):
+        band = image.crop((0, top, image.width, min(top + rows, image.height)))
+        result.paste(convert(band), (0, top))
+    return result
+
+
+def _grey(values: NDArray[Any]) -> Image.Image:
+    return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8)).convert("RGB")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    rgba = image.convert("RGBA")
+    white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
+    return Image.alpha_composite(white, rgba).convert("RGB")
+
+
+def _largest(image: Image.Image) -> float:
+    extremes: Any = image.getextrema()
+    return 0 if extremes is None else float(extremes[1])
+
+
+def resized_size(width: int, height: int, shorter: int) -> tuple[int, int]:
+    """Width and height once the shorter side is ``shorter``, rounded down as torchvision does.
+
+    Example:
+        >>> resized_size(500, 375, 256)
+        (341, 256)
+    """
+    if width <= height:
+        return shorter, int(shorter * height / width)
+    return int(shorter * width / height), shorter
+
+
+def fitted(
+    image: Image.Image, size: int, resize: int | None, interpolation: str, max_side: int | None = None
+) -> Image.Image:
+    """Resize and crop an RGB image as a model expects it.
+
+    Args:
+        image: the image.
+        size: side of the centre crop.
+        resize: the shorter side before the crop; None keeps the whole image.
+        interpolation: ``"bilinear"``, ``"bicubic"`` or ``"lanczos"``.
+        max_side: of a whole image, the longest side it may have; larger ones are shrunk.
+
+    Raises:
+        ValueError: an image so narrow that it has more than ``MAX_RESIZED`` pixels once resized.
+    """
+    method = Image.Resampling[interpolation.upper()]
+    if resize is None:
+        if max_side is not None and max(image.size) > max_side:
+            image = image.copy()
+            # In one go, without the gap that is faster: exact, and never enlarging, as instance search asks.
+            image.thumbnail((max_side, max_side), method, reducing_gap=None)
+        return image
+    width, height = resized_size(*image.size, resize)
+    if width * height > MAX_RESIZED:
+        raise ValueError(
+            f"{image.width:,}×{image.height:,} pixels would become {width:,}×{height:,} when the shorter side is brought "
+            f"to {resize}, more than the limit of {MAX_RESIZED:,}"
+        )
+    if (width, height) != image.size:
+        image = image.resize((width, height), method)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return image if image.size == (size, size) else image.crop((left, top, left + size, top + size))
+
+
+def channels_first(image: Image.Image) -> NDArray[np.uint8]:
+    """An RGB image as a contiguous 3 × height × width array of uint8."""
+    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))

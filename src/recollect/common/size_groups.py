@@ -1,0 +1,72 @@
+"""Images of equal size together: the one place that makes batches of images that keep sizes of their own.
+
+``SizeGroups`` takes items one by one and gives a group when it is full; ``grouped`` does so for a list at once. The pipeline,
+``Embedder.forward`` and ``Embedder.embed`` use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Generic, TypeVar
+
+Size = TypeVar("Size", bound=Hashable)
+Item = TypeVar("Item")
+
+
+class SizeGroups(Generic[Size, Item]):
+    """Items waiting for a group of their own size.
+
+    Args:
+        room: how many items of a size make a group.
+        cost: what an item of a size costs while it waits.
+        most: the largest total cost of waiting items; beyond it the fullest group is given, so that many sizes with few
+            items each stay within bounds. None for no limit.
+
+    Example:
+        >>> groups = SizeGroups(lambda size: 2)
+        >>> [group for size, item in (("a", 1), ("b", 2), ("a", 3)) for group in groups.add(size, item)]
+        [[1, 3]]
+        >>> list(groups.rest())
+        [[2]]
+    """
+
+    def __init__(
+        self,
+        room: Callable[[Size], int],
+        cost: Callable[[Size], int] = lambda size: 1,
+        most: int | None = None,
+    ) -> None:
+        self._room, self._cost, self._most = room, cost, most
+        self._waiting: dict[Size, list[Item]] = {}
+        self._held = 0
+
+    def add(self, size: Size, item: Item) -> Iterator[list[Item]]:
+        """Take one item; give every group that is now due."""
+        self._waiting.setdefault(size, []).append(item)
+        self._held += self._cost(size)
+        if len(self._waiting[size]) >= self._room(size):
+            yield self._take(size)
+        elif self._most is not None and self._held > self._most:
+            yield self._take(max(self._waiting, key=lambda other: len(self._waiting[other])))
+
+    def rest(self) -> Iterator[list[Item]]:
+        """What is left at the end, in the order in which sizes appeared."""
+        for size in list(self._waiting):
+            yield self._take(size)
+
+    def _take(self, size: Size) -> list[Item]:
+        taken = self._waiting.pop(size)
+        self._held -= len(taken) * self._cost(size)
+        return taken
+
+
+def grouped(sizes: Iterable[Hashable], batch_size: int | None = None) -> list[list[int]]:
+    """Positions of equal sizes together, at most ``batch_size`` in a group; groups in the order of their first position.
+
+    Example:
+        >>> grouped([(2, 3), (3, 2), (2, 3), (2, 3)], 2)
+        [[0, 2], [1], [3]]
+    """
+    groups: SizeGroups[Hashable, int] = SizeGroups(lambda size: batch_size or 2**62)
+    found = [group for position, size in enumerate(sizes) for group in groups.add(size, position)]
+    return sorted([*found, *groups.rest()])

@@ -1,0 +1,268 @@
+"""Image files below folders: which there are, which class each belongs to, and what was left out and why.
+
+``data/sources/folder.py`` makes sets of them; ``list_images`` is for whoever embeds files that need no labels. What counts as
+an image is decided by the ending of its name; whether it can be read turns out when it is decoded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recollect.common.decode import HEIF_SUFFIXES, IMAGE_SUFFIXES, can_read_heif
+from recollect.common.errors import DataError
+from recollect.common.files import inside
+from recollect.common.words import printable
+from recollect.data.listing import read_lines
+
+PARTS: Mapping[str, frozenset[str]] = {
+    "train": frozenset({"train", "training"}),
+    "test": frozenset({"test", "testing"}),
+    "val": frozenset({"val", "valid", "validation"}),
+}
+"""Parts of a data set, and how their folders are called, in any case."""
+
+BESIDE = "beside the class folders"
+_FOLDER_DATA = frozenset({"thumbs.db", "desktop.ini"})  # what systems write into folders of images
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Image files in order.
+
+    Attributes:
+        paths: the files.
+        names: below ``root`` where all come from one folder, as given otherwise.
+        labels: the class of each, "" where an image is in no class folder; None if none of them is.
+        root: the one folder that was given.
+        left_out: how many files were left out, by reason.
+    """
+
+    paths: list[Path]
+    names: list[str]
+    labels: list[str] | None
+    root: Path | None
+    left_out: dict[str, int] = field(default_factory=dict)
+
+
+def list_images(inputs: Sequence[Path | str], *, allow_outside: bool = False) -> Listed:
+    """Folders, image files, and ``.txt`` lists of paths (one per line, relative to the list) to images.
+
+    Images in class folders have labels, as for training; images beside them, single files and lists have none.
+
+    Args:
+        inputs: what to list.
+        allow_outside: whether symbolic links may leave a folder.
+
+    Raises:
+        DataError: something is missing, or there is no image.
+    """
+    given = [Path(item) for item in inputs]
+    left_out: Counter[str] = Counter()
+    root = given[0].resolve() if len(given) == 1 and given[0].is_dir() else None
+    paths: list[Path] = []
+    names: list[str] = []
+    labels: list[str] = []
+    for path in given:
+        if path.is_dir():
+            folder = path if root is None else root
+            for name, label in _labelled(folder, allow_outside, left_out):
+                paths.append(folder / name)
+                names.append(name if root is not None else (folder / name).as_posix())
+                labels.append(label)
+        elif path.suffix.lower() == ".txt":
+            found = _from_list(path)
+            paths, names, labels = paths + found, names + [p.as_posix() for p in found], labels + [""] * len(found)
+        elif path.exists():
+            paths, names, labels = [*paths, path], [*names, path.as_posix()], [*labels, ""]
+        else:
+            raise DataError(f"{printable(str(path))}: no such file or folder.")
+    if not paths:
+        reason = f" ({counted(left_out)} left out)" if left_out else ""
+        raise DataError(f"there are no images to embed{reason}: name folders, image files or a .txt list of them.")
+    return Listed(paths, names, labels if any(labels) else None, root, dict(left_out))
+
+
+def _labelled(root: Path, allow_outside: bool, left_out: Counter[str]) -> Iterator[tuple[str, str]]:
+    """Every image below ``root`` with its class: the folder it lies in below ``root`` or below a part of it."""
+    parts = find_parts(root)
+    for entry in sorted(_entries(root), key=lambda entry: entry.name):
+        if parts and entry.name in parts.values():
+            yield from class_images(root, entry.name, allow_outside, left_out, loose=True)
+        elif _is_folder(entry):
+            yield from ((name, entry.name) for name in walk_images(root, entry.name, allow_outside, left_out))
+        elif _is_image(entry, root, "", allow_outside, left_out):
+            yield entry.name, ""
+
+
+def _from_list(path: Path) -> list[Path]:
+    if not path.is_file():
+        raise DataError(f"{printable(str(path))}: no such list of paths.")
+    found = [path.parent / line for _, line in read_lines(path)]
+    missing = next((entry for entry in found if not entry.is_file()), None)
+    if missing is not None:
+        raise DataError(f"{path}: lists {printable(str(missing))}, which is not there.")
+    return found
+
+
+def find_parts(root: Path) -> dict[str, str]:
+    """The folders of ``root`` that are parts of a split, by part: ``{"train": "Training", "test": "Testing"}``.
+
+    Empty where the folders are classes. A folder called ``train`` alone is a part if it is the only one and holds folders
+    itself; beside others it is a class that is called so.
+
+    Raises:
+        DataError: it cannot be told, e.g. two folders for one part.
+    """
+    folders = [entry.name for entry in _entries(root) if _is_folder(entry)]
+    found: dict[str, list[str]] = {}
+    for folder in sorted(folders):
+        for part, words in PARTS.items():
+            if folder.lower() in words:
+                found.setdefault(part, []).append(folder)
+    for part, named in found.items():
+        if len(named) > 1 and len(found) > 1:
+            raise DataError(
+                f"{root}: {' and '.join(map(repr, named))} would both be the part {part!r}. Join or rename them, or list "
+                "the images in a CSV file with the columns path,label,split."
+            )
+    first = {part: named[0] for part, named in found.items()}
+    if len(found) > 1 and "train" in found:
+        return first
+    if "train" in found and folders == [first["train"]] and _holds_classes(root / first["train"]):
+        return first
+    # A part without a training part beside it: to take it for a class would be wrong without a word.
+    alone = [folder for named in found.values() for folder in named if _holds_classes(root / folder)]
+    if alone and set(folders) <= {folder for named in found.values() for folder in named}:
+        return first
+    if alone:
+        raise DataError(
+            f"{root}: is {alone[0]!r} a class or a part of a split? It is called like a part and holds folders, but "
+            f"{'there is no train folder' if 'train' not in found else 'other folders lie'} beside it. Rename it, or list "
+            "the images in a CSV file with the columns path,label,split."
+        )
+    return {}
+
+
+def _holds_classes(folder: Path) -> bool:
+    """Whether a folder holds folders and no image of its own, as a part of a split does."""
+    entries = _entries(folder)
+    images = any(Path(entry.name).suffix.lower() in IMAGE_SUFFIXES for entry in entries if not _is_folder(entry))
+    return not images and any(_is_folder(entry) for entry in entries)
+
+
+def class_images(
+    root: Path, part: str, allow_outside: bool, left_out: Counter[str], *, loose: bool = False
+) -> Iterator[tuple[str, str]]:
+    """Path relative to ``root`` and class of every image in the class folders below ``root/part`` (or ``root``).
+
+    Args:
+        root: the folder that paths are relative to.
+        part: the folder that class folders lie in, or "".
+        allow_outside: whether links may leave ``root``.
+        left_out: counts what is left out.
+        loose: give images beside the class folders too, without a class, instead of counting them.
+    """
+    for entry in sorted(_entries(root / part), key=lambda entry: entry.name):
+        relative = f"{part}/{entry.name}" if part else entry.name
+        if _is_folder(entry):
+            yield from ((name, entry.name) for name in walk_images(root, relative, allow_outside, left_out))
+        elif _is_image(entry, root, part, allow_outside, left_out):
+            if loose:
+                yield relative, ""
+            else:
+                left_out[BESIDE] += 1
+
+
+def walk_images(
+    root: Path, folder: str, allow_outside: bool, left_out: Counter[str], above: frozenset[str] = frozenset()
+) -> Iterator[str]:
+    """Every image below ``root/folder``, sorted, as paths relative to ``root``.
+
+    Links are followed inside the root, and out of it only when allowed; a link to a folder above itself is not.
+    """
+    real = os.path.realpath(inside(root, folder, allow_outside=allow_outside))
+    if real in above:
+        return
+    for entry in sorted(_entries(root / folder), key=lambda entry: entry.name):
+        if _is_folder(entry):
+            yield from walk_images(root, f"{folder}/{entry.name}", allow_outside, left_out, above | {real})
+        elif _is_image(entry, root, folder, allow_outside, left_out):
+            yield f"{folder}/{entry.name}"
+
+
+def _is_image(entry: os.DirEntry[str], root: Path, folder: str, allow_outside: bool, left_out: Counter[str]) -> bool:
+    """Whether a file is an image to use; if not, it is counted with the reason."""
+    suffix = Path(entry.name).suffix.lower()
+    if suffix not in IMAGE_SUFFIXES:
+        left_out["not an image"] += 1
+        return False
+    if suffix in HEIF_SUFFIXES and not can_read_heif():
+        left_out["HEIC"] += 1
+        return False
+    if not _is_file(entry):
+        left_out["broken link" if entry.is_symlink() else "not a file"] += 1
+        return False
+    if entry.is_symlink():
+        inside(root, f"{folder}/{entry.name}" if folder else entry.name, allow_outside=allow_outside)
+    return True
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself, or a drive that is gone
+        return False
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:
+        return False
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder, but for hidden files and what systems write into folders of images."""
+    try:
+        with os.scandir(folder) as entries:
+            return [
+                entry
+                for entry in entries
+                if not entry.name.startswith((".", "__MACOSX")) and entry.name.lower() not in _FOLDER_DATA
+            ]
+    except OSError as error:
+        raise DataError(f"{printable(str(folder))}: the folder cannot be read ({error.strerror}).") from error
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Counts with their reasons, largest first.
+
+    Example:
+        >>> counted({"broken": 1, "HEIC": 10})
+        '10 HEIC, 1 broken'
+    """
+    return ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items(), key=lambda c: (-c[1], c[0])))
+
+
+def summary(used: int, left_out: Mapping[str, int], held_out: int = 0) -> str:
+    """One line on what became of the files of a folder.
+
+    Args:
+        used: images that are used.
+        left_out: files that are not, by reason; those of ``BadImages.counts`` among them.
+        held_out: classes kept for testing.
+
+    Example:
+        >>> summary(1053, {"HEIC": 10, "broken": 1, "not an image": 1}, 13)
+        '1,053 images used; 12 left out: 10 HEIC, 1 broken, 1 not an image; 13 classes held out for testing'
+    """
+    parts = [f"{used:,} {'image' if used == 1 else 'images'} used"]
+    if total := sum(left_out.values()):
+        parts.append(f"{total:,} left out: {counted(left_out)}")
+    if held_out:
+        parts.append(f"{held_out:,} {'class' if held_out == 1 else 'classes'} held out for testing")
+    return "; ".join(parts)

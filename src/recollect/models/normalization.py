@@ -1,0 +1,100 @@
+"""What happens to pixels on the way into a backbone: preprocessing, adapted; normalization; images of several sizes.
+
+``Embedder`` uses all three. Resizing and cropping themselves are in ``common/preprocessing.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from recollect.common.errors import ConfigError, InputError
+from recollect.common.preprocessing import Preprocessing
+from recollect.common.size_groups import grouped
+from recollect.models import zoo
+
+LEAST_SIZE = 8  # pixels: what is left of fewer after tiny's poolings is nothing
+
+
+class InputNormalization(nn.Module):
+    """uint8 pixels to ``(x / 255 − mean) / std`` on their device; floating tensors pass as already normalized."""
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        mean = torch.tensor(preprocessing.mean, dtype=torch.float32).reshape(-1, 1, 1)
+        std = torch.tensor(preprocessing.std, dtype=torch.float32).reshape(-1, 1, 1)
+        # Not saved with the tensors: embedder.json is the one place that states them.
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("std", std, persistent=False)
+        self.mean: Tensor
+        self.std: Tensor
+
+    def forward(self, images: Tensor) -> Tensor:
+        """B×3×H×W of uint8 or floating point → normalized floating point."""
+        if images.ndim != 4 or images.shape[1] != 3:
+            raise InputError(f"images are B×3×H×W, not {tuple(images.shape)}.")
+        if images.dtype == torch.uint8:
+            return images.to(self.mean.dtype).div_(255).sub_(self.mean).div_(self.std)
+        if not images.is_floating_point():
+            raise InputError(f"images are uint8 (0–255) or floating point (normalized), not {images.dtype}.")
+        return images
+
+
+def check_patches(size: int, patch: int, name: str) -> None:
+    """Refuse a size that cannot be cut into a transformer's patches.
+
+    Raises:
+        ConfigError: with the nearest sizes that can.
+    """
+    if size % patch:
+        below = size // patch * patch
+        choices = f"{below} or {below + patch}" if below else str(patch)
+        raise ConfigError(f"image size {size} cannot be cut into {name}'s patches of {patch} pixels: use {choices}.")
+
+
+def by_shape(run: Callable[[Tensor], Tensor], images: Sequence[Tensor]) -> Tensor:
+    """``run`` on images of any sizes: those of one size together, rows of the result in the images' order.
+
+    Example:
+        >>> by_shape(lambda x: x.mean((2, 3)), [torch.zeros(3, 4, 2), torch.ones(3, 2, 4), torch.ones(3, 4, 2)])[:, 0]
+        tensor([0., 1., 1.])
+    """
+    for row, image in enumerate(images):
+        if image.ndim != 3 or image.shape[0] != 3:
+            raise InputError(f"image {row} of the list is 3×H×W, not {tuple(image.shape)}.")
+    if not images:
+        raise InputError("the list of images is empty.")
+    groups = grouped(image.shape for image in images)
+    results = torch.cat([run(torch.stack([images[row] for row in rows])) for rows in groups])
+    order = torch.tensor([row for rows in groups for row in rows], device=results.device)
+    return results[order.argsort()]
+
+
+def adapted_preprocessing(
+    row: zoo.Initialization,
+    size: int | None,
+    resize: int | Literal["default"] | None,
+    interpolation: str | None,
+    normalization: str | tuple[zoo.Triple, zoo.Triple] | None,
+) -> Preprocessing:
+    """The preprocessing of ``row`` with what the user wants otherwise; see ``Embedder.create``."""
+    base = row.preprocessing
+    if size is not None:
+        if size < LEAST_SIZE:
+            raise ConfigError(f"image size {size}: networks need at least {LEAST_SIZE} pixels.")
+        scaled = None if base.resize is None else round(size * base.resize / base.size)
+        base = replace(base, size=size, resize=scaled)
+    if resize != "default":
+        base = replace(base, resize=resize)
+    if base.resize is None:  # whole images, by the rules of instance search
+        base = replace(base, max_side=size or base.max_side, interpolation="lanczos")
+    if normalization is not None:
+        mean, std = zoo.mean_and_std(normalization)
+        base = replace(base, mean=mean, std=std)
+    if interpolation is not None:
+        base = replace(base, interpolation=interpolation)
+    return base

@@ -1,0 +1,431 @@
+"""Files to pixels: every kind of picture looks as it should, and nothing else gets in."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import struct
+import sys
+import threading
+import time
+import tracemalloc
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageCms, ImageFile, features
+
+from recollect.common import decode, pixels
+from recollect.common.decode import image_size, read_image
+from recollect.common.errors import ImageError, InputError
+from recollect.common.pixels import to_rgb
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def gradient(width: int = 24, height: int = 16) -> Image.Image:
+    rows, columns = np.mgrid[0:height, 0:width]
+    pixels = np.stack([rows * 10, columns * 8, (rows + columns) * 4], axis=-1)
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
+def test_rgb_comes_back_as_it_is(tmp_path: Path) -> None:
+    gradient().save(tmp_path / "a.png")
+    for source in (tmp_path / "a.png", str(tmp_path / "a.png"), (tmp_path / "a.png").read_bytes()):
+        image = read_image(source)
+        assert image.mode == "RGB"
+        np.testing.assert_array_equal(np.asarray(image), np.asarray(gradient()))
+
+
+# orientation tag → what has been done to the stored pixels
+TURNS = {
+    1: [],
+    2: [Image.Transpose.FLIP_LEFT_RIGHT],
+    3: [Image.Transpose.ROTATE_180],
+    4: [Image.Transpose.FLIP_TOP_BOTTOM],
+    5: [Image.Transpose.TRANSPOSE],
+    6: [Image.Transpose.ROTATE_90],
+    7: [Image.Transpose.TRANSVERSE],
+    8: [Image.Transpose.ROTATE_270],
+}
+
+
+@pytest.mark.parametrize("tag", TURNS)
+def test_exif_orientation(tag: int) -> None:
+    stored = gradient()
+    for turn in TURNS[tag]:
+        stored = stored.transpose(turn)
+    exif = Image.Exif()
+    exif[0x0112] = tag
+    upright = read_image(encoded(stored, exif=exif))
+    np.testing.assert_array_equal(np.asarray(upright), np.asarray(gradient()))
+
+
+def test_grey_bilevel_and_palette() -> None:
+    grey = gradient().convert("L")
+    np.testing.assert_array_equal(np.asarray(read_image(encoded(grey))), np.asarray(grey)[..., None].repeat(3, -1))
+    one_bit = grey.point(lambda v: 255 if v > 60 else 0).convert("1")
+    assert set(np.unique(np.asarray(read_image(encoded(one_bit))))) == {0, 255}
+    palette = gradient().quantize(200)
+    np.testing.assert_array_equal(np.asarray(read_image(encoded(palette))), np.asarray(palette.convert("RGB")))
+
+
+def test_transparency_is_laid_on_white() -> None:
+    image = gradient().convert("RGBA")
+    image.putalpha(0)
+    assert np.asarray(read_image(encoded(image))).min() == 255
+    image.putalpha(255)
+    np.testing.assert_array_equal(np.asarray(read_image(encoded(image))), np.asarray(gradient()))
+    grey = Image.new("LA", (4, 4), (0, 51))
+    assert np.unique(np.asarray(read_image(encoded(grey)))).tolist() == [204]
+    palette = Image.new("P", (4, 4), 0)
+    palette.putpalette([10, 20, 30])
+    assert np.asarray(read_image(encoded(palette, transparency=0))).min() == 255
+
+
+def test_sixteen_bits_keep_the_picture() -> None:
+    values = (np.arange(256, dtype=np.uint16) * 257).reshape(16, 16)
+    image = Image.fromarray(values)
+    expected = np.arange(256).reshape(16, 16, 1).repeat(3, -1)
+    np.testing.assert_array_equal(np.asarray(read_image(encoded(image))), expected)
+    np.testing.assert_array_equal(np.asarray(read_image(encoded(image, "TIFF"))), expected)
+
+
+def converted_at_once(image: Image.Image) -> Image.Image:
+    """What ``to_rgb`` means, without care for memory."""
+    if image.mode in ("I;16", "I;16B", "I"):
+        values = np.asarray(image).astype(np.int64)
+        shifted = values >> 8 if image.mode != "I" or values.max(initial=0) > 255 else values
+        image = Image.fromarray(np.clip(shifted, 0, 255).astype(np.uint8))
+    elif image.mode == "F":
+        image = Image.fromarray(np.clip(np.nan_to_num(np.asarray(image)), 0, 255).astype(np.uint8))
+    if image.mode in ("LA", "PA", "RGBA", "La", "RGBa") or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, rgba).convert("RGB")
+    return image.convert("RGB")
+
+
+def unusual(mode: str, width: int, height: int) -> Image.Image:
+    """Noise over everything the mode can hold."""
+    random = np.random.default_rng(0)
+    if mode.startswith("I;16"):
+        values = random.integers(0, 2**16, (height, width)).astype(">u2" if mode == "I;16B" else "<u2")
+        return Image.frombytes(mode, (width, height), values.tobytes())
+    if mode in ("I", "I 8 bits"):
+        low, high = (-(2**31), 2**31) if mode == "I" else (-300, 256)
+        return Image.fromarray(random.integers(low, high, (height, width)).astype(np.int32))
+    if mode == "F":
+        values = random.normal(100, 200, (height, width)).astype(np.float32)
+        values.flat[:3] = [np.nan, np.inf, -np.inf]
+        return Image.fromarray(values)
+    image = Image.fromarray(random.integers(0, 256, (height, width, 4), dtype=np.uint8), "RGBA")
+    if mode in ("P", "RGB"):  # with one colour that means transparent
+        image = image.convert("RGB").convert(mode)
+        image.info["transparency"] = 3 if mode == "P" else (1, 2, 3)
+        return image
+    return image.convert("LA").convert("PA") if mode == "PA" else image.convert(mode)
+
+
+UNUSUAL = ["I;16", "I;16B", "I", "I 8 bits", "F", "RGBA", "RGBa", "LA", "PA", "P", "RGB"]
+
+
+@pytest.mark.parametrize("mode", UNUSUAL)
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (300, 41), (7, 1000), (0, 5)])
+def test_a_piece_at_a_time_is_the_same(mode: str, width: int, height: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pixels, "_BAND", 2048)
+    image = unusual(mode, width, height) if width else Image.new(mode.split(" ")[0], (width, height))
+    found = to_rgb(image)
+    assert (found.mode, found.size) == ("RGB", (width, height))
+    if width:
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(converted_at_once(image)))
+
+
+@pytest.mark.parametrize("mode", ["I;16", "F", "RGBA"])
+def test_conversion_holds_little_beside_the_result(mode: str) -> None:
+    """PIL allocates outside of Python's sight, so the arrays and images in between are counted where they are made."""
+    image, held = Image.new(mode, (1500, 4000)), []
+    original = Image.Image.crop
+
+    def crop(self: Image.Image, box: Any = None) -> Image.Image:
+        held.append(original(self, box))
+        return held[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Image.Image, "crop", crop)
+        tracemalloc.start()
+        to_rgb(image)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert sum(band.height for band in held) == 4000
+    assert max(band.width * band.height for band in held) <= 2**20
+    assert peak < 20 * 2**20, "arrays of a band at a time"
+
+
+def test_floating_point_and_integers() -> None:
+    floats = Image.fromarray(np.array([[-5.0, 12.7], [300.0, np.nan]], np.float32))
+    assert np.asarray(to_rgb(floats))[..., 0].tolist() == [[0, 12], [255, 0]]
+    integers = Image.fromarray(np.array([[0, 200]], np.int32))
+    assert np.asarray(to_rgb(integers))[..., 0].tolist() == [[0, 200]]
+
+
+def test_cmyk() -> None:
+    red = Image.new("CMYK", (8, 8), (0, 255, 255, 0))
+    pixels = np.asarray(read_image(encoded(red, "JPEG", quality=95))).astype(int)
+    assert np.abs(pixels - [255, 0, 0]).max() < 8
+
+
+def test_lab_and_other_modes_of_tiff() -> None:
+    lab = ImageCms.applyTransform(
+        gradient(),
+        ImageCms.buildTransform(ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB"), "RGB", "LAB"),
+    )
+    assert lab is not None
+    assert read_image(encoded(lab, "TIFF")).mode == "RGB"
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM"])
+def test_formats(kind: str) -> None:
+    image = read_image(encoded(gradient(), kind))
+    assert image.size == (24, 16)
+    assert image.mode == "RGB"
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM"])
+def test_truncated_files_are_named(kind: str, tmp_path: Path) -> None:
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
+    path = tmp_path / f"cut.{kind.lower()}"
+    data = encoded(noise, kind)
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(ImageError, match=path.name):
+        read_image(path)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken"), NotImplementedError("odd"), struct.error("short")])
+def test_whatever_a_decoder_raises_names_the_file(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gradient().save(tmp_path / "odd.png")
+
+    def fail(*rest: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", fail)
+    with pytest.raises(ImageError, match=rf"odd\.png: damaged or unreadable \({error}"):
+        read_image(tmp_path / "odd.png")
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
+def test_a_damaged_avif_is_an_image_error() -> None:
+    whole = encoded(gradient(), "AVIF")
+    errors = 0
+    for position in range(len(whole) // 2, len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0xFF
+        try:
+            read_image(bytes(damaged), max_pixels=10**6)
+        except ImageError:
+            errors += 1
+    assert errors > 0
+
+
+def test_things_that_are_not_images(tmp_path: Path) -> None:
+    for name, content in (("text.jpg", b"hello"), ("empty.png", b""), ("page.gif", b"<html></html>" * 50)):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ImageError, match=name):
+            read_image(tmp_path / name)
+    with pytest.raises(ImageError, match="no such file"):
+        read_image(tmp_path / "absent.png")
+    with pytest.raises(ImageError, match=str(tmp_path)):
+        read_image(tmp_path)
+    with pytest.raises(ImageError, match="an image of 5 bytes"):
+        read_image(b"hello")
+
+
+def test_formats_with_fragile_decoders_are_not_tried(tmp_path: Path) -> None:
+    gradient().save(tmp_path / "a.eps")
+    with pytest.raises(ImageError):
+        read_image(tmp_path / "a.eps")
+
+
+def png_bomb(side: int) -> bytes:
+    """A PNG of a few kilobytes that says it is ``side`` × ``side``."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize("side", [10_001, 20_000, 60_000])
+def test_bombs_are_refused_before_they_are_decoded(side: int, tmp_path: Path) -> None:
+    (tmp_path / "bomb.png").write_bytes(png_bomb(side))
+    with pytest.raises(ImageError, match=r"bomb\.png"):
+        read_image(tmp_path / "bomb.png")
+
+
+def test_the_limit_can_be_set() -> None:
+    data = encoded(gradient(24, 16))
+    with pytest.raises(ImageError, match="24×16 pixels, more than the limit of 383"):
+        read_image(data, max_pixels=383)
+    assert read_image(data, max_pixels=384).size == (24, 16)
+
+
+@settings(max_examples=150)
+@given(kind=st.sampled_from(["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM"]), data=st.data())
+def test_damage_is_an_image_error_or_an_image(kind: str, data: st.DataObject) -> None:
+    content = bytearray(encoded(gradient(), kind))
+    for _ in range(data.draw(st.integers(1, 6))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(ImageError):
+        assert read_image(bytes(content), max_pixels=10**6).mode == "RGB"
+
+
+def test_every_kind_of_source_gives_the_same_image(tmp_path: Path) -> None:
+    turned = gradient().transpose(Image.Transpose.ROTATE_90)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned.save(tmp_path / "a.png", exif=exif)
+    with Image.open(tmp_path / "a.png") as opened:
+        sources = [
+            tmp_path / "a.png",
+            str(tmp_path / "a.png"),
+            (tmp_path / "a.png").read_bytes(),
+            opened,
+            np.asarray(gradient()),
+            lambda: Image.open(tmp_path / "a.png"),
+        ]
+        for source in sources:
+            np.testing.assert_array_equal(np.asarray(read_image(source)), np.asarray(gradient()))
+        assert opened.size == (16, 24), "the caller's image is left as it was"
+    assert image_size(tmp_path / "a.png") == (24, 16)
+
+
+@pytest.mark.parametrize(
+    "wrong", [5, None, np.zeros((2, 2), np.float32), np.zeros(3, np.uint8), np.zeros((2, 2, 7), np.uint8)]
+)
+def test_sources_that_are_none(wrong: Any) -> None:
+    with pytest.raises(InputError):
+        read_image(wrong)
+
+
+def test_an_array_without_pixels_is_bad() -> None:
+    with pytest.raises(ImageError, match="no pixels"):
+        read_image(np.zeros((0, 4, 3), np.uint8))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("read", [read_image, image_size])
+def test_what_is_not_a_regular_file_is_refused_without_waiting(tmp_path: Path, read: Any) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "folder.jpg").mkdir()
+    (tmp_path / "round.jpg").symlink_to(tmp_path / "round.jpg")
+    (tmp_path / "null.jpg").symlink_to(os.devnull)
+    expected = {"pipe.jpg": "named pipe", "folder.jpg": "folder", "round.jpg": "symbolic link", "null.jpg": "device"}
+    for name, word in expected.items():
+        with pytest.raises(ImageError, match=rf"{name}: .*{word}"):
+            read(tmp_path / name)
+    with pytest.raises(ImageError, match="too long"):
+        read(tmp_path / ("x" * 300))
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ImageError, match="not a folder"):
+        read(tmp_path / "file" / "a.jpg")
+
+
+@pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="names are text on this system")
+def test_a_name_that_is_not_text_is_read_and_can_be_shown(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9\x1b.png"))
+    gradient().save(path)
+    assert read_image(path).size == (24, 16)
+    path.write_bytes(b"broken")
+    with pytest.raises(ImageError) as caught:
+        read_image(path)
+    str(caught.value).encode()
+    assert "\x1b" not in str(caught.value)
+
+
+def test_memory_that_cannot_be_had_is_an_image_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gradient().save(tmp_path / "a.png")
+
+    def fail(*rest: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", fail)
+    with pytest.raises(ImageError, match=r"a\.png: .*not enough memory"):
+        read_image(tmp_path / "a.png")
+
+
+def test_large_images_are_decoded_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for two of the images: of eight threads never more than two are inside at once, and all get through."""
+    gradient().save(tmp_path / "a.png")
+    room = decode._Room(2 * 8 * 24 * 16)
+    monkeypatch.setattr(room, "SMALL", 0)
+    monkeypatch.setattr(decode, "_ROOM", room)
+    inside, most, lock = 0, 0, threading.Lock()
+    convert = pixels.upright
+
+    def watched(image: Image.Image) -> Image.Image:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        time.sleep(0.01)
+        with lock:
+            inside -= 1
+        return convert(image)
+
+    monkeypatch.setattr(pixels, "upright", watched)
+    with ThreadPoolExecutor(8) as pool:
+        assert [image.size for image in pool.map(read_image, [tmp_path / "a.png"] * 12)] == [(24, 16)] * 12
+    assert most <= 2
+    assert room.used == 0
+    with pytest.raises(ImageError), room.of(10**9):  # more than there is: alone, it is let through
+        raise ImageError("x")
+    assert room.used == 0
+
+
+def test_jpeg_2000_headers_are_read_by_a_pillow_without_avif(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gradient().save(tmp_path / "a.jp2")
+    monkeypatch.delitem(Image.OPEN, "AVIF", raising=False)
+    decode._known_formats.cache_clear()
+    try:
+        assert image_size(tmp_path / "a.jp2") == read_image(tmp_path / "a.jp2").size == (24, 16)
+    finally:
+        decode._known_formats.cache_clear()
+
+
+def test_a_heic_without_its_reader_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(200))
+    monkeypatch.setattr(decode, "can_read_heif", lambda: False)
+    for source in (tmp_path / "a.heic", (tmp_path / "a.heic").read_bytes()):
+        with pytest.raises(ImageError, match=r"recollect\[heic\]") as caught:
+            read_image(source)
+        assert caught.value.kind == "HEIC"
+
+
+def test_heic(tmp_path: Path) -> None:
+    heif = pytest.importorskip("pillow_heif")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    stored = gradient(64, 48).transpose(Image.Transpose.ROTATE_90)
+    heif.from_pillow(stored).save(tmp_path / "a.heic", quality=-1, exif=exif.tobytes())
+    found = read_image(tmp_path / "a.heic")
+    assert found.size == image_size(tmp_path / "a.heic") == (64, 48)
+    difference = np.asarray(found).astype(int) - np.asarray(gradient(64, 48))
+    assert abs(difference).mean() < 6, "upright, and the picture it was"
+    content = (tmp_path / "a.heic").read_bytes()
+    with pytest.raises(ImageError):
+        read_image(content[: len(content) // 2])

@@ -1,0 +1,81 @@
+"""Files to embed: labels where they exist, and every file that is left out is counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from recollect.common.errors import DataError
+from recollect.data.image_files import list_images, summary
+
+
+def touch(root: Path, *names: str) -> None:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (2, 2)).save(path, format="PNG")
+
+
+def test_a_stray_image_costs_no_labels(tmp_path: Path) -> None:
+    touch(tmp_path, "cat/1.png", "cat/deep/2.png", "dog/1.png", "stray.png")
+    found = list_images([tmp_path])
+    assert found.names == ["cat/1.png", "cat/deep/2.png", "dog/1.png", "stray.png"]
+    assert found.labels == ["cat", "cat", "dog", ""]
+    assert found.root == tmp_path
+    assert found.paths == [tmp_path / name for name in found.names]
+
+
+def test_two_trees_a_list_and_a_file(tmp_path: Path) -> None:
+    touch(tmp_path, "one/cat/1.png", "two/cat/1.png", "two/dog/1.png", "alone.png", "listed.png")
+    (tmp_path / "list.txt").write_text("listed.png\n", encoding="utf-8")
+    inputs = [tmp_path / "one", tmp_path / "two", tmp_path / "alone.png", tmp_path / "list.txt"]
+    found = list_images(inputs)
+    assert found.labels == ["cat", "cat", "dog", "", ""]
+    assert found.root is None
+    assert found.names == [path.as_posix() for path in found.paths]
+
+
+def test_parts_of_a_split_are_no_classes(tmp_path: Path) -> None:
+    touch(tmp_path, "Train/cat/1.png", "Test/dog/1.png", "Test/loose.png")
+    found = list_images([tmp_path])
+    assert dict(zip(found.names, found.labels or [], strict=True)) == {
+        "Train/cat/1.png": "cat",
+        "Test/dog/1.png": "dog",
+        "Test/loose.png": "",
+    }
+
+
+def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
+    touch(tmp_path, "b.png", "a.png", ".hidden.png")
+    (tmp_path / "read.me").write_text("x")
+    found = list_images([tmp_path])
+    assert (found.names, found.labels, found.left_out) == (["a.png", "b.png"], None, {"not an image": 1})
+
+
+def test_links_out_of_a_folder_are_refused_unless_allowed(tmp_path: Path) -> None:
+    touch(tmp_path, "outside.png", "in/a.png")
+    (tmp_path / "in" / "b.png").symlink_to(tmp_path / "outside.png")
+    with pytest.raises(DataError, match="--allow-outside"):
+        list_images([tmp_path / "in"])
+    assert list_images([tmp_path / "in"], allow_outside=True).names == ["a.png", "b.png"]
+
+
+@pytest.mark.parametrize("name", ["gone", "gone.txt", "empty"])
+def test_nothing_there(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "a.txt").write_text("x")
+    with pytest.raises(DataError):
+        list_images([tmp_path / name])
+
+
+def test_a_listed_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("gone.png\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"gone\.png"):
+        list_images([tmp_path / "list.txt"])
+
+
+def test_the_line_about_what_was_used() -> None:
+    assert summary(1, {}) == "1 image used"
+    assert summary(5, {}, 1) == "5 images used; 1 class held out for testing"
