@@ -75,7 +75,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("pair", 2, 1),
     ):
         _images(here / name, classes, each)
-    (here / "broken" / "c1" / "2.jpg").write_bytes(b"not an image")
+    for photo in (here / "broken").glob("*/2.jpg"):  # of every class, whichever are trained on
+        photo.write_bytes(b"not an image")
     for name in ("empty", "flat", "norun", "full", "brokenrun", "emptyclasses/a", "unfinished"):
         (here / name).mkdir(parents=True)
     Image.new("RGB", (20, 20)).save(here / "flat" / "a.jpg")
@@ -100,7 +101,7 @@ CASES = {
     "train --data oneclass": "one class ('c0') cannot be split",
     "train --data pair": "at least two classes",
     "train --data singles": "a single image",
-    "train --data broken": "broken/c1/2.jpg: not an image that can be read",
+    "train --data broken": "/2.jpg: not an image that can be read",
     "train --data notes.txt": "no column 'path'",
     "train --data good/c0/0.jpg": "not a CSV file",
     "train --data oneclass --validation paper": "one class",
@@ -199,7 +200,7 @@ CASES = {
     "eval --recipe sop/r50-512/rsk": "name the run to evaluate beside it",
     # vectors, search, reports, exports
     "embed lite0-in1k nowhere": "nowhere: no such file or folder",
-    "embed lite0-in1k broken": "leave such images out with --skip-bad",
+    "embed lite0-in1k broken": "skip such images with --skip-bad",
     "embed lite0-in1k list.txt": "which is not there",
     "embed nothing good": "neither a folder nor an initialisation",
     "embed norun good": "not a saved embedder",
