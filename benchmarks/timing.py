@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import platform
 import resource
 import statistics
@@ -12,23 +13,40 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 RESULTS = Path(__file__).parent / "results"
 
 
-def interleaved(cases: dict[str, Callable[[], object]], repeats: int = 5) -> dict[str, float]:
+class Seconds(NamedTuple):
+    """What a case took: on the clock, and of all processors together, which other processes disturb less."""
+
+    wall: float
+    processor: float
+
+
+def interleaved(cases: dict[str, Callable[[], object]], repeats: int = 5) -> dict[str, Seconds]:
     """Seconds of each case: the median over rounds in which every case runs once, so that a busy moment hits all."""
     for run in cases.values():
         run()
-    times: dict[str, list[float]] = {name: [] for name in cases}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
     for _ in range(repeats):
         for name, run in cases.items():
-            start = time.perf_counter()
+            wall, processor = time.perf_counter(), time.process_time()
             run()
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
+            times[name].append((time.perf_counter() - wall, time.process_time() - processor))
+    return {name: Seconds(*map(statistics.median, zip(*values, strict=True))) for name, values in times.items()}
+
+
+def processor_name() -> str:
+    """The processor by its model, and the widest vector instructions it has."""
+    information = Path("/proc/cpuinfo")
+    text = information.read_text() if information.exists() else ""
+    models = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")]
+    model = models[0] if models else platform.processor() or platform.machine()
+    return f"{model}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def peak_mib() -> float:
@@ -67,7 +85,7 @@ def report(name: str, rows: list[dict[str, object]]) -> None:
     widths = [max(len(c), *(len(line[i]) for line in text)) for i, c in enumerate(columns)]
     for line in [columns, *text]:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-    machine = {"processor": platform.processor() or platform.machine(), "threads": torch.get_num_threads(),
+    machine = {"processor": processor_name(), "threads": torch.get_num_threads(),
                "torch": torch.__version__}  # fmt: skip
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")

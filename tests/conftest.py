@@ -1,15 +1,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # Several test processes run side by side: one thread each, in the processes they start too. Before torch is imported.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
+from recollect.common.processor import announces_amx, prepare_half_precision
+
+# Some virtual machines announce AMX and cannot run it: tests of half precision then run without it instead of ending the
+# process. Before torch computes, since oneDNN reads its variable once; workers and processes they start inherit it.
+if announces_amx():
+    prepare_half_precision()
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from recollect.common.console import set_quiet
 
 # Timings on shared machines are noisy, so no test has a deadline.
 settings.register_profile(
@@ -24,9 +34,18 @@ settings.load_profile("recollect")
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The whole fault campaign takes hours: only when it is asked for by its marker."""
+    if "faults" not in config.getoption("-m"):
+        items[:] = [item for item in items if item.get_closest_marker("faults") is None]
+
+
 @pytest.fixture(autouse=True)
-def _seeded() -> None:
+def _seeded() -> Iterator[None]:
+    """Each test begins with the same random numbers and leaves the switch ``--quiet`` as it found it."""
     torch.manual_seed(0)
+    yield
+    set_quiet(False)
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +54,9 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("no folder of real images beside the project")
     return SHARED_DATA
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cache_of_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tests share a cache of their own, and leave the user's alone."""
+    os.environ["RECOLLECT_CACHE"] = str(tmp_path_factory.mktemp("cache"))

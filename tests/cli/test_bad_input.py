@@ -75,8 +75,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("pair", 2, 1),
     ):
         _images(here / name, classes, each)
-    for photo in (here / "broken").glob("*/2.jpg"):  # of every class, whichever are trained on
-        photo.write_bytes(b"not an image")
+    for number in range(4):  # whichever classes are held out
+        (here / "broken" / f"c{number}" / "2.jpg").write_bytes(b"not an image")
     for name in ("empty", "flat", "norun", "full", "brokenrun", "emptyclasses/a", "unfinished"):
         (here / name).mkdir(parents=True)
     Image.new("RGB", (20, 20)).save(here / "flat" / "a.jpg")
@@ -101,7 +101,7 @@ CASES = {
     "train --data oneclass": "one class ('c0') cannot be split",
     "train --data pair": "at least two classes",
     "train --data singles": "a single image",
-    "train --data broken": "/2.jpg: not an image that can be read",
+    "train --data broken": "2.jpg: not an image that can be read",
     "train --data notes.txt": "no column 'path'",
     "train --data good/c0/0.jpg": "not a CSV file",
     "train --data oneclass --validation paper": "one class",
@@ -115,7 +115,7 @@ CASES = {
     "train --data good --out notes.txt": "notes.txt exists",
     "train --resume nowhere": "nowhere is no run",
     "train --resume norun": "norun is no run",
-    "train --resume brokenrun": "not a YAML file (line 1, column 5",
+    "train --resume brokenrun": "not valid YAML (line 1, column 5",
     "train --resume norun --seed 3": "leave every other option out",
     "demo --out full": "full exists and is not empty",
     # recipes and settings
@@ -123,9 +123,9 @@ CASES = {
     "train sop/r50-512/rks": "Did you mean sop/r50-512/rsk?",
     "train sop": "a family of 50 recipes",
     "train sop/vit-b16-in21k/init": "trains nothing",
-    "train bad.yaml": "not a YAML file (line 2, column 2: expected",
+    "train bad.yaml": "not valid YAML (line 2, column 2: expected",
     "train list.yaml": "a mapping of keys to values, not a list",
-    "train binary.yaml": "not a YAML file",
+    "train binary.yaml": "not a text file in UTF-8",
     "train unknown.yaml": "there is no setting 'batch.sise'. Did you mean size?",
     "train kind.yaml": "batch.size is 'many': it should be a whole number",
     "train group.yaml": "batch is a group of settings, not 12",
@@ -136,20 +136,20 @@ CASES = {
     "train words.yaml": "words maps names to values, but is 3",
     "train like/a": "words are like one another in a circle",
     "train --set size": "write key=value",
-    "train --set batch.size=[": "is no YAML: line 1",
+    "train --set batch.size=[": "not valid YAML (line 1",
     "train --set batch=3": "batch is a group of settings",
     "train --lr 0": "it must be above 0",
     "train --lr text": "unable to parse",
     "train --epochs -3": "it must be 0 or more",
-    "train --steps 0": "it must be above 0",
+    "train --steps 0": "it must be 1 or more",
     "train --precision fp64": "fp32 or bf16 or fp16",
     "train --validation half": "none or paper or random",
     "train --nothing": "No such option",
     # losses, batches, models
     "train --loss nothing": "loss 'nothing' is unknown",
     "train --data good --freeze none --set loss.options.nothing=3": "has no option 'nothing'",
-    "train --data good --freeze none --set loss.options.k=text": "k must be one or more whole numbers from 1 up, but is 'text'",
-    "train --data good --freeze none --set loss.options.tau1=hot": "cannot be made with tau1='hot'",
+    "train --data good --freeze none --set loss.options.k=text": "k must be 1 to 1,000 whole numbers, but is 'text'",
+    "train --data good --freeze none --set loss.options.tau1=hot": "tau1 must be a number",
     "train --batch-size 7": "set it to 4 or 8",
     "train --data good --freeze none --batch-size 4000000": "the largest possible batch_size is",
     "train --data good --freeze nothing": "no stage 'nothing'",
@@ -164,11 +164,11 @@ CASES = {
     "train --device banana": "'banana' is no device",
     "train --device meta": "cannot compute here",
     # evaluation
-    "eval": "name either a TARGET",
-    "eval nowhere": "nowhere: no such run",
+    "eval": "name one thing to evaluate",
+    "eval no/where": "no such run",
     "eval norun": "neither a run",
-    "eval brokenrun": "not readable as YAML (line 1",
-    "eval notes.txt": "no such run or folder",
+    "eval brokenrun": "not valid YAML (line 1",
+    "eval notes.txt": "neither a folder nor an initialisation",
     "eval nowhere.npz": "no such file",
     "eval junk.npz": "not an .npz",
     "eval empty.npz": "has no array 'embeddings'",
@@ -177,33 +177,33 @@ CASES = {
     "eval nan.npz": "not finite",
     "eval flat.npz": "N × d vectors expected",
     "eval singles.npz": "no label occurs twice",
-    "eval objects.npz": "not an .npz of plain arrays",
-    "eval notruth.npz": "'gnd' is no JSON",
+    "eval objects.npz": "holds Python objects",
+    "eval notruth.npz": "'gnd': not a JSON",
     "eval gallery.npz": "embed both with the same model",
     "eval ok.npz --ks text": "whole numbers separated by commas",
     "eval ok.npz --protocol nothing": "choose all or reid",
     "eval ok.npz --similarity nothing": "choose 'dot' or 'cosine'",
     "eval ok.npz --ties nothing": "choose 'pessimistic'",
     "eval ok.npz --index nothing": "choose ivf, hnsw or pq",
-    "eval ok.npz --distractors nowhere.npy": "there is no file nowhere.npy",
-    "eval ok.npz --distractors junk.npy": "cannot be read as a .npy array of numbers",
+    "eval ok.npz --distractors nowhere.npy": "nowhere.npy: no such file",
+    "eval ok.npz --distractors junk.npy": "not an array of numbers",
     "eval ok.npz --distractors narrow.npy": "embed both with the same model",
     "eval ok.npz --compare nowhere.npz": "nowhere.npz: no such file",
     "eval ok.npz --compare ok.npz": "not a file of per-query results",
     "eval ok.npz --device banana": "'banana' is no device",
     "eval ok.npz --metrics-out full/x": "full/x exists already",
     "eval ok.npz --metrics-out notes.txt/m.json": "notes.txt/m.json cannot be written",
-    "eval ok.npz --init lite0-in1k": "one of the two",
+    "eval ok.npz --init lite0-in1k": "name one thing",
     "eval --init lite0-in1k": "--data NAME says which images",
     "eval --init lite0-in1k --data nothing": "There is no data set 'nothing'",
     "eval --init lite0-in1k --data roxford5k": "--root says where",
     "eval --recipe sop/r50-512/rsk": "name the run to evaluate beside it",
     # vectors, search, reports, exports
     "embed lite0-in1k nowhere": "nowhere: no such file or folder",
-    "embed lite0-in1k broken": "skip such images with --skip-bad",
+    "embed lite0-in1k broken": "--skip-bad",
     "embed lite0-in1k list.txt": "which is not there",
     "embed nothing good": "neither a folder nor an initialisation",
-    "embed norun good": "not a saved embedder",
+    "embed norun good": "nor a saved embedder",
     "embed unfinished good": "unfinished: the run has neither a model nor a checkpoint",
     "embed lite0-in1k good --out full": "give a name that ends so",
     "embed lite0-in1k good --out ok.npz": "ok.npz exists already",
@@ -212,12 +212,12 @@ CASES = {
     "search ok.npz good/c0/0.jpg": "name it with --model",
     "search junk.npz good/c0/0.jpg": "not an .npz",
     "search ok.npz": "Missing argument",
-    "export norun --onnx a.onnx": "no saved embedder here",
+    "export norun --onnx a.onnx": "nor a saved embedder",
     "report": "name at least one run folder",
     "report nowhere": "nowhere is no run",
-    "report brokenrun": "not a YAML file (line 1",
+    "report brokenrun": "not valid YAML (line 1",
     "report --method --out notes.txt": "notes.txt/sigmoids.svg cannot be written",
-    "losses recal_at_k": "did you mean recall_at_k?",
+    "losses recal_at_k": "Did you mean recall_at_k?",
     "models nothing": "no initialisation is called 'nothing'",
     "recipes nothing": "there is no recipe 'nothing'",
     "data verify nothing good": "There is no data set 'nothing'",
@@ -265,14 +265,21 @@ def test_a_file_that_may_not_be_read_is_named(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1
-    assert capsys.readouterr().err == "recollect: photos/secret.jpg: Permission denied.\n"
+    assert capsys.readouterr().err.startswith("recollect: photos/secret.jpg: permission denied")
 
 
-def test_an_error_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_ours_is_a_sentence_and_a_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
+
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr("recollect.data.verify.verify", fail)
     monkeypatch.setattr(sys, "argv", ["recollect", "data", "verify", "folder", "."])
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(SystemExit) as ended:
         main()
+    assert ended.value.code == 1
+    [report] = (tmp_path / "crashes").iterdir()
+    assert str(report) in capsys.readouterr().err

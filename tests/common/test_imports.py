@@ -19,6 +19,7 @@ PACKAGES = (
     "recollect.tuning",
     "recollect.studies",
     "recollect.report",
+    "recollect.search",
 )
 
 

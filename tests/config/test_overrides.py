@@ -60,7 +60,7 @@ def test_a_configuration_survives_its_file(folder: Path) -> None:
         ("batch=3", "batch is a group of settings, not 3"),
         ("batch.size.large=3", "batch.size is {'large': 3}"),
         ("loss.options=[1]", "loss.options is .1.: it should be a mapping"),
-        ("batch.size=[", "is no YAML"),
+        ("batch.size=[", "not valid YAML"),
     ],
 )
 def test_unknown_keys_and_wrong_values_are_refused(setting: str, message: str) -> None:
@@ -105,7 +105,7 @@ def test_missing_broken_and_circular_recipes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a recipe is a mapping"):
         resolve(tmp_path / "c.yaml")
     (tmp_path / "d.yaml").write_text("a: [\n")
-    with pytest.raises(ConfigError, match="not a YAML file"):
+    with pytest.raises(ConfigError, match="not valid YAML"):
         resolve(tmp_path / "d.yaml")
 
 
@@ -137,6 +137,6 @@ def test_configurations_are_frozen() -> None:
 
 def test_former_spellings_are_still_read() -> None:
     values = as_mapping(resolve(None, ["optimizer.lr=0.02", "model.normalization=clip"]))
-    values["optimiser"] = values.pop("optimizer")
-    values["model"]["normalisation"] = values["model"].pop("normalization")
-    assert from_mapping(values, "config.yaml") == resolve(None, ["optimiser.lr=0.02", "model.normalisation=clip"])
+    values["optimizer"] = values.pop("optimizer")
+    values["model"]["normalization"] = values["model"].pop("normalization")
+    assert from_mapping(values, "config.yaml") == resolve(None, ["optimizer.lr=0.02", "model.normalization=clip"])

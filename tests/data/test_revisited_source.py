@@ -183,9 +183,6 @@ def _call(module: str, name: str, *arguments: Any) -> bytes:
         (pickle.dumps(np.array([None], dtype=object)), "where numbers or text are expected"),
         (pickle.dumps(np.zeros(2, [("a", "i4")])), "where numbers or text are expected"),
         (pickle.dumps(np.zeros(2, "datetime64[s]")), "where numbers or text are expected"),
-        (pickle.dumps(np.dtype("i4")), "where plain values are expected"),
-        (pickle.dumps(np.ndarray), "where plain values are expected"),
-        (pickle.dumps({1, 2}), "where plain values are expected"),
         (_call("numpy", "load", "x.npy"), "names numpy.load"),
         (_call("numpy._core.multiarray", "fromfile", "x"), "names numpy._core.multiarray.fromfile"),
         (_call("numpy._core.multiarray", "scalar", "i8", b"12345678"), "where numbers or text are expected"),
@@ -204,16 +201,17 @@ def test_hostile_pickles_of_arrays_are_refused(tmp_path: Path, content: bytes, m
 
 
 def test_a_hostile_pickle_leaves_nothing_behind(tmp_path: Path) -> None:
-    """It may set attributes of what it is handed, so that is never handed out twice; and a value may hold itself."""
-    name = b"__kwdefaults__"
-    defaults = b"c_codecs\nencode\nN}X" + len(name).to_bytes(4, "little") + name + b"}s\x86b0"  # set on the function
-    call = b"c_codecs\nencode\nX\x01\x00\x00\x00a\x85R."
-    (tmp_path / "x.pkl").write_bytes(b"\x80\x02" + defaults + call)
-    assert read_plain_pickle(tmp_path / "x.pkl") == b"a"
-    (tmp_path / "x.pkl").write_bytes(b"\x80\x02" + call)
-    assert read_plain_pickle(tmp_path / "x.pkl") == b"a"
-    one, other = safe_pickle._stand_ins(), safe_pickle._stand_ins()
-    assert not any(one[key] is other[key] for key in one)
+    """Attributes of what it is handed cannot be set; and a value may hold itself."""
+    for name in (b"__kwdefaults__", b"__defaults__", b"x"):
+        defaults = (
+            b"c_codecs\nencode\nN}X" + len(name).to_bytes(4, "little") + name + b"}s\x86b0"
+        )  # set on the function
+        call = b"c_codecs\nencode\nX\x01\x00\x00\x00a\x85R."
+        (tmp_path / "x.pkl").write_bytes(b"\x80\x02" + defaults + call)
+        with pytest.raises(DataError, match="not a pickle that can be read"):
+            read_plain_pickle(tmp_path / "x.pkl")
+        (tmp_path / "x.pkl").write_bytes(b"\x80\x02" + call)
+        assert read_plain_pickle(tmp_path / "x.pkl") == b"a"
     laughs: list[Any] = [0]
     for _ in range(60):
         laughs = [laughs, laughs]
@@ -268,5 +266,5 @@ def test_persistent_references_and_damage_are_refused(tmp_path: Path) -> None:
             read_plain_pickle(path)
     path.write_bytes(whole)
     assert read_plain_pickle(path) == {"a": [1, 2.5, "x", None, True, (1,), b"y"]}
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="no such file"):
         read_plain_pickle(tmp_path / "absent.pkl")

@@ -76,6 +76,20 @@ def test_changed_queries():
     assert (ranks.better.tolist(), ranks.worse.tolist()) == ([0], [1])
 
 
+def test_the_same_images_are_compared():
+    """Other images of the same classes are refused where both results know theirs; where one does not, it is said."""
+
+    def named(*ids):
+        return Evaluation({"r@1": np.array([1.0, 0.0])}, np.array([3, 3]), np.array([1, 1]), {}, np.array(ids))
+
+    first = named("a.jpg", "b.jpg")
+    assert paired_bootstrap(first, named("a.jpg", "b.jpg"), "r@1").compared_by == "ids"
+    for compare in (paired_bootstrap, changed_queries):
+        with pytest.raises(InputError, match=r"number 1 is b\.jpg in one and c\.jpg in the other"):
+            compare(first, named("a.jpg", "c.jpg"), "r@1")
+    assert paired_bootstrap(first, _result([1, 0], [3, 3]), "r@1").compared_by == "labels"
+
+
 def test_refusals():
     one, other = _result([1, 0]), _result([1, 0, 1])
     with pytest.raises(InputError, match="different queries"):

@@ -75,10 +75,10 @@ def test_files(tmp_path):
     np.save(tmp_path / "v.npy", GOOD)
     assert evaluate(tmp_path / "v.npy", LABELS).metrics == evaluate(GOOD, LABELS).metrics
     (tmp_path / "bad.npy").write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"bad\.npy cannot be read"):
+    with pytest.raises(DataError, match=r"bad\.npy: not an array"):
         evaluate(tmp_path / "bad.npy", LABELS)
     np.save(tmp_path / "object.npy", np.array([{}], dtype=object), allow_pickle=True)
-    with pytest.raises(DataError, match=r"object\.npy cannot be read"):
+    with pytest.raises(DataError, match=r"object\.npy: holds Python objects"):
         evaluate(tmp_path / "object.npy", LABELS)
 
 

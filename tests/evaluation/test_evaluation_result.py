@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recollect.common.errors import DataError, InputError
-from recollect.evaluation import Evaluation, evaluate
+from recollect.evaluation import Evaluation, evaluate, reference
 from recollect.evaluation.result import write_summary
 
 
@@ -30,6 +30,31 @@ def test_class_means(result):
     assert means[2] == pytest.approx(result.per_query["map"][24:29].mean())
     assert result.macro["map"] == pytest.approx(np.mean(list(means.values())))
     assert result.macro["map"] != pytest.approx(result.metrics["map"])
+
+
+def test_macro_averages_equal_the_reference():
+    rng = np.random.default_rng(1)
+    vectors, labels = rng.standard_normal((40, 3)), [0] * 20 + [1] * 12 + [2] * 7 + [3]
+    result = evaluate(vectors, labels, ks=[1, 5])
+    assert result.macro == pytest.approx(reference.macro(reference.evaluate(vectors, labels, ks=[1, 5]), labels))
+    assert result.summary()["macro"] == result.macro
+
+
+def test_ids_are_kept(tmp_path):
+    result = evaluate(np.eye(4), [0, 0, 1, 1], ids=["a.jpg", "b.jpg", "ä.jpg", "d.jpg"])
+    again = Evaluation.load(result.save(tmp_path / "r.npz"))
+    assert again.ids.tolist() == ["a.jpg", "b.jpg", "ä.jpg", "d.jpg"]
+    assert list(again.per_query) == list(result.per_query)
+    assert evaluate(np.eye(4), [0, 0, 1, 1]).ids is None
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [(["a", "b"], "4 strings expected"), ([1, 2, 3, 4], "4 strings expected"), (list("abca"), "called the same")],
+)
+def test_bad_ids(ids, message):
+    with pytest.raises(InputError, match=message):
+        evaluate(np.eye(4), [0, 0, 1, 1], ids=ids)
 
 
 def test_round_trip(result, tmp_path):

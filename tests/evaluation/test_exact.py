@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from recollect.common.errors import InputError
-from recollect.evaluation import evaluate, exact, reference
-from recollect.evaluation.counting import count_above, count_above_each
+from recollect.evaluation import evaluate, exact, reference, tiles
+from recollect.evaluation.counting import GROUP, busy_groups, count_above, count_above_each, group_entries, padded
 
 
 def _unit(rows):
@@ -131,3 +131,30 @@ def test_count_above_each_counts_only_what_is_wanted():
         wanted = torch.rand(9, 6) < share
         plain = (values.unsqueeze(1) > thresholds.unsqueeze(2)).sum(dim=2) * wanted
         assert torch.equal(count_above_each(values, thresholds, wanted, torch.empty(450)), plain)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_picked_entries_are_those_above_the_floor(transposed):
+    torch.manual_seed(1)
+    values = torch.randn(32, 48)
+    values = values.T if transposed else values
+    floors = torch.randn(len(values)) + 1
+    rows, groups = busy_groups(values, floors)
+    found = {(int(r), int(c)): float(v) for r, c, v in zip(*group_entries(values, rows, groups, floors), strict=True)}
+    above = (values > floors.unsqueeze(1)).nonzero().tolist()
+    assert found == {(r, c): float(values[r, c]) for r, c in above}
+    assert len(rows) < values.numel() // GROUP  # some groups were skipped
+
+
+def test_padding_is_whole_groups():
+    assert [padded(size) for size in (1, GROUP, GROUP + 1)] == [GROUP, GROUP, 2 * GROUP]
+
+
+@pytest.mark.parametrize("crowded_rows", [0, 10_000])
+def test_picking_entries_equals_counting_rows(monkeypatch, crowded_rows):
+    """Rows counted as a whole, and entries picked out of them one by one: the same ranks, close ones included."""
+    rng = np.random.default_rng(3)
+    base = _unit(rng.standard_normal((4, 24)))
+    vectors = base[np.arange(90) % 4] + 10.0 ** rng.uniform(-8, 0, (90, 1)) * rng.standard_normal((90, 24)) / 5
+    monkeypatch.setattr(tiles, "_CROWDED_ROWS", crowded_rows)
+    _agree(vectors.astype(np.float32), np.arange(90) % 9)

@@ -60,10 +60,12 @@ def _assert_equal(result, expected):
                 assert column[number] == pytest.approx(values[name], abs=1e-12), (number, name)
 
 
+def _tiles_of(monkeypatch, **sides):
+    monkeypatch.setattr(ranks_module, "_sides", lambda device: ranks_module._Sides(**sides))
+
+
 def _small_tiles(monkeypatch):
-    monkeypatch.setattr(ranks_module, "_QUERY_ROWS", 5)
-    monkeypatch.setattr(ranks_module, "_GALLERY_ROWS", 7)
-    monkeypatch.setattr(ranks_module, "_SQUARE_ROWS", 6)
+    _tiles_of(monkeypatch, square=6, queries=5, gallery=7)
 
 
 @given(case=cases(), dtype=st.sampled_from([np.float32, np.float64, np.float16]))
@@ -115,12 +117,31 @@ def test_tile_sizes_and_memory_change_nothing(monkeypatch):
     vectors, labels = _clusters(count=260, classes=40)
     wanted = evaluate(vectors, labels).per_query
     for rows, columns, memory in ((9, 17, 1 << 20), (64, 33, 2 << 20), (300, 300, 1 << 30)):
-        monkeypatch.setattr(ranks_module, "_QUERY_ROWS", rows)
-        monkeypatch.setattr(ranks_module, "_GALLERY_ROWS", columns)
-        monkeypatch.setattr(ranks_module, "_SQUARE_ROWS", columns)
+        _tiles_of(monkeypatch, square=columns, queries=rows, gallery=columns)
         found = evaluate(vectors, labels, memory=memory).per_query
         for name, column in wanted.items():
             np.testing.assert_array_equal(found[name], column, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("threads", "cache", "side"),
+    [
+        (1, 2**20, 1024),
+        (2, 2**20, 704),
+        (1, 2**21, 704),
+        (2, 2**21, 704),
+        (8, 2**20, 1024),
+        (64, 2**21, 2048),
+        (1, 2**15, 1024),
+    ],
+)
+def test_tiles_follow_the_cache(monkeypatch, threads, cache, side):
+    """A tile and its scratch are no larger than the caches of the cores at work, down to a smallest tile."""
+    monkeypatch.setattr(ranks_module, "second_level_bytes", lambda: cache)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    sides = ranks_module._sides(torch.device("cpu"))
+    assert sides == (side, side // 2, side * 2)
+    assert sides.square == sides.queries * 2 == sides.gallery // 2
 
 
 def test_several_blocks_are_really_used(monkeypatch):

@@ -31,6 +31,16 @@ def test_each_draw_by_hand():
     assert result.deviations["reid/r@1"] == pytest.approx(abs(first - second) / 2)
 
 
+def test_macro_average_weighs_identities_alike():
+    vectors, labels = _data()
+    kept = np.arange(90) >= 0
+    kept[3:6] = False  # the first identity has three images, the others six
+    result = evaluate_reid(vectors[kept], labels[kept], ks=(1,), seeds=2)
+    by_hand = [np.mean(list(draw.class_means("r@1").values())) for draw in result.draws]
+    assert result.macro["reid/r@1"] == pytest.approx(np.mean(by_hand))
+    assert result.macro["reid/r@1"] != result.metrics["reid/r@1"]
+
+
 def test_draws_are_random_and_repeatable():
     vectors, labels = _data()
     one, two = (evaluate_reid(vectors, labels, seeds=4) for _ in range(2))

@@ -179,11 +179,11 @@ def test_bad_reference_set() -> None:
 
 
 def test_bad_options() -> None:
-    with pytest.raises(ConfigError, match="at least 2 bins"):
+    with pytest.raises(ConfigError, match="bins must be"):
         BinnedAP(bins=1)
     with pytest.raises(ConfigError, match="not below"):
         BinnedAP(low=1.0)
-    with pytest.raises(ConfigError, match="memory is 0"):
+    with pytest.raises(ConfigError, match="memory must be"):
         BinnedAP(memory=0)(unit(4, 3, 1), torch.tensor([0, 0, 1, 1]))
 
 

@@ -116,7 +116,7 @@ def test_equal_embeddings_give_finite_numbers() -> None:
 def test_bad_input_and_options() -> None:
     with pytest.raises(InputError, match="NaN"):
         BlackboxAP()(torch.full((4, 2), torch.nan), torch.zeros(4).long())
-    with pytest.raises(ConfigError, match="positive λ"):
+    with pytest.raises(ConfigError, match="lambda_val must be"):
         BlackboxAP(lambda_val=0)
     with pytest.raises(ConfigError, match="margin"):
         BlackboxAP(margin=-0.1)

@@ -6,7 +6,9 @@ import csv
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent / "published"
+from recollect import studies
+
+HERE = Path(studies.__file__).parent / "published"
 
 # data set → the columns of a table, in the order of the tests and metrics they belong to
 COLUMNS = {

@@ -41,7 +41,10 @@ class Browser:
         self._base = f"{address}/session/{session}"
 
     def open(self, path: Path) -> None:
-        self.address = path.resolve().as_uri()
+        self.visit(path.resolve().as_uri())
+
+    def visit(self, address: str) -> None:
+        self.address = address
         self.log("browser")
         self.log("performance")
         _call("POST", f"{self._base}/url", {"url": self.address})
@@ -55,6 +58,20 @@ class Browser:
 
     def devtools(self, command: str, **parameters: Any) -> Any:
         return _call("POST", f"{self._base}/goog/cdp/execute", {"cmd": command, "params": parameters})
+
+    def choose(self, selector: str, file: Path) -> None:
+        """Give a file to an input, as the person does who chooses one."""
+        found = self.devtools("Runtime.evaluate", expression=f"document.querySelector({selector!r})")
+        self.devtools("DOM.setFileInputFiles", files=[str(file)], objectId=found["result"]["objectId"])
+
+    def until(self, script: str, seconds: float = 20) -> Any:
+        """The script's answer, once it is true."""
+        end = time.monotonic() + seconds
+        while not (answer := self.run(script)):
+            if time.monotonic() > end:
+                raise AssertionError(f"never true: {script}")
+            time.sleep(0.05)
+        return answer
 
     def look(self, width: int, height: int, scheme: str) -> None:
         """A window of that size, in light or dark."""

@@ -33,6 +33,10 @@ BENCH = Bench(
 class InProcess:
     """Stands for the pool of processes."""
 
+    _processes = None
+
+    def shutdown(self, wait: bool = True, cancel_futures: bool = False) -> None: ...
+
     def __init__(self, *_: object) -> None: ...
 
     def __enter__(self) -> InProcess:
@@ -59,5 +63,7 @@ def searched(study: Matrix, cell: Cell, found: dict[float, float], steps: int = 
     for rate, value in found.items():
         run = study.folder(BENCH, cell) / "search" / f"lr-{rate:g}"
         run.mkdir(parents=True, exist_ok=True)
-        (run / "manifest.json").write_text(json.dumps({"outcome": {"steps": steps}}))
-        (run / "metrics.jsonl").write_text(json.dumps({"split": "val", "step": steps, "r@1": value}) + "\n")
+        outcome = {"steps": steps, "seconds": 1.0, "chosen_step": steps, "metrics": {}}
+        (run / "manifest.json").write_text(json.dumps({"outcome": outcome}))
+        record = {"kind": "evaluation", "split": "val", "step": steps, "r@1": value}
+        (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from recollect import studies
 from recollect.common.errors import ConfigError, DataError
 from recollect.config.overrides import resolve
 from recollect.studies.benches import BENCHES, EqualImages, UntilValidation
@@ -13,7 +14,7 @@ from recollect.studies.claims import CLAIMS, Cell, Claim
 from recollect.studies.claims_plan import choose_claims
 from recollect.studies.matrix import LADDER, Matrix
 
-PUBLISHED = Path(__file__).parents[1] / "recipes" / "published"
+PUBLISHED = Path(studies.__file__).parent / "published"
 SOP_BATCHES = (72.9, 77.3, 79.0, 79.7, 80.5, 81.2, 82.0, 82.5, 82.8, 82.4)
 EVERY = [(name, place) for name, (_, places) in CLAIMS.items() for place in places]
 

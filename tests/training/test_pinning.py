@@ -10,8 +10,8 @@ import pytest
 import torch
 from small_runs import make_images, small_config
 
-from recollect.training import parts
-from recollect.training.batches import PixelFeed
+from recollect.training import build
+from recollect.training.batches import PixelFeed, make_feed
 
 
 @pytest.mark.parametrize(
@@ -22,11 +22,11 @@ def test_the_device_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, there: bool, pin: bool
 ) -> None:
     config = small_config(make_images(tmp_path, classes=2))
-    images = parts.load_sets(config).train
-    embedder: Any = parts.make_embedder(config.model, 0)
+    images = build.load_sets(config).train
+    embedder: Any = build.make_embedder(config.model, 0)
     standing_in: Any = SimpleNamespace(preprocessing=embedder.preprocessing, device=torch.device(device))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
-    feed = parts.make_feed(config, parts.Network(standing_in, embedder), images, training=True)
+    feed = make_feed(config, standing_in, images, training=True)
     assert isinstance(feed, PixelFeed)
     assert feed.pipeline.pin is pin
     feed.close()

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from recollect.common.errors import ConfigError
+from recollect.common.errors import ConfigError, DataError
+from recollect.common.files import new_folder, write_json
+from recollect.common.refusals import StorageError
+from recollect.config.schema import Config
 from recollect.training.run_folder import RunFolder
 
 
@@ -16,3 +19,82 @@ def test_a_run_that_never_began_leaves_its_place_free(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="never written over"):
         RunFolder.create(tmp_path, "x")
+
+
+def test_a_run_begins_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder.create(tmp_path / "run", "x")
+    assert not run.path.exists()
+
+    def full(*arguments: object) -> None:
+        raise StorageError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "write_config", full)
+        with pytest.raises(StorageError):
+            run.begin(Config(), {"versions": {"recollect": "1"}})
+    assert not list(tmp_path.iterdir())
+    run.begin(Config(), {"versions": {"recollect": "1"}})
+    assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "manifest.json"]
+    assert run.read_config() == Config()
+    with pytest.raises(StorageError, match="something already"):
+        _begin_beside(run)
+
+
+def _begin_beside(run: RunFolder) -> None:
+    """What a second process does that found the place free a moment before."""
+    with new_folder(run.path) as folder:
+        RunFolder(folder).write_config(Config())
+
+
+def test_an_interrupted_start_in_a_folder_that_exists_is_begun_again(tmp_path: Path) -> None:
+    write_json(tmp_path / "manifest.json", {"versions": {"recollect": "1"}})
+    (tmp_path / ".manifest.json.123-0123abcd.part").touch()
+    RunFolder.create(tmp_path, "x").begin(Config(), {"versions": {"recollect": "2"}})
+    assert RunFolder.open(tmp_path).read_manifest()["versions"] == {"recollect": "2"}
+    other = tmp_path / "other"
+    other.mkdir()
+    write_json(other / "manifest.json", {"name": "a page of the web"})
+    with pytest.raises(ConfigError, match="never written over"):
+        RunFolder.create(other, "x")
+
+
+def test_a_truncated_configuration_is_refused(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.begin(Config(), {})
+    lines = run.config_file.read_text().splitlines(keepends=True)
+    for count in range(1, len(lines)):
+        run.config_file.write_text("".join(lines[:count]))
+        with pytest.raises(DataError, match="not whole"):
+            run.read_config()
+    run.config_file.write_text("".join(lines[1:-1]))  # as former versions wrote it
+    assert run.read_config() == Config()
+
+
+def test_a_line_cut_short_is_dropped_with_a_remark(tmp_path: Path) -> None:
+    run, remarks = RunFolder(tmp_path), list[str]()
+    for step in (1, 2, 3):
+        run.append_metrics({"kind": "step", "step": step, "loss": 0.5})
+    with run.metrics_file.open("a") as file:
+        file.write('{"kind": "st')
+    run.forget_after(2, remarks.append)
+    assert [record["step"] for record in run.read_metrics()] == [1, 2]
+    assert "last line" in remarks[0]
+    run.append_metrics({"kind": "step", "step": 3, "loss": 0.5})
+    assert len(run.read_metrics(pytest.fail)) == 3
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"outcome": 3},
+        {"outcome": {"steps": "many"}},
+        {"outcome": {"metrics": {"val": 1}}},
+        {"plan": []},
+        {"resumed": 1},
+        {"versions": "x"},
+    ],
+)
+def test_a_manifest_of_other_types_is_refused(tmp_path: Path, values: dict[str, object]) -> None:
+    write_json(tmp_path / "manifest.json", values)
+    with pytest.raises(DataError, match=r"manifest\.json"):
+        RunFolder(tmp_path).read_manifest()

@@ -15,7 +15,7 @@ import torch
 from recollect.config.overrides import resolve
 from recollect.step.team import start, stop
 from recollect.training import whitened_start as whitening
-from recollect.training.session import prepare
+from recollect.training.build import build
 
 
 def meet(folder: Path) -> None:
@@ -29,20 +29,22 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     folder, timeout, delay = Path(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
     team = start(timeout_minutes=timeout / 60)
-    session = prepare(resolve(sys.argv[1]), torch.device("cpu"), team)
-    features = whitening._features
+    training = build(resolve(sys.argv[1]), torch.device("cpu"), team)
+    features = whitening.head_inputs
 
-    def slowly(*arguments: Any) -> torch.Tensor:
+    def slowly(*arguments: Any, **options: Any) -> torch.Tensor:
         time.sleep(delay)
-        return features(*arguments)
+        return features(*arguments, **options)
 
-    whitening._features = slowly
+    whitening.head_inputs = slowly
     meet(folder)
     begun = time.monotonic()
-    assert whitening.whiten_last_layer(session, lambda line: None, folder / "features")
-    linear = session.network.embedder.head.linear
+    chosen = whitening.whitening_images(training.config, training.sets.train)
+    assert chosen is not None
+    whitening.whiten_last_layer(training, chosen)
+    linear = training.network.embedder.head.linear
     assert linear is not None
     found = {"seconds": time.monotonic() - begun, "weight": linear.weight.detach()}
     torch.save(found, folder / f"found-{team.rank}.pt")
-    session.close()
+    training.close()
     stop()

@@ -100,7 +100,7 @@ def test_what_the_user_says() -> None:
         ("optimizer.milestones=1:2", "follows from decays, first_decay and epochs"),
         ("data.name=sop,cub", "the protocol decides it"),
         ("run.watch_test=true,false", "the protocol decides it"),
-        ("gamma=[1", "cannot be read"),
+        ("gamma=[1", "not valid YAML"),
     ],
 )
 def test_mistakes_are_sentences(text: str, message: str) -> None:

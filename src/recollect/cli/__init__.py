@@ -1,6 +1,6 @@
 """The command line: parses, calls, prints; nothing else.
 
-One file a verb. A verb's file imports only typer at the top; what it calls is imported inside the function, so that
+One file per verb. A verb's file imports only typer at the top; what it calls is imported inside the function, so that
 ``recollect --help`` does not wait for torch.
 """
 
@@ -10,35 +10,41 @@ import sys
 import warnings
 from typing import Any
 
-from recollect.common.errors import DataWarning, RecollectError
+from recollect.common.errors import DataWarning
+from recollect.common.words import printable
 
 
 def main() -> None:
-    """Run the command line; errors a user can put right become one or two sentences and exit code 1.
+    """Run the command line. Whatever ends it becomes one sentence and an exit code, see ``last_net``."""
+    from recollect.cli.last_net import guarded
+    from recollect.common.processor import set_remembered_limit
+    from recollect.common.threads import spin_briefly
 
-    A file that cannot be read or written is one of them, whoever tried. Anything else is ours and keeps its traceback.
-    """
-    from recollect.cli.app import app
-
+    # Before any verb imports torch, which is when they are read.
+    set_remembered_limit()
+    spin_briefly()
     warnings.showwarning = _show_warning(warnings.showwarning)
-    try:
-        app()
-    except RecollectError as error:
-        print(f"recollect: {error}", file=sys.stderr)
-        sys.exit(1)
-    except OSError as error:
-        if error.filename is None:
-            raise
-        print(f"recollect: {error.filename}: {error.strerror}.", file=sys.stderr)
-        sys.exit(1)
+    sys.exit(guarded(_command))
+
+
+def _command() -> None:
+    from recollect.cli.app import app  # takes a while, in which Ctrl-C may come
+
+    app()
 
 
 def _show_warning(otherwise: Any) -> Any:
-    """Warnings about data are sentences for the user; where in the code they arose is of no use to them."""
+    """Warnings about data are sentences for the user, said once; where in the code they arose is of no use to them."""
+    said: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:
+        from recollect.common.console import is_quiet
+
         if issubclass(category, DataWarning):
-            print(f"recollect: {message}", file=sys.stderr)
+            if is_quiet() or str(message) in said:
+                return
+            said.add(str(message))
+            print(f"recollect: {printable(str(message))}", file=sys.stderr)
         else:
             otherwise(message, category, *place, **rest)
 

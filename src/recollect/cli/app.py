@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from recollect._version import __version__
+from recollect.cli.last_net import past_typer
 
 # As a newcomer meets them; any other verb comes after.
 _ORDER = (
@@ -17,9 +18,14 @@ _ORDER = (
     "eval",
     "report",
     "embed",
+    "index",
     "search",
+    "serve",
+    "calibrate",
+    "duplicates",
     "export",
     "reproduce",
+    "paper",
     "recipes",
     "models",
     "losses",
@@ -35,13 +41,18 @@ class _Verbs(TyperGroup):
         known = super().list_commands(ctx)
         return [verb for verb in _ORDER if verb in known] + [verb for verb in known if verb not in _ORDER]
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb; errors leave as they are."""
+        with past_typer():
+            return super().invoke(ctx)
+
 
 app = typer.Typer(
     name="recollect",
     cls=_Verbs,
     help="Train, evaluate and ship image-retrieval embeddings by optimising recall@k itself.",
     no_args_is_help=True,
-    pretty_exceptions_enable=False,  # errors are sentences (see recollect.cli.main); bugs keep their plain traceback
+    pretty_exceptions_enable=False,  # errors are sentences, see last_net.py
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -54,6 +65,7 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def common_options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
     ] = False,
@@ -62,22 +74,29 @@ def common_options(
     ] = False,
 ) -> None:
     """Options that stand before any verb."""
+    from recollect.cli.options import show_remarks
     from recollect.common.console import set_quiet
 
     set_quiet(quiet)
+    context.call_on_close(show_remarks())
 
 
-# Verbs, one import a file: each defines its command on import.
+# Verbs, one import per file: each defines its command on import.
+from recollect.cli import calibrate as _calibrate  # noqa: E402, F401
 from recollect.cli import data as _data  # noqa: E402, F401
 from recollect.cli import demo as _demo  # noqa: E402, F401
+from recollect.cli import duplicates as _duplicates  # noqa: E402, F401
 from recollect.cli import embed as _embed  # noqa: E402, F401
 from recollect.cli import eval as _eval  # noqa: E402, F401
 from recollect.cli import export as _export  # noqa: E402, F401
+from recollect.cli import index as _index  # noqa: E402, F401
 from recollect.cli import losses as _losses  # noqa: E402, F401
 from recollect.cli import models as _models  # noqa: E402, F401
+from recollect.cli import paper as _paper  # noqa: E402, F401
 from recollect.cli import recipes as _recipes  # noqa: E402, F401
 from recollect.cli import report as _report  # noqa: E402, F401
 from recollect.cli import reproduce as _reproduce  # noqa: E402, F401
 from recollect.cli import search as _search  # noqa: E402, F401
+from recollect.cli import serve as _serve  # noqa: E402, F401
 from recollect.cli import train as _train  # noqa: E402, F401
 from recollect.cli import tune as _tune  # noqa: E402, F401

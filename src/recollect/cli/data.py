@@ -9,6 +9,7 @@ import typer
 
 from recollect.cli.app import app
 from recollect.cli.options import AllowOutside, AsJson, MaxPixels, Quiet, complete_data, print_json
+from recollect.common.words import printable
 
 data = typer.Typer(help="List the data sets, or check a copy of one.")
 app.add_typer(data, name="data")
@@ -74,7 +75,7 @@ def verify(
     if as_json:
         print_json(report.as_dict())
     else:
-        typer.echo(report.as_text().encode("utf-8", "backslashreplace").decode())  # file names need not be valid text
+        typer.echo(printable(report.as_text()))  # file names need not be valid text
     if not report.ok:
         raise typer.Exit(1)
 

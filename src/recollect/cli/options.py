@@ -1,14 +1,57 @@
 """What several verbs share: ``--json``, ``--quiet``, ``--device``, names the shell can complete, remarks.
 
-Like every file of this room it imports only typer at the top; completion reads the tables that need no torch.
+Remarks of the library are log records; ``show_remarks`` attaches the handler that prints them. Like every file of this
+room it imports nothing heavy at the top; completion reads the tables that need no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+import sys
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
+
+from recollect.common.words import printable
+
+
+class _Remarks(logging.Handler):
+    """Prints what the library says: to standard output, or to standard error where a script reads the output.
+
+    Warnings always go to standard error. A terminal has a live line, so records of progress are left out there.
+    """
+
+    aside = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one record."""
+        if record.levelno >= logging.WARNING:
+            typer.echo(f"recollect: {record.getMessage()}", err=True)
+        elif not (getattr(record, "progress", False) and (sys.stderr if self.aside else sys.stdout).isatty()):
+            (remark_aside if self.aside else remark)(record.getMessage())
+
+
+_remarks = _Remarks(logging.INFO)
+
+
+def show_remarks() -> Callable[[], None]:
+    """Print the library's remarks from now on; the result ends that."""
+    library = logging.getLogger("recollect")
+    before, _remarks.aside = library.level, False
+    library.setLevel(logging.INFO)
+    library.addHandler(_remarks)
+
+    def end() -> None:
+        library.removeHandler(_remarks)
+        library.setLevel(before)
+
+    return end
+
+
+def remarks_aside(aside: bool = True) -> None:
+    """Print remarks on standard error: for verbs whose standard output a script reads, and with ``--json``."""
+    _remarks.aside = aside
 
 
 def remark(line: str) -> None:
@@ -16,7 +59,7 @@ def remark(line: str) -> None:
     from recollect.common.console import is_quiet
 
     if not is_quiet():
-        typer.echo(line)
+        typer.echo(printable(line))
 
 
 def remark_aside(line: str) -> None:
@@ -24,14 +67,16 @@ def remark_aside(line: str) -> None:
     from recollect.common.console import is_quiet
 
     if not is_quiet():
-        typer.echo(f"recollect: {line}", err=True)
+        typer.echo(f"recollect: {printable(line)}", err=True)
 
 
 def print_json(value: Any) -> None:
-    """Print plain values as JSON. ASCII only: file names need not be text that a terminal can show."""
+    """Print plain values as JSON, by one process. ASCII only: file names need not be text that a terminal can show."""
     import json
+    import os
 
-    typer.echo(json.dumps(value, indent=2, default=str))
+    if os.environ.get("RANK", "0") == "0":  # of several processes that torchrun started, one speaks
+        typer.echo(json.dumps(value, indent=2, default=str))
 
 
 def _quiet(value: bool) -> bool:
@@ -104,6 +149,9 @@ Quiet = Annotated[
 Device = Annotated[str | None, typer.Option(callback=_device, help="Where to compute: cpu, cuda, cuda:1, …")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch weights that are not on this machine.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what exists.")]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and list them in the result.")
+]
 AllowOutside = Annotated[bool, typer.Option("--allow-outside", help="Let listed paths and links leave the root.")]
 MaxPixels = Annotated[
     int | None,

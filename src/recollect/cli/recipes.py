@@ -8,6 +8,7 @@ import typer
 
 from recollect.cli.app import app
 from recollect.cli.options import AsJson, complete_recipe, print_json
+from recollect.common.words import printable
 
 if TYPE_CHECKING:
     from recollect.config.recipe_files import Recipe
@@ -84,17 +85,17 @@ def _first_number(recipe: Recipe) -> str:
 def _show(recipe: Recipe, as_json: bool) -> None:
     import dataclasses
 
-    from recollect.config.overrides import as_mapping, from_mapping
+    from recollect.config.overrides import as_mapping, as_written_now, from_mapping
 
-    config = from_mapping(recipe.values, recipe.name)
+    config = as_written_now(from_mapping(recipe.values, recipe.name))
     if as_json:
         origins = {key: dataclasses.asdict(origin) for key, origin in recipe.origins.items()}
         shown = {**_summary(recipe), "config": as_mapping(config), "origins": origins}
         print_json(shown)
         return
-    typer.echo(f"{recipe.name}\n{recipe.description}")
+    typer.echo(printable(f"{recipe.name}\n{recipe.description}"))
     for note in recipe.notes:
-        typer.echo(f"Note: {note}")
+        typer.echo(printable(f"Note: {note}"))
     _show_published(recipe)
     _show_settings(recipe, config)
     verb = "train" if config.run.epochs != 0 else "eval --recipe"
@@ -108,7 +109,7 @@ def _show_published(recipe: Recipe) -> None:
         typer.echo("\npublished, in percent")
         for test, metrics in published.items():
             numbers = "   ".join(f"{metric} {number:.1f}" for metric, number in metrics.items())
-            typer.echo(f"  {test:<24}{numbers}")
+            typer.echo(printable(f"  {test:<24}{numbers}"))
 
 
 def _show_settings(recipe: Recipe, config: Config) -> None:
@@ -122,7 +123,7 @@ def _show_settings(recipe: Recipe, config: Config) -> None:
         for key, value in _flat(parts[part]):
             origin = recipe.origins.get(f"{part}.{key}")
             place = "default" if origin is None else f"{origin.where:<28}{origin.comment}".rstrip()
-            typer.echo(f"  {key:<22}{_short(value):<26}{place}")
+            typer.echo(printable(f"  {key:<22}{_short(value):<26}{place}"))
     if any(origin.comment.startswith(("paper", "released", "chosen")) for origin in recipe.origins.values()):
         typer.echo("\npaper: its text says so; released: the authors' code or settings do; chosen: never published.")
 

@@ -52,11 +52,7 @@ def reproduce(
         (typer.echo if plan else remark)(line)
     if plan:
         return
-    try:
-        complete = run_matrix(matrix, claims, jobs=jobs, minutes=minutes, say=remark)
-    except KeyboardInterrupt:
-        typer.echo("recollect: asked to stop: runs are saved as far as they are. The same command goes on.", err=True)
-        raise typer.Exit(130) from None
+    complete = run_matrix(matrix, claims, jobs=jobs, minutes=minutes)
     if not complete:
         remark("left       some runs are not done: the same command goes on with them")
     # The page is of all that was ever run in this folder, so that one claim's command does not drop another's results.

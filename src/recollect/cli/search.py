@@ -1,4 +1,4 @@
-"""``recollect search``: the images of a catalogue that are most similar to given ones."""
+"""``recollect search``: the images of an index, or of a file of vectors, that are most similar to given ones."""
 
 from __future__ import annotations
 
@@ -8,53 +8,117 @@ from typing import Annotated, Any
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import AsJson, Device, MaxPixels, Quiet, print_json
+from recollect.cli.options import AsJson, Device, MaxPixels, Quiet, SkipBad, print_json
+from recollect.common.words import printable
 
 
 @app.command()
 def search(
-    vectors: Annotated[Path, typer.Argument(help="An .npz written by recollect embed.")],
-    images: Annotated[list[Path], typer.Argument(help="Image files to search with.")],
-    top: Annotated[int, typer.Option(min=1, help="Results a query.")] = 10,
+    index: Annotated[str, typer.Argument(help="An index (a file or an address), or an .npz by recollect embed.")],
+    queries: Annotated[list[str], typer.Argument(help="Image files, folders of images, or ids of the index.")],
+    top: Annotated[int, typer.Option(min=1, help="Results per query.")] = 10,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(help="Only images with this metadata, e.g. label=shoe; the same name again: either value."),
+    ] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Exact even if approximate search was built.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write a page that shows them.")] = None,
     as_json: AsJson = False,
     model: Annotated[str | None, typer.Option(help="Where the model is now, if it moved.")] = None,
     weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
     device: Device = None,
     max_pixels: MaxPixels = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Where the images of an .npz are now, if they moved; for --html.")
+    ] = None,
+    skip_bad: SkipBad = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Let --html replace a file that is no such page.")
+        bool, typer.Option("--overwrite", help="Let --html overwrite a file that recollect did not write.")
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Find the most similar images, exactly, by the model that made the vectors."""
-    from recollect.report.catalogue import read_catalogue
-    from recollect.report.catalogue import search as search_in
+    """Find the most similar images, by the model that made the vectors."""
     from recollect.report.page import check_target
     from recollect.report.search_page import GENERATOR, write_search_page
 
     if html is not None:
         check_target(html, overwrite, GENERATOR)
-    catalogue = read_catalogue(vectors)
-    found = search_in(catalogue, images, top, model=model, weights=weights, device=device)
-    answers: list[dict[str, Any]] = [
-        {
-            "query": str(image),
-            "results": [
-                {
-                    "name": catalogue.names[index],
-                    "similarity": round(similarity, 6),
-                    **({} if catalogue.labels is None else {"label": catalogue.labels[index]}),
-                }
-                for index, similarity in zip(places, values, strict=True)
-            ],
-        }
-        for image, places, values in zip(images, found.indices.tolist(), found.similarities.tolist(), strict=True)
-    ]
+    if index.endswith(".npz"):
+        answers, shown, count = _in_vectors(index, root, queries, top, model, weights, device, skip_bad)
+    else:
+        answers, shown, count = _in_index(index, queries, top, where or [], exact, model, weights, device)
     _show(answers, as_json)
     if html is not None:
-        path = write_search_page(html, catalogue, images, found, overwrite=overwrite)
+        path = write_search_page(html, shown, count, overwrite=overwrite)
         typer.echo(path, err=as_json)
+
+
+def _in_vectors(
+    file: str,
+    root: Path | None,
+    images: list[str],
+    top: int,
+    model: str | None,
+    weights: str | None,
+    device: str | None,
+    skip_bad: bool,
+) -> tuple[list[dict[str, Any]], list[Any], int]:
+    from recollect.report.catalogue import read_catalogue
+    from recollect.report.catalogue import search as search_in
+    from recollect.report.search_page import from_catalogue
+
+    catalogue = read_catalogue(file, root)
+    read, found = search_in(catalogue, images, top, model=model, weights=weights, device=device, skip_bad=skip_bad)
+    shown = from_catalogue(catalogue, read, found)
+    answers = []
+    for image, asked in zip(read, shown, strict=True):
+        results = [
+            {
+                "name": result.name,
+                "similarity": round(result.similarity, 6),
+                **({} if catalogue.labels is None else {"label": result.title}),
+            }
+            for result in asked.results
+        ]
+        answers.append({"query": image, "results": results})
+    return answers, shown, len(catalogue.names)
+
+
+def _in_index(
+    address: str,
+    queries: list[str],
+    top: int,
+    where: list[str],
+    exact: bool,
+    model: str | None,
+    weights: str | None,
+    device: str | None,
+) -> tuple[list[dict[str, Any]], list[Any], int]:
+    from recollect.report.search_page import Asked, ShownResult
+    from recollect.search import Index
+    from recollect.search.queries import ask, parse_pairs
+
+    with Index.open(address, model, device=device, **({} if weights is None else {"weights": weights})) as index:
+        found = ask(index, queries, top, parse_pairs(where, "--where"), exact=exact)
+        shown = []
+        for answer in found:
+            results = [
+                ShownResult(m.id, m.metadata.get("label") or m.id, m.similarity, index.picture(m.id), m.verdict)
+                for m in answer.matches
+            ]
+            shown.append(Asked(Path(answer.query).name, answer.picture, results))
+        count = len(index)
+    answers = []
+    for answer in found:
+        rows = []
+        for match in answer.matches:
+            row: dict[str, Any] = {"id": match.id, "similarity": round(match.similarity, 6)}
+            if match.verdict is not None:
+                row["verdict"] = match.verdict
+            rows.append({**row, **({"label": match.metadata["label"]} if "label" in match.metadata else {}),
+                         "metadata": dict(match.metadata)})  # fmt: skip
+        answers.append({"query": answer.query, "results": rows})
+    return answers, shown, count
 
 
 def _show(answers: list[dict[str, Any]], as_json: bool) -> None:
@@ -62,8 +126,9 @@ def _show(answers: list[dict[str, Any]], as_json: bool) -> None:
         print_json(answers)
         return
     for answer in answers:
-        typer.echo(answer["query"])
+        typer.echo(printable(answer["query"]))
         for number, result in enumerate(answer["results"], 1):
             label = f"  ({result['label']})" if "label" in result else ""
-            line = f"{number:>4}  {result['similarity']:.4f}  {result['name']}{label}"
-            typer.echo(line.encode("utf-8", "replace").decode())
+            verdict = f"  {result['verdict']:<7}" if "verdict" in result else ""
+            name = result["id"] if "id" in result else result["name"]
+            typer.echo(printable(f"{number:>4}  {result['similarity']:.4f}{verdict}  {name}{label}"))

@@ -20,9 +20,9 @@ from recollect.cli.options import (
     complete_recipe,
     complete_setting,
     print_json,
-    remark,
-    remark_aside,
+    remarks_aside,
 )
+from recollect.common.words import printable
 
 if TYPE_CHECKING:
     from recollect.training.estimate import Plan
@@ -156,12 +156,11 @@ def train(
     from recollect.training.run_folder import refuse_used
 
     given = {name: value for name, value in locals().items() if name in _SHORT and value is not None}
-    # With --json standard output is for the result alone.
-    say = remark_aside if as_json else remark
+    remarks_aside(as_json)
     if resume is not None:
         if any((recipe, data, root, given, settings, out, download, watch_test, plan, allow_outside, skip_bad)):
             raise ConfigError("--resume goes on exactly as the run began: leave every other option out.")
-        _show(_stoppable(lambda: trainer.train(resume=resume, say=say)), as_json)
+        _show(_stoppable(lambda: trainer.train(resume=resume)), as_json)
         return
     chosen: list[str] = [f"{_SHORT[name]}={value}" for name, value in given.items()]
     recipe, more = data_settings(recipe, data, root)
@@ -180,7 +179,7 @@ def train(
         return
     if out is not None:
         refuse_used(out)  # before features are computed, not after
-    _show(_stoppable(lambda: trainer.train(config, out, say=say)), as_json)
+    _show(_stoppable(lambda: trainer.train(config, out)), as_json)
 
 
 def _show_plan(plan: Plan, lines: list[str], as_json: bool) -> None:
@@ -188,7 +187,7 @@ def _show_plan(plan: Plan, lines: list[str], as_json: bool) -> None:
         reasons = [line.removeprefix("chosen").strip() for line in lines if line.startswith("chosen")]
         print_json({**plan.as_dict(), "chosen": reasons})
     else:
-        typer.echo("\n".join(lines))
+        typer.echo(printable("\n".join(lines)))
 
 
 def _show(outcome: Outcome, as_json: bool) -> None:
@@ -198,7 +197,7 @@ def _show(outcome: Outcome, as_json: bool) -> None:
         return
     for name, metrics in outcome.metrics.items():
         typer.echo(f"{name:<10} " + "  ".join(f"{key} {100 * value:.1f}" for key, value in list(metrics.items())[:4]))
-    typer.echo(f"model      {model} (step {outcome.chosen_step:,})")
+    typer.echo(printable(f"model      {model} (step {outcome.chosen_step:,})"))
 
 
 def data_settings(recipe: str | None, data: str | None, root: str | None) -> tuple[str, list[str]]:
@@ -241,5 +240,5 @@ def _stoppable(run: Callable[[], Outcome]) -> Outcome:
     try:
         return run()
     except TrainingStoppedError as error:
-        typer.echo(f"recollect: {error}", err=True)
+        typer.echo(f"recollect: {printable(str(error))}", err=True)
         raise typer.Exit(error.exit_code) from error

@@ -1,56 +1,348 @@
-"""Files that are either whole or not there: atomic writing, hashes, and paths kept inside a root."""
+"""Writing files so that they are whole or not there, hashes, and paths kept inside a root.
+
+Everything recollect writes goes through ``atomic_write`` or one of the functions built on it. One rule for each kind of
+place: a regular file is replaced in one step; a symbolic link is followed and stays a link; a pipe or a character
+device is written through; a folder, a block device or a socket is refused. What the system refuses (a full disk, a
+read-only file system, a name too long) becomes a ``StorageError`` (``refusals.py``). Reading is ``reading.py``'s work.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
+import io
 import json
 import os
+import re
+import secrets
+import shutil
+import stat
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from recollect.common.errors import DataError
+from recollect.common.refusals import StorageError, refusal
+
+if sys.platform != "win32":
+    import fcntl
+
+_PART = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.part")
+"""Names of files and folders that are being written: ``.NAME.PID-RANDOM.part``."""
+_PIPE_PATIENCE = 10.0
+"""Seconds to wait for a process that reads from a pipe before it is refused."""
+
+
+# Whole files --------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def atomic_write(path: Path | str, mode: str = "wb") -> Iterator[IO[Any]]:
+def atomic_write(path: Path | str, mode: str = "wb", *, size: int = 0) -> Iterator[IO[Any]]:
     """Open a temporary file beside ``path`` and move it there once all is written and on disk.
 
-    A crash leaves the old file or none, never half a file. The folder is made when missing.
+    A crash leaves the old file or none, never half a file; after a return the file survives a power cut. The folder is
+    made when missing. Temporary files of processes that died are removed on the way.
+
+    Args:
+        path: where to write.
+        mode: ``"wb"``, or ``"w"`` for UTF-8 text.
+        size: bytes that will be needed, where known: too little room is then noticed before anything is written.
+
+    Raises:
+        StorageError: the system refuses; the message says what is safe and what to do.
     """
     path = Path(path)
-    make_folder_for(path)
-    encoding = None if "b" in mode else "utf-8"
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, mode, encoding=encoding) as file:
+    target = _target(path)
+    if target is None:
+        with _written_through(path, mode) as file:
             yield file
-            file.flush()
+        return
+    make_parent(target)
+    with contextlib.suppress(OSError):
+        remove_strays(target.parent)
+    _refuse_too_large(target, size)
+    part, file = _new_part(target)
+    try:
+        opened = _opened(file, mode)
+        with opened:
+            yield opened
+            opened.flush()
             os.fsync(file.fileno())
-        # mkstemp makes files private; a run folder is read by colleagues, so the usual mask applies.
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(temporary).chmod(0o666 & ~mask)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the permissions of the file that is replaced
+                part.chmod(stat.S_IMODE(target.stat().st_mode))
+        part.replace(target)
+        flush_folder(target.parent)
+    except BaseException as error:
+        with contextlib.suppress(OSError, ValueError):
+            file.close()
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        if (cause := _own_failure(error, file, part)) is not None:
+            raise refusal(cause, path, needed=max(size, file.asked), existed=target.exists()) from error
         raise
 
 
-def make_folder_for(path: Path | str) -> None:
-    """Make the folder that the file ``path`` is to lie in; worth a call before long work whose result goes there.
+class _Recorder(io.FileIO):
+    """A file that remembers why it could not be written: libraries such as torch hide the reason."""
+
+    failure: OSError | None = None
+    asked = 0
+
+    def write(self, content: Any) -> int:
+        self.asked = max(self.asked, self.tell() + memoryview(content).nbytes)
+        try:
+            return super().write(content)
+        except OSError as error:
+            self.failure = error
+            raise
+
+
+def _opened(file: io.FileIO, mode: str) -> IO[Any]:
+    buffered: Any = io.BufferedWriter(file)
+    return buffered if "b" in mode else io.TextIOWrapper(buffered, encoding="utf-8", newline="\n")
+
+
+def _own_failure(error: BaseException, file: _Recorder, part: Path) -> OSError | None:
+    """The refusal of the system to write ``part``, if that is what ended the block."""
+    if not isinstance(error, Exception):
+        return None
+    if file.failure is not None:
+        return file.failure
+    ours = isinstance(error, OSError) and error.filename in (None, str(part)) and error.errno is not None
+    return error if ours and not isinstance(error, StorageError) else None  # type: ignore[return-value]
+
+
+def _target(path: Path) -> Path | None:
+    """The regular file to replace, links followed; None for a pipe or a device that is written through."""
+    try:
+        kind = path.stat().st_mode
+    except FileNotFoundError:
+        kind = stat.S_IFREG
+    except (OSError, ValueError) as error:
+        raise refusal(error, path) from error
+    if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind):
+        return None
+    if stat.S_ISREG(kind):
+        return Path(os.path.realpath(path)) if path.is_symlink() else path
+    if stat.S_ISDIR(kind):
+        raise StorageError(f"{path} cannot be written: it is a folder. Give the name of a file.")
+    raise StorageError(f"{path} cannot be written: it is a block device or a socket. Give the name of a file.")
+
+
+@contextmanager
+def _written_through(path: Path, mode: str) -> Iterator[IO[Any]]:
+    """Collect what is written, then hand it to the pipe or device in one go; nothing if the block fails."""
+    with tempfile.TemporaryFile() as kept:
+        file = kept if "b" in mode else io.TextIOWrapper(kept, encoding="utf-8", newline="\n")
+        yield file
+        file.flush()
+        kept.seek(0)
+        try:
+            with os.fdopen(_open_pipe(path), "wb") as device:
+                shutil.copyfileobj(kept, device)
+        except OSError as error:
+            raise refusal(error, path, existed=None) from error
+        if file is not kept:
+            file.detach()
+
+
+def _open_pipe(path: Path) -> int:
+    """Without ``O_NONBLOCK`` the call would wait for ever for a process that reads the pipe."""
+    end = time.monotonic() + _PIPE_PATIENCE
+    while True:
+        try:
+            handle = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+        except OSError as error:
+            if error.errno != errno.ENXIO or time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+            continue
+        if hasattr(os, "set_blocking"):
+            os.set_blocking(handle, True)
+        return handle
+
+
+def _refuse_too_large(target: Path, size: int) -> None:
+    if size and shutil.disk_usage(target.parent).free < size:
+        raise refusal(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), target, needed=size, existed=target.exists())
+
+
+# Files and folders in the making ------------------------------------------------------------------------------------
+
+
+def _part_name(target: Path) -> Path:
+    name = target.name
+    while len(os.fsencode(name)) > 150:  # names end at 255 bytes on most file systems
+        name = name[:-1]
+    return target.with_name(f".{name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+
+
+def _new_part(target: Path) -> tuple[Path, _Recorder]:
+    """A new file beside ``target``, locked for as long as it is open, so that nobody takes it for a stray one."""
+    while True:
+        part = _part_name(target)
+        try:
+            os.lstat(target)  # a name too long is noticed before the work and not after it
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise refusal(error, target) from error
+        try:
+            handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+        except OSError as error:
+            raise refusal(error, target, existed=target.exists()) from error
+        if _hold(handle, part):
+            return part, _Recorder(handle, "r+")
+        os.close(handle)
+
+
+def _hold(handle: int, part: Path) -> bool:
+    """Lock a file or folder in the making; False when it was swept away before the lock was there.
+
+    Not a lock of ``locks.py``: it is on the file itself, so that no second file is left behind. On Windows an open file
+    cannot be removed, which serves as well.
+    """
+    if sys.platform == "win32":
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # a file system without locks: strays are not removed there either
+    return _is_same(handle, part)
+
+
+def _is_same(handle: int, path: Path) -> bool:
+    try:
+        there = os.lstat(path)
+    except OSError:
+        return False
+    here = os.fstat(handle)
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
+def remove_strays(folder: Path) -> list[str]:
+    """Remove what processes that died left in the making; returns the names. What a living process writes stays."""
+    with os.scandir(folder) as entries:
+        found = [entry.name for entry in entries if _PART.fullmatch(entry.name)]
+    return [name for name in found if _remove_if_dead(folder / name)]
+
+
+def _remove_if_dead(part: Path) -> bool:
+    if sys.platform == "win32":
+        with contextlib.suppress(OSError):
+            part.unlink()
+        return not part.exists()
+    try:
+        flags = os.O_RDONLY if part.is_dir() else os.O_RDWR
+        handle = os.open(part, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _is_same(handle, part):
+            return False
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            part.unlink()
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def new_folder(path: Path | str) -> Iterator[Path]:
+    """A folder that appears under its name once the block is through, with everything in it, or not at all.
+
+    The block fills the folder it is handed. An empty folder that exists is replaced.
 
     Raises:
-        DataError: it cannot be made.
+        StorageError: the system refuses, or something lies at ``path`` meanwhile.
     """
-    parent = Path(path).parent
+    path = Path(path)
+    make_parent(path)
+    with contextlib.suppress(OSError):
+        remove_strays(path.parent)
+    handle = None
+    while handle is None:
+        part = _part_name(path)
+        try:
+            part.mkdir()
+        except OSError as error:
+            raise refusal(error, path) from error
+        if sys.platform == "win32":
+            break
+        handle = os.open(part, os.O_RDONLY)
+        if not _hold(handle, part):
+            os.close(handle)
+            handle = None
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: the folder {parent} cannot be made ({error.strerror}).") from error
+        yield part
+        flush_folder(part)
+        try:
+            if sys.platform == "win32" and path.is_dir():
+                path.rmdir()
+            part.rename(path)
+        except OSError as error:
+            raise refusal(error, path) from error
+        flush_folder(path.parent)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def flush_folder(folder: Path) -> None:
+    """Bring a folder's list of names to the disk: without it a power cut can undo a rename."""
+    if sys.platform == "win32":
+        return
+    with contextlib.suppress(OSError):  # some network file systems cannot
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def make_parent(path: Path) -> None:
+    """Make the folder that ``path`` is to lie in.
+
+    Raises:
+        StorageError: it cannot be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise refusal(error, path) from error
+
+
+def make_folder_for(path: Path | str) -> None:
+    """Make the folder that the file ``path`` is to lie in and try to write there: call it before long work.
+
+    Raises:
+        StorageError: the folder cannot be made, or nothing can be written into it.
+    """
+    path = Path(path)
+    target = _target(path)
+    if target is not None:
+        make_parent(target)
+        part, file = _new_part(target)
+        file.close()
+        part.unlink(missing_ok=True)
+
+
+# Text, JSON, lines --------------------------------------------------------------------------------------------------
 
 
 def write_text(path: Path | str, text: str) -> None:
@@ -64,20 +356,37 @@ def write_json(path: Path | str, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path | str) -> Any:
-    """Read a JSON file, or say which file is not one."""
+def append_line(path: Path | str, line: str) -> None:
+    """Add a line to a file, whole or not at all: what was written of it is taken back where there is no room.
+
+    Raises:
+        StorageError: the system refuses.
+    """
+    content = memoryview(f"{line}\n".encode())
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file.") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not a JSON file ({error}).") from error
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NONBLOCK", 0), 0o666)
+        try:
+            before, written = os.fstat(handle).st_size, 0
+            try:
+                while written < len(content):
+                    written += os.write(handle, content[written:])
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(handle, before)
+                raise
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise refusal(error, Path(path), needed=len(content), existed=True) from error
 
 
 def sha256(path: Path | str) -> str:
     """The SHA-256 of a file's content, in hexadecimal."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# Places -------------------------------------------------------------------------------------------------------------
 
 
 def inside(root: Path | str, relative: str | Path, *, allow_outside: bool = False) -> Path:
@@ -89,7 +398,11 @@ def inside(root: Path | str, relative: str | Path, *, allow_outside: bool = Fals
     path = root / relative
     if allow_outside:
         return path
-    if not path.resolve().is_relative_to(root.resolve()):
+    try:
+        is_inside = path.resolve().is_relative_to(root.resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle; a null character
+        raise DataError(f"{str(relative)!r}: not a path that can be followed ({error}).") from error
+    if not is_inside:
         raise DataError(
             f"{relative}: leads outside the folder {root}. Move the file inside, or allow it with "
             "--allow-outside if you trust the list."

@@ -1,50 +1,77 @@
-"""Locks on files that the system lets go of when a process ends, however it ends.
+"""Locks between processes, by ``filelock``: on every system, released when a process ends, however it ends.
 
-They answer at once whether the process that worked on a run or a trial is still there, where it shares this folder.
-Where the system has no such locks (Windows) every lock is free.
+They answer at once whether the process that worked on a run or a trial is still there, where it shares this folder. A
+lock's file is never removed: another process may be waiting on it.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from types import TracebackType
+from typing import Any
 
-if sys.platform != "win32":
-    import fcntl
+from filelock import FileLock, Timeout
+
+from recollect.common.errors import DataError
+from recollect.common.files import make_parent
+from recollect.common.refusals import refusal
+
+
+class Lock:
+    """A lock that is held until it is closed."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+
+    def close(self) -> None:
+        """Release it."""
+        self._lock.release()
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def try_lock(path: Path | str, wait: float = 0) -> Lock | None:
+    """The lock; None when another process has it and does not release it within ``wait`` seconds (-1: for ever).
+
+    Raises:
+        StorageError: the lock's file cannot be written.
+    """
+    path = Path(path)
+    make_parent(path)
+    # Not thread-local: whoever holds the object may release it.
+    lock = FileLock(path, thread_local=False)
+    try:
+        lock.acquire(timeout=wait, poll_interval=0.05)
+    except Timeout:
+        return None
+    except OSError as error:
+        raise refusal(error, path) from error
+    return Lock(lock)
 
 
 @contextmanager
-def exclusive(path: Path) -> Iterator[None]:
-    """Only one process at a time is inside the block."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        if sys.platform != "win32":
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield  # closing the file unlocks it
+def exclusive(path: Path | str) -> Iterator[None]:
+    """Only one process at a time is inside the block; the others wait."""
+    lock = try_lock(path, wait=-1)
+    if lock is None:
+        raise DataError(f"{path}: the lock could not be taken.")
+    with lock:
+        yield
 
 
-def try_lock(path: Path) -> IO[str] | None:
-    """The lock, to be closed when done; None when another process has it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("a")
-    try:
-        if sys.platform != "win32":
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
-
-
-def is_free(path: Path) -> bool:
-    """Whether a lock that was once taken is taken by nobody now."""
-    if not path.exists():
+def is_free(path: Path | str) -> bool:
+    """Whether a lock that was once taken is held by no process now."""
+    if not Path(path).exists():
         return False
     lock = try_lock(path)
-    if lock is None:
-        return False
-    lock.close()
-    return True
+    if lock is not None:
+        lock.close()
+    return lock is not None

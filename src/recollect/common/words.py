@@ -1,9 +1,14 @@
-"""Words for people: durations, a suggestion for a misspelt name, names that a terminal can show."""
+"""Words for people: durations, a suggestion for a misspelt name, and text that a terminal may be shown."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but for the end of a line and the tab, marks that turn the direction of text, and bytes of a file's
+name that are not text."""
 
 
 def in_words(seconds: float) -> str:
@@ -20,6 +25,16 @@ def in_words(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def in_digits(number: float) -> str:
+    """A number with three digits and no exponent.
+
+    Example:
+        >>> [in_digits(number) for number in (0.125, 2.5, 31.24, 3000)]
+        ['0.125', '2.5', '31.2', '3,000']
+    """
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """A sentence to append to "there is no ….": the choices closest to ``word``, or nothing.
 
@@ -31,17 +46,15 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(word, list(choices), n=3, cutoff=0.5)
     likeness = [difflib.SequenceMatcher(None, choice, word).ratio() for choice in close]
-    close = [choice for choice, ratio in zip(close, likeness, strict=True) if ratio >= likeness[0] - 0.1]
+    close = [choice for choice, ratio in zip(close, likeness, strict=True) if ratio >= likeness[0] - 0.03]
     return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
 def printable(text: str) -> str:
-    """``text`` with control characters and bytes that are not text escaped, for messages that name a file.
+    """``text`` with control characters written out: a file's name may hold sequences that rule a terminal.
 
     Example:
-        >>> printable("a\\x1b[31m.jpg"), printable("caf\\udce9.jpg")
-        ('a\\\\x1b[31m.jpg', 'caf\\\\udce9.jpg')
+        >>> printable("a\\x1b[31mb")
+        'a\\\\x1b[31mb'
     """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return _UNSHOWN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

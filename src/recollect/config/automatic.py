@@ -14,7 +14,7 @@ import torch
 from recollect.common.devices import usable_device
 from recollect.common.errors import DataError
 from recollect.common.memory import total_memory
-from recollect.config.schema import Config
+from recollect.config.schema import Config, ModelConfig
 from recollect.data import ImageSet
 from recollect.models.zoo import find
 
@@ -52,6 +52,11 @@ def choose_device(wanted: str) -> torch.device:
         ConfigError: it is not there.
     """
     return usable_device(wanted, "run.device", training=True)
+
+
+def is_pretrained(model: ModelConfig) -> bool:
+    """Whether the network starts from trained weights."""
+    return bool(find(model.init).pretrained) and model.weights != "none"
 
 
 def settle(config: Config, images: ImageSet, device: torch.device, pretrained: bool) -> tuple[Config, list[Choice]]:

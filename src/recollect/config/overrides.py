@@ -15,20 +15,22 @@ from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-import yaml
-
-from recollect.common.errors import ConfigError, in_one_line
+from recollect.common.crash_report import remember_configuration
+from recollect.common.errors import ConfigError
 from recollect.common.words import did_you_mean
+from recollect.common.yaml_text import parse_yaml
 from recollect.config.recipe_files import available_recipes, load_recipe
 from recollect.config.schema import Config, DataConfig
 
 __all__ = [
     "as_mapping",
     "as_written_before",
+    "as_written_now",
     "available_recipes",
     "from_mapping",
     "known_keys",
     "load_recipe",
+    "missing_groups",
     "parse_setting",
     "published_tests",
     "resolve",
@@ -36,7 +38,7 @@ __all__ = [
 ]
 
 
-FORMER_KEYS = {"optimiser": "optimizer", "normalisation": "normalization"}
+FORMER_KEYS = {"optimizer": "optimizer", "normalization": "normalization"}
 """Former names of settings, still read."""
 
 
@@ -59,7 +61,11 @@ def resolve(recipe: str | Path | None = None, settings: Mapping[str, Any] | Iter
     pairs = settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings)
     for key, value in pairs:
         _assign(values, key, value)
-    config = from_mapping(values, "the settings" if recipe is None else str(recipe))
+    return as_written_now(from_mapping(values, "the settings" if recipe is None else str(recipe)))
+
+
+def as_written_now(config: Config) -> Config:
+    """A new configuration with what this version means without being told."""
     return replace(config, data=replace(config.data, options=_with_class_split(config.data, "balanced")))
 
 
@@ -88,8 +94,15 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
 
 def from_mapping(values: Mapping[str, Any], source: str) -> Config:
     """A configuration from nested plain values, e.g. those of ``config.yaml``; ``source`` is named in errors."""
+    remember_configuration(values)
     config: Config = _build(Config, _in_present_spelling(values), "", source)
     return config
+
+
+def missing_groups(values: Mapping[str, Any]) -> list[str]:
+    """The groups of settings that plain values lack; a configuration that was written whole lacks none."""
+    present = _in_present_spelling(values)
+    return [part.name for part in fields(Config) if part.name not in present]
 
 
 def _in_present_spelling(values: Any) -> Any:
@@ -127,15 +140,12 @@ def parse_setting(text: str) -> tuple[str, Any]:
     """``"a.b=c"`` to its key and value.
 
     Raises:
-        ConfigError: there is no ``=``, or the value is no YAML.
+        ConfigError: there is no ``=``, or the value is not valid YAML.
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"{text!r} is no setting: write key=value, e.g. batch.size=392.")
-    try:
-        return key.strip(), yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"the value of {text!r} is no YAML: {in_one_line(error)}.") from error
+    return key.strip(), parse_yaml(value, f"the value of {text[:80]!r}")
 
 
 def known_keys() -> list[str]:
@@ -165,7 +175,7 @@ def _assign(values: dict[str, Any], key: str, value: Any) -> None:
 
 def _build(kind: Any, values: Any, prefix: str, source: str) -> Any:
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{source}: {prefix.rstrip('.')} is a group of settings, not {values!r}.")
+        raise ConfigError(f"{source}: {prefix.rstrip('.')} is a group of settings, not {_shown(values)}.")
     hints = typing.get_type_hints(kind)
     for key in values:
         if key not in hints:
@@ -190,7 +200,17 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
         converted = _as_one(value, option)
         if converted is not _NO:
             return converted
-    raise ConfigError(f"{where} is {value!r}: it should be {' or '.join(_describe(option) for option in options)}.")
+    wanted = " or ".join(_describe(option) for option in options)
+    raise ConfigError(f"{where} is {_shown(value)}: it should be {wanted}.")
+
+
+def _shown(value: Any) -> str:
+    """A value as a message can hold it."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes out no number of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 120 else f"{text[:100]}…"
 
 
 _NO = object()
@@ -206,10 +226,18 @@ def _as_one(value: Any, kind: Any) -> Any:
     if kind is float:
         return _as_float(value)
     if kind is int:
-        return value if isinstance(value, int) and not isinstance(value, bool) else _NO
+        # The ranges of the schema speak of larger ones; far larger ones cannot even be written out.
+        return value if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= 128 else _NO
     if kind in (bool, str):
         return value if isinstance(value, kind) else _NO
-    return dict(value) if isinstance(value, Mapping) else _NO
+    return dict(value) if isinstance(value, Mapping) and not _is_beyond_64_bits(value) else _NO
+
+
+def _is_beyond_64_bits(value: Any) -> bool:
+    """Whether options hold a whole number that no library takes."""
+    if isinstance(value, Mapping | list | tuple):
+        return any(map(_is_beyond_64_bits, value.values() if isinstance(value, Mapping) else value))
+    return isinstance(value, int) and value.bit_length() > 63
 
 
 def _as_float(value: Any) -> Any:
@@ -218,7 +246,7 @@ def _as_float(value: Any) -> Any:
         return _NO
     try:
         number = float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return _NO
     return number if math.isfinite(number) else _NO
 
@@ -241,7 +269,7 @@ def _describe(kind: Any) -> str:
     if get_origin(kind) is tuple:
         return "a list of numbers"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-    return names.get(kind, "a mapping")
+    return names.get(kind, "a mapping whose whole numbers have at most 64 bits")
 
 
 def _plain(value: Any) -> Any:

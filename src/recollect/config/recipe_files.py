@@ -19,8 +19,9 @@ from typing import Any
 
 import yaml
 
-from recollect.common.errors import ConfigError, in_one_line
+from recollect.common.errors import ConfigError
 from recollect.common.words import did_you_mean
+from recollect.common.yaml_text import compose_yaml, parse_yaml, read_yaml_text
 
 FOLDER = Path(__file__).resolve().parent.parent / "recipes"
 _STRUCTURE = frozenset({"inherits", "description", "note", "like", "words", "columns", "rows"})  # no settings
@@ -231,12 +232,10 @@ def _read(path: Path) -> Layer:
 
 @lru_cache(maxsize=256)
 def _read_once(path: Path, changed: int, size: int) -> Layer:
-    try:
-        text = path.read_text(encoding="utf-8")
-        values = yaml.safe_load(text) or {}
-        comments = dict(_comments(yaml.compose(text, Loader=yaml.SafeLoader), text.splitlines(), ""))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a YAML file ({in_one_line(error)}).") from error
+    text = read_yaml_text(path)
+    values = parse_yaml(text, str(path))
+    values = {} if values is None else values
+    comments = dict(_comments(compose_yaml(text, str(path)), text.splitlines(), ""))
     _check_structure(path, values)
     return Layer(path.relative_to(FOLDER).as_posix() if path.is_relative_to(FOLDER) else str(path), values, comments)
 

@@ -2,19 +2,49 @@
 
 A field's default is what the paper does or, where that depends on data and machine, ``"auto"``: ``automatic.py`` settles
 those before the first step and says why. Reading recipes and the command line's words into these classes is
-``recipes.py``'s work. To add a setting: add a field here with a comment, use it where it acts, and add a refusal below
-if it can contradict another.
+``overrides.py``'s work. To add a setting: add a field here with a comment, a number with its range (``ranged``), use it
+where it acts, and add a refusal below if it can contradict another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 from recollect.common.errors import ConfigError
+from recollect.data.sources.revisited import SFM_NAME
 
 Auto = Literal["auto"]
+
+
+@dataclass(frozen=True)
+class Range:
+    """What values a numeric setting can have. Bounds belong to it unless they are said to be open."""
+
+    low: float
+    high: float
+    above: bool = False
+    """The lower bound itself is left out."""
+    below: bool = False
+    """The upper bound itself is left out."""
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high and not (
+            (self.above and value == self.low) or (self.below and value == self.high)
+        )
+
+    def __str__(self) -> str:
+        low = f"above {self.low:,}" if self.above else f"{self.low:,} or more"
+        return f"{low} and {f'below {self.high:,}' if self.below else f'at most {self.high:,}'}"
+
+
+def ranged(default: Any, low: float, high: float, *, above: bool = False, below: bool = False) -> Any:
+    """A setting with a range; of a list of numbers, each lies in it."""
+    return field(default=default, metadata={"range": Range(low, high, above, below)})
+
+
+_MANY = 10**9  # more steps, images or classes than anyone has
 
 
 @dataclass(frozen=True)
@@ -38,18 +68,18 @@ class DataConfig:
     augmentation: Literal["auto", "crop", "glyph", "whole", "none"] = "auto"
     """Random resized crop (the paper's), slight turns and shifts for characters, whole images that keep their shape
     (instance search), or none: as for the test."""
-    crop_scale: tuple[float, float] = (0.08, 1.0)
+    crop_scale: tuple[float, float] = ranged((0.08, 1.0), 0, 1, above=True)
     """Share of the image that a crop covers, from and to."""
     flip: bool = True
     """Mirror half of the images. Leave out where left and right differ."""
     cache: Literal["none", "ram", "disk"] = "none"
     """Keep decoded images."""
-    workers: int | None = None
+    workers: int | None = ranged(None, 0, 1024)
     """Threads that decode; None for one a core, at most 16."""
-    prefetch_mb: int = 512
+    prefetch_mb: int = ranged(512, 0, 2**20)
     """How much may be decoded ahead of use."""
     on_bad_image: Literal["error", "skip"] = "error"
-    max_pixels: int | None = None
+    max_pixels: int | None = ranged(None, 1, 10**10)
     """Larger images are refused; None for 100 million pixels."""
 
 
@@ -59,22 +89,22 @@ class ModelConfig:
 
     init: str = "lite0-in1k"
     weights: str | None = None
-    dim: int | Literal["default"] | None = "default"
+    dim: int | Literal["default"] | None = ranged("default", 1, 2**16)
     """Length of the embedding; None for no last layer at all, as in the paper's *init* rows."""
-    image_size: int | None = None
+    image_size: int | None = ranged(None, 1, 10_000)
     """Side of the images in pixels; of whole images the longer side at most."""
-    resize: int | Literal["default"] | None = "default"
+    resize: int | Literal["default"] | None = ranged("default", 1, 10_000)
     """The shorter side before the centre crop at test; by default in the model's own proportion to ``image_size``; None
     keeps images whole."""
-    scales: tuple[float, ...] = ()
+    scales: tuple[float, ...] = ranged((), 0, 16, above=True)
     """Scales over which ``recollect eval`` averages an image's vectors on Revisited Oxford and Paris; empty for one.
     Training and validation see one."""
     pooling: str | None = None
-    p: float = 3.0
+    p: float = ranged(3.0, 0, 1000, above=True)
     learn_p: bool = True
     layer_norm: bool | None = None
     l2_before_head: bool | None = None
-    whitening: int | None = None
+    whitening: int | None = ranged(None, 1, _MANY)
     """Start the last layer as a whitening learned from so many training images; None: at random."""
     batch_norm: Literal["frozen", "statistics"] = "frozen"
     """The paper freezes BatchNorm, its released code only the statistics. Trained BatchNorm cannot be chunked."""
@@ -97,15 +127,15 @@ class LossConfig:
 class BatchConfig:
     """What one step sees."""
 
-    size: int | Literal["auto", "all"] = "auto"
+    size: int | Literal["auto", "all"] = ranged("auto", 1, _MANY)
     """M: images of one loss, over all processes. ``"all"``: the whole training set (with a frozen backbone)."""
-    samples_per_class: int = 4
-    chunk: int | Auto = "auto"
+    samples_per_class: int = ranged(4, 1, _MANY)
+    chunk: int | Auto = ranged("auto", 1, _MANY)
     """Images in the network at once, on each process. Changes speed and memory, never the result."""
     policy: Literal["paper", "epoch"] = "paper"
     small_classes: Literal["drop", "repeat"] = "drop"
-    batches_per_epoch: int | None = None
-    skip_share: float = 0.0
+    batches_per_epoch: int | None = ranged(None, 1, _MANY)
+    skip_share: float = ranged(0.0, 0, 1, below=True)
     """Share of the gradient's norm that may be left out to save second forwards; 0 is exact."""
 
 
@@ -114,25 +144,25 @@ class OptimizerConfig:
     """How weights follow gradients."""
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
-    lr: float | Auto = 1e-4
+    lr: float | Auto = ranged(1e-4, 0, 1000, above=True)
     """``"auto"``: the paper's 1e-4 for pre-trained weights, 1e-3 for a network from scratch."""
-    weight_decay: float = 4e-4
-    momentum: float = 0.9
+    weight_decay: float = ranged(4e-4, 0, 1000)
+    momentum: float = ranged(0.9, 0, 1, below=True)
     """Of SGD."""
-    head_multiplier: float = 1.0
+    head_multiplier: float = ranged(1.0, 0, 10**6)
     """Times the learning rate for the last layer. 5 costs 9 points on Cars196, says the paper."""
-    p_multiplier: float = 1.0
+    p_multiplier: float = ranged(1.0, 0, 10**6)
     """Times the learning rate for GeM's exponent, which is never decayed."""
-    loss_multiplier: float = 1.0
+    loss_multiplier: float = ranged(1.0, 0, 10**6)
     """Times the learning rate for a loss's own parameters, such as proxies."""
     decay_norm_and_bias: bool = True
     schedule: Literal["milestones", "cosine", "constant"] = "milestones"
-    milestones: tuple[float, ...] = ()
+    milestones: tuple[float, ...] = ranged((), 0, _MANY)
     """Epochs after which the learning rate is multiplied by ``gamma``."""
-    gamma: float = 0.3
-    warm_up: float = 0.0
+    gamma: float = ranged(0.3, 0, 1000, above=True)
+    warm_up: float = ranged(0.0, 0, _MANY)
     """Epochs over which the learning rate rises to its value."""
-    clip: float | None = None
+    clip: float | None = ranged(None, 0, 1e30, above=True)
     """Largest norm of the whole gradient."""
 
 
@@ -140,16 +170,16 @@ class OptimizerConfig:
 class RunConfig:
     """How long, where, and what is written."""
 
-    epochs: int | Auto | None = "auto"
+    epochs: int | Auto | None = ranged("auto", 0, _MANY)
     """0: nothing is trained; a recipe for ``recollect eval``."""
-    steps: int | None = None
+    steps: int | None = ranged(None, 1, _MANY)
     """Instead of epochs."""
-    seed: int = 0
+    seed: int = ranged(0, 0, 2**63 - 1)
     device: str = "auto"
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     deterministic: bool = False
     """Only algorithms that repeat themselves to the bit, on GPUs too."""
-    evaluate_every: int | Auto = "auto"
+    evaluate_every: int | Auto = ranged("auto", 1, _MANY)
     """Epochs between evaluations of the validation classes (and of the test set with ``watch_test``)."""
     evaluate_first: bool = True
     """Evaluate before the first step too."""
@@ -157,11 +187,11 @@ class RunConfig:
     """Log test metrics on the way. They choose nothing."""
     select: str = "r@1"
     """The validation metric that picks the weights to keep."""
-    checkpoint_minutes: float = 5.0
+    checkpoint_minutes: float = ranged(5.0, 0, 10**6)
     """A checkpoint is written whenever so much time has passed, and at the end."""
-    checkpoint_steps: int | None = None
+    checkpoint_steps: int | None = ranged(None, 1, _MANY)
     """Also after every so many steps."""
-    loss_limit: float = 1e6
+    loss_limit: float = ranged(1e6, 0, 1e38, above=True)
     """A loss beyond it stops the run."""
     tensorboard: bool = False
 
@@ -186,39 +216,18 @@ class Config:
 
 
 def _refuse_numbers(config: Config) -> None:
-    positive = {
-        "batch.size": config.batch.size,
-        "batch.chunk": config.batch.chunk,
-        "batch.samples_per_class": config.batch.samples_per_class,
-        "batch.batches_per_epoch": config.batch.batches_per_epoch,
-        "model.dim": config.model.dim,
-        "model.image_size": config.model.image_size,
-        "model.resize": config.model.resize,
-        "model.whitening": config.model.whitening,
-        "optimizer.lr": config.optimizer.lr,
-        "optimizer.gamma": config.optimizer.gamma,
-        "optimizer.clip": config.optimizer.clip,
-        "run.steps": config.run.steps,
-        "run.evaluate_every": config.run.evaluate_every,
-        "run.checkpoint_steps": config.run.checkpoint_steps,
-        "run.loss_limit": config.run.loss_limit,
-    }
-    for name, value in positive.items():
-        if isinstance(value, int | float) and not value > 0:
-            raise ConfigError(f"{name} is {value}: it must be above 0.")
-    not_negative = {
-        "optimizer.weight_decay": config.optimizer.weight_decay,
-        "optimizer.warm_up": config.optimizer.warm_up,
-        "run.seed": config.run.seed,
-        "run.epochs": config.run.epochs if isinstance(config.run.epochs, int) else 0,
-        "run.checkpoint_minutes": config.run.checkpoint_minutes,
-        "data.prefetch_mb": config.data.prefetch_mb,
-    }
-    for name, number in not_negative.items():
-        if not number >= 0:
-            raise ConfigError(f"{name} is {number}: it must be 0 or more.")
-    if not 0 <= config.batch.skip_share < 1:
-        raise ConfigError(f"batch.skip_share is {config.batch.skip_share}: a share from 0 (exact) to below 1.")
+    """Every number lies in the range that its field states."""
+    for group in fields(config):
+        part = getattr(config, group.name)
+        for item in fields(part) if is_dataclass(part) else ():
+            allowed: Range | None = item.metadata.get("range")
+            value = getattr(part, item.name)
+            for number in value if isinstance(value, tuple) else (value,):
+                is_number = isinstance(number, int | float) and not isinstance(number, bool)
+                if allowed is not None and is_number and number not in allowed:
+                    raise ConfigError(f"{group.name}.{item.name} is {number}: it must be {allowed}.")
+    if config.data.crop_scale[0] > config.data.crop_scale[1]:
+        raise ConfigError(f"data.crop_scale is {list(config.data.crop_scale)}: the smaller share comes first.")
 
 
 def _refuse_combinations(config: Config) -> None:
@@ -258,16 +267,14 @@ def _refuse_combinations(config: Config) -> None:
             f"data.augmentation whole trains on images that keep their shape, but model.resize {model.resize} cuts squares "
             "for the test: set model.resize=null, or data.augmentation=crop."
         )
-    if config.data.validation == "sfm120k" and not run.select.startswith(("map", "mp@")):
+    if config.data.validation == SFM_NAME and not run.select.startswith(("map", "mp@")):
         raise ConfigError(
             f"run.select {run.select!r} is not measured on sfm120k, which has queries and no classes: set run.select=map."
         )
-    if config.data.validation != "sfm120k" and config.data.validation_root is not None:
+    if config.data.validation != SFM_NAME and config.data.validation_root is not None:
         raise ConfigError(
             "data.validation_root is the folder of sfm120k: set data.validation=sfm120k, or leave it out."
         )
-    if any(scale <= 0 for scale in model.scales):
-        raise ConfigError(f"model.scales {list(model.scales)} must be above 0.")
     if model.whitening is not None and model.dim is None:
         raise ConfigError("model.whitening initialises the last layer, and model.dim null leaves it out: set one.")
     if run.precision == "fp16" and run.device == "cpu":

@@ -23,6 +23,9 @@ from recollect.common.decode import ImageSource, read_image
 from recollect.common.errors import DataError, InputError
 from recollect.common.words import printable
 
+Indices = NDArray[np.int64]
+"""Numbers of images."""
+
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common.errors import ConfigError, DataError, DataWarning
+from recollect.common.reading import open_regular
 from recollect.data.image_set import ImageSet
 from recollect.data.registry import Source
 
@@ -120,7 +121,7 @@ def need(source: Source, path: Path) -> Path:
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a text list that are not blank, each with its number from 1."""
     try:
-        with path.open(encoding="utf-8-sig") as file:
+        with os.fdopen(open_regular(path), encoding="utf-8-sig") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield number, line.strip()
@@ -152,7 +153,7 @@ def read_csv(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -
         optional: columns that may be absent or empty; other columns are ignored.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with os.fdopen(open_regular(path), encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             header = [column.strip() for column in reader.fieldnames or ()]
             reader.fieldnames = header

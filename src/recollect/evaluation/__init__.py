@@ -12,10 +12,11 @@ from recollect.evaluation.bootstrap import (
     confidence_interval,
     paired_bootstrap,
 )
+from recollect.evaluation.metrics import Metric, default_ks
 from recollect.evaluation.reid import ReidResult, evaluate_reid
 from recollect.evaluation.result import Evaluation
 from recollect.evaluation.retrieval import evaluate
-from recollect.evaluation.revisited import RevisitedResult, evaluate_rankings, evaluate_revisited
+from recollect.evaluation.revisited_protocol import RevisitedResult, evaluate_rankings, evaluate_revisited
 
 __all__ = [
     "Changes",
@@ -23,10 +24,12 @@ __all__ = [
     "Evaluation",
     "IndexCost",
     "Interval",
+    "Metric",
     "ReidResult",
     "RevisitedResult",
     "changed_queries",
     "confidence_interval",
+    "default_ks",
     "evaluate",
     "evaluate_rankings",
     "evaluate_reid",

@@ -35,6 +35,8 @@ class Comparison:
 
     Attributes:
         p_value: two-sided: twice the share of resamples on the side of zero opposite to most, at least 1/resamples.
+        compared_by: how it was made sure that both are of the same queries: by their ``ids``, or, where one of the two
+            has none, by ``labels`` alone, which other images of the same classes would pass.
     """
 
     difference: float
@@ -42,6 +44,7 @@ class Comparison:
     high: float
     level: float
     p_value: float
+    compared_by: Literal["ids", "labels"] = "labels"
 
 
 @dataclass(frozen=True)
@@ -91,40 +94,45 @@ def paired_bootstrap(
     Pairing removes what both runs share (hard queries are hard for both), so far smaller differences show than by
     comparing two intervals.
     """
-    difference, labels = _differences(first, second, metric)
+    compared_by = _check_same_queries(first, second)
+    counted = first.positives > 0
+    difference, labels = (second.values(metric) - first.values(metric))[counted], first.labels[counted]
     means = _resampled_means(difference, labels, resamples, by, seed)
     low, high = _percentiles(means, level)
     smaller_side = min(float((means <= 0).mean()), float((means >= 0).mean()))
     p_value = min(1.0, max(2 * smaller_side, 1 / resamples))
-    return Comparison(float(difference.mean()), low, high, level, p_value)
+    return Comparison(float(difference.mean()), low, high, level, p_value, compared_by)
 
 
 def changed_queries(first: Evaluation, second: Evaluation, metric: str = "r@1") -> Changes:
-    """Which queries got better and which worse. For ``first_rank`` a smaller value is better."""
+    """Which queries got better and which worse. For ``first_rank`` and the like a smaller value is better."""
     _check_same_queries(first, second)
     change = np.nan_to_num(second.values(metric) - first.values(metric))
-    if metric == "first_rank":
+    if metric in (*second.settings.get("lower_is_better", ()), "first_rank"):
         change = -change
     order = np.argsort(-np.abs(change), kind="stable")
     return Changes(better=order[change[order] > 0], worse=order[change[order] < 0])
 
 
-def _differences(first: Evaluation, second: Evaluation, metric: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    _check_same_queries(first, second)
-    counted = first.positives > 0
-    return (second.values(metric) - first.values(metric))[counted], first.labels[counted]
-
-
-def _check_same_queries(first: Evaluation, second: Evaluation) -> None:
+def _check_same_queries(first: Evaluation, second: Evaluation) -> Literal["ids", "labels"]:
+    """Refuse results of different queries; what they were compared by."""
     if len(first.labels) != len(second.labels) or not np.array_equal(first.labels, second.labels):
         raise InputError(
             f"the two results are of different queries ({len(first.labels)} and {len(second.labels)}, or with other "
             "labels): evaluate both runs on the same set in the same order."
         )
+    known = first.ids is not None and second.ids is not None
+    if first.ids is not None and second.ids is not None and not np.array_equal(first.ids, second.ids):
+        where = int(np.flatnonzero(first.ids != second.ids)[0])
+        raise InputError(
+            f"the two results are of different queries: number {where} is {first.ids[where]!s} in one and "
+            f"{second.ids[where]!s} in the other; evaluate both runs on the same images in the same order."
+        )
     if not np.array_equal(first.positives, second.positives):
         raise InputError(
             "the two results have different positives for the same queries: use the same gallery and junk."
         )
+    return "ids" if known else "labels"
 
 
 def _resampled_means(

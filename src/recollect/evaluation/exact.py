@@ -83,6 +83,17 @@ def pair_similarities(queries: Tensor, gallery: Vectors, pairs: Pairs, chunk: in
     return found
 
 
+def above(queries: Tensor, items: Tensor, rows: Tensor, columns: Tensor, thresholds: Tensor, room: int) -> Tensor:
+    """Whether the float64 similarities of k pairs are above k thresholds, with room for about so many numbers."""
+    found = torch.empty(len(rows), dtype=torch.bool, device=rows.device)
+    step = max(64, room // (2 * items.shape[1]))
+    for start in range(0, len(rows), step):
+        some = slice(start, start + step)
+        products = queries[rows[some]].double() * items[columns[some]].double()
+        found[some] = products.sum(dim=1) > thresholds[some]
+    return found
+
+
 def count_close(
     queries: Tensor,
     items: Tensor,
@@ -122,10 +133,6 @@ def count_close(
         between = (entries > low[some].unsqueeze(1)) & (entries <= high[some].unsqueeze(1))
         place, column = between.nonzero().unbind(1)
         place = place + start
-        for few in torch.arange(len(place), device=place.device).split(
-            max(64, scratch.numel() // (2 * items.shape[1]))
-        ):
-            products = queries[pairs[place[few]]].double() * items[column[few]].double()
-            above = products.sum(dim=1) > exact[place[few]]
-            counts += torch.bincount(place[few][above], minlength=len(pairs))
+        decided = above(queries, items, pairs[place], column, exact[place], scratch.numel())
+        counts += torch.bincount(place[decided], minlength=len(pairs))
     return counts

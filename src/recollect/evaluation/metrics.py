@@ -3,21 +3,22 @@
 Letters: a query has R positives; ``ranks`` is q × P, the ranks of a few queries' positives in ascending order, 1 for
 the top, +inf as padding; ``positives`` is their R. The j-th positive (j = 1 … R) is at rank r_j.
 
-To add a metric: write the function, and add a line to ``METRICS`` that says which ranks it looks at. The streaming
-pass stops counting where no asked metric looks, so that line must be true: a rank beyond the depth given may arrive
-as any larger number.
+To add a metric: write the function, and add a line to ``METRICS`` that says which ranks it looks at; or, from outside,
+give ``evaluate`` a ``Metric`` or the function itself. The streaming pass stops counting where no asked metric looks, so
+what is said about depth must be true: a rank beyond the depth given may arrive as any larger number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from recollect.common.errors import InputError
+from recollect.evaluation.result import RESERVED
 from recollect.evaluation.tiles import Limits, RankTile
 
 _NEVER = 1 << 40  # more negatives than any gallery has
@@ -64,34 +65,94 @@ class Metric:
     """A metric and what it looks at.
 
     Attributes:
-        compute: (ranks, positives) → one value a query; with a third argument k if ``depth`` is ``"k"``.
+        compute: (ranks, positives) → one value per query; with a third argument k if ``depth`` is ``"k"``. ``ranks`` is
+            q × P, float64, ascending, 1 for the top, +inf after a query's last positive; ``positives`` is q.
         depth: ranks beyond this one do not matter: ``"k"`` (the largest k asked for), ``"R"``, or None (all matter).
         first_only: whether only the best positive's rank is looked at.
+        name: what results are called. With a depth of ``"k"`` it ends in ``@k``, which becomes ``@1``, ``@10``, ….
+        higher_is_better: False for a metric such as ``first_rank``, where less is better.
+
+    Raises:
+        InputError: a name or a depth that cannot be.
+
+    Example:
+        >>> from recollect.evaluation import evaluate
+        >>> last = Metric(lambda ranks, positives: ranks.gather(1, positives.unsqueeze(1) - 1)[:, 0], name="last_rank")
+        >>> evaluate([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]], [0, 0, 1, 1], metrics=[last]).metrics
+        {'last_rank': 1.0}
     """
 
     compute: Callable[..., Tensor]
-    depth: Literal["k", "R"] | None
+    depth: Literal["k", "R"] | None = None
     first_only: bool = False
+    name: str = ""
+    higher_is_better: bool = True
+
+    def __post_init__(self) -> None:
+        name = self.name or getattr(self.compute, "__name__", "")
+        object.__setattr__(self, "name", name)
+        if not callable(self.compute):
+            raise InputError(
+                f"metric {name!r}: compute is {self.compute!r}; a function of (ranks, positives) expected."
+            )
+        if not name or not all(part.isidentifier() for part in name.replace("@", "_").split("-")) or name in RESERVED:
+            raise InputError(
+                f"a metric is called {name!r}: give it a name of letters, digits, '_', '-' and '@' other than "
+                f"{', '.join(RESERVED)}, for example Metric(compute, name='last_rank')."
+            )
+        if self.depth not in ("k", "R", None):
+            raise InputError(f"metric {name!r}: depth={self.depth!r}; choose 'k', 'R' or None.")
+        if (self.depth == "k") != name.endswith("@k"):
+            raise InputError(
+                f"metric {name!r}: a name ends in '@k' if and only if depth is 'k', and here it is not so."
+            )
+
+    def columns(self, ks: Sequence[int]) -> dict[str, int | None]:
+        """The names of its results, each with its k if it has one."""
+        return {self.name.removesuffix("k") + str(k): k for k in ks} if self.depth == "k" else {self.name: None}
 
 
 METRICS: dict[str, Metric] = {
-    "r@k": Metric(r_at_k, "k", first_only=True),
-    "recall@k": Metric(recall_at_k, "k"),
-    "map": Metric(average_precision, None),
-    "map@r": Metric(average_precision_at_r, "R"),
-    "r_precision": Metric(r_precision, "R"),
-    "mrr": Metric(reciprocal_rank, None, first_only=True),
-    "first_rank": Metric(first_rank, None, first_only=True),
+    metric.name: metric
+    for metric in (
+        Metric(r_at_k, "k", first_only=True, name="r@k"),
+        Metric(recall_at_k, "k", name="recall@k"),
+        Metric(average_precision, name="map"),
+        Metric(average_precision_at_r, "R", name="map@r"),
+        Metric(r_precision, "R"),
+        Metric(reciprocal_rank, first_only=True, name="mrr"),
+        Metric(first_rank, first_only=True, higher_is_better=False),
+    )
 }
 
+MetricLike: TypeAlias = "str | Metric | Callable[..., Tensor]"
+"""A metric by name, as an object, or as a function of (ranks, positives)."""
 
-def checked_metrics(metrics: Sequence[str] | None) -> list[str]:
-    """The names to compute, in the table's order; all of them for None."""
-    asked = list(METRICS) if metrics is None else list(metrics)
-    unknown = [name for name in asked if name not in METRICS]
-    if unknown or not asked:
+
+def checked_metrics(metrics: Sequence[MetricLike] | None) -> list[Metric]:
+    """The metrics to compute: those of the table in its order, then the others; all of the table for None."""
+    if metrics is None:
+        return list(METRICS.values())
+    unknown = [name for name in metrics if isinstance(name, str) and name not in METRICS]
+    if unknown or not len(metrics):
         raise InputError(f"metrics: {unknown or 'nothing'} asked for; choose from {', '.join(METRICS)}.")
-    return [name for name in METRICS if name in asked]
+    asked = {metric for metric in metrics if isinstance(metric, str)}
+    others = [m if isinstance(m, Metric) else Metric(m) for m in metrics if not isinstance(m, str)]
+    names = [*(name for name in METRICS if name in asked), *(metric.name for metric in others)]
+    taken = {metric.name for metric in others if names.count(metric.name) > 1 or metric.name in METRICS}
+    if taken:
+        raise InputError(
+            f"metrics: the name {', '.join(sorted(taken))} is taken; call the metric from outside another."
+        )
+    return [*(METRICS[name] for name in METRICS if name in asked), *others]
+
+
+DEFAULT_KS = (1, 10, 100, 1000)
+
+
+def default_ks(items: int) -> list[int]:
+    """Of 1, 10, 100 and 1000 those below the number of items to choose from: beyond it every query finds something."""
+    return [k for k in DEFAULT_KS if k < items] or [1]
 
 
 def checked_ks(ks: Sequence[int]) -> list[int]:
@@ -102,17 +163,16 @@ def checked_ks(ks: Sequence[int]) -> list[int]:
     return sorted({int(k) for k in ks})
 
 
-def limits_for(metrics: Sequence[str], ks: Sequence[int]) -> Limits:
+def limits_for(metrics: Sequence[Metric], ks: Sequence[int]) -> Limits:
     """How many negatives above the j-th positive put it beyond what the given metrics look at.
 
     A positive with j − 1 better ones and n negatives above is at rank j + n, so depth D is passed when n ≥ D − j + 1.
     """
-    asked = [METRICS[name] for name in metrics]
 
     def limits(positives: Tensor, width: int) -> Tensor:
         place = torch.arange(1, width + 1, device=positives.device).unsqueeze(0)
         result = torch.zeros(len(positives), width, dtype=torch.int64, device=positives.device)
-        for metric in asked:
+        for metric in metrics:
             if metric.depth is None:
                 needed = torch.full_like(result, _NEVER)
             else:
@@ -126,25 +186,25 @@ def limits_for(metrics: Sequence[str], ks: Sequence[int]) -> Limits:
     return limits
 
 
-def compute(tile: RankTile, metrics: Sequence[str], ks: Sequence[int]) -> dict[str, Tensor]:
-    """The asked metrics of a tile's queries: ``r@1``, ``recall@10``, ``map``, … → one value a query."""
+def compute(tile: RankTile, metrics: Sequence[Metric], ks: Sequence[int]) -> dict[str, Tensor]:
+    """The asked metrics of a tile's queries: ``r@1``, ``recall@10``, ``map``, … → one value per query."""
     values: dict[str, Tensor] = {}
-    for name in metrics:
-        metric = METRICS[name]
-        if metric.depth == "k":
-            for k in ks:
-                values[name.replace("@k", f"@{k}")] = metric.compute(tile.ranks, tile.positives, k)
-        else:
-            values[name] = metric.compute(tile.ranks, tile.positives)
+    for metric in metrics:
+        for name, k in metric.columns(ks).items():
+            found = metric.compute(tile.ranks, tile.positives, *([] if k is None else [k]))
+            if not isinstance(found, Tensor) or found.shape != tile.positives.shape:
+                shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+                raise InputError(
+                    f"metric {name!r} returned {shape} for {len(tile.positives)} queries: a tensor with one value per "
+                    "query expected."
+                )
+            values[name] = found.double()
     return values
 
 
-def columns(metrics: Sequence[str], ks: Sequence[int]) -> list[str]:
+def columns(metrics: Sequence[Metric], ks: Sequence[int]) -> list[str]:
     """The names ``compute`` returns."""
-    names = []
-    for name in metrics:
-        names += [name.replace("@k", f"@{k}") for k in ks] if METRICS[name].depth == "k" else [name]
-    return names
+    return [name for metric in metrics for name in metric.columns(ks)]
 
 
 def _places(ranks: Tensor) -> Tensor:

@@ -3,8 +3,8 @@
 The rank of the j-th best positive is j plus the number of negatives above it, so nothing has to be sorted or kept: a
 tile of queries is multiplied with a tile of the gallery, entries that are not negatives are set to −∞, those above
 each positive's similarity are counted (``tiles.py``), and the product is overwritten by the next. Two facts skip most
-of the counting, exactly: a row whose largest entry is not above a threshold adds nothing to it, and a count that has
-passed the deepest rank any asked metric looks at (``Limits``) cannot matter any more.
+of the counting, exactly: a group of entries whose largest is not above a threshold adds nothing to it, and a count that
+has passed the deepest rank any asked metric looks at (``Limits``) cannot matter any more.
 
 Two orders of loops. In general: blocks of queries (as many as fit the memory given; usually one) → tiles of the
 gallery (each read once a block, from disk if it lies there) → tiles of the block. When the queries are the gallery and
@@ -14,18 +14,22 @@ the arithmetic. Both give the same ranks. ``metrics.py`` turns them into numbers
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from recollect.common.caches import second_level_bytes
 from recollect.common.console import ProgressLine
 from recollect.common.errors import InputError
 from recollect.evaluation import exact
+from recollect.evaluation.counting import padded
 from recollect.evaluation.relevance import Ints, Relevance
 from recollect.evaluation.tiles import BYTES_A_POSITIVE, Limits, QueryTile, RankTile, longest, query_tile
 from recollect.evaluation.vectors import Vectors
@@ -34,9 +38,32 @@ MEBIBYTE = 1 << 20
 DEFAULT_MEMORY = 512 * MEBIBYTE
 _SMALLEST_MEMORY = MEBIBYTE
 
-# Measured best on processors with 1 MiB of L2 a core: the tile's 4 MiB stay in L3 between product and counts.
-_QUERY_ROWS, _GALLERY_ROWS = 512, 2048
-_SQUARE_ROWS = 1024  # both sides of a tile when queries are the gallery
+# Smaller tiles are all calls and no work; larger ones save nothing.
+_SMALLEST_SIDE, _LARGEST_SIDE = 704, 2048
+# Where no tile worth its calls fits the cache, and on other devices. On a processor with 1 MiB per core 1,024 rows take a
+# tenth less time than 704.
+_USUAL_SIDE = 1024
+
+
+class _Sides(NamedTuple):
+    """Rows of tiles: both sides when queries are the gallery, and otherwise those of queries and of the gallery."""
+
+    square: int
+    queries: int
+    gallery: int
+
+
+def _sides(device: torch.device) -> _Sides:
+    """A tile and scratch of its size fill the second-level caches of the cores at work, each with its share.
+
+    What is larger passes through memory several times, at the mercy of everything else that uses it.
+    """
+    side = _USUAL_SIDE
+    if device.type == "cpu":
+        room = torch.get_num_threads() * second_level_bytes()
+        if room >= 4 * _SMALLEST_SIDE**2:
+            side = min(max(math.isqrt(room // (2 * 4)) // 64 * 64, _SMALLEST_SIDE), _LARGEST_SIDE)
+    return _Sides(side, side // 2, side * 2)
 
 
 @dataclass(frozen=True)
@@ -97,12 +124,13 @@ def stream_ranks(
         )
     dtype = torch.float64 if queries.is_double or gallery.is_double else torch.float32
     sign = exact.tie_sign(ties)
+    sides = _sides(gallery.device)
     counts = relevance.counts
     make = partial(query_tile, queries=queries, gallery=gallery, relevance=relevance, limits=limits, tie_sign=sign)
     line = ProgressLine("ranking", total=len(queries) * len(gallery), unit="pairs", quiet=None if progress else True)
     with line:
         if themselves and chosen is None:
-            plan = _Plan.for_memory(memory, queries.dim, dtype, _SQUARE_ROWS, _SQUARE_ROWS)
+            plan = _Plan.for_memory(memory, queries.dim, dtype, sides.square, sides.square)
             order = _order(np.arange(len(counts)), relevance)
             pieces = [order[start : start + plan.query_rows] for start in range(0, len(order), plan.query_rows)]
             if sum(plan.cost(counts[piece], queries.dim, dtype) for piece in pieces) <= plan.block_bytes:
@@ -111,7 +139,7 @@ def stream_ranks(
                 tile = partial(make, dtype=dtype, chunk=plan.gallery_rows, places=places)
                 yield from _rank_themselves(pieces, tile, gallery, plan, dtype, line)
                 return
-        plan = _Plan.for_memory(memory, queries.dim, dtype, _QUERY_ROWS, _GALLERY_ROWS)
+        plan = _Plan.for_memory(memory, queries.dim, dtype, sides.queries, sides.gallery)
         todo = np.arange(len(counts)) if chosen is None else chosen
         for block in _blocks(_order(todo[counts[todo] > 0], relevance), counts, queries.dim, dtype, plan):
             tile = partial(make, dtype=dtype, chunk=plan.gallery_rows)
@@ -141,7 +169,7 @@ def _rank_themselves(
             for left in tiles[: number + 1]:
                 if left.open or right.open:
                     product = _product(left.vectors, right.vectors, buffers[0])
-                    left.hide(product, start)
+                    left.hide(product, start, len(right.queries))
                     if left.open:
                         left.count(product, right.vectors, right.longest, buffers[1])
                     if right.open and right is not left:
@@ -167,20 +195,24 @@ def _against(
         for tile in tiles:
             if tile.open:
                 product = _product(tile.vectors, items, buffers[0])
-                tile.hide(product, start)
+                tile.hide(product, start, len(items))
                 tile.count(product, items, bound, buffers[1])
             line.advance(len(tile.queries) * len(items))
 
 
 def _buffers(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Room for one tile of similarities, and scratch of the same size."""
-    buffer = torch.empty(rows * columns, dtype=dtype, device=device)
+    buffer = torch.empty(padded(rows) * padded(columns), dtype=dtype, device=device)
     return buffer, torch.empty_like(buffer)
 
 
 def _product(left: Tensor, right: Tensor, buffer: Tensor) -> Tensor:
-    product = buffer[: len(left) * len(right)].view(len(left), len(right))
-    torch.mm(left, right.T, out=product)
+    """All similarities, padded with −∞ to whole groups in both directions."""
+    rows, columns = padded(len(left)), padded(len(right))
+    product = buffer[: rows * columns].view(rows, columns)
+    product[len(left) :] = -math.inf
+    product[:, len(right) :] = -math.inf
+    torch.mm(left, right.T, out=product[: len(left), : len(right)])
     return product
 
 

@@ -37,6 +37,36 @@ def metrics_of_ranks(ranks: Sequence[int], ks: Sequence[int]) -> dict[str, float
     return values
 
 
+def graded_metrics(similarities: NDArray[np.float64], levels: Sequence[int], ties: str) -> dict[str, float]:
+    """H-AP and NDCG of one query; among equals, items of lower level first (or last)."""
+    sign = 1 if ties == "pessimistic" else -1
+    order = sorted(range(len(levels)), key=lambda i: (-similarities[i], sign * levels[i]))
+    ranked = [levels[i] for i in order]
+    number = {level: ranked.count(level) for level in (1, 2)}
+    rel = [level / 2 / number[level] if level else 0.0 for level in ranked]
+    total = 0.0
+    for k in range(len(ranked)):
+        h_rank = sum(min(rel[j], rel[k]) for j in range(k + 1))
+        total += h_rank / (k + 1)
+
+    def gain(some: Sequence[int]) -> float:
+        return float(sum((2**level - 1) / np.log2(1 + rank) for rank, level in enumerate(some, start=1)))
+
+    return {"h_ap": total / sum(rel), "ndcg": gain(ranked) / gain(sorted(ranked, reverse=True))}
+
+
+def macro(values: Sequence[dict[str, float] | None], labels: Sequence[Any]) -> dict[str, float]:
+    """The mean over classes of the means over their queries; queries without a positive are left out."""
+    classes: dict[Any, list[dict[str, float]]] = {}
+    for value, label in zip(values, labels, strict=True):
+        if value is not None:
+            classes.setdefault(label, []).append(value)
+    names = next(iter(classes.values()))[0]
+    return {
+        name: sum(sum(v[name] for v in some) / len(some) for some in classes.values()) / len(classes) for name in names
+    }
+
+
 def evaluate(
     embeddings: Any,
     labels: Sequence[Any],
@@ -46,14 +76,18 @@ def evaluate(
     junk: Sequence[Sequence[int]] | None = None,
     distractors: Any = None,
     ties: str = "pessimistic",
+    coarse_labels: Sequence[Any] | None = None,
+    gallery_coarse_labels: Sequence[Any] | None = None,
 ) -> list[dict[str, float] | None]:
     """One dict of metrics a query; None for a query without a positive."""
     queries = np.asarray(embeddings, dtype=np.float64)
     items = queries if gallery is None else np.asarray(gallery, dtype=np.float64)
     item_labels = list(labels if gallery_labels is None else gallery_labels)
+    item_coarse = None if coarse_labels is None else list(gallery_coarse_labels or coarse_labels)
     if distractors is not None:
         items = np.concatenate([items, np.asarray(distractors, dtype=np.float64)])
         item_labels += [None] * len(distractors)
+        item_coarse = None if item_coarse is None else item_coarse + [None] * len(distractors)
     results: list[dict[str, float] | None] = []
     for number, (query, label) in enumerate(zip(queries, labels, strict=True)):
         left_out = set() if junk is None else set(junk[number])
@@ -63,7 +97,11 @@ def evaluate(
         similarities = np.array([(query * items[i]).sum() for i in kept])
         positive = np.array([item_labels[i] == label for i in kept], dtype=bool)
         ranks = ranking(similarities, positive, ties)
-        results.append(metrics_of_ranks(ranks, ks) if ranks else None)
+        values = metrics_of_ranks(ranks, ks) if ranks else None
+        if values is not None and coarse_labels is not None and item_coarse is not None:
+            levels = [2 if item_labels[i] == label else int(item_coarse[i] == coarse_labels[number]) for i in kept]
+            values |= graded_metrics(similarities, levels, ties)
+        results.append(values)
     return results
 
 

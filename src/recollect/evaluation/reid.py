@@ -27,12 +27,14 @@ class ReidResult:
 
     Attributes:
         metrics: ``reid/r@k`` (the cumulative matching curve), ``reid/mrr``; the mean over the draws.
-        deviations: their standard deviations over the draws.
+        macro: the same with every identity weighing as much as another, however many images it has.
+        deviations: the standard deviations of ``metrics`` over the draws.
         draws: the evaluation of each draw. Queries are numbered as in ``queries`` of the same draw.
         queries: for each draw, the indices of the images used as queries.
     """
 
     metrics: dict[str, float]
+    macro: dict[str, float]
     deviations: dict[str, float]
     draws: list[Evaluation]
     queries: list[Any]
@@ -95,6 +97,7 @@ def evaluate_reid(
     table = {f"reid/{name}": np.array([draw.metrics[name] for draw in draws]) for name in draws[0].metrics}
     return ReidResult(
         metrics={name: float(values.mean()) for name, values in table.items()},
+        macro={f"reid/{name}": float(np.mean([draw.macro[name] for draw in draws])) for name in draws[0].metrics},
         deviations={name: float(values.std()) for name, values in table.items()},
         draws=draws,
         queries=queries,

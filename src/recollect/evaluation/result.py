@@ -1,4 +1,4 @@
-"""What an evaluation returns: one value a query and metric, from which every mean, interval and comparison comes.
+"""What an evaluation returns: one value per query and metric, from which every mean, interval and comparison comes.
 
 Kept as ``.npz`` with one array a metric, so that ``numpy.load(path)["r@1"]`` is all it takes to look inside.
 ``bootstrap.py`` reads results; ``report`` and the command line print them.
@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.common.arrays import read_npz
 from recollect.common.errors import DataError, InputError
 from recollect.common.files import atomic_write, write_json
+from recollect.common.reading import parse_json, read_npz
 
-_RESERVED = ("labels", "positives", "settings")
+RESERVED = ("labels", "positives", "settings", "ids")
+"""Arrays of a file of per-query results that are not metrics."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +32,7 @@ class Evaluation:
         labels: N labels of the queries.
         positives: N numbers of positives.
         settings: what was computed, and how: ks, ties, sizes.
+        ids: what each of the N queries is called (file name, content hash), or None: see ``paired_bootstrap``.
 
     Example:
         >>> result = Evaluation({"r@1": np.array([1.0, 0.0, 1.0])}, np.array([7, 7, 8]), np.array([1, 1, 1]))
@@ -42,6 +44,7 @@ class Evaluation:
     labels: NDArray[Any]
     positives: NDArray[np.int64]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    ids: NDArray[np.str_] | None = None
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -93,14 +96,15 @@ class Evaluation:
         if path.suffix != ".npz":
             raise InputError(f"{path}: per-query results are kept as .npz; give a name that ends so.")
         refuse_existing(path, overwrite)
+        arrays: dict[str, Any] = {
+            "labels": self.labels,
+            "positives": self.positives,
+            "settings": np.array(json.dumps(dict(self.settings))),
+            **({} if self.ids is None else {"ids": self.ids}),
+            **self.per_query,
+        }
         with atomic_write(path) as file:
-            np.savez_compressed(
-                file,
-                labels=self.labels,
-                positives=self.positives,
-                settings=np.array(json.dumps(dict(self.settings))),
-                **self.per_query,  # type: ignore[arg-type]
-            )
+            np.savez_compressed(file, **arrays)
         return path
 
     @classmethod
@@ -108,12 +112,27 @@ class Evaluation:
         """Read what ``save`` wrote."""
         try:
             arrays = read_npz(path)
-            settings = json.loads(str(arrays["settings"]))
+            settings = parse_json(str(arrays["settings"]), str(path), dict)
             labels, positives = arrays["labels"], arrays["positives"]
+            ids = as_ids(arrays["ids"], len(positives)) if "ids" in arrays else None
         except (ValueError, KeyError) as error:
             raise DataError(f"{path}: not a file of per-query results ({error}).") from error
-        values = {name: array for name, array in arrays.items() if name not in _RESERVED}
-        return cls(values, labels, positives, settings)
+        values = {name: array for name, array in arrays.items() if name not in RESERVED}
+        return cls(values, labels, positives, settings, ids)
+
+
+def as_ids(ids: Any | None, queries: int) -> NDArray[np.str_] | None:
+    """One string per query, or a sentence about what was given instead."""
+    if ids is None:
+        return None
+    array = np.asarray(ids)
+    if array.dtype.kind != "U" or array.shape != (queries,):
+        raise InputError(
+            f"ids: {queries} strings expected, one per query, but the shape is {array.shape} and the type {array.dtype}."
+        )
+    if len(np.unique(array)) != queries:
+        raise InputError("ids: two queries are called the same; each needs a name of its own.")
+    return array
 
 
 def write_summary(path: Path | str, summary: Mapping[str, Any], *, overwrite: bool = False) -> Path:

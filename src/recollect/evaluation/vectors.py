@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recollect.common.errors import DataError, InputError
+from recollect.common.reading import open_npy
 
 ArrayLike: TypeAlias = "Tensor | NDArray[Any] | Path | str | Sequence[Sequence[float]]"
 """What stands for N × d vectors: a tensor, an array or memory map, or the path of a ``.npy`` file (read in tiles)."""
@@ -122,11 +123,9 @@ def _opened(part: ArrayLike, what: str) -> Any:
     """A tensor or array of two dimensions; files are mapped, not read."""
     if isinstance(part, str | Path):
         try:
-            part = np.load(part, mmap_mode="r", allow_pickle=False)
-        except FileNotFoundError as error:
-            raise DataError(f"{what}: there is no file {part}.") from error
-        except (OSError, EOFError, ValueError) as error:  # numpy's own words speak of pickles
-            raise DataError(f"{what}: {part} cannot be read as a .npy array of numbers.") from error
+            part = open_npy(part)
+        except DataError as error:
+            raise DataError(f"{what}: {error}") from error
     if not isinstance(part, Tensor | np.ndarray):
         try:
             part = np.asarray(part, dtype=np.float32)

@@ -11,6 +11,7 @@ from typing import Any
 
 from recollect.common.errors import ConfigError
 from recollect.common.imports import require
+from recollect.losses.checks import check_flag, check_number, check_whole
 from recollect.losses.metric_learning import MetricLearningLoss
 
 _MINERS = ("semihard", "batch_hard", "distance_weighted", "all")
@@ -25,6 +26,7 @@ def contrastive(pos_margin: float = 0.0, neg_margin: float = 1.0, distance: str 
     """
     # 0 and 1: Roth et al. 2020 (arXiv:2002.08473), on unit vectors.
     _choose("distance", distance, ("euclidean", "cosine"))
+    _margins(pos_margin=pos_margin, neg_margin=neg_margin)
     library = _library()
     metric = library.distances.CosineSimilarity() if distance == "cosine" else library.distances.LpDistance()
     loss = library.losses.ContrastiveLoss(pos_margin=pos_margin, neg_margin=neg_margin, distance=metric)
@@ -41,7 +43,8 @@ def triplet(margin: float = 0.2, miner: str = "semihard", squared: bool = False)
     """
     # 0.2: FaceNet, and Roth et al. 2020 with plain distances.
     _choose("miner", miner, _MINERS)
-    _positive("margin", margin)
+    _positive(margin=margin)
+    check_flag("squared", squared)
     library = _library()
     metric = library.distances.LpDistance(power=2 if squared else 1)
     loss = library.losses.TripletMarginLoss(margin=margin, distance=metric)
@@ -64,9 +67,11 @@ def margin(
     """
     # 0.2, 1.2, 0 and the cut-offs: Wu et al. 2017 and Roth et al. 2020, who learn beta at a rate of 5e-4.
     _choose("miner", miner, _MINERS)
-    _positive("margin", margin)
+    _positive(margin=margin)
+    _margins(beta=beta, nu=nu)
+    check_flag("learn_beta", learn_beta)
     if num_classes is not None:
-        _positive("num_classes", num_classes)
+        check_whole("num_classes", num_classes, 1, 10**8)
     library = _library()
     loss = library.losses.MarginLoss(
         margin=margin, beta=beta, nu=nu, num_classes=num_classes, learn_beta=learn_beta, triplets_per_anchor="all"
@@ -85,8 +90,8 @@ def multi_similarity(
     the hardest positive minus ``epsilon``; None takes all pairs.
     """
     # alpha 2, beta 50, epsilon 0.1: the paper. base 0.5: the authors' released code (the paper's text has 1).
-    _positive("alpha", alpha)
-    _positive("beta", beta)
+    _positive(alpha=alpha, beta=beta)
+    _margins(base=base, epsilon=0.0 if epsilon is None else epsilon)
     library = _library()
     miner = None if epsilon is None else library.miners.MultiSimilarityMiner(epsilon=epsilon)
     loss = library.losses.MultiSimilarityLoss(alpha=alpha, beta=beta, base=base)
@@ -100,7 +105,7 @@ def fast_ap(bins: int = 10) -> MetricLearningLoss:
     ``binned_ap``. Takes no separate reference set.
     """
     # 10: the paper.
-    _positive("bins", bins)
+    check_whole("bins", bins, 1, 10_000)
     loss = _library().losses.FastAPLoss(num_bins=bins)
     return MetricLearningLoss("fast_ap", loss, takes_references=False)
 
@@ -111,7 +116,7 @@ def supcon(temperature: float = 0.1) -> MetricLearningLoss:
     Mean over queries with a positive of −mean over positives of log softmax(s/temperature).
     """
     # 0.1: the paper.
-    _positive("temperature", temperature)
+    _positive(temperature=temperature)
     return MetricLearningLoss("supcon", _library().losses.SupConLoss(temperature=temperature))
 
 
@@ -122,7 +127,7 @@ def norm_softmax(num_classes: int, dim: int, temperature: float = 0.05) -> Metri
     0 … num_classes − 1. Takes no separate reference set.
     """
     # 0.05: the paper.
-    _positive("temperature", temperature)
+    _positive(temperature=temperature)
     loss = _library().losses.NormalizedSoftmaxLoss(**_sizes(num_classes, dim), temperature=temperature)
     return _with_class_vectors("norm_softmax", loss, num_classes, dim)
 
@@ -135,7 +140,7 @@ def proxy_nca(num_classes: int, dim: int, scale: float = 1.0) -> MetricLearningL
     no separate reference set.
     """
     # 1: the paper, which has no temperature.
-    _positive("scale", scale)
+    _positive(scale=scale)
     loss = _library().losses.ProxyNCALoss(**_sizes(num_classes, dim), softmax_scale=scale)
     return _with_class_vectors("proxy_nca", loss, num_classes, dim)
 
@@ -148,7 +153,8 @@ def proxy_anchor(num_classes: int, dim: int, margin: float = 0.1, alpha: float =
     rate. Labels are 0 … num_classes − 1. Takes no separate reference set.
     """
     # 0.1 and 32: the paper.
-    _positive("alpha", alpha)
+    _positive(alpha=alpha)
+    _margins(margin=margin)
     loss = _library().losses.ProxyAnchorLoss(**_sizes(num_classes, dim), margin=margin, alpha=alpha)
     return _with_class_vectors("proxy_anchor", loss, num_classes, dim)
 
@@ -160,7 +166,8 @@ def arcface(num_classes: int, dim: int, margin: float = 28.6, scale: float = 64.
     parameters of the loss. Labels are 0 … num_classes − 1. Takes no separate reference set.
     """
     # 0.5 radians = 28.6 degrees, and 64: the paper.
-    _positive("scale", scale)
+    _positive(scale=scale)
+    _margins(margin=margin)
     loss = _library().losses.ArcFaceLoss(**_sizes(num_classes, dim), margin=margin, scale=scale)
     return _with_class_vectors("arcface", loss, num_classes, dim)
 
@@ -172,7 +179,8 @@ def cosface(num_classes: int, dim: int, margin: float = 0.35, scale: float = 64.
     loss. Labels are 0 … num_classes − 1. Takes no separate reference set.
     """
     # 0.35 and 64: the paper.
-    _positive("scale", scale)
+    _positive(scale=scale)
+    _margins(margin=margin)
     loss = _library().losses.CosFaceLoss(**_sizes(num_classes, dim), margin=margin, scale=scale)
     return _with_class_vectors("cosface", loss, num_classes, dim)
 
@@ -190,9 +198,10 @@ def _with_class_vectors(name: str, loss: Any, num_classes: int, dim: int) -> Met
 
 
 def _sizes(num_classes: int, dim: int) -> dict[str, int]:
-    _positive("num_classes", num_classes)
-    _positive("dim", dim)
-    return {"num_classes": num_classes, "embedding_size": dim}
+    return {
+        "num_classes": check_whole("num_classes", num_classes, 1, 10**8),
+        "embedding_size": check_whole("dim", dim, 1, 10**6),
+    }
 
 
 def _miner(library: Any, name: str, margin: float, metric: Any) -> Any:
@@ -206,10 +215,15 @@ def _miner(library: Any, name: str, margin: float, metric: Any) -> Any:
 
 
 def _choose(option: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ConfigError(f"{option} {value!r} is unknown: choose one of {', '.join(choices)}.")
 
 
-def _positive(option: str, value: float) -> None:
-    if not value > 0:
-        raise ConfigError(f"{option} is {value}: it must be greater than 0.")
+def _positive(**options: float) -> None:
+    for option, value in options.items():
+        check_number(option, value, 1e-8, 1e8)
+
+
+def _margins(**options: float) -> None:
+    for option, value in options.items():
+        check_number(option, value, -1e6, 1e6)

@@ -1,12 +1,17 @@
-"""What every loss demands of its input, said once: shapes, lengths, types, finite numbers."""
+"""What every loss demands of its input and options, said once: shapes, lengths, types, finite numbers, ranges."""
 
 from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from recollect.common.errors import InputError
+from recollect.common.errors import ConfigError, InputError
 
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -38,10 +43,18 @@ def check_inputs(
 def _check_pair(embeddings: Tensor, labels: Tensor, name: str, labels_name: str) -> None:
     if not isinstance(embeddings, Tensor) or not isinstance(labels, Tensor):
         raise InputError(f"{name} and {labels_name} must be tensors.")
+    for tensor, what in ((embeddings, name), (labels, labels_name)):
+        if tensor.is_meta or tensor.is_nested or tensor.layout != torch.strided:
+            kind = (
+                "meta tensor" if tensor.is_meta else "nested tensor" if tensor.is_nested else f"{tensor.layout} tensor"
+            )
+            raise InputError(f"{what} must be an ordinary (dense) tensor that holds values, but is a {kind}.")
     if embeddings.ndim != 2:
         raise InputError(f"{name} must be a matrix (images × dimensions), but its shape is {tuple(embeddings.shape)}.")
-    if not embeddings.is_floating_point():
-        raise InputError(f"{name} must be floating point, but are {embeddings.dtype}.")
+    if embeddings.dtype not in _FLOATS:
+        raise InputError(
+            f"{name} must be floating point (float16, bfloat16, float32 or float64), but are {embeddings.dtype}."
+        )
     if labels.ndim != 1 or labels.dtype not in _INTEGERS:
         raise InputError(
             f"{labels_name} must be a vector of integers, but has shape {tuple(labels.shape)} and type {labels.dtype}."
@@ -50,16 +63,93 @@ def _check_pair(embeddings: Tensor, labels: Tensor, name: str, labels_name: str)
         raise InputError(f"{len(embeddings)} {name} but {len(labels)} {labels_name}: one label an embedding is needed.")
     if embeddings.numel() == 0:
         raise InputError(f"{name} are empty (shape {tuple(embeddings.shape)}): a batch needs at least one image.")
-    if not bool(torch.isfinite(embeddings).all()):
+    longest = greatest_length(embeddings)
+    if not math.isfinite(longest):
         row = int((~torch.isfinite(embeddings)).any(dim=1).nonzero()[0])
         raise InputError(
             f"{name} contain NaN or infinite values (first in row {row}): "
             "lower the learning rate, or look at the image of that row."
         )
+    if longest > 0.1 * torch.finfo(torch.promote_types(embeddings.dtype, torch.float32)).max ** 0.5:
+        raise InputError(
+            f"{name} are up to {longest:.3g} long, so that similarities overflow: L2-normalize them "
+            "(torch.nn.functional.normalize)."
+        )
 
 
-def check_positive(name: str, value: float) -> float:
-    """``value`` if it is a number above zero."""
-    if not value > 0 or value == float("inf"):
-        raise InputError(f"{name} must be a number above zero, but is {value}.")
+def greatest_length(embeddings: Tensor) -> float:
+    """The greatest L2 norm of a row; NaN or infinite if one is. In parts, so that no copy in float64 is made of all."""
+    norms = [part.detach().double().norm(dim=1).amax() for part in embeddings.split(1024)]
+    return float(torch.stack(norms).amax())
+
+
+def check_number(name: str, value: Any, low: float, high: float) -> float:
+    """``value`` as a float if it is a number from ``low`` to ``high``; options come from YAML, so it may be anything.
+
+    Raises:
+        ConfigError: with the range.
+    """
+    if not _is_number(value) or not low <= value <= high:
+        raise ConfigError(f"{name} must be a number from {low:g} to {high:g}, but is {_shown(value)}.")
     return float(value)
+
+
+def check_whole(name: str, value: Any, low: int, high: int) -> int:
+    """``value`` as an int if it is a whole number from ``low`` to ``high``.
+
+    Raises:
+        ConfigError: with the range.
+    """
+    if not _is_number(value) or not low <= value <= high or value != int(value):
+        raise ConfigError(f"{name} must be a whole number from {low} to {high}, but is {_shown(value)}.")
+    return int(value)
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """``value`` if it is True or False.
+
+    Raises:
+        ConfigError: it is anything else.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, but is {_shown(value)}.")
+    return value
+
+
+def check_memory(value: Any) -> int:
+    """``value`` if it is a budget in bytes."""
+    return check_whole("memory", value, 1, 2**60)
+
+
+def check_temperature(name: str, value: Any) -> float:
+    """``value`` if it is a temperature: beyond this range a step is flat, or no number type can hold its slope."""
+    return check_number(name, value, 1e-8, 1e8)
+
+
+def check_scale(queries: Tensor, references: Tensor, tau: float, dtype: torch.dtype) -> None:
+    """Refuse similarities that ``dtype`` cannot tell apart by a fraction of ``tau``.
+
+    Raises:
+        InputError: with the greatest similarity there can be.
+    """
+    longest = greatest_length(queries)
+    greatest = longest * (longest if references is queries else greatest_length(references))
+    if greatest / tau > largest_similarity(dtype):
+        raise InputError(
+            f"the embeddings have similarities of up to {greatest:.3g}, which {str(dtype).removeprefix('torch.')} cannot "
+            f"tell apart in steps of tau = {tau:g}: L2-normalize them (torch.nn.functional.normalize), or raise tau."
+        )
+
+
+def largest_similarity(dtype: torch.dtype) -> float:
+    """In units of tau: numbers of this size are still a sixteenth apart at least."""
+    return 1 / (16 * torch.finfo(dtype).eps)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shutil
 import tempfile
 import warnings
 from pathlib import Path
@@ -22,7 +23,7 @@ import torch
 from recollect._version import __version__
 from recollect.common import pixels
 from recollect.common.errors import DataError, RecollectError
-from recollect.common.files import write_text
+from recollect.common.files import atomic_write, make_folder_for, write_text
 from recollect.common.imports import require
 from recollect.common.preprocessing import Preprocessing
 from recollect.models.embedder import Embedder
@@ -59,9 +60,9 @@ def export_onnx(
     was_training, device = embedder.training, embedder.device
     embedder.eval().cpu()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            temporary = Path(folder) / path.name
+        make_folder_for(path)
+        with tempfile.TemporaryDirectory(prefix="recollect-onnx-") as folder:
+            temporary = Path(folder) / "model.onnx"
             _write(embedder, temporary)
             model = onnx.load(str(temporary))
             onnx.helper.set_model_props(model, _metadata(embedder))
@@ -74,7 +75,9 @@ def export_onnx(
                     "was not kept. Please report the model and the versions of torch and onnxruntime."
                 )
             write_text(reference, _reference(embedder, path))
-            temporary.replace(path)
+            size = temporary.stat().st_size
+            with temporary.open("rb") as source, atomic_write(path, size=size) as target:
+                shutil.copyfileobj(source, target)
     finally:
         embedder.train(was_training).to(device)
     return difference

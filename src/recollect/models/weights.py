@@ -8,6 +8,7 @@ missing, left over or of another shape. ``Embedder.create`` calls ``load_weights
 from __future__ import annotations
 
 import math
+import os
 import pickle
 import sys
 import warnings
@@ -20,8 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recollect.common.errors import WeightsError
+from recollect.common.errors import DataError, WeightsError
 from recollect.common.files import sha256
+from recollect.common.reading import open_regular, read_npz, read_torch
 from recollect.models import layouts
 from recollect.models.weight_files import check_digest
 from recollect.models.zoo import Initialization, is_timm_tag
@@ -63,23 +65,23 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         if suffix == ".safetensors":
             from safetensors.torch import load_file
 
+            os.close(open_regular(path))  # a pipe would be waited for
             return dict(load_file(path))
         if suffix == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
-                return {name: torch.from_numpy(np.asarray(arrays[name])) for name in arrays.files}
+            return {name: torch.from_numpy(np.asarray(array)) for name, array in read_npz(path).items()}
         if suffix in PICKLED:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about other pickle protocols and TorchScript; both end below
-                return _unwrap(torch.load(path, map_location="cpu", weights_only=True), path)
+                return _unwrap(read_torch(path), path)
     except WeightsError:
         raise
-    except FileNotFoundError as error:
-        raise WeightsError(f"{path}: no such file.") from error
-    except pickle.UnpicklingError as error:
-        raise WeightsError(
-            f"{path}: refused, because it holds more than tensors, and opening it could run code from the file. "
-            "Ask its author for a plain state dict or a .safetensors file."
-        ) from error
+    except DataError as error:
+        if isinstance(error.__cause__, pickle.UnpicklingError):
+            raise WeightsError(
+                f"{path}: refused, because it holds more than tensors, and opening it could run code from the file. "
+                "Ask its author for a plain state dict or a .safetensors file."
+            ) from error
+        raise WeightsError(f"{error} A TorchScript archive has to be saved again as a state dict.") from error
     except Exception as error:  # damaged archives fail in zip, struct, json, safetensors or torch code
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise WeightsError(

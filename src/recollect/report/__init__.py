@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from recollect.common.imports import lazy_names
 
 if TYPE_CHECKING:
-    from recollect.report.exact_search import nearest
     from recollect.report.method import draw_method
     from recollect.report.page import write_report
+    from recollect.search.exact_search import nearest
 
 __all__ = ["draw_method", "nearest", "write_report"]
 
@@ -20,7 +20,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "draw_method": "recollect.report.method",
-        "nearest": "recollect.report.exact_search",
+        "nearest": "recollect.search.exact_search",
         "write_report": "recollect.report.page",
     },
 )

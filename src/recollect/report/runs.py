@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from recollect.common.errors import DataError, RecollectError, in_one_line
-from recollect.common.files import read_json
+from recollect.common.errors import RecollectError
+from recollect.common.reading import read_json
+from recollect.common.yaml_text import read_yaml
 from recollect.config.schema import Config
 from recollect.training.run_folder import RunFolder
 
@@ -83,7 +82,7 @@ def read_run(path: Path | str) -> Run:
     manifest: Any = {}
     try:
         manifest = folder.read_manifest()
-    except (RecollectError, TypeError, ValueError) as error:
+    except RecollectError as error:
         remarks.append(f"manifest.json cannot be read: {error}")
     steps, evaluations = _records(folder, remarks)
     return Run(
@@ -109,10 +108,7 @@ def distinct_names(runs: list[Run]) -> list[str]:
 
 
 def _settings(folder: RunFolder, remarks: list[str]) -> Mapping[str, Any]:
-    try:
-        values = yaml.safe_load(folder.config_file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DataError(f"{folder.config_file}: not a YAML file ({in_one_line(error)}).") from error
+    values = read_yaml(folder.config_file)
     if isinstance(values, Mapping):
         return values
     remarks.append("config.yaml holds no settings.")
@@ -123,15 +119,10 @@ def _records(folder: RunFolder, remarks: list[str]) -> tuple[list[dict[str, Any]
     steps: list[dict[str, Any]] = []
     evaluations: list[dict[str, Any]] = []
     try:
-        for record in folder.read_metrics():
-            if not isinstance(record, dict) or number(record.get("step")) is None:
-                continue
-            if record.get("kind") == "step":
-                steps.append(record)
-            elif record.get("kind") == "evaluation":
-                evaluations.append(record)
-    except UnicodeDecodeError as error:
-        remarks.append(f"metrics.jsonl cannot be read to its end: {error}")
+        for record in folder.read_metrics(remarks.append):
+            (steps if record["kind"] == "step" else evaluations).append(record)
+    except RecollectError as error:
+        remarks.append(f"metrics.jsonl cannot be read: {error}")
     return steps, evaluations
 
 
@@ -139,7 +130,7 @@ def _evaluated(folder: RunFolder, remarks: list[str]) -> dict[str, dict[str, flo
     found = {}
     for path in sorted((folder.path / "eval").glob("*/metrics.json")):
         try:
-            metrics = read_json(path)["metrics"]
+            metrics = read_json(path, dict)["metrics"]
             found[path.parent.name] = {
                 str(name): float(value) for name, value in metrics.items() if number(value) is not None
             }

@@ -3,44 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from recollect.common.decode import read_image
 from recollect.common.errors import RecollectError
 from recollect.common.files import write_text
 from recollect.report.catalogue import Catalogue
-from recollect.report.exact_search import Found
 from recollect.report.markup import Markup, element, join, name_of
 from recollect.report.page import check_target, document
 from recollect.report.thumbnails import data_address
+from recollect.search.exact_search import Found
 
 GENERATOR = "recollect search"
 
+Picture = Path | bytes | None
+"""An image's file or bytes; None where it is gone."""
 
-def write_search_page(
-    path: Path | str, catalogue: Catalogue, images: Sequence[Path | str], found: Found, *, overwrite: bool = False
-) -> Path:
-    """Write the page; an earlier one of its kind is replaced, any other file only with ``overwrite``."""
+
+@dataclass(frozen=True)
+class ShownResult:
+    """One image found. ``title`` is its label or name; ``verdict`` is shown if there is one."""
+
+    name: str
+    title: str
+    similarity: float
+    picture: Picture
+    verdict: str | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A query and its results."""
+
+    name: str
+    picture: Picture
+    results: list[ShownResult]
+
+
+def from_catalogue(catalogue: Catalogue, images: Sequence[Path | str], found: Found) -> list[Asked]:
+    """What a search in a catalogue found, to be shown."""
+    asked = []
+    for image, places, values in zip(images, found.indices.tolist(), found.similarities.tolist(), strict=True):
+        results = []
+        for index, similarity in zip(places, values, strict=True):
+            name = catalogue.names[index]
+            label = None if catalogue.labels is None else catalogue.labels[index]
+            results.append(ShownResult(name, label or name, similarity, catalogue.path(index)))
+        asked.append(Asked(Path(image).name, Path(image), results))
+    return asked
+
+
+def write_search_page(path: Path | str, asked: Sequence[Asked], count: int, *, overwrite: bool = False) -> Path:
+    """Write the page; an earlier one of its kind is replaced, any other file only with ``overwrite``.
+
+    Args:
+        path: the file.
+        asked: queries with their results.
+        count: how many images were searched.
+        overwrite: replace any file.
+    """
     path = Path(path)
     check_target(path, overwrite, GENERATOR)
     blocks = []
-    for number, image in enumerate(images):
-        name = Path(image).name
+    for query in asked:
         items = []
-        answers = zip(found.indices[number].tolist(), found.similarities[number].tolist(), strict=True)
-        for place, (index, similarity) in enumerate(answers, 1):
-            label = None if catalogue.labels is None else catalogue.labels[index]
-            said = f"Result {place}: {catalogue.names[index]}, similarity {similarity:.3f}"
-            words = element("figcaption", f"{similarity:.2f} ", name_of(label or catalogue.names[index]))
-            items.append(element("li", element("figure", _picture(catalogue.path(index), said), words)))
-        asked = element(
+        for place, result in enumerate(query.results, 1):
+            verdict = "" if result.verdict is None else f", {result.verdict}"
+            said = f"Result {place}: {result.name}, similarity {result.similarity:.3f}{verdict}"
+            words = element(
+                "figcaption",
+                f"{result.similarity:.2f} ",
+                None if result.verdict is None else f"{result.verdict} ",
+                name_of(result.title),
+            )
+            items.append(element("li", element("figure", _picture(result.picture, result.name, said), words)))
+        figure = element(
             "figure",
-            _picture(Path(image), f"Query: {name}"),
-            element("figcaption", element("span", "query", class_="tag"), name_of(name)),
+            _picture(query.picture, query.name, f"Query: {query.name}"),
+            element("figcaption", element("span", "query", class_="tag"), name_of(query.name)),
             class_="asked",
         )
-        blocks.append(element("article", asked, element("ol", items, class_="strip plain"), class_="query"))
-    heading = f"Search among {len(catalogue.names):,} images"
+        blocks.append(element("article", figure, element("ol", items, class_="strip plain"), class_="query"))
+    heading = f"Search among {count:,} images"
     body = join(
         element("h1", heading),
         element("p", "Most similar first; the number is the similarity.", class_="note"),
@@ -50,8 +95,10 @@ def write_search_page(
     return path
 
 
-def _picture(path: Path, alt: str) -> Markup:
+def _picture(picture: Picture, name: str, alt: str) -> Markup:
     try:
-        return element("img", src=data_address(read_image(path)), alt=alt, title=str(path), decoding="async")
+        if picture is not None:
+            return element("img", src=data_address(read_image(picture)), alt=alt, title=name, decoding="async")
     except (RecollectError, OSError):
-        return element("span", "no picture", class_="missing", role="img", aria_label=alt)
+        pass
+    return element("span", "no picture", class_="missing", role="img", aria_label=alt)

@@ -19,10 +19,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from recollect.common.errors import ConfigError, InputError
+from recollect.common.errors import ConfigError, InputError, RecollectError
 
 PATIENCE = timedelta(days=7)
 """How long processes wait for work that the first one does alone."""
+MINUTES = 30.0
+"""How long a process waits for another between two steps; ``RECOLLECT_TEAM_MINUTES`` sets another time."""
+_LOST = ("connection closed by peer", "connection reset by peer", "timed out waiting", "socket timeout", "broken pipe",
+         "connection refused", "gloo", "nccl")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,50 @@ class Team:
             dist.barrier(group=self.group)
 
 
-def start(device: str = "cpu", timeout_minutes: float = 30.0) -> Team:
+class LostProcessError(RecollectError):
+    """Another process of this training ended, or no longer answers."""
+
+
+@contextmanager
+def losing_no_process(team: Team, advice: Callable[[], str]) -> Iterator[None]:
+    """Turn what ``torch.distributed`` raises when another process is gone into a sentence.
+
+    Args:
+        team: the processes.
+        advice: what to do then, asked for when it happens.
+
+    Raises:
+        LostProcessError: within ``MINUTES`` of the other's end or halt.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error).lower()
+        if team.size == 1 or not any(words in text for words in _LOST):
+            raise
+        raise LostProcessError(
+            f"another of the {team.size} processes ended, or did not answer for {minutes_of_patience():g} minutes; "
+            f"process {team.rank} stops. {advice()}"
+        ) from error
+
+
+def minutes_of_patience() -> float:
+    """``MINUTES``, or what ``RECOLLECT_TEAM_MINUTES`` says.
+
+    Raises:
+        ConfigError: it is not a number above 0.
+    """
+    said = os.environ.get("RECOLLECT_TEAM_MINUTES", str(MINUTES))
+    try:
+        minutes = float(said)
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes <= 10_000:
+        raise ConfigError(f"RECOLLECT_TEAM_MINUTES is {said!r}: it should be a number of minutes above 0.")
+    return minutes
+
+
+def start(device: str = "cpu", timeout_minutes: float | None = None) -> Team:
     """Join the processes that ``torchrun`` started, or be alone when it did not.
 
     NCCL when the device is a GPU, Gloo otherwise. Each GPU process takes the GPU of its local number.
@@ -191,7 +238,7 @@ def start(device: str = "cpu", timeout_minutes: float = 30.0) -> Team:
                 )
             torch.cuda.set_device(local)
         backend = "nccl" if device.startswith("cuda") else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes))
+        dist.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes or minutes_of_patience()))
     return Team.of()
 
 

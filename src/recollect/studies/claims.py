@@ -7,13 +7,12 @@ is what the paper says. To add a claim: a function that makes it, and its entry 
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from typing import Any
 
 from recollect.studies.benches import Bench
+from recollect.studies.paper_numbers import published_rows
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ def _published_batches(bench: Bench) -> Published:
     name, axis, columns = "Cars196", "cars_batch", _CARS_BATCHES
     if bench.batches[-1] > _LARGEST_CARS_BATCH:
         name, axis, columns = "SOP", "sop_batch", {"RS@k": "sop_rsk_r1"}
-    rows = [row for row in _rows("published_batch_size.csv") if row[axis]]
+    rows = [row for row in published_rows("batch_size") if row[axis]]
     return Published(
         f"batch-size figure, {name}, ResNet-50",
         ("batch", *columns),
@@ -260,7 +259,7 @@ def initialisation(bench: Bench) -> Claim:
 
 def k_sets(bench: Bench) -> Claim:
     """Which ranks the loss looks at."""
-    published = _rows("published_k_sets.csv")
+    published = published_rows("k_values_cars196")
     sets = [tuple(int(k) for k in row["k"].split(",")) for row in published]
     default = (1, 2, 4, 8, 16)
     cells = {ks: rsk(bench.batch) if ks == default else rsk(bench.batch, k=list(ks)) for ks in sets}
@@ -347,11 +346,6 @@ def asymmetric(bench: Bench) -> Claim:
         [Curve("r@1", [("sigmoid", plain), ("asymmetric", step)])],
         [Contrast("The asymmetric step beats the sigmoid", [(1, step), (-1, plain)], claimed=False)],
     )
-
-
-def _rows(name: str) -> list[dict[str, str]]:
-    text = resources.files("recollect.studies").joinpath(name).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
 
 
 CLAIMS: dict[str, tuple[Callable[[Bench], Claim], tuple[str, ...]]] = {

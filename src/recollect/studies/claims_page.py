@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from recollect.common.errors import ConfigError
-from recollect.common.files import atomic_write, read_json, sha256, write_text
+from recollect.common.files import atomic_write, sha256, write_text
+from recollect.common.reading import read_bytes
 from recollect.studies.claims import Claim, Curve
 from recollect.studies.matrix import Matrix
 from recollect.studies.summary import CellResult, Judged, collect, judge
@@ -37,7 +38,7 @@ def write_page(matrix: Matrix, claims: Sequence[Claim], out: Path, command: str)
         ConfigError: there is a ``README.md`` of something else.
     """
     page = out / "README.md"
-    if page.exists() and not page.read_text(encoding="utf-8", errors="replace").startswith(_TITLE):
+    if page.exists() and not read_bytes(page).startswith(_TITLE.encode()):
         raise ConfigError(f"{page} is not a page of this command and is left alone: choose another --page.")
     out.mkdir(parents=True, exist_ok=True)
     sections, rows, summary, not_run = [], [], [], []
@@ -166,7 +167,7 @@ def _runs(matrix: Matrix) -> Iterator[dict[str, Any]]:
     from recollect.training.run_folder import RunFolder
 
     for file in sorted((matrix.out / "runs").rglob("manifest.json")):
-        manifest = read_json(file)
+        manifest = RunFolder(file.parent).read_manifest()
         if not manifest.get("outcome"):
             continue
         settings = as_mapping(RunFolder(file.parent).read_config())

@@ -8,16 +8,18 @@ loses nothing but time. One process at a time works on a study.
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FrameType
 
 from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError, RecollectError
@@ -28,8 +30,11 @@ from recollect.studies.matrix import Matrix, Task, pending, tasks
 from recollect.tuning import trial
 from recollect.tuning.trial import has_diverged
 
-SECONDS_TO_SAVE = 60
-"""What a run has to save its state when the study was killed."""
+logger = logging.getLogger(__name__)
+SECONDS_TO_SAVE = 10
+"""How long a run may take to save its state when the study was killed or is stopped."""
+_idle = threading.Event()
+"""Set in a process of the pool while it has no run to do."""
 
 
 def run_matrix(
@@ -38,7 +43,6 @@ def run_matrix(
     *,
     jobs: int | None = None,
     minutes: float | None = None,
-    say: Callable[[str], None] = print,
 ) -> bool:
     """Do what is left of the claims, in their order; whether everything is done.
 
@@ -47,7 +51,6 @@ def run_matrix(
         claims: what to measure.
         jobs: runs at a time; by default one for every core, or one where there is a GPU.
         minutes: start no new run after so many.
-        say: receives what goes wrong, a line each.
 
     Raises:
         ConfigError: the folder holds something else, or another process works on it.
@@ -59,7 +62,7 @@ def run_matrix(
     if lock is None:
         raise ConfigError(f"{matrix.out} is being worked on by another process: wait for it, or choose another --out.")
     with lock:
-        _run(matrix, claims, *_share(jobs), None if minutes is None else time.monotonic() + 60 * minutes, say)
+        _run(matrix, claims, *_share(jobs), None if minutes is None else time.monotonic() + 60 * minutes)
     return not _left(matrix, claims)
 
 
@@ -69,13 +72,16 @@ def _run(
     jobs: int,
     threads: int,
     end: float | None,
-    say: Callable[[str], None],
 ) -> None:
     context = multiprocessing.get_context("spawn")
     running: dict[Future[str | None], Task] = {}
     troubled: set[Path] = set()
     runs = pending(matrix, claims)
-    with ProcessPoolExecutor(jobs, context, end_with_parent) as pool, ProgressLine("runs", len(runs), "runs") as line:
+    with (
+        ProcessPoolExecutor(jobs, context, end_with_parent) as pool,
+        _stopping(pool),
+        ProgressLine("runs", len(runs), "runs") as line,
+    ):
         line.advance(sum(run.done for run in runs))
         while True:
             late = end is not None and time.monotonic() > end
@@ -90,8 +96,18 @@ def _run(
                 task = running.pop(future)
                 if (trouble := _result(future)) is not None:
                     troubled.add(task.folder)
-                    say(f"{task.folder.relative_to(matrix.out)}: {trouble}")
+                    logger.warning(f"{task.folder.relative_to(matrix.out)}: {trouble}")
                 line.advance()
+
+
+@contextlib.contextmanager
+def _stopping(pool: ProcessPoolExecutor) -> Iterator[None]:
+    """Whatever ends the study ends its processes first; without this the pool would wait for their runs."""
+    try:
+        yield
+    except BaseException:
+        _stop(pool)
+        raise
 
 
 def _left(matrix: Matrix, claims: Sequence[Claim]) -> bool:
@@ -114,11 +130,33 @@ def end_with_parent() -> None:
     def watch(parent: BaseProcess) -> None:
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)  # the run saves its state and stops
-        time.sleep(SECONDS_TO_SAVE)
+        _idle.wait(SECONDS_TO_SAVE)
         os._exit(1)
 
+    _idle.set()
+    # Ctrl-C reaches every process of a terminal; the study's own process passes it on.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _end_if_idle)
     if (parent := multiprocessing.parent_process()) is not None:
         threading.Thread(target=watch, args=(parent,), daemon=True).start()
+
+
+def _end_if_idle(number: int, frame: FrameType | None) -> None:
+    """While a run trains, its own handler stands in the place of this one."""
+    os._exit(128 + number)
+
+
+def _stop(pool: ProcessPoolExecutor) -> None:
+    """Let the runs of a study that is stopped save their state and end; those that do not are killed."""
+    processes: list[BaseProcess] = list((pool._processes or {}).values())  # there is no public way
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.terminate()
+    end = time.monotonic() + SECONDS_TO_SAVE
+    for process in processes:
+        process.join(max(0.0, end - time.monotonic()))
+        if process.is_alive():
+            process.kill()
 
 
 def _result(future: Future[str | None]) -> str | None:
@@ -145,6 +183,7 @@ def _do(task: Task, threads: int) -> str | None:
 
     torch.set_num_threads(threads)
     set_quiet(True)
+    _idle.clear()
     try:
         if task.trains:
             _train(task)
@@ -158,6 +197,8 @@ def _do(task: Task, threads: int) -> str | None:
                 raise  # asked to stop: saved, and resumed by the next call
             write_json(task.folder / "failed.json", {"why": str(error)})
         return str(error)
+    finally:
+        _idle.set()
     return None
 
 
@@ -169,7 +210,7 @@ def _train(task: Task) -> None:
     # A run of the search has no way to the test set, whatever its settings say.
     sealed = contextlib.nullcontext() if config.run.watch_test else only_splits(config.data.train_split)
     with sealed:
-        trial.run(task.folder, config, _silent)
+        trial.run(task.folder, config)
 
 
 def _measure_untrained(task: Task) -> None:
@@ -177,8 +218,9 @@ def _measure_untrained(task: Task) -> None:
     from recollect.config.automatic import choose_device
     from recollect.config.overrides import resolve
     from recollect.data import load
-    from recollect.evaluation import evaluate
-    from recollect.training.parts import make_embedder
+    from recollect.inference.embedding_sets import embed_set
+    from recollect.inference.evaluating import measure_labelled
+    from recollect.inference.opening import make_embedder
     from recollect.training.run_folder import RunFolder, circumstances
 
     begun = time.monotonic()
@@ -189,8 +231,8 @@ def _measure_untrained(task: Task) -> None:
     folder.write_config(config)
     images = load(config.data.name, config.data.root, config.data.test_split, **config.data.options)
     embedder = make_embedder(config.model, config.run.seed)
-    vectors = embedder.embed(images, device=device, progress=False)
-    metrics = evaluate(vectors, images.labels, ks=(1, 2, 4, 8), metrics=("r@k",)).metrics
+    vectors = embed_set(embedder, images, device=device).vectors
+    metrics = measure_labelled(vectors, images.labels, ks=(1, 2, 4, 8))
     folder.update_manifest(
         **circumstances(device, 1),
         data={"name": config.data.name, "root": config.data.root, "fingerprints": {"test": images.fingerprint}},
@@ -202,7 +244,3 @@ def _measure_untrained(task: Task) -> None:
             "metrics": {"test": metrics},
         },
     )
-
-
-def _silent(line: str) -> None:
-    """What single runs say; their folders keep it."""

@@ -1,24 +1,35 @@
-"""Where a step's inputs come from: pixels through the pipeline, or cached features of a frozen part.
+"""Which images make a step, and where their inputs come from: pixels through the pipeline, or stored features.
 
-The loop and the evaluation see only ``Feed``; which one it is decides ``parts.py``.
+A sampler says which images; a ``Feed`` reads them. The loop and the evaluation see only ``Sampler`` and ``Feed``;
+``make_sampler`` and ``make_feed`` choose among them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
-from typing import NamedTuple, Protocol
+from functools import cached_property, partial
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from recollect.data import Pipeline
+from recollect.common.errors import ConfigError
+from recollect.config.schema import Config
+from recollect.data import (
+    ClassBalancedSampler,
+    ImageSet,
+    Pipeline,
+    glyph_transform,
+    test_transform,
+    train_transform,
+    whole_transform,
+)
+from recollect.data.image_set import Indices
 from recollect.data.transforms.longer_side import LongerSide
-from recollect.inference.features import Features
-
-Indices = NDArray[np.int64]
+from recollect.inference.features import first_feature, part_rows, seconds_of_rows
+from recollect.inference.vector_store import Rows
+from recollect.models import Embedder
 
 
 class Fed(NamedTuple):
@@ -35,6 +46,9 @@ class Fed(NamedTuple):
 class Feed(Protocol):
     """Gives batches of one image set."""
 
+    whole_images: bool
+    """Whether inputs have sizes of their own."""
+
     def stream(self, batches: Iterable[Indices], epoch: int, first: int = 0) -> Iterator[Fed]:
         """Batches for training, in order; ``first`` is the number of the first within its epoch."""
 
@@ -44,8 +58,14 @@ class Feed(Protocol):
     def example(self) -> tuple[Tensor, float]:
         """One input as large as any, with a first dimension of 1; and how much of that an input has on average."""
 
+    def some(self, count: int, number: int = 0) -> Fed:
+        """At most ``count`` inputs from all over the set, read now; other ones for each ``number``. To plan with."""
+
     def prepare(self) -> None:
         """Do now what takes long and is done once, before anything is written."""
+
+    def seconds_to_prepare(self) -> float:
+        """How long ``prepare`` will take, measured on a few images."""
 
     def close(self) -> None:
         """Let go of threads."""
@@ -59,6 +79,7 @@ class PixelFeed:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
+        self.whole_images = pipeline.transform.size is None
 
     def stream(self, batches: Iterable[Indices], epoch: int, first: int = 0) -> Iterator[Fed]:
         """See ``Feed``."""
@@ -80,12 +101,26 @@ class PixelFeed:
         average = float(np.mean([height * width for height, width in sizes])) if sizes else side * side
         return torch.zeros(1, 3, side, side, dtype=torch.uint8), average / side**2
 
+    def some(self, count: int, number: int = 0) -> Fed:
+        """See ``Feed``."""
+        return Fed(*self.pipeline.load(_spread(len(self.pipeline.images), count, number), number=number))
+
     def prepare(self) -> None:
         """See ``Feed``."""
+
+    def seconds_to_prepare(self) -> float:
+        """See ``Feed``."""
+        return 0.0
 
     def close(self) -> None:
         """See ``Feed``."""
         self.pipeline.close()
+
+
+def _spread(total: int, count: int, number: int) -> Indices:
+    count = min(count, total)
+    indices: Indices = (np.arange(count) * (total // count) + number) % total
+    return indices
 
 
 class FeatureFeed:
@@ -94,14 +129,23 @@ class FeatureFeed:
     Args:
         compute: gives all of them; called when they are first needed, so that a plan need not wait for them.
         example: gives the first alone, 1 × ….
+        seconds: tells how long ``compute`` will take.
         labels: of the images.
     """
 
-    def __init__(self, compute: Callable[[], Features], example: Callable[[], Tensor], labels: Indices) -> None:
-        self._compute, self._example, self.labels = compute, example, labels
+    whole_images = False
+
+    def __init__(
+        self,
+        compute: Callable[[], Rows],
+        example: Callable[[], Tensor],
+        seconds: Callable[[], float],
+        labels: Indices,
+    ) -> None:
+        self._compute, self._example, self._seconds, self.labels = compute, example, seconds, labels
 
     @cached_property
-    def features(self) -> Features:
+    def features(self) -> Rows:
         """All features."""
         return self._compute()
 
@@ -116,14 +160,118 @@ class FeatureFeed:
 
     def example(self) -> tuple[Tensor, float]:
         """See ``Feed``."""
-        return self._example(), 1.0
+        return self._first, 1.0
+
+    @cached_property
+    def _first(self) -> Tensor:
+        return self._example()
+
+    def some(self, count: int, number: int = 0) -> Fed:
+        """See ``Feed``. The features need not be there yet, so it is the first, several times."""
+        indices = _spread(len(self.labels), count, number)
+        rows = self._first.expand(len(indices), *self._first.shape[1:]).clone()
+        return Fed(rows, torch.from_numpy(self.labels[indices]), indices)
 
     def prepare(self) -> None:
         """See ``Feed``."""
         _ = self.features
+
+    def seconds_to_prepare(self) -> float:
+        """See ``Feed``."""
+        return self._seconds()
 
     def close(self) -> None:
         """See ``Feed``."""
 
     def _rows(self, indices: Indices) -> Fed:
         return Fed(torch.from_numpy(self.features[indices]), torch.from_numpy(self.labels[indices]), indices)
+
+
+class WholeSet:
+    """A sampler whose one batch an epoch is every image; for training on cached features."""
+
+    def __init__(self, labels: Indices) -> None:
+        self._count, self._epoch = len(labels), 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """All epochs are alike."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[Indices]:
+        yield np.arange(self._count)
+
+    def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
+        """The epoch to go on with."""
+        return {"epoch": self._epoch + (1 if consumed else 0), "batch": 0, "images": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken."""
+        if state.get("images") != self._count:
+            raise ConfigError(f"the saved run had {state.get('images')} training images, and there are {self._count}.")
+        self._epoch = int(state["epoch"])
+
+
+Sampler = ClassBalancedSampler | WholeSet
+
+
+def make_sampler(config: Config, images: ImageSet) -> Sampler:
+    """Batches of ``images``."""
+    batch = config.batch
+    if batch.size == "all":
+        return WholeSet(images.labels)
+    if batch.size == "auto":
+        raise ConfigError("batch.size 'auto' must be settled before batches can be made: set a number.")
+    return ClassBalancedSampler(
+        images.labels,
+        batch.size,
+        batch.samples_per_class,
+        batch.policy,
+        batch.small_classes,
+        config.run.seed,
+        batch.batches_per_epoch,
+    )
+
+
+def make_feed(
+    config: Config, embedder: Embedder, images: ImageSet, *, frozen: nn.Module | None = None, training: bool
+) -> Feed:
+    """Batches of ``images``: varied for training, plain for evaluation; features behind the ``frozen`` part, if any."""
+    data = config.data
+    if frozen is not None:
+        upto, workers = config.model.freeze, data.workers
+
+        def compute() -> Rows:
+            return part_rows(embedder, images, upto, frozen=upto, workers=workers).rows
+
+        return FeatureFeed(
+            compute,
+            partial(first_feature, embedder, frozen, images),
+            partial(seconds_of_rows, embedder, frozen, images, upto, workers=workers),
+            images.labels,
+        )
+    transform = test_transform(embedder.preprocessing)
+    if training and data.augmentation == "crop":
+        transform = train_transform(embedder.preprocessing, scale=data.crop_scale, flip=data.flip)
+    elif training and data.augmentation == "glyph":
+        transform = glyph_transform(embedder.preprocessing)
+    elif training and data.augmentation == "whole":
+        transform = whole_transform(embedder.preprocessing, flip=data.flip)
+    if transform.size is None and not embedder.takes_any_size:
+        raise ConfigError(
+            f"{config.model.init} takes images of one size only: set model.resize and data.augmentation=crop."
+        )
+    return PixelFeed(
+        Pipeline(
+            images,
+            transform,
+            workers=data.workers,
+            prefetch_bytes=data.prefetch_mb << 20,
+            cache=data.cache if training else "none",
+            on_bad_image=data.on_bad_image,
+            seed=config.run.seed,
+            pin=embedder.device.type == "cuda" and torch.cuda.is_available(),
+        )
+    )

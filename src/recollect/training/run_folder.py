@@ -2,14 +2,16 @@
 
     config.yaml      every setting, resolved; ``recollect train RUN/config.yaml`` does it again
     manifest.json    versions, machine, command, data fingerprints, weights, plan, and the outcome once there is one
-    metrics.jsonl    a line a step and a line an evaluation, in order
+    metrics.jsonl    one line per step and one per evaluation, in order
+    train.log        the plan, remarks, and how far it was every 30 seconds, with the time of day
     checkpoints/     last.pt to go on from, best-STEP.pt by validation
     model/           the final embedder
     stopped/         the batch at which a run stopped on a loss that is no number
-    whitening/       only before the first step: features that the last layer's whitening is learned from
-    .lock            held by the process that trains; it stays, for whoever waits at it must meet the next at it too
+    trained_on.npz   names of the training classes and digests of the training images
+    .lock            held by the process that trains; never removed, since another process may be waiting on it
 
-Everything but ``metrics.jsonl`` is written whole or not at all. A folder that holds anything is never written over.
+Everything but ``metrics.jsonl`` and ``train.log`` is written whole or not at all, the folder itself with its configuration
+included. A folder that holds anything is never written over, except for what an interrupted start of a run left.
 """
 
 from __future__ import annotations
@@ -19,55 +21,64 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import yaml
 
 from recollect._version import __version__
-from recollect.common.errors import ConfigError, DataError, in_one_line
-from recollect.common.files import make_folder_for, read_json, write_json, write_text
-from recollect.config.overrides import as_mapping, as_written_before, from_mapping
+from recollect.common.errors import ConfigError, DataError
+from recollect.common.files import append_line, atomic_write, make_folder_for, new_folder, write_json, write_text
+from recollect.common.processor import VARIABLE, processor_name
+from recollect.common.reading import read_json, read_json_lines
+from recollect.config.overrides import as_mapping
 from recollect.config.schema import Config
-
-if TYPE_CHECKING:
-    from recollect.training.session import Session
+from recollect.inference.run_files import END, TO_END, RunFiles, absolute_roots
+from recollect.inference.trained_on import FILE as TRAINED_ON
+from recollect.inference.trained_on import TrainedOn
 
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "pytorch-metric-learning")
 
 
 def refuse_used(path: Path) -> None:
-    """Refuse a place for a new run where something lies already; the lock of a run that never began is nothing.
+    """Refuse a place for a new run where something lies already; what an interrupted start left does not count.
 
     Raises:
         ConfigError: a file, or a folder that is not empty.
     """
-    if path.exists() and (not path.is_dir() or any(entry.name != ".lock" for entry in path.iterdir())):
+    if path.exists() and (not path.is_dir() or not all(_is_left_over(entry) for entry in path.iterdir())):
         hint = f", or go on with it: recollect train --resume {path}" if (path / "config.yaml").exists() else ""
         raise ConfigError(f"{path} exists and is not empty; a run is never written over. Choose another --out{hint}.")
 
 
-class RunFolder:
+def _is_left_over(entry: Path) -> bool:
+    """Whether a run that ended before it had a configuration left this: its lock or its manifest."""
+    if entry.name == "manifest.json" and not entry.with_name("config.yaml").exists():
+        try:
+            return "recollect" in read_json(entry, dict).get("versions", {})
+        except DataError:
+            return False
+    return entry.name in (".lock", TRAINED_ON) or (entry.name.startswith(".") and entry.name.endswith(".part"))
+
+
+class RunFolder(RunFiles):
     """Paths of a run and the small files in it. Make one with ``create`` or ``open``."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.config_file = path / "config.yaml"
-        self.manifest_file = path / "manifest.json"
+        super().__init__(path)
         self.metrics_file = path / "metrics.jsonl"
-        self.last = path / "checkpoints" / "last.pt"
-        self.model = path / "model"
+        self.log_file = path / "train.log"
         self.stopped = path / "stopped"
-        self.whitening = path / "whitening"
         self.lock = path / ".lock"
 
     @classmethod
     def create(cls, path: Path | str | None, name: str) -> RunFolder:
-        """A new, empty run.
+        """A place for a new run, which ``begin`` makes.
 
         Args:
             path: where; None for ``runs/<name>-<date>-<time>``.
@@ -82,8 +93,27 @@ class RunFolder:
             path = next(p for n in range(1, 1000) if not (p := base if n == 1 else Path(f"{base}-{n}")).exists())
         path = Path(path)
         refuse_used(path)
-        make_folder_for(path / "config.yaml")
+        make_folder_for(path / "config.yaml" if path.is_dir() else path)
         return cls(path)
+
+    def begin(self, config: Config, manifest: Mapping[str, Any], trained_on: TrainedOn | None = None) -> None:
+        """Make the folder with its first files: all of it, or nothing.
+
+        Raises:
+            StorageError: the system refuses, or another process began a run there meanwhile.
+        """
+        if self.path.is_dir():  # perhaps a mount point, which cannot be replaced; without a configuration it is no run
+            self._write_first(config, manifest, trained_on)
+            return
+        with new_folder(self.path) as folder:
+            RunFolder(folder)._write_first(config, manifest, trained_on)
+
+    def _write_first(self, config: Config, manifest: Mapping[str, Any], trained_on: TrainedOn | None) -> None:
+        """The configuration comes last: with it the folder is a run."""
+        write_json(self.manifest_file, manifest)
+        if trained_on is not None:
+            trained_on.write(self.path)
+        self.write_config(config)
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
@@ -111,81 +141,66 @@ class RunFolder:
                 path.unlink(missing_ok=True)
 
     def write_config(self, config: Config) -> None:
-        """Write the resolved configuration."""
+        """Write the resolved configuration, its images by absolute paths."""
+        config = replace(config, data=absolute_roots(config.data))
         text = yaml.safe_dump(as_mapping(config), sort_keys=False, allow_unicode=True, width=120)
-        write_text(self.config_file, f"# Written by recollect {__version__}: every setting of this run.\n{text}")
-
-    def read_config(self) -> Config:
-        """The configuration that was written."""
-        try:
-            values = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            raise DataError(f"{self.config_file}: not a YAML file ({in_one_line(error)}).") from error
-        return as_written_before(from_mapping(values, str(self.config_file)))
+        head = f"# Written by recollect {__version__}: every setting of this run{TO_END}"
+        write_text(self.config_file, f"{head}\n{text}{END}\n")
 
     def update_manifest(self, **values: Any) -> None:
         """Add entries to ``manifest.json``."""
-        known = read_json(self.manifest_file) if self.manifest_file.exists() else {}
-        write_json(self.manifest_file, {**known, **values})
+        write_json(self.manifest_file, {**self.read_manifest(), **values})
 
-    def read_manifest(self) -> dict[str, Any]:
-        """What ``manifest.json`` says; empty without one."""
-        return dict(read_json(self.manifest_file)) if self.manifest_file.exists() else {}
+    def keep_batch(self, rank: int, batch: Mapping[str, Any], about: Mapping[str, Any]) -> Path:
+        """Keep the batch at which a training lost its way, so that someone can look at it.
+
+        Args:
+            rank: of the process.
+            batch: tensors, into ``batch.pt``.
+            about: plain values with the ``step``, into ``batch.json``.
+
+        Returns:
+            The folder it is in.
+        """
+        folder = self.stopped / f"step-{about['step']}" / f"process-{rank}"
+        with atomic_write(folder / "batch.pt") as file:
+            torch.save(dict(batch), file)
+        write_json(folder / "batch.json", dict(about))
+        return folder
+
+    def append_log(self, *lines: str) -> None:
+        """Add lines to ``train.log``."""
+        with self.log_file.open("a", encoding="utf-8") as file:
+            file.writelines(f"{now()} {line}\n" for line in lines)
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add a line to ``metrics.jsonl``."""
-        with self.metrics_file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, allow_nan=False) + "\n")
+        append_line(self.metrics_file, json.dumps(record, allow_nan=False))
 
-    def read_metrics(self) -> Iterator[dict[str, Any]]:
-        """The lines of ``metrics.jsonl``; a last line cut short by a crash is left out."""
-        if not self.metrics_file.exists():
-            return
-        for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                continue
+    def read_metrics(self, remark: Callable[[str], None] = lambda line: None) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl``; those cut short by a crash or damaged are left out, which ``remark`` is told."""
+        return read_json_lines(self.metrics_file, remark, _is_record) if self.metrics_file.exists() else []
 
-    def forget_after(self, step: int) -> None:
-        """Drop the lines of steps after ``step``: a resumed run takes them again."""
-        kept = [record for record in self.read_metrics() if record["step"] <= step]
+    def forget_after(self, step: int, remark: Callable[[str], None] = lambda line: None) -> None:
+        """Drop the lines of steps after ``step``: a resumed run takes them again. Damaged lines go with them."""
+        kept = [record for record in self.read_metrics(remark) if record["step"] <= step]
         if self.metrics_file.exists():
             write_text(self.metrics_file, "".join(json.dumps(record) + "\n" for record in kept))
 
 
-def place_of_run(session: Session, run: RunFolder | None, out: Path | str | None) -> RunFolder:
-    """The folder of ``run``, or of a new one, made and still empty. Every process calls it."""
-    if session.team.rank == 0 and run is None:
-        run = RunFolder.create(out, session.config.name)
-    place = session.team.from_first(None if run is None else str(run.path))
-    return RunFolder(Path(place))
-
-
-def note_start(session: Session, folder: RunFolder, resumed: bool) -> None:
-    """Write a run's first files, or that it is resumed. By the one process that holds the run's lock."""
-    if resumed:
-        folder.update_manifest(resumed=[*folder.read_manifest().get("resumed", []), now()])
-    else:
-        folder.update_manifest(**_beginning(session))
-        folder.write_config(session.config)
-
-
-def _beginning(session: Session) -> dict[str, Any]:
-    """What the manifest of a new run says."""
-    config, sets = session.config, session.sets
-    named = (("train", sets.train), ("validation", sets.validation), ("test", sets.test))
-    return {
-        **circumstances(session.device, session.team.size),
-        "data": {
-            "name": config.data.name,
-            "root": config.data.root,
-            "fingerprints": {name: images.fingerprint for name, images in named if images is not None},
-        },
-        "weights": session.network.embedder.config.provenance.as_dict(),
-        "choices": [str(choice) for choice in session.choices],
-        "plan": session.plan.as_dict(),
-    }
+def _is_record(record: Mapping[str, Any]) -> bool:
+    """Whether a line of ``metrics.jsonl`` has what its readers need."""
+    step, kind = record.get("step"), record.get("kind")
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        return False
+    values = [value for key, value in record.items() if key not in ("kind", "split")]
+    if kind == "step":
+        return all(value is None or isinstance(value, int | float) for value in values)
+    return (
+        kind == "evaluation"
+        and isinstance(record.get("split"), str)
+        and all(isinstance(v, int | float) for v in values)
+    )
 
 
 def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
@@ -199,9 +214,10 @@ def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
     machine: dict[str, Any] = {
         "system": platform.platform(),
         "host": platform.node(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "instructions": os.environ.get(VARIABLE, "all"),
         "device": str(device),
         "processes": processes,
     }
@@ -216,11 +232,3 @@ def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
 def now() -> str:
     """This moment, to the second, with its offset."""
     return datetime.now(UTC).astimezone().isoformat(timespec="seconds")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()

@@ -1,16 +1,15 @@
 """The training loop. ``train`` is the way in; ``Trainer.run`` reads as a table of contents.
 
-What each line does lives in a file of its own: settings (``config.py``, ``recipes.py``, ``choices.py``), things made
-from them (``parts.py``, ``session.py``), the step (``large_batch.py``), learning rates (``schedule.py``,
-``optimizer.py``), evaluation (``validation.py``), state (``checkpoint.py``), files (``run_folder.py``, ``logs.py``),
-several processes (``distributed.py``), interruptions (``signals.py``).
+What each line does lives in a file of its own: everything made from the settings (``build.py``), the plan
+(``estimate.py``), the step (``recollect/step``), learning rates (``optimizer.py``), evaluation (``validation.py``),
+state (``checkpoint.py``), files (``run_folder.py``, ``logs.py``), interruptions (``signals.py``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
-import shutil
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
@@ -23,25 +22,29 @@ import torch.distributed as dist
 from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError, RecollectError
 from recollect.common.locks import try_lock
-from recollect.config.automatic import choose_device
+from recollect.common.refusals import StorageError
+from recollect.common.threads import limited_threads
 from recollect.config.schema import Config
 from recollect.data import shard
-from recollect.step import team as distributed
+from recollect.data.image_set import Indices
+from recollect.data.sources.revisited import SFM_NAME
+from recollect.inference.run_files import read_checkpoint, relative_roots
+from recollect.inference.trained_on import refuse_other_training_images, trained_on
 from recollect.step.chunking import is_out_of_memory
 from recollect.step.large_batch import StepInfo, large_batch_step
-from recollect.training.batches import Fed, Indices
-from recollect.training.checkpoint import Progress, load_checkpoint, read_checkpoint, save_best, save_checkpoint
-from recollect.training.estimate import Plan
-from recollect.training.inspection import save_for_inspection
+from recollect.step.team import Team, losing_no_process
+from recollect.training.batches import Fed
+from recollect.training.build import Training, built
+from recollect.training.checkpoint import Progress, load_checkpoint, save_best, save_checkpoint
+from recollect.training.estimate import Plan, estimate
 from recollect.training.logs import Log, peak_memory_mb
-from recollect.training.optimizer import clip_gradients, set_learning_rates
-from recollect.training.run_folder import RunFolder, note_start, now, place_of_run
-from recollect.training.schedule import Position
-from recollect.training.session import Session, prepare
+from recollect.training.optimizer import Position, clip_gradients, set_learning_rates
+from recollect.training.run_folder import RunFolder, circumstances, now
 from recollect.training.signals import StopRequest, stop_on_signals
-from recollect.training.validation import chosen_value, measure
-from recollect.training.whitened_start import whiten_last_layer
+from recollect.training.validation import measure, merit
+from recollect.training.whitened_start import whiten_last_layer, whitening_images
 
+logger = logging.getLogger(__name__)
 OnValidation = Callable[[int, dict[str, float]], None]
 """Receives the step and the metrics, as fractions."""
 
@@ -72,7 +75,6 @@ def train(
     out: Path | str | None = None,
     *,
     resume: Path | str | None = None,
-    say: Callable[[str], None] = print,
     on_validation: OnValidation | None = None,
 ) -> Outcome:
     """Train, from the start or from where a run was left.
@@ -81,7 +83,6 @@ def train(
         config: what to do (see ``recipes.resolve``); not with ``resume``.
         out: the run folder to make; by default a new one in ``runs``.
         resume: a run folder to go on with. The result is that of the uninterrupted run, to the bit on a CPU.
-        say: receives the plan and remarks, a line each.
         on_validation: called after each evaluation of the validation classes. What it raises ends the run, which can
             be resumed from its last checkpoint.
 
@@ -91,54 +92,70 @@ def train(
     """
     run = None if resume is None else RunFolder.open(resume)
     if run is not None and (finished := run.read_manifest().get("outcome")):
-        say(f"{run.path} is finished; nothing is left to do.")
-        return Outcome(run.path, **{name: finished[name] for name in ("steps", "seconds", "chosen_step", "metrics")})
+        logger.info(f"{run.path} is finished; nothing is left to do.")
+        known = {"steps": 0, "seconds": 0.0, "chosen_step": 0, "metrics": {}} | finished
+        return Outcome(run.path, **{name: known[name] for name in ("steps", "seconds", "chosen_step", "metrics")})
     if (config is None) == (run is None):
         raise ConfigError("give either a configuration or a run to resume.")
-    with _session(run.read_config() if config is None and run is not None else config) as session:
-        speak = say if session.team.rank == 0 else _silent
-        for line in session.plan.lines(session.choices):
-            speak(line)
-        session.prepare_feeds()
-        folder = place_of_run(session, run, out)
-        with _alone(folder, session.team), stop_on_signals() as stop:
-            if session.team.rank == 0:
-                note_start(session, folder, resumed=run is not None)
-            speak(f"run        {folder.path}")
-            return Trainer(session, folder, stop, speak, on_validation).run()
+    advice = "Start all of them again with the same command."
+    with (
+        built(run.read_config() if config is None and run is not None else config) as training,
+        losing_no_process(training.machine.team, lambda: advice),
+    ):
+        team, figures = training.machine.team, estimate(training)
+        lines = figures.lines(training.choices) if team.rank == 0 else []
+        for line in lines:
+            logger.info(line)
+        if run is not None:
+            refuse_other_training_images(run.path, training.sets.train)  # on every process: all of them end
+        training.prepare()
+        folder = _place(training, figures, run, out)
+        advice = f"Go on from the last checkpoint: start all of them again with --resume {folder.path}."
+        with _alone(folder, team), stop_on_signals() as stop, _resumable(folder):
+            if team.rank == 0:
+                if run is not None:
+                    folder.update_manifest(resumed=[*folder.read_manifest().get("resumed", []), now()])
+                folder.append_log(*lines)
+            trainer = Trainer(training, folder, stop, on_validation)
+            trainer.remark(f"run        {folder.path}")
+            return trainer.run()
 
 
 def plan(config: Config) -> tuple[Plan, list[str]]:
     """What ``train`` would do, without doing it: the plan and its lines. Writes nothing."""
-    with _session(config) as session:
-        return session.plan, session.plan.lines(session.choices)
+    with built(config) as training:
+        figures = estimate(training)
+        return figures, figures.lines(training.choices)
+
+
+def _place(training: Training, figures: Plan, run: RunFolder | None, out: Path | str | None) -> RunFolder:
+    """The folder of ``run``, or of a new one, made with its configuration. Every process calls it."""
+    team, sets = training.machine.team, training.sets
+    if team.rank == 0 and run is None:
+        run = RunFolder.create(out, training.config.name)
+        run.begin(training.config, _beginning(training, figures, run.path), trained_on(sets.train, sets.validation))
+    return RunFolder(Path(team.from_first(None if run is None else str(run.path))))
+
+
+def _beginning(training: Training, figures: Plan, run: Path) -> dict[str, Any]:
+    """What the manifest of a new run says."""
+    config, machine = training.config, training.machine
+    return {
+        **circumstances(machine.device, machine.team.size),
+        "data": {
+            "name": config.data.name,
+            "root": config.data.root,
+            "relative": relative_roots(config.data, run),
+            "fingerprints": training.sets.fingerprints(),
+        },
+        "weights": training.network.embedder.config.provenance.as_dict(),
+        "choices": [str(choice) for choice in training.choices],
+        "plan": figures.as_dict(),
+    }
 
 
 @contextlib.contextmanager
-def _session(config: Config | None) -> Iterator[Session]:
-    if config is None:
-        raise ConfigError("there is no configuration.")
-    if config.run.epochs == 0:
-        raise ConfigError(
-            f"{config.name} trains nothing (run.epochs 0): measure it with recollect eval --recipe {config.name}, or "
-            "set run.epochs."
-        )
-    device = choose_device(config.run.device)
-    team = distributed.start(device.type)
-    if device.type == "cuda" and team.size > 1:
-        device = torch.device("cuda", torch.cuda.current_device())
-    try:
-        session = prepare(config, device, team)
-        try:
-            yield session
-        finally:
-            session.close()
-    finally:
-        distributed.stop()
-
-
-@contextlib.contextmanager
-def _alone(folder: RunFolder, team: distributed.Team) -> Iterator[None]:
+def _alone(folder: RunFolder, team: Team) -> Iterator[None]:
     """Two processes that write the same run would spoil it: the second is refused."""
     lock = try_lock(folder.lock) if team.rank == 0 else None
     free = team.from_first(lock is not None or team.rank != 0)
@@ -151,20 +168,37 @@ def _alone(folder: RunFolder, team: distributed.Team) -> Iterator[None]:
             lock.close()  # the file stays: were it removed, one process could lock the old file and one a new one
 
 
+@contextlib.contextmanager
+def _resumable(folder: RunFolder) -> Iterator[None]:
+    """A full disk ends a run, but loses nothing of it."""
+    try:
+        yield
+    except StorageError as error:
+        advice = (
+            f"The run is safe up to its last checkpoint and goes on from there: recollect train --resume {folder.path}"
+        )
+        raise error.with_advice(advice) from error
+
+
 class Trainer:
-    """The loop over a prepared session; use ``train``."""
+    """The loop over what ``build`` made; use ``train``."""
 
     def __init__(
         self,
-        session: Session,
+        training: Training,
         folder: RunFolder,
         stop: StopRequest,
-        say: Callable[[str], None],
         on_validation: OnValidation | None = None,
     ) -> None:
-        self.session, self.folder, self.stop, self.say, self.on_validation = session, folder, stop, say, on_validation
-        self.config, self.team, self.progress = session.config, session.team, Progress()
-        self.first = session.team.rank == 0
+        self.training, self.folder, self.stop, self.on_validation = training, folder, stop, on_validation
+        self.config, self.machine, self.team = training.config, training.machine, training.machine.team
+        self.chunk, self.progress, self.first = training.batches.chunk, Progress(), self.team.rank == 0
+
+    def remark(self, line: str) -> None:
+        """Log a line and keep it in the run."""
+        if self.first:
+            logger.info(line)
+            self.folder.append_log(line)
 
     def run(self) -> Outcome:
         """The whole training."""
@@ -174,7 +208,8 @@ class Trainer:
                 self._evaluate()
             self.tick = time.perf_counter()
             for batch in self._batches():
-                self._step(batch)
+                with limited_threads(self.training.batches.threads):
+                    self._step(batch)
                 if self._evaluation_is_due():
                     self._evaluate()
                 self._save_if_due()
@@ -184,17 +219,18 @@ class Trainer:
     def _restore(self) -> None:
         resumed = self.folder.last.exists()
         if resumed:
-            self.progress, sampler, self.session.chunk = load_checkpoint(self.folder.last, self.session.trained)
-            self.session.sampler.load_state_dict(sampler)
+            self.progress, sampler, self.chunk = load_checkpoint(self.folder.last, self.training.trained)
+            self.training.batches.sampler.load_state_dict(sampler)
             if self.progress.best:  # needed after the last step; better missed now
                 read_checkpoint(self.folder.best(self.progress.best["step"]))
-            self.say(f"resumed    after step {self.progress.step:,}")
-        elif whiten_last_layer(self.session, self.say, self.folder.whitening):
+            self.remark(f"resumed    after step {self.progress.step:,}")
+        elif (chosen := whitening_images(self.config, self.training.sets.train)) is not None:
+            self.remark(f"whitening  the last layer starts from {len(chosen):,} training images")
+            whiten_last_layer(self.training, chosen)
             self._save()  # so that it is learned once, however early the run is interrupted
         if self.first:
-            shutil.rmtree(self.folder.whitening, ignore_errors=True)
             # Before the first step the first evaluation is taken again.
-            self.folder.forget_after(self.progress.step or -1)
+            self.folder.forget_after(self.progress.step or -1, self.remark)
             self.folder.forget_best_but(self.progress.best.get("step"))
         self.saved_at = time.monotonic()
         self.started_at = time.monotonic() - self.progress.seconds
@@ -202,8 +238,8 @@ class Trainer:
     @contextlib.contextmanager
     def _logging(self) -> Iterator[None]:
         quiet = None if self.first else True
-        with ProgressLine("training", self.session.total_steps, "steps", quiet) as line:
-            line.advance(self.progress.step)
+        done, steps = self.progress.step, self.training.batches.steps
+        with ProgressLine("training", steps, "steps", quiet, done=done) as line:
             self.log = Log(self.folder if self.first else None, line, self.config.run.tensorboard)
             try:
                 yield
@@ -214,12 +250,12 @@ class Trainer:
 
     def _batches(self) -> Iterator[Fed]:
         """Every batch from where we are to the end; of each, this process's part."""
-        sampler = self.session.sampler
+        sampler = self.training.batches.sampler
         while not self._is_over():
             sampler.set_epoch(self.progress.epoch)
             self.batches_in_epoch = len(sampler)
             mine = map(self._part, sampler)
-            stream = self.session.feed.stream(mine, self.progress.epoch, self.progress.batch)
+            stream = self.training.batches.feed.stream(mine, self.progress.epoch, self.progress.batch)
             with contextlib.closing(_closable(stream)) as batches:
                 for batch in batches:
                     yield batch
@@ -239,7 +275,7 @@ class Trainer:
         return self.progress.epoch >= int(self.config.run.epochs or 0)
 
     def _step(self, batch: Fed) -> None:
-        info, trained = StepInfo(), self.session.trained
+        info, trained = StepInfo(), self.training.trained
         factor = set_learning_rates(trained.optimizer, self.config.optimizer, self._position())
         trained.optimizer.zero_grad(set_to_none=True)
         loss = self._loss_and_gradient(batch, info)
@@ -260,31 +296,31 @@ class Trainer:
             gradient_norm=norm if math.isfinite(norm) else None,
             images_per_second=round(len(batch.labels) * self.team.size / (time.perf_counter() - self.tick), 1),
             seconds=round(self.progress.seconds, 3),
-            memory_mb=peak_memory_mb(self.session.device),
+            memory_mb=peak_memory_mb(self.machine.device),
             skipped=info.skipped,
             light=round(info.light_share(0.01), 4),
         )
 
     def _loss_and_gradient(self, batch: Fed, info: StepInfo) -> float:
-        session, scaler = self.session, self.session.trained.scaler
+        trained = self.training.trained
         try:
             value = large_batch_step(
-                session.network.trained,
-                session.loss,
+                self.training.network.trained,
+                trained.loss,
                 batch.inputs,
                 batch.labels,
-                session.chunk,
-                autocast=session.dtype,
-                scaler=scaler if scaler.is_enabled() else None,
+                self.chunk,
+                autocast=self.machine.dtype,
+                scaler=trained.scaler if trained.scaler.is_enabled() else None,
                 skip_share=self.config.batch.skip_share,
                 info=info,
             )
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            half = max(1, session.chunk // 2)
+            half = max(1, self.chunk // 2)
             raise ConfigError(
-                f"out of memory with {session.chunk} images in the network at once ({str(error).splitlines()[0]}) Set "
+                f"out of memory with {self.chunk} images in the network at once ({str(error).splitlines()[0]}) Set "
                 f"batch.chunk to {half} (--set batch.chunk={half}): the result stays the same. If that does not help: "
                 "run.precision=bf16, a smaller model.image_size, or a smaller batch.size."
             ) from error
@@ -297,7 +333,7 @@ class Trainer:
         return Position(epoch, fraction, 1 / self.batches_in_epoch)
 
     def _stop_if_lost(self, batch: Fed, loss: float, norm: float) -> None:
-        scaler, advice = self.session.trained.scaler, "Look at its images, lower optimizer.lr, or set optimizer.clip."
+        scaler, advice = self.training.trained.scaler, "Look at its images, lower optimizer.lr, or set optimizer.clip."
         sound = math.isfinite(norm)
         if not sound and math.isfinite(loss) and scaler.is_enabled():
             # fp16 overflows now and then: the scaler then skips the step and lowers its factor, from 65,536 on. What
@@ -306,8 +342,19 @@ class Trainer:
             advice = "No factor makes it fit into fp16: lower optimizer.lr, or set run.precision to bf16 or fp32."
         if math.isfinite(loss) and abs(loss) <= self.config.run.loss_limit and sound:
             return
-        train_set = self.session.sets.train
-        path = save_for_inspection(self.folder.stopped, self.team.rank, self.progress, batch, train_set, loss, norm)
+        images = self.training.sets.train
+        path = self.folder.keep_batch(
+            self.team.rank,
+            {"inputs": batch.inputs, "labels": batch.labels, "indices": torch.from_numpy(batch.indices)},
+            {
+                "step": self.progress.step + 1,
+                "epoch": self.progress.epoch,
+                "loss": str(loss),
+                "gradient_norm": str(norm),
+                "images": [images.names[index] for index in batch.indices.tolist()],
+                "classes": [images.class_names[label] for label in batch.labels.tolist()],
+            },
+        )
         raise TrainingStoppedError(
             f"stopped at step {self.progress.step + 1}: the loss is {loss:g} and the gradient's norm {norm:g}. The "
             f"batch is kept in {path}. {advice}"
@@ -323,32 +370,32 @@ class Trainer:
         return epoch_over and (done == self.config.run.epochs or (isinstance(every, int) and done % every == 0))
 
     def _evaluate(self) -> None:
-        session = self.session
-        for watched in session.watched:
-            metrics = measure(session.network.trained, watched, self.team, session.device, session.dtype)
+        network, machine = self.training.network.trained, self.machine
+        for watched in self.training.watched:
+            metrics = measure(network, watched, self.team, machine.device, machine.dtype)
             self.log.evaluation(watched.name, self.progress.step, metrics)
             if watched.name == "val":
-                self._keep_if_best(chosen_value(metrics, self.config.run.select))
+                self._keep_if_best(metrics)
                 if self.on_validation is not None:
                     self.on_validation(self.progress.step, metrics)
 
-    def _keep_if_best(self, value: float) -> None:
-        if value > self.progress.best.get("value", -1.0):
-            self.progress.best = {"step": self.progress.step, "value": value}
+    def _keep_if_best(self, metrics: dict[str, float]) -> None:
+        value, tie, step = merit(metrics, self.config.run.select, self.progress.step)
+        best = self.progress.best
+        if (value, tie, step) > (best.get("value", -1.0), best.get("tie", 0.0), best.get("step", -1)):
+            self.progress.best = {"step": step, "value": value, "tie": tie}
             if self.first:
-                save_best(
-                    self.folder.best(self.progress.step), self.session.network.embedder, self.progress.step, value
-                )
+                save_best(self.folder.best(step), self.training.network.embedder, step, value)
 
     def _save_if_due(self) -> None:
         every = self.config.run.checkpoint_steps
         due = time.monotonic() - self.saved_at > 60 * self.config.run.checkpoint_minutes
         due = due or (every is not None and self.progress.step % every == 0)
         if self.team.size > 1:  # clocks differ between processes, but all must take part
-            wish = torch.tensor([int(due)], device=self.session.device)
+            wish = torch.tensor([int(due)], device=self.machine.device)
             dist.broadcast(wish, src=0)
             due = bool(wish)
-        signal = self.stop.agreed(self.team, self.session.device)
+        signal = self.stop.agreed(self.team, self.machine.device)
         if due or signal is not None:
             self._save()
         if signal is not None:
@@ -359,9 +406,9 @@ class Trainer:
             )
 
     def _save(self) -> None:
-        state = self.session.sampler.state_dict(consumed=self.progress.batch)
+        state = self.training.batches.sampler.state_dict(consumed=self.progress.batch)
         progress = replace(self.progress, epoch=state["epoch"], batch=state["batch"])
-        save_checkpoint(self.folder.last, self.session.trained, progress, state, self.session.chunk)
+        save_checkpoint(self.folder.last, self.training.trained, progress, state, self.chunk)
         if self.first:
             self.folder.forget_best_but(self.progress.best.get("step"))
         self.saved_at = time.monotonic()
@@ -369,7 +416,7 @@ class Trainer:
     # After the last step ----------------------------------------------------------------------------------------------
 
     def _finish(self) -> Outcome:
-        embedder, best = self.session.network.embedder, self.progress.best
+        embedder, best = self.training.network.embedder, self.progress.best
         if best:
             self.team.barrier()  # the file is written by the first process
             embedder.load_state_dict(read_checkpoint(self.folder.best(best["step"]))["model"])
@@ -382,7 +429,7 @@ class Trainer:
         )
         if self.first:
             embedder.save(self.folder.model, overwrite=True)
-            set_name = "sfm120k" if self.session.sets.benchmark is not None else "the validation classes"
+            set_name = SFM_NAME if self.training.sets.benchmark is not None else "the validation classes"
             by = f"{self.config.run.select} of {set_name}" if best else "being the last"
             known: dict[str, Any] = {**vars(outcome), "chosen_by": by}
             self.folder.update_manifest(finished=now(), outcome={k: v for k, v in known.items() if k != "folder"})
@@ -394,7 +441,3 @@ class Trainer:
 def _closable(stream: Iterator[Fed]) -> Generator[Fed]:
     """A stream that can be closed early, ending its read-ahead."""
     yield from stream
-
-
-def _silent(line: str) -> None:
-    """What processes other than the first say."""

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from recollect.common.errors import ConfigError
+from recollect.common.yaml_text import parse_yaml
 from recollect.config.schema import Config
 
 SHORT = {"lr": "optimizer.lr", "gamma": "optimizer.gamma", "epochs": "run.epochs"}
@@ -160,10 +159,7 @@ def _bounds(name: str, said: str, text: str) -> Parameter:
 
 
 def _scalar(part: str, text: str) -> Value:
-    try:
-        value = yaml.safe_load(part)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--space {text}: {part!r} cannot be read ({error}).") from error
+    value = parse_yaml(part, f"--space {text[:80]}")
     if isinstance(value, str):
         try:
             return float(value)  # YAML reads 1e-4 as text: its numbers need a dot

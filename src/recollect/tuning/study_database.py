@@ -19,13 +19,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.imports import require
-from recollect.common.locks import exclusive, is_free, try_lock
+from recollect.common.locks import Lock, exclusive, is_free, try_lock
 
 BEAT = 30.0
 """Seconds between signs of life in the database."""
@@ -48,7 +48,7 @@ class Lease:
 
     trial: Any
     slot: int
-    lock: IO[str]
+    lock: Lock
     done: bool = False
 
 
@@ -63,7 +63,7 @@ def check_words(sampler: str, pruner: str) -> None:
             raise ConfigError(f"{what} {word} is unknown: choose one of {', '.join(known)}.")
 
 
-class Store:
+class StudyDatabase:
     """One study in a database.
 
     Args:

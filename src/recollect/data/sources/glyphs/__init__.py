@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-import zipfile
-import zlib
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +19,7 @@ from numpy.typing import NDArray
 from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError, DataError, DataWarning
 from recollect.common.files import atomic_write, cache_folder, sha256
+from recollect.common.reading import read_npz
 from recollect.data.image_set import ImageSet
 from recollect.data.registry import Source
 from recollect.data.sources.glyphs.lookalikes import merge_lookalikes
@@ -158,10 +157,10 @@ def _write_cache(path: Path, glyphs: Glyphs) -> None:
 def _read_cache(path: Path) -> Glyphs | None:
     """What the cache holds; None when it is not there or not whole, which its checksums tell."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            pixels, labels = file["pixels"], file["labels"]
-            names, class_names = file["names"].tolist(), file["class_names"].tolist()
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error):
+        kept = read_npz(path)
+        pixels, labels = kept["pixels"], kept["labels"]
+        names, class_names = kept["names"].tolist(), kept["class_names"].tolist()
+    except (DataError, KeyError):
         return None
     if pixels.dtype != np.uint8 or pixels.shape != (len(names), SIZE, SIZE) or labels.shape != (len(names),):
         return None

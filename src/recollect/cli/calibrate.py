@@ -1,0 +1,63 @@
+"""``recollect calibrate``: from which similarity on two images are the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recollect.cli.app import app
+from recollect.cli.options import AsJson, Device, Download, Quiet, print_json, remark_aside
+
+
+@app.command()
+def calibrate(
+    target: Annotated[str, typer.Argument(help="A run, a saved embedder, or an index.")],
+    data: Annotated[
+        str | None,
+        typer.Option(help="Labelled images of classes not trained on: a folder, a .csv, or a data set by name."),
+    ] = None,
+    root: Annotated[Path | None, typer.Option(help="The folder of a data set.")] = None,
+    split: Annotated[str, typer.Option(help="The part to use, where there are parts.")] = "test",
+    false_match_rate: Annotated[
+        float, typer.Option(help="Share of different pairs that may be called the same.")
+    ] = 1e-3,
+    similar_rate: Annotated[float, typer.Option(help="Share of different pairs that may be called similar.")] = 5e-2,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for another process that is writing.")] = 0.0,
+    weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
+    device: Device = None,
+    download: Download = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure the similarity at which two images are the same, with its error rates, and keep it.
+
+    recollect search and recollect serve then say same, similar or unknown.
+    """
+    from recollect.search.calibrating import calibrate_target
+
+    opening = {"device": device, "download": download, **({} if weights is None else {"weights": weights})}
+    found, remarks = calibrate_target(
+        target,
+        data,
+        root=root,
+        split=split,
+        same_rate=false_match_rate,
+        similar_rate=similar_rate,
+        wait=wait,
+        **opening,
+    )
+    for sentence in remarks:
+        remark_aside(sentence)
+    if as_json:
+        print_json(found.as_dict())
+        return
+    typer.echo(f"{found.images:,} images of {found.classes:,} classes: {found.same_pairs:,} pairs of one class, "
+               f"{found.other_pairs:,} of two")  # fmt: skip
+    typer.echo(f"{'':<9}{'similarity':>11}{'false matches':>15}{'misses':>9}")
+    for name, row in (("same", found.same), ("similar", found.similar)):
+        typer.echo(f"{name:<9}{row.similarity:>11.4f}{row.false_match_rate:>15.2g}{row.miss_rate:>9.1%}")
+    typer.echo("At other rates:")
+    for row in found.curve:
+        typer.echo(f"{'':<9}{row.similarity:>11.4f}{row.false_match_rate:>15.2g}{row.miss_rate:>9.1%}")

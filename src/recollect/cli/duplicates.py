@@ -1,0 +1,66 @@
+"""``recollect duplicates``: near-duplicates in an index or a folder."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from recollect.cli.app import app
+from recollect.cli.options import AsJson, Device, Download, Quiet, complete_model, print_json
+from recollect.common.words import printable
+
+
+@app.command()
+def duplicates(
+    target: Annotated[str, typer.Argument(help="An index, or a folder or .csv of images.")],
+    similarity: Annotated[float, typer.Option(help="Pairs at least so similar are near-duplicates.")] = 0.95,
+    model: Annotated[
+        str, typer.Option(autocompletion=complete_model, help="For a folder: a run, an embedder or an initialisation.")
+    ] = "lite0-in1k",
+    top: Annotated[int, typer.Option(min=0, help="Groups shown; 0 for all.")] = 50,
+    weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
+    device: Device = None,
+    download: Download = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Find near-duplicates exactly, grouped, also across the border between train and test folders."""
+    from recollect.search.near_duplicates import find_duplicates
+
+    opening = {"device": device, "download": download, **({} if weights is None else {"weights": weights})}
+    groups, count = find_duplicates(target, threshold=similarity, model=model, **opening)
+    if as_json:
+        print_json(
+            {
+                "images": count,
+                "similarity": similarity,
+                "groups": [
+                    {
+                        "ids": [item.id for item in group.items],
+                        "similarity": round(group.similarity, 6),
+                        "identical": group.identical,
+                        "crosses": group.crosses,
+                        "labels": group.labels,
+                    }
+                    for group in groups
+                ],
+            }
+        )
+        return
+    images = sum(len(group.items) for group in groups)
+    crossing, mixed = sum(group.crosses for group in groups), sum(len(group.labels) > 1 for group in groups)
+    typer.echo(
+        f"{count:,} images: {len(groups):,} groups of near-duplicates with {images:,} images; {crossing:,} cross the border "
+        f"between training and test, {mixed:,} have more than one label"
+    )
+    for group in groups[: top or None]:
+        marks = ["identical"] * group.identical + ["crosses train/test"] * group.crosses
+        marks += [f"labels {', '.join(group.labels)}"] * (len(group.labels) > 1)
+        typer.echo(
+            f"{group.similarity:.4f}  {len(group.items)} images{'  ' if marks else ''}{printable('; '.join(marks))}"
+        )
+        for item in group.items:
+            typer.echo(f"        {printable(item.id)}")
+    if top and len(groups) > top:
+        typer.echo(f"… and {len(groups) - top:,} more groups (--top 0 shows all)")

@@ -1,0 +1,165 @@
+"""``recollect index``: make an index of images, keep it up to date, look at it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from recollect.cli.app import app
+from recollect.cli.options import (
+    AllowOutside,
+    AsJson,
+    Device,
+    Download,
+    Quiet,
+    complete_model,
+    print_json,
+    remark,
+    remark_aside,
+)
+
+if TYPE_CHECKING:
+    from recollect.search import Index
+
+
+@app.command()
+def index(
+    address: Annotated[
+        str, typer.Argument(metavar="INDEX", help="A file, postgresql://…, milvus://host/name, or module:Class://…")
+    ],
+    things: Annotated[
+        list[str] | None,
+        typer.Argument(help="Folders and .csv files; with --add image files, with --remove ids."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(autocompletion=complete_model, help="A run, a saved embedder, or an initialisation by name."),
+    ] = None,
+    add: Annotated[
+        bool, typer.Option("--add", help="Add single image files, with their relative paths as ids.")
+    ] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the images with these ids.")] = False,
+    info: Annotated[bool, typer.Option("--info", help="Say what the index holds.")] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove images whose files are gone; with --rebuild leave them out.")
+    ] = False,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Embed everything with --model; the old vectors answer meanwhile.")
+    ] = False,
+    meta: Annotated[list[str] | None, typer.Option(help="Metadata for --add, as name=value.")] = None,
+    prefix: Annotated[str, typer.Option(help="Put before every id, to keep several folders apart.")] = "",
+    dim: Annotated[int | None, typer.Option(min=1, help="Keep only so many values of each vector.")] = None,
+    half: Annotated[bool, typer.Option("--half", help="Keep vectors in half precision.")] = False,
+    approximate: Annotated[
+        bool, typer.Option("--approximate", help="Build approximate search (HNSW) and measure its recall.")
+    ] = False,
+    exact: Annotated[bool, typer.Option("--exact", help="Remove approximate search.")] = False,
+    rehash: Annotated[bool, typer.Option("--rehash", help="Read every file, whatever its size and time say.")] = False,
+    allow_outside: AllowOutside = False,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for another process that is writing.")] = 0.0,
+    weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
+    device: Device = None,
+    download: Download = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make an index of images, or bring it up to date: only new and changed images are embedded.
+
+    Interrupted at any moment, the next call goes on.
+    """
+    from recollect.common.errors import InputError
+    from recollect.search.queries import parse_pairs
+
+    given = things or []
+    if (add or remove) and not given:
+        raise InputError(f"--{'add' if add else 'remove'}: name the {'files' if add else 'ids'}.")
+    if rebuild and model is None:
+        raise InputError("--rebuild embeds everything with another model: name it with --model.")
+    opening: dict[str, Any] = {"device": device, "batch_size": batch_size, "download": download}
+    if weights is not None:
+        opening["weights"] = weights
+    opened = _opened(address, model, rebuild, opening, dim=dim, half=half)
+    with opened:
+        done: list[Any] = []
+        if rebuild:
+            done.append(
+                opened.rebuild(model or "", dim=dim, half=half or None, skip_missing=prune, wait=wait, **opening)
+            )
+        if remove:
+            count = opened.remove(given, wait=wait)
+            remark(f"{opened.address}: {count:,} of {len(given):,} ids removed")
+        elif add:
+            about = {name: values[-1] for name, values in parse_pairs(meta or [], "--meta").items()}
+            done.append(opened.add(given, metadata=[about] * len(given), wait=wait))
+        else:
+            for folder in given:
+                done.append(
+                    opened.sync(
+                        folder, prune=prune, prefix=prefix, rehash=rehash, allow_outside=allow_outside, wait=wait
+                    )
+                )
+        if exact:
+            opened.exact(wait=wait)
+        if approximate:
+            opened.approximate(wait=wait)
+        for changes in done:
+            for sentence in changes.skipped:
+                remark_aside(sentence)
+        _tell(opened, done, info, as_json)
+
+
+def _opened(address: str, model: str | None, rebuild: bool, opening: dict[str, Any], **kept: Any) -> Index:
+    from recollect.common.errors import ConfigError
+    from recollect.search import Index
+    from recollect.search.store_protocol import NoIndexError
+
+    try:
+        return Index.open(address, None if rebuild else model, **opening)
+    except NoIndexError as error:
+        if model is None:
+            raise ConfigError(f"{address}: there is no index. To make one, name the model: --model RUN") from error
+        return Index.create(address, model, **kept, **opening)
+
+
+def _tell(index: Index, done: list[Any], info: bool, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    facts = index.info()
+    if as_json:
+        print_json({**facts, "changes": [asdict(changes) for changes in done]})
+        return
+    for changes in done:
+        remark(
+            f"{facts['address']}: {changes.added:,} added, {changes.updated:,} updated, {changes.removed:,} removed, "
+            f"{changes.unchanged:,} unchanged, {len(changes.skipped):,} skipped; {changes.embedded:,} embedded"
+        )
+    if not info:
+        remark(f"{facts['address']}: {facts['items']:,} images")
+        return
+    model = facts["model"]
+    rows = [
+        ("images", f"{facts['items']:,}"),
+        ("model", f"{model.get('model') or model['name']} ({model['fingerprint'][:12]})"),
+        ("vectors", f"{facts['dim']} values, {'half' if facts['half'] else 'single'} precision"),
+        ("generation", str(facts["generation"])),
+    ]
+    if facts["approximate"] is not None:
+        near = facts["approximate"]
+        rows.append(("search", f"approximate, recall@{near['k']} {near['recall']:.3f} of exact (m={near['m']}, "
+                               f"ef_search={near['ef_search']}, measured on {near['queries']} queries)"))  # fmt: skip
+    else:
+        rows.append(("search", "exact"))
+    if facts["calibration"] is not None:
+        same = facts["calibration"]["same"]
+        rows.append(
+            (
+                "same from",
+                f"{same['similarity']:.4f} (false matches {same['false_match_rate']:.2g}, misses {same['miss_rate']:.2g})",
+            )
+        )
+    if facts["building"] is not None:
+        rows.append(("rebuilding", f"{facts['building']['items']:,} images done; go on with --rebuild"))
+    for name, value in rows:
+        typer.echo(f"{name:<12}{value}")

@@ -1,0 +1,156 @@
+"""The last net: whatever ends a command becomes one sentence and an exit code.
+
+    0 done    1 an error    2 wrong usage    130 Ctrl-C    141 nobody reads the output    143 SIGTERM
+
+Errors that a user can put right carry their sentence. What the system refuses has one here. Anything else is an error of
+ours: a report is written for an issue. ``RECOLLECT_DEBUG=1`` shows the traceback of any of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from recollect.common.errors import RecollectError
+from recollect.common.refusals import refusal, unreadable
+from recollect.common.words import printable
+
+_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+_DATABASE = ("database or disk is full", "readonly database", "unable to open database", "disk image is malformed")
+
+
+class StoppedError(BaseException):
+    """A signal that asks the process to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class _PastTyperError(BaseException):
+    """Carries an error past typer, which ends the process with "Aborted." for some."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+@contextlib.contextmanager
+def past_typer() -> Iterator[None]:
+    """Let no error inside the block be swallowed on the way out."""
+    try:
+        yield
+    except (EOFError, BrokenPipeError) as error:
+        raise _PastTyperError(error) from error
+
+
+def guarded(command: Callable[[], Any]) -> int:
+    """Run a command; returns its exit code. Only ``SystemExit`` passes."""
+    _stop_by_exception()
+    try:
+        command()
+        return 0
+    except SystemExit:
+        raise
+    except BaseException as error:
+        return _ended(error.error if isinstance(error, _PastTyperError) else error)
+
+
+def _stop_by_exception() -> None:
+    """Let signals unwind the stack, so that temporary files are removed and locks released.
+
+    Ctrl-C too: typer would swallow a ``KeyboardInterrupt`` without a word.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        # Ignored signals stay so, as SIGHUP under nohup.
+        if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, _raise)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)  # the second time at once
+    raise StoppedError(number)
+
+
+def _ended(error: BaseException) -> int:
+    if os.environ.get("RECOLLECT_DEBUG", "") not in ("", "0"):
+        traceback.print_exception(error)
+    said, code = sentence(error)
+    with contextlib.suppress(OSError, ValueError):  # standard error may be closed
+        if said:
+            print(f"recollect: {printable(said)}", file=sys.stderr, flush=True)
+    if code == 141:  # or Python complains on its way out
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+def sentence(error: BaseException) -> tuple[str, int]:
+    """What to say about an error, and the exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        error = StoppedError(signal.SIGINT)
+    if isinstance(error, StoppedError):
+        name = "Ctrl-C" if error.number == signal.SIGINT else signal.Signals(error.number).name
+        return (
+            f"stopped by {name}. Nothing half-written is left; the same command can be run again.",
+            128 + error.number,
+        )
+    if isinstance(error, RecollectError):
+        return str(error), int(getattr(error, "exit_code", 1))
+    for cause in _causes(error):
+        if said := _foreseen(cause):
+            return said, 1
+    if isinstance(error, BrokenPipeError):
+        return "", 141
+    report = write_report(error)
+    kept = f"A report is in {report}: attach it to an issue." if report else "RECOLLECT_DEBUG=1 shows where."
+    return f"an error that nobody foresaw ({type(error).__name__}). It is a defect of recollect. {kept}", 1
+
+
+def write_report(error: BaseException) -> Path | None:
+    """A crash report; None where none can be written."""
+    from recollect.common.crash_report import write_crash_report
+
+    return write_crash_report(error)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and those it followed from: libraries wrap what the system said."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _foreseen(error: BaseException) -> str:
+    """A sentence for what the system or a database refuses, or nothing."""
+    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+        if error.errno in _WRITING:
+            return str(refusal(error, Path(error.filename or "a file of this command"), existed=None))
+        return unreadable(error, error.filename) if error.filename is not None else ""
+    text = str(error).lower()
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in text and "alloc" in text):
+        return (
+            f"there is not enough memory ({next(iter(str(error).splitlines()), '') or 'MemoryError'}). Use fewer or "
+            "smaller images at a time (--batch-size, batch.chunk, model.image_size), or a machine with more memory."
+        )
+    if any(words in text for words in _DATABASE):
+        return (
+            f"the study's database cannot be used ({text.splitlines()[0]}). Make room on its disk or make it writable, "
+            "then run the same command again: finished trials are kept."
+        )
+    return ""

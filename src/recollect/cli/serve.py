@@ -1,0 +1,46 @@
+"""``recollect serve``: an index over HTTP, with a page to search on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recollect.cli.app import app
+from recollect.cli.options import Device, Quiet, remark, remark_aside
+
+
+@app.command()
+def serve(
+    address: Annotated[str, typer.Argument(metavar="INDEX", help="The index: a file or an address.")],
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 for every network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    write: Annotated[bool, typer.Option("--write", help="Let those who have the token add and remove images.")] = False,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File with the token; without it RECOLLECT_TOKEN, or a new one is printed.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="Another host name to answer to, e.g. search.example.org.")
+    ] = None,
+    max_bytes: Annotated[int, typer.Option(min=1, help="Bytes of an uploaded image.")] = 20_000_000,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Pixels of an uploaded image.")] = 50_000_000,
+    model: Annotated[str | None, typer.Option(help="Where the model is now, if it moved.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Serve an index: a web page at /, an API at /search and /items (description at /openapi.json)."""
+    from recollect.search import Index
+    from recollect.search.serving import find_token
+    from recollect.search.serving import serve as run
+
+    token, new = find_token(token_file) if write else (None, False)
+    with Index.open(address, model, device=device, **({} if weights is None else {"weights": weights})) as index:
+        if new:
+            remark_aside(f"the token for writing is {token}")
+        shown = f"[{host}]" if ":" in host else host
+        remark(f"{index.address}: {len(index):,} images at http://{shown}:{port}/")
+        run(
+            index, host=host, port=port, token=token, max_bytes=max_bytes, max_pixels=max_pixels, hosts=allow_host or []
+        )

@@ -1,0 +1,324 @@
+"""Reading files that may be damaged, hostile or something else altogether: one function per kind of file.
+
+Each checks, before anything is believed or allocated, that the file is a regular one (a pipe would wait for ever), that
+its size, encoding, depth and types are possible, and that what it announces fits what it holds. Whatever is wrong
+becomes an error whose sentence names the file, the place in it and the reason. YAML is ``yaml_text.py``'s work.
+
+    read_bytes, read_text    any small file
+    read_json                JSON, of the type the caller expects
+    read_json_lines          one JSON object per line; damaged lines are left out with a remark
+    read_npz, open_npy       arrays of numbers and text, never of Python objects
+    read_torch               files of ``torch.save``, every part checked against its checksum
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from recollect.common.errors import DataError, in_one_line
+from recollect.common.refusals import in_bytes, unreadable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+T = TypeVar("T")
+
+TEXT_LIMIT = 64 * 2**20
+"""Bytes of the largest text file that is read whole; the lists of the largest data sets have 30 MB."""
+DEPTH_LIMIT = 64
+"""How deeply lists and mappings may be nested; recollect's own files need 8."""
+_DEFLATE_LIMIT = 1040
+"""Bytes that one compressed byte can stand for at most in a ZIP file: 1,032, and some for the ends."""
+
+
+def open_regular(path: Path | str) -> int:
+    """A file descriptor of a regular file. Never waits, as opening a pipe would.
+
+    Raises:
+        DataError: there is no such file, it may not be read, or it is a folder, a pipe or a device.
+    """
+    try:
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        handle = os.open(path, flags)
+    except (OSError, ValueError) as error:  # ValueError: a null character
+        raise DataError(unreadable(error, path)) from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise DataError(f"{path}: not a regular file (a folder, a pipe or a device).")
+    return handle
+
+
+def read_bytes(path: Path | str, limit: int = TEXT_LIMIT) -> bytes:
+    """The content of a regular file of at most ``limit`` bytes.
+
+    Raises:
+        DataError: it cannot be read, or is larger.
+    """
+    with os.fdopen(open_regular(path), "rb") as file:
+        if (size := os.fstat(file.fileno()).st_size) > limit:
+            raise DataError(f"{path}: {in_bytes(size)} are more than such a file can have ({in_bytes(limit)} at most).")
+        try:
+            content = file.read(limit + 1)
+        except OSError as error:
+            raise DataError(unreadable(error, path)) from error
+    if len(content) > limit:  # files of /proc say that they are empty
+        raise DataError(f"{path}: more than {in_bytes(limit)}.")
+    return content
+
+
+def read_text(path: Path | str, limit: int = TEXT_LIMIT) -> str:
+    """The content of a text file in UTF-8; a byte-order mark is left out.
+
+    Raises:
+        DataError: it cannot be read, or is not UTF-8.
+    """
+    content = read_bytes(path, limit)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path}: not a text file in UTF-8 (line {line}: byte 0x{content[error.start]:02x}). Save it as UTF-8."
+        ) from error
+
+
+# JSON ---------------------------------------------------------------------------------------------------------------
+
+
+@overload
+def read_json(path: Path | str) -> Any: ...
+@overload
+def read_json(path: Path | str, kind: type[T]) -> T: ...
+def read_json(path: Path | str, kind: Any = object) -> Any:
+    """The value of a JSON file.
+
+    Args:
+        path: the file.
+        kind: what it should be, e.g. ``dict``.
+
+    Raises:
+        DataError: it cannot be read, is not JSON, is nested too deeply, or holds another type.
+    """
+    return parse_json(read_text(path), str(path), kind)
+
+
+@overload
+def parse_json(text: str, where: str) -> Any: ...
+@overload
+def parse_json(text: str, where: str, kind: type[T]) -> T: ...
+def parse_json(text: str, where: str, kind: Any = object) -> Any:
+    """The value of a JSON text; ``where`` is named in errors.
+
+    Raises:
+        DataError: it is not JSON, is nested too deeply, or holds another type.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise DataError(f"{where}: nested too deeply to be a file of recollect.") from error
+    except ValueError as error:  # also numbers of more than 4,300 digits
+        raise DataError(f"{where}: not a JSON file, or a damaged one ({error}).") from error
+    if text.count("[") + text.count("{") > DEPTH_LIMIT and _depth(value) > DEPTH_LIMIT:
+        raise DataError(f"{where}: nested too deeply to be a file of recollect.")
+    if not isinstance(value, kind):
+        raise DataError(f"{where}: holds a {type(value).__name__} where a {kind.__name__} is expected.")
+    return value
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level and depth <= DEPTH_LIMIT:
+        depth += 1
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return depth
+
+
+def read_json_lines(
+    path: Path | str, remark: Callable[[str], None], sound: Callable[[dict[str, Any]], bool] = lambda record: True
+) -> list[dict[str, Any]]:
+    """The objects of a file with one JSON object per line. Damaged lines are left out.
+
+    Args:
+        path: the file.
+        remark: receives one sentence if lines were left out. A last line that was cut short is what a crash leaves.
+        sound: whether a record has what its reader needs.
+
+    Raises:
+        DataError: the file cannot be read at all.
+    """
+    found: list[dict[str, Any]] = []
+    damaged: list[int] = []
+    lines = read_bytes(path, limit=16 * TEXT_LIMIT).split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = parse_json(line.decode("utf-8"), str(path), dict)
+            if not sound(record):
+                raise DataError("lacks what it should have")
+            found.append(record)
+        except (DataError, UnicodeDecodeError):
+            damaged.append(number)
+    if damaged == [len(lines)]:
+        remark(f"{path}: the last line was cut short by a crash and is left out.")
+    elif damaged:
+        first = (
+            f"line {damaged[0]}" if len(damaged) == 1 else f"{len(damaged)} lines, the first of them line {damaged[0]},"
+        )
+        remark(f"{path}: {first} cannot be read and {'is' if len(damaged) == 1 else 'are'} left out.")
+    return found
+
+
+# Arrays -------------------------------------------------------------------------------------------------------------
+
+
+def read_npz(path: Path | str) -> dict[str, NDArray[Any]]:
+    """Every array of an ``.npz``, by name. Sizes are checked before anything is allocated, checksums while reading.
+
+    Raises:
+        DataError: no such file, not an ``.npz``, damaged, too large for the memory that is free, or holding Python
+            objects, which are never unpickled.
+    """
+    import numpy as np
+
+    from recollect.common.memory import available_bytes
+
+    with os.fdopen(open_regular(path), "rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                _refuse_bomb(path, archive, available_bytes())
+                found = {}
+                for info in archive.infolist():
+                    with archive.open(info) as member:
+                        _refuse_header(path, info, member)
+                    with archive.open(info) as member:
+                        name = info.filename.removesuffix(".npy")
+                        found[name] = np.lib.format.read_array(member, allow_pickle=False)
+                        member.read(1)  # the checksum is compared at the end
+                return found
+        except DataError:
+            raise
+        except _BROKEN as error:
+            raise DataError(f"{path}: not an .npz of plain arrays, or a damaged one ({in_one_line(error)}).") from error
+
+
+_BROKEN = (
+    OSError, EOFError, ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError, SyntaxError,
+    RecursionError, MemoryError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""How reading a damaged ZIP file or array can fail: their authors did not count on hostile files."""
+
+
+def _refuse_bomb(path: Path | str, archive: zipfile.ZipFile, free: int) -> None:
+    total = sum(info.file_size for info in archive.infolist())
+    for info in archive.infolist():
+        if info.file_size > _DEFLATE_LIMIT * max(info.compress_size, 1):
+            raise DataError(
+                f"{path}: {info.filename} announces {in_bytes(info.file_size)} in {in_bytes(info.compress_size)}, which "
+                "cannot be: the file is damaged or hostile."
+            )
+    if total > free:
+        raise DataError(f"{path}: its arrays need {in_bytes(total)} of memory and {in_bytes(free)} are free.")
+
+
+def _refuse_header(path: Path | str, info: zipfile.ZipInfo, member: Any) -> None:
+    """The header of an array announces how much is allocated; it must be what the file holds."""
+    shape, _, dtype = _header(member)
+    if dtype.hasobject:
+        raise DataError(f"{path}: {info.filename} holds Python objects, which are not read.")
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize + member.tell() != info.file_size:
+        raise DataError(f"{path}: {info.filename} announces {shape} of {dtype}, and holds {in_bytes(info.file_size)}.")
+
+
+def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    import numpy as np
+
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(file)
+    if version in ((2, 0), (3, 0)):
+        # Version 3 differs from 2 in the encoding of field names, and files of records are not ours.
+        return np.lib.format.read_array_header_2_0(file)
+    raise ValueError(f"version {version} of the format is unknown")
+
+
+def open_npy(path: Path | str) -> NDArray[Any]:
+    """The array of an ``.npy`` file, mapped into memory and not read.
+
+    Raises:
+        DataError: not an ``.npy``, cut short or longer than it announces, or holding Python objects.
+    """
+    import numpy as np
+
+    with os.fdopen(open_regular(path), "rb") as file:
+        try:
+            shape, fortran, dtype = _header(file)
+            announced, size = file.tell() + math.prod(shape) * dtype.itemsize, os.fstat(file.fileno()).st_size
+            if dtype.hasobject or min(shape, default=0) < 0:
+                raise DataError(f"{path}: holds Python objects, which are not read.")
+            if announced != size:
+                raise DataError(
+                    f"{path}: announces {in_bytes(announced)} and has {in_bytes(size)}: it was cut short or damaged."
+                )
+            if size == file.tell():  # nothing can be mapped
+                return np.empty(shape, dtype)
+            order: Any = "F" if fortran else "C"
+            return np.memmap(file, dtype=dtype, mode="r", offset=file.tell(), shape=shape, order=order)
+        except DataError:
+            raise
+        except _BROKEN as error:
+            raise DataError(f"{path}: not an array of numbers that can be read ({in_one_line(error)}).") from error
+
+
+# Checkpoints --------------------------------------------------------------------------------------------------------
+
+
+def read_torch(path: Path | str) -> Any:
+    """What ``torch.save`` wrote, on the CPU; no code in the file is ever run.
+
+    ``torch.load`` does not compare the checksums that ``torch.save`` writes, so that a flipped bit becomes another
+    weight without a word. They are compared here first.
+
+    Raises:
+        DataError: it cannot be read, a part does not match its checksum, or it holds more than tensors and plain values.
+    """
+    import torch
+
+    with os.fdopen(open_regular(path), "rb") as file:
+        try:
+            if zipfile.is_zipfile(file):
+                file.seek(0)
+                _refuse_damaged(path, file)
+            file.seek(0)
+            return torch.load(file, map_location="cpu", weights_only=True)
+        except DataError:
+            raise
+        except Exception as error:  # a damaged file fails in nearly any way
+            said = in_one_line(error).split(". ")[0][:160]  # torch goes on to advise what is not safe
+            raise DataError(
+                f"{path}: not a file of weights that can be read ({type(error).__name__}: {said})."
+            ) from error
+
+
+def _refuse_damaged(path: Path | str, file: Any) -> None:
+    with zipfile.ZipFile(file) as archive:
+        for info in archive.infolist():
+            # torch stores without compression: what is there cannot be more than the file.
+            if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+                raise DataError(f"{path}: {info.filename} is compressed, which torch.save does not do.")
+        if (name := archive.testzip()) is not None:
+            raise DataError(f"{path}: damaged, {name} does not match its checksum.")

@@ -1,0 +1,243 @@
+"""Revisited Oxford and Paris: Easy, Medium and Hard, mAP and mP@k, with or without a million distractors.
+
+Each query has easy, hard and junk images among the database's. A set-up says which are positives and which are taken
+out of the ranking; precision is the benchmark's own (trapezoids, and P@k cut at the last positive). Database and
+distractors may lie on disk: they are read once, in tiles. ``evaluate_rankings`` does the same for ranked lists that
+come from elsewhere, such as an approximate index or a re-ranker, and may be cut short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from recollect.common.errors import InputError
+from recollect.common.files import atomic_write
+from recollect.evaluation.distributed import gather, shard
+from recollect.evaluation.exact import Ties
+from recollect.evaluation.metrics import METRICS, checked_ks, limits_for
+from recollect.evaluation.ranks import DEFAULT_MEMORY, stream_ranks
+from recollect.evaluation.relevance import ByLists
+from recollect.evaluation.result import refuse_existing
+from recollect.evaluation.vectors import ArrayLike, Vectors
+
+Floats = NDArray[np.float64]
+GroundTruth = Sequence[Mapping[str, Any]]
+
+# set-up → (lists of positives, lists taken out of the ranking)
+SETUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "easy": (("easy",), ("junk", "hard")),
+    "medium": (("easy", "hard"), ("junk",)),
+    "hard": (("hard",), ("junk", "easy")),
+}
+
+
+@dataclass(frozen=True)
+class RevisitedResult:
+    """Per-query values of each set-up; NaN for a query without a positive there.
+
+    Attributes:
+        per_query: set-up → name (``map``, ``mp@1``, …) → one value per query.
+    """
+
+    per_query: dict[str, dict[str, Floats]]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """``medium/map``, ``hard/mp@10``, …: means over the queries that have a positive, as fractions."""
+        means = {}
+        for setup, values in self.per_query.items():
+            for name, column in values.items():
+                known = column[~np.isnan(column)]
+                means[f"{setup}/{name}"] = float(known.mean()) if known.size else float("nan")
+        return means
+
+    def save(self, path: Path | str, *, overwrite: bool = False) -> Path:
+        """Write the per-query values as ``.npz``, one array a set-up and name: ``numpy.load(path)["hard/map"]``."""
+        path = Path(path)
+        refuse_existing(path, overwrite)
+        arrays = {f"{setup}/{name}": v for setup, values in self.per_query.items() for name, v in values.items()}
+        with atomic_write(path) as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        return path
+
+
+def average_precision(positions: Sequence[int] | Floats, positives: int) -> float:
+    """The benchmark's average precision from ascending 0-based ranks of the positives found.
+
+    Each positive adds the mean of the precisions just before and at it; one that was not found adds nothing.
+
+    Args:
+        positions: 0-based ranks after ignored images have been taken out.
+        positives: how many there are, found or not.
+    """
+    r = np.asarray(positions, dtype=np.float64)
+    j = np.arange(len(r))
+    before = np.where(r == 0, 1.0, j / np.maximum(r, 1))
+    return float(((before + (j + 1) / (r + 1)) / 2).sum() / positives)
+
+
+def precision_at(positions: Sequence[int] | Floats, k: int) -> float:
+    """The share of positives among the first k, or among those up to the last positive found if that is sooner."""
+    r = np.asarray(positions, dtype=np.float64)
+    if not r.size:
+        return 0.0
+    cut = min(r.max() + 1, k)
+    return float((r < cut).sum() / cut)
+
+
+def evaluate_revisited(
+    queries: ArrayLike,
+    database: ArrayLike,
+    gnd: GroundTruth,
+    distractors: ArrayLike | None = None,
+    *,
+    ks: Sequence[int] = (1, 5, 10),
+    setups: Sequence[str] = ("easy", "medium", "hard"),
+    similarity: Literal["dot", "cosine"] = "dot",
+    ties: Ties = "pessimistic",
+    memory: int = DEFAULT_MEMORY,
+    device: torch.device | str | None = None,
+    distributed: bool = False,
+    progress: bool = False,
+) -> RevisitedResult:
+    """Rank database and distractors for every query, all set-ups in one pass over them.
+
+    Args:
+        queries: Q × d. database: N × d. Arrays, tensors, memory maps or paths of ``.npy`` files.
+        gnd: Q dicts with lists of database indices ``easy``, ``hard`` and ``junk`` (a missing one is empty).
+        distractors: more vectors, numbered after the database's and wrong for every query; may be on disk.
+        ks: the k of ``mp@k``.
+        setups: which of ``easy``, ``medium``, ``hard``.
+        similarity, ties, memory, device, distributed, progress: as in ``evaluate``.
+
+    Example:
+        >>> result = evaluate_revisited([[1.0, 0.0]], [[0.9, 0.1], [0.0, 1.0]], [{"easy": [0], "hard": [], "junk": []}])
+        >>> result.metrics["medium/map"]
+        1.0
+    """
+    ks = checked_ks(ks)
+    if similarity not in ("dot", "cosine"):
+        raise InputError(f"similarity={similarity!r} is unknown: choose 'dot' or 'cosine'.")
+    _check_setups(setups)
+    place = torch.device(device or "cpu")
+    cosine = similarity == "cosine"
+    # The set-ups differ only in what counts, so each query is ranked once a set-up in the same pass over the files.
+    stacked = Vectors([queries] * len(setups), "queries", place, cosine)
+    items = Vectors([database, *([] if distractors is None else [distractors])], "database", place, cosine)
+    number = len(stacked) // len(setups)
+    if number == 0 or len(items) == 0:
+        raise InputError(f"there are {number} queries and {len(items)} database vectors; both are needed.")
+    if len(gnd) != number:
+        raise InputError(f"gnd has {len(gnd)} entries for {number} queries; give one per query, in order.")
+    in_database = len(Vectors([database], "database", place))
+    chosen = [_lists(entry, setup, query, in_database) for setup in setups for query, entry in enumerate(gnd)]
+    relevance = ByLists([ok for ok, _ in chosen], [ignored for _, ignored in chosen], len(items))
+    tiles = stream_ranks(
+        stacked,
+        items,
+        relevance,
+        limits_for([METRICS["map"]], ks),
+        chosen=shard(len(stacked), distributed),
+        ties=ties,
+        memory=memory,
+        progress=progress,
+    )
+    mine = {}
+    for tile in tiles:
+        for row, (which, ranks, found) in enumerate(
+            zip(tile.queries.tolist(), tile.ranks.cpu().numpy(), tile.items.cpu().numpy(), strict=True)
+        ):
+            count = int(tile.positives[row])
+            ok, ignored = chosen[which]
+            mine[which] = _values(_shifted(ranks[:count] - 1, found[:count], ignored), len(ok), ks)
+    values = {which: row for part in gather(mine, distributed) for which, row in part.items()}
+    names = _names(ks)
+    nothing = [np.nan] * len(names)
+    table = np.array([values.get(which, nothing) for which in range(len(stacked))]).reshape(len(setups), number, -1)
+    return RevisitedResult(
+        {
+            setup: {name: table[s, :, column].copy() for column, name in enumerate(names)}
+            for s, setup in enumerate(setups)
+        }
+    )
+
+
+def evaluate_rankings(
+    rankings: Sequence[Sequence[int]],
+    gnd: GroundTruth,
+    *,
+    ks: Sequence[int] = (1, 5, 10),
+    setups: Sequence[str] = ("easy", "medium", "hard"),
+) -> RevisitedResult:
+    """The same measures for ranked lists of database indices, best first, complete or cut short.
+
+    Args:
+        rankings: one list a query; indices beyond the database are distractors.
+        gnd: as in ``evaluate_revisited``.
+    """
+    ks = checked_ks(ks)
+    _check_setups(setups)
+    if len(gnd) != len(rankings):
+        raise InputError(f"gnd has {len(gnd)} entries for {len(rankings)} ranked lists; give one per query, in order.")
+    names = _names(ks)
+    per_query: dict[str, dict[str, Floats]] = {}
+    for setup in setups:
+        rows = []
+        for query, (ranking, entry) in enumerate(zip(rankings, gnd, strict=True)):
+            listed = np.asarray(ranking, dtype=np.int64)
+            ok, ignored = _lists(entry, setup, query, None)
+            positions = np.flatnonzero(np.isin(listed, ok))
+            ignored_at = np.flatnonzero(np.isin(listed, ignored))
+            positions = positions - np.searchsorted(ignored_at, positions)
+            rows.append(_values(positions.astype(np.float64), len(ok), ks) if len(ok) else [np.nan] * len(names))
+        table = np.array(rows).reshape(len(rankings), len(names))
+        per_query[setup] = {name: table[:, column].copy() for column, name in enumerate(names)}
+    return RevisitedResult(per_query)
+
+
+def _values(positions: Floats, positives: int, ks: Sequence[int]) -> list[float]:
+    return [average_precision(positions, positives), *(precision_at(positions, k) for k in ks)]
+
+
+def _names(ks: Sequence[int]) -> list[str]:
+    return ["map", *(f"mp@{k}" for k in ks)]
+
+
+def _shifted(positions: Floats, found: NDArray[np.int64], ignored: NDArray[np.int64]) -> Floats:
+    """Take out positives that are also to be ignored, as the benchmark does: they keep their place but later ones
+    move up. The published ground truth has no such image."""
+    both = np.isin(found, ignored)
+    return positions - (np.cumsum(both) - both)
+
+
+def _lists(
+    entry: Mapping[str, Any], setup: str, query: int, database: int | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Positives and ignored images of one query in one set-up."""
+    unknown = set(entry) - {"easy", "hard", "junk", "bbx"}
+    if unknown or not ({"easy", "hard"} & set(entry)):
+        raise InputError(f"gnd: the entry of query {query} has the keys {sorted(entry)}; easy, hard and junk expected.")
+    lists = {}
+    for name in ("easy", "hard", "junk"):
+        value = entry.get(name)
+        lists[name] = np.unique(np.asarray([] if value is None else value, dtype=np.int64))
+        if database is not None and lists[name].size and not 0 <= lists[name][0] <= lists[name][-1] < database:
+            raise InputError(
+                f"gnd: query {query} has {name} images from {lists[name][0]} to {lists[name][-1]}, but the database's "
+                f"images are numbered 0 to {database - 1}."
+            )
+    right, ignored = SETUPS[setup]
+    return np.unique(np.concatenate([lists[n] for n in right])), np.unique(np.concatenate([lists[n] for n in ignored]))
+
+
+def _check_setups(setups: Sequence[str]) -> None:
+    unknown = [setup for setup in setups if setup not in SETUPS]
+    if unknown or not setups:
+        raise InputError(f"setups {unknown or 'nothing'}: choose from {', '.join(SETUPS)}.")

@@ -1,0 +1,105 @@
+"""SiMix: a batch enlarged by mixtures of its own images, without building a single new embedding.
+
+For two images x, z of one class and a random α, the virtual example is ``v = α x + (1 − α) z``, labelled with that class and
+not normalized again. Similarities are linear in the embedding, so every similarity of a virtual example is a mixture of
+similarities that are there already: with the sparse mixing matrix A (one row an example, its parents' α and 1 − α in it),
+``S_mixed = A S Aᵀ``. The tile loop mixes tiles of similarities with ``mix_rows`` and returns their gradient
+with ``unmix_rows``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MAX_PAIRS = 120
+"""Pairs a class at most, unless told otherwise: all pairs of 16 images. A class of 1,000 would make 499,500."""
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """The matrix A by its rows: originals first (weight 1 on themselves), then one row a virtual example.
+
+    Args:
+        first, second: for each row, the two parents' positions in the batch (for an original: itself, twice).
+        alpha: for each row, the weight of the first parent; the second has 1 − α.
+    """
+
+    first: Tensor
+    second: Tensor
+    alpha: Tensor
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Mixing:
+        """The same matrix on the device and in the type of a computation."""
+        return Mixing(self.first.to(device), self.second.to(device), self.alpha.to(device, dtype))
+
+    def mix_rows(self, similarities: Tensor) -> Tensor:
+        """``A S``: rows of similarities to the batch (M × T) become rows to the mixed batch."""
+        mixed = similarities.index_select(0, self.first).mul_(self.alpha[:, None])
+        return mixed.addcmul_(similarities.index_select(0, self.second), 1 - self.alpha[:, None])
+
+    def unmix_rows(self, gradient: Tensor, count: int) -> Tensor:
+        """``Aᵀ G``: the gradient of mixed rows, handed back to the ``count`` rows of the batch."""
+        rows = gradient.new_zeros(count, gradient.shape[1])
+        share = gradient * self.alpha[:, None]
+        rows.index_add_(0, self.first, share)
+        return rows.index_add_(0, self.second, torch.sub(gradient, share, out=share))
+
+    def dense(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows' parents, and A between them: ``parents`` (U), ``A[rows][:, parents]ᵀ`` (U × rows)."""
+        pair = torch.stack([self.first[rows], self.second[rows]])
+        parents, place = torch.unique(pair, return_inverse=True)
+        matrix = self.alpha.new_zeros(len(parents), len(rows))
+        columns = torch.arange(len(rows), device=rows.device)
+        matrix.index_put_((place[0], columns), self.alpha[rows], accumulate=True)
+        matrix.index_put_((place[1], columns), 1 - self.alpha[rows], accumulate=True)
+        return parents, matrix
+
+
+def draw_mixing(labels: Tensor, max_pairs: int | None = MAX_PAIRS, generator: torch.Generator | None = None) -> Mixing:
+    """Draw the virtual examples of a batch: all pairs of each class, a random α ~ U(0, 1) each.
+
+    Args:
+        labels: M integers on the CPU; classes of any size, those of one image give no pair.
+        max_pairs: at most so many pairs a class, chosen at random; None for no bound.
+        generator: makes the draw reproducible; PyTorch's global one otherwise.
+    """
+    first, second = _pairs(labels, max_pairs, generator)
+    alpha = torch.rand(len(first), dtype=torch.float64, generator=generator)
+    originals = torch.arange(len(labels))
+    return Mixing(
+        torch.cat([originals, first]), torch.cat([originals, second]), torch.cat([alpha.new_ones(len(labels)), alpha])
+    )
+
+
+def _pairs(labels: Tensor, max_pairs: int | None, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """Positions of the two parents of every pair, classes of equal size handled together."""
+    order = torch.argsort(labels, stable=True)
+    sizes = torch.unique_consecutive(labels[order], return_counts=True)[1]
+    starts = sizes.cumsum(0) - sizes
+    firsts, seconds, bounded = [], [], 0
+    for size in sizes[sizes > 1].unique().tolist():
+        members = order[starts[sizes == size][:, None] + torch.arange(size)]  # classes of this size × size
+        i, j = torch.triu_indices(size, size, offset=1)
+        if max_pairs is not None and len(i) > max_pairs:
+            bounded = max(bounded, size)
+            chosen = torch.rand(len(members), len(i), generator=generator).topk(max_pairs, dim=1).indices
+            i, j = i[chosen], j[chosen]
+        else:
+            i, j = i.expand(len(members), -1), j.expand(len(members), -1)
+        firsts.append(members.gather(1, i).flatten())
+        seconds.append(members.gather(1, j).flatten())
+    if bounded:
+        warnings.warn(
+            f"SiMix: a class of {bounded} images has {bounded * (bounded - 1) // 2} pairs; {max_pairs} of them are drawn "
+            "at random each time (max_pairs, None for all).",
+            stacklevel=2,
+        )
+    empty = torch.empty(0, dtype=torch.int64)
+    return torch.cat([empty, *firsts]), torch.cat([empty, *seconds])

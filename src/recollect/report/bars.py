@@ -1,0 +1,78 @@
+"""Horizontal bars with their names and numbers, in the manner of ``charts``: the paper's bar plots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from recollect.report.charts import SERIES, figure, ticks
+from recollect.report.markup import Child, Markup, element, table
+
+_WIDTH, _ROW, _TOP, _BOTTOM = 470, 20, 4, 24
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: its name, its value in percent, and which of the legend's looks it has (from 0)."""
+
+    name: str
+    value: float
+    look: int = 0
+
+
+def bar_chart(
+    bars: Sequence[Bar], looks: Sequence[str], *, title: str, value: str, low: float = 0.0, caption: Child = None
+) -> Markup | None:
+    """Bars from ``low`` on; None when there are none.
+
+    Args:
+        bars: from top to bottom.
+        looks: what each look means, for the legend.
+        title, caption: words. value: what is measured, e.g. ``"r@1"``.
+        low: where the axis begins, in percent; a bar below it has no length.
+    """
+    if not bars:
+        return None
+    left = 8 + 7.2 * max(len(bar.name) for bar in bars)
+    left, right = min(left, 0.55 * _WIDTH), _WIDTH - 44
+    marks = [mark for mark in ticks(low, max(100.0 if low > 50 else 1.0, *(bar.value for bar in bars))) if mark >= low]
+    high = marks[-1]
+    bottom = _TOP + _ROW * len(bars)
+
+    def across(amount: float) -> float:
+        return left + max(0.0, amount - low) / (high - low) * (right - left)
+
+    parts: list[Markup] = []
+    for mark in marks:
+        x = round(across(mark), 1)
+        parts.append(element("line", x1=x, x2=x, y1=_TOP, y2=bottom, class_="grid"))
+        parts.append(element("text", f"{mark:g}", x=x, y=bottom + 16, text_anchor="middle"))
+    for number, bar in enumerate(bars):
+        y, look = _TOP + _ROW * number, bar.look % SERIES + 1
+        width = round(across(bar.value) - left, 1)
+        hint = element("title", f"{bar.name}: {bar.value:.1f}")
+        parts.append(element("text", bar.name, x=left - 6, y=y + 14, text_anchor="end", class_="label"))
+        shape = {"x": round(left, 1), "y": y + 3, "width": width, "height": _ROW - 6}
+        parts.append(element("rect", hint, class_=f"bar dot-{look}", **shape))
+        parts.append(element("text", f"{bar.value:.1f}", x=round(left + width + 5, 1), y=y + 14))
+    best = max(bars, key=lambda bar: bar.value)
+    svg = element(
+        "svg",
+        element("title", title),
+        element("desc", f"{len(bars)} bars of {value} in percent. The longest is {best.name} with {best.value:.1f}."),
+        parts,
+        viewBox=f"0 0 {_WIDTH} {bottom + _BOTTOM}",
+        role="img",
+        class_="chart",
+    )
+    numbers = table(["", value], [[bar.name, f"{bar.value:.1f}"] for bar in bars], caption=f"{title}, in numbers")
+    return figure(title, svg, _legend(looks), caption, numbers)
+
+
+def _legend(looks: Sequence[str]) -> Markup:
+    items = []
+    for number, name in enumerate(looks):
+        piece = element("rect", x=1, y=1, width=14, height=10, class_=f"dot-{number % SERIES + 1}")
+        sample = element("svg", piece, viewBox="0 0 16 12", width=16, height=12, aria_hidden="true")
+        items.append(element("li", sample, element("bdi", name)))
+    return element("ul", items, class_="legend")

@@ -1,0 +1,100 @@
+"""The images of a report and their vectors, with a copy in the run (``report/vectors.npz``).
+
+The copy is for a report that is written where the images are not at hand; where they are, vectors come from
+``inference``, which puts no image through a network twice.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.common.errors import DataError
+from recollect.common.files import atomic_write
+from recollect.common.reading import parse_json, read_npz
+from recollect.data import ImageSet
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The images a report is about.
+
+    Attributes:
+        data, split: which set. names, labels, class_names: of the images shown. whole: images in the whole split.
+        images: to read pictures from; None when they are not at hand.
+    """
+
+    data: str
+    split: str
+    names: list[str]
+    labels: NDArray[np.int64]
+    class_names: list[str]
+    whole: int
+    images: ImageSet | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole split is shown, so that its numbers can stand beside published ones."""
+        return len(self.names) == self.whole
+
+    def same_as(self, other: Shown) -> bool:
+        """Whether both are of the same images in the same order."""
+        return self.names == other.names and bool(np.array_equal(self.labels, other.labels))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What ``vectors.npz`` holds: images, vectors before and after training, and what tells when they are outdated."""
+
+    shown: Shown
+    vectors: dict[str, NDArray[np.float32]]
+    keys: dict[str, str]
+    words: dict[str, str]
+
+
+def write_kept(path: Path, kept: Kept, remarks: list[str]) -> None:
+    """Keep vectors for the next report."""
+    shown = kept.shown
+    facts = {"data": shown.data, "split": shown.split, "whole": shown.whole, "keys": kept.keys}
+    facts["words"] = kept.words
+    try:
+        with atomic_write(path) as file:
+            np.savez(
+                file,
+                facts=np.array(json.dumps(facts)),
+                names=np.array(shown.names),
+                labels=shown.labels,
+                class_names=np.array(shown.class_names),
+                **{f"vectors_{name}": rows for name, rows in kept.vectors.items()},  # type: ignore[arg-type]
+            )
+    except (OSError, DataError) as error:  # a run on a disk that cannot be written is still worth a report
+        remarks.append(f"The vectors could not be kept in {path}: {error}")
+
+
+def read_kept(path: Path) -> Kept | None:
+    """What an earlier report kept; None when there is nothing, or nothing whole."""
+    try:
+        archive = read_npz(path)
+        facts = parse_json(str(archive["facts"]), str(path), dict)
+        labels = archive["labels"].astype(np.int64)
+        shown = Shown(
+            facts["data"],
+            facts["split"],
+            [str(name) for name in archive["names"]],
+            labels,
+            [str(name) for name in archive["class_names"]],
+            int(facts["whole"]),
+        )
+        vectors = {name[8:]: rows for name, rows in archive.items() if name.startswith("vectors_")}
+        keys, words = (
+            {str(name): str(value) for name, value in facts.get(key, {}).items()} for key in ("keys", "words")
+        )
+    except (DataError, KeyError, ValueError, TypeError, AttributeError):
+        return None
+    sound = all(rows.ndim == 2 and len(rows) == len(shown.names) == len(labels) for rows in vectors.values())
+    sound = sound and bool(len(labels)) and 0 <= labels.min() <= labels.max() < len(shown.class_names)
+    return Kept(shown, vectors, keys, words) if sound else None

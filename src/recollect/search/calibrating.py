@@ -1,0 +1,154 @@
+"""Calibrating a model or an index on labelled images. Behind ``recollect calibrate``; the measure is in ``thresholds``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from recollect.common.console import ProgressLine
+from recollect.common.errors import DataError, InputError, RecollectError
+from recollect.data import load
+from recollect.inference.trained_on import read_trained_on
+from recollect.search.addresses import is_index
+from recollect.search.encoder import Encoder, open_encoder
+from recollect.search.filling import stored_vectors
+from recollect.search.index import Index
+from recollect.search.indexed_files import list_images
+from recollect.search.thresholds import ThresholdCalibration, calibrate, write_calibration
+
+Labelled = tuple[list[Any], list[str]]
+"""Images with their labels."""
+
+
+def calibrate_target(
+    target: str | Path,
+    data: str | None = None,
+    *,
+    root: str | Path | None = None,
+    split: str = "test",
+    same_rate: float = 1e-3,
+    similar_rate: float = 5e-2,
+    wait: float = 0.0,
+    **opening: Any,
+) -> tuple[ThresholdCalibration, list[str]]:
+    """Measure thresholds and keep them with a run, a saved embedder or an index.
+
+    Args:
+        target: one of these.
+        data: a folder or ``.csv`` of labelled images, or a data set by name; for an index, its own labelled images by default.
+        root: the folder of a data set. split: the part to use, where there are parts.
+        same_rate, similar_rate: see ``thresholds.calibrate``.
+        wait: seconds to wait for another process that is writing to the index.
+        opening: ``weights``, ``device``, ``batch_size``, ``download`` for the model.
+
+    Returns:
+        The calibration, and remarks on what it was measured on.
+    """
+    rates = {"same_rate": same_rate, "similar_rate": similar_rate}
+    remarks: list[str] = []
+    if is_index(target):
+        with Index.open(target, **opening) as index:
+            if data is None:
+                vectors, labels = _of_index(index)
+                name = "the labelled images of the index"
+            else:
+                (images, labels), name = _labelled(data, root, split), data
+                images, labels = _not_trained_on(images, labels, index.model.get("model"), data, remarks)
+                vectors = stored_vectors(_embedded(index.encoder, images), index.generation)
+                vectors, labels = _readable(vectors, labels, remarks)
+            found = calibrate(vectors, labels, fingerprint=index.model["fingerprint"], data=name, **rates)
+            index.set_calibration(found.as_dict(), wait=wait)
+        return found, remarks
+    if data is None:
+        raise InputError("name labelled images with --data, of classes that the model was not trained on.")
+    encoder = open_encoder(target, **opening)
+    images, labels = _labelled(data, root, split)
+    images, labels = _not_trained_on(images, labels, encoder.note.get("model"), data, remarks)
+    vectors, labels = _readable(_embedded(encoder, images), labels, remarks)
+    found = calibrate(vectors, labels, fingerprint=encoder.fingerprint, data=data, **rates)
+    if not Path(target).is_dir():
+        remarks.append(f"{target} is not a folder, so the thresholds are not kept: calibrate the index made with it.")
+    else:
+        write_calibration(Path(target), found)
+    return found, remarks
+
+
+def _of_index(index: Index) -> tuple[NDArray[np.float32], list[str]]:
+    items = [item for item in index.store.iterate(index.generation.number, vectors=True) if "label" in item.metadata]
+    if not items:
+        raise DataError(f"{index.address}: no image has a label; name labelled ones with --data.")
+    vectors = np.stack([item.vector for item in items if item.vector is not None])
+    return vectors, [item.metadata["label"] for item in items]
+
+
+def _labelled(data: str, root: str | Path | None, split: str) -> Labelled:
+    if root is None and Path(data).exists():
+        listed, _ = list_images(data)
+        parts = {entry.metadata["split"] for entry in listed if "split" in entry.metadata}
+        kept = [
+            entry
+            for entry in listed
+            if "label" in entry.metadata and (not parts or entry.metadata.get("split") == split)
+        ]
+        if not kept:
+            raise DataError(f"{data}: no labelled images{f' of the part {split!r}' if parts else ''}.")
+        return [entry.path for entry in kept], [entry.metadata["label"] for entry in kept]
+    images = load(data, root, split)
+    names = [images.class_names[label] for label in images.labels.tolist()]
+    if images.arrays is None and images.boxes is None:
+        return [images.path(number) for number in range(len(images))], names
+    return [images.read(number) for number in range(len(images))], names
+
+
+def _not_trained_on(images: list[Any], labels: list[str], model: Any, data: str, remarks: list[str]) -> Labelled:
+    """Without the classes that a run was trained on, if it was trained on the same data."""
+    known = _training_classes(Path(str(model)), data) if model else set()
+    kept = [place for place, label in enumerate(labels) if label not in known]
+    if len(kept) == len(labels):
+        return images, labels
+    if not kept:
+        raise DataError(f"{data}: the model was trained on all of these classes; calibrate it on others.")
+    remarks.append(f"{len(known):,} classes that the model was trained on are left out.")
+    return [images[place] for place in kept], [labels[place] for place in kept]
+
+
+def _training_classes(run: Path, data: str) -> set[str]:
+    try:
+        settings = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["data"]
+        name, root = settings["name"], settings.get("root")
+        if name != data and (root is None or Path(root).resolve() != Path(data).resolve()):
+            return set()
+        if (noted := read_trained_on(run)) is not None:
+            return set(noted.classes | noted.validation_classes)
+        with warnings.catch_warnings():  # a run of an earlier version, which noted nothing
+            warnings.simplefilter("ignore")
+            return set(
+                load(name, root, settings.get("train_split", "train"), **(settings.get("options") or {})).class_names
+            )
+    except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError, RecollectError):
+        return set()
+
+
+def _embedded(encoder: Encoder, images: Sequence[Any]) -> NDArray[np.float32]:
+    rows = np.empty((len(images), encoder.dim), np.float32)
+    with ProgressLine("embedding", len(images)) as line:
+        for start in range(0, len(images), 256):
+            some = images[start : start + 256]
+            rows[start : start + len(some)] = encoder.embed(some, lambda number, error: None)
+            line.advance(len(some))
+    return rows
+
+
+def _readable(
+    vectors: NDArray[np.float32], labels: list[str], remarks: list[str]
+) -> tuple[NDArray[np.float32], list[str]]:
+    good = np.asarray(np.isfinite(vectors).all(axis=1))
+    if not good.all():
+        remarks.append(f"{int((~good).sum()):,} images could not be read and are left out.")
+    return vectors[good], [label for label, fine in zip(labels, good.tolist(), strict=True) if fine]

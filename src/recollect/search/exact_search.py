@@ -1,0 +1,131 @@
+"""Exact search: the most similar vectors of a gallery, tile by tile, in bounded memory.
+
+Reports, ``recollect search`` and the index in a file use it. Metrics do not: they need ranks, not lists (``evaluation``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recollect.common.errors import InputError
+
+_TILE_BYTES = 64 << 20
+_ROWS = 16384  # rows of the gallery multiplied at a time
+_HALF_ROWS = 1024  # rows of half-precision vectors converted at a time: 2 MB at 512 dimensions stay in the cache
+
+
+@dataclass(frozen=True)
+class Found:
+    """The answers to Q queries, best first.
+
+    Attributes:
+        indices: Q × k positions in the gallery.
+        similarities: Q × k dot products.
+    """
+
+    indices: NDArray[np.int64]
+    similarities: NDArray[np.float32]
+
+
+def nearest(
+    queries: NDArray[np.float32],
+    gallery: NDArray[np.float32],
+    top: int = 10,
+    *,
+    own: NDArray[np.int64] | None = None,
+) -> Found:
+    """The ``top`` gallery vectors with the largest dot product, for every query; equal ones in the gallery's order.
+
+    Args:
+        queries: Q × d. gallery: N × d.
+        top: how many; fewer come back when the gallery is smaller.
+        own: for each query, its own position in the gallery, which is left out; -1 for none.
+
+    Raises:
+        InputError: shapes that do not fit, values that are not finite, or nothing to search in.
+
+    Example:
+        >>> found = nearest(np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float32), top=1)
+        >>> found.indices.tolist(), found.similarities.tolist()
+        ([[0], [1]], [[1.0], [1.0]])
+    """
+    _check(queries, gallery, top)
+    left = np.full(len(queries), -1, np.int64) if own is None else np.asarray(own, np.int64)
+    count = min(top, len(gallery) - (1 if own is not None and (left >= 0).any() else 0))
+    if count < 1:
+        raise InputError("there is nothing to search in: the gallery holds no vector besides the query itself.")
+    return nearest_unchecked(queries, np.ascontiguousarray(gallery, np.float32), count, own=left)
+
+
+def nearest_unchecked(
+    queries: NDArray[np.float32],
+    gallery: NDArray[Any],
+    count: int,
+    *,
+    own: NDArray[np.int64] | None = None,
+    allowed: NDArray[np.bool_] | None = None,
+) -> Found:
+    """``nearest`` without looking at every value first, which costs as much as the search of one query.
+
+    Args:
+        queries: Q × d. gallery: N × d, float32 or float16; products are float32 in both cases.
+        count: how many; at most the number of vectors that may be found.
+        own: as in ``nearest``.
+        allowed: which of the N may be found; all when None.
+    """
+    right = torch.from_numpy(gallery)
+    rows = max(1, _TILE_BYTES // (4 * len(gallery)))
+    indices = np.empty((len(queries), count), np.int64)
+    similarities = np.empty((len(queries), count), np.float32)
+    forbidden = None if allowed is None else torch.from_numpy(~allowed)
+    for start in range(0, len(queries), rows):
+        some = slice(start, start + rows)
+        tile = _products(torch.from_numpy(np.ascontiguousarray(queries[some], np.float32)), right)
+        if own is not None:
+            mine = np.flatnonzero(own[some] >= 0)
+            tile[torch.from_numpy(mine), torch.from_numpy(own[some][mine])] = -torch.inf
+        if forbidden is not None:
+            tile.masked_fill_(forbidden, -torch.inf)
+        values, places = tile.topk(count, dim=1)
+        # topk leaves the order of equal values open; two sorts settle it: first by place, then, stably, by value.
+        places, order = places.sort(dim=1)
+        values, again = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+        indices[some], similarities[some] = places.gather(1, again).numpy(), values.numpy()
+    return Found(indices, similarities)
+
+
+def _products(queries: Tensor, gallery: Tensor) -> Tensor:
+    """Q × N dot products in float32, some rows of the gallery at a time.
+
+    The gallery stands on the left, and a single query is asked twice: over 1,000,000 × 512 the product with one vector takes
+    200 ms of processor time, that with two 108 ms (faiss 105 ms), and with the gallery on the right 400 ms.
+    """
+    few = queries if len(queries) > 1 else queries.repeat(2, 1)  # not expand(): a stride of 0 is five times slower
+    half = gallery.dtype != torch.float32
+    products = torch.empty(len(queries), len(gallery))
+    rows = _HALF_ROWS if half else _ROWS
+    for start in range(0, len(gallery), rows):
+        some = slice(start, start + rows)
+        items = gallery[some].float() if half else gallery[some]
+        products[:, some] = (items @ few.T).T[: len(queries)]
+    return products
+
+
+def _check(queries: NDArray[np.float32], gallery: NDArray[np.float32], top: int) -> None:
+    if top < 1:
+        raise InputError(f"top is {top}: ask for at least one result.")
+    for what, vectors in (("queries", queries), ("gallery", gallery)):
+        if vectors.ndim != 2 or not len(vectors):
+            raise InputError(f"{what}: N × d vectors expected, at least one, but the shape is {vectors.shape}.")
+        if not np.isfinite(vectors).all():
+            raise InputError(f"{what}: a value is not finite (NaN or infinity); embed the images again.")
+    if queries.shape[1] != gallery.shape[1]:
+        raise InputError(
+            f"queries have {queries.shape[1]} dimensions and the gallery {gallery.shape[1]}: embed both with one model."
+        )

@@ -1,0 +1,301 @@
+"""Filling an index: adding images, bringing it up to date with a folder, embedding everything anew.
+
+Work is cut into batches; each batch is embedded and then written in one transaction together with the digests of its
+images. A process that ends in the middle loses one batch at most, and the next call finds by the digests what is there
+already. ``Index`` is the way in; it holds the lock while these run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.common.console import ProgressLine
+from recollect.common.errors import DataError, ImageError
+from recollect.search.encoder import Encoder
+from recollect.search.indexed_files import IndexedFile, digest_of, stamp_of
+from recollect.search.settings import Generation
+from recollect.search.store_protocol import Item, Store, clean_metadata
+
+BATCH = 256
+"""Images embedded and written together: what an interruption may cost."""
+
+
+@dataclass
+class SyncChanges:
+    """What a call did to the index.
+
+    Attributes:
+        added, updated, removed, unchanged: numbers of images. ``updated`` counts new contents and new metadata.
+        embedded: how many images went through the model; the others were known by their contents.
+        skipped: sentences about images that could not be taken in.
+    """
+
+    added: int = 0
+    updated: int = 0
+    removed: int = 0
+    unchanged: int = 0
+    embedded: int = 0
+    skipped: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """An image as it should be in the index. ``image`` is a path, or whatever was handed over."""
+
+    item: Item
+    image: Any
+
+
+def stored_vectors(rows: NDArray[np.float32], generation: Generation) -> NDArray[np.float32]:
+    """Vectors as the index keeps them: the first ``dim`` values, at length 1."""
+    if generation.dim == rows.shape[1]:
+        return rows
+    short = rows[:, : generation.dim]
+    length = np.linalg.norm(short, axis=1, keepdims=True)
+    kept: NDArray[np.float32] = (short / np.maximum(length, np.finfo(np.float32).tiny)).astype(np.float32)
+    return kept
+
+
+def add_images(
+    store: Store,
+    generation: Generation,
+    encoder: Encoder,
+    images: Sequence[Any],
+    ids: Sequence[str],
+    metadata: Sequence[Mapping[str, object] | None],
+) -> SyncChanges:
+    """Add images by their ids; an image that is there with the same contents is not embedded again."""
+    changes = SyncChanges()
+    with ProgressLine("indexing", len(images)) as line:
+        for start in range(0, len(images), BATCH):
+            some = range(start, min(start + BATCH, len(images)))
+            wanted = []
+            for number in some:
+                image = Path(images[number]) if isinstance(images[number], str) else images[number]
+                wanted.append(_wanted(image, ids[number], clean_metadata(metadata[number]), changes))
+            known = store.get(generation.number, [entry.item.id for entry in wanted if entry is not None])
+            _put(store, generation, encoder, [entry for entry in wanted if entry is not None], known, {}, changes)
+            line.advance(len(some))
+    return changes
+
+
+def _wanted(image: Any, name: str, metadata: dict[str, str], changes: SyncChanges) -> _Wanted | None:
+    try:
+        stamp = stamp_of(image) if isinstance(image, Path) else ""
+        digest, picture = digest_of(image)
+    except OSError as error:
+        changes.skipped.append(f"{image}: {error.strerror or error}.")
+        return None
+    source = str(image.resolve()) if isinstance(image, Path) else ""
+    if isinstance(image, Path):
+        metadata = {"name": image.name, **metadata}
+    return _Wanted(Item(name, None, metadata, digest, source, stamp, picture), image)
+
+
+def sync_images(
+    store: Store,
+    generation: Generation,
+    encoder: Encoder,
+    listed: Sequence[IndexedFile],
+    folder: Path,
+    *,
+    prune: bool,
+    rehash: bool,
+) -> SyncChanges:
+    """Bring the index up to date with the images of a folder.
+
+    Args:
+        store, generation, encoder: where to and by what.
+        listed: the images that are there. folder: what they were found in.
+        prune: remove items of that folder whose files are gone.
+        rehash: read every file again instead of trusting its size and time.
+    """
+    changes = SyncChanges()
+    known = {item.id: item for item in store.iterate(generation.number)}
+    digests = {item.digest: item.id for item in known.values() if item.digest}
+    pending = [entry for entry in listed if rehash or not _is_current(known.get(entry.id), entry)]
+    changes.unchanged = len(listed) - len(pending)
+    _check_conflicts(known, pending)
+    with ProgressLine("indexing", len(listed)) as line:
+        line.advance(changes.unchanged)
+        for some in _batches(pending):
+            with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+                wanted = list(pool.map(lambda entry: _wanted(entry.path, entry.id, entry.metadata, changes), some))
+            _put(store, generation, encoder, [entry for entry in wanted if entry is not None], known, digests, changes)
+            line.advance(len(some))
+    if prune:
+        there = {entry.id for entry in listed}
+        root = str((folder if folder.is_dir() else folder.parent).resolve())
+        gone = [
+            item.id
+            for item in known.values()
+            if item.id not in there and item.source and Path(item.source).is_relative_to(root)
+            and not Path(item.source).exists()
+        ]  # fmt: skip
+        if folder.is_file():  # a list says what is in the index: files it no longer names go, too
+            gone = [
+                i.id for i in known.values() if i.id not in there and i.source and Path(i.source).is_relative_to(root)
+            ]
+        for some in _batches(gone):
+            changes.removed += store.delete(generation.number, some)
+    return changes
+
+
+def _is_current(item: Item | None, entry: IndexedFile) -> bool:
+    if item is None or item.metadata != entry.metadata or item.source != str(entry.path.resolve()):
+        return False
+    try:
+        return item.stamp == stamp_of(entry.path)
+    except OSError:
+        return False
+
+
+def _check_conflicts(known: Mapping[str, Item], pending: Sequence[IndexedFile]) -> None:
+    """Refuse ids that belong to other files that still exist: two folders with equal names inside."""
+    for entry in pending:
+        item = known.get(entry.id)
+        if (
+            item is None
+            or not item.source
+            or item.source == str(entry.path.resolve())
+            or not Path(item.source).is_file()
+        ):
+            continue
+        if item.digest != digest_of(entry.path)[0]:
+            raise DataError(
+                f"the id {entry.id!r} of {entry.path} is taken by {item.source}. Keep the folders apart with --prefix, or "
+                "remove the other first."
+            )
+
+
+def _put(
+    store: Store,
+    generation: Generation,
+    encoder: Encoder,
+    wanted: Sequence[_Wanted],
+    known: Mapping[str, Item],
+    digests: dict[str, str],
+    changes: SyncChanges,
+) -> None:
+    """Embed what is new in one batch and write it."""
+    if not wanted:
+        return
+    # Whose vector can be taken over: an item with the same contents, under the same id or another.
+    same: dict[int, str] = {}
+    for place, entry in enumerate(wanted):
+        before = known.get(entry.item.id)
+        if before is not None and before.digest == entry.item.digest:
+            same[place] = entry.item.id
+        elif entry.item.digest in digests:
+            same[place] = digests[entry.item.digest]
+    vectors = store.get(generation.number, sorted(set(same.values())), vectors=True) if same else {}
+    rows: dict[int, NDArray[np.float32]] = {}
+    for place, other in same.items():
+        item = vectors.get(other)
+        if item is not None and item.vector is not None and item.digest == wanted[place].item.digest:
+            rows[place] = item.vector
+    new: list[int] = []
+    first_of: dict[str, int] = {}
+    for place, entry in enumerate(wanted):
+        if place not in rows and first_of.setdefault(entry.item.digest, place) == place:
+            new.append(place)
+    rows.update(_embedded(encoder, generation, wanted, new, changes))
+    items = []
+    for place, entry in enumerate(wanted):
+        row = rows.get(place, rows.get(first_of.get(entry.item.digest, place)))
+        if row is None:
+            continue
+        items.append(replace(entry.item, vector=row))
+        before = known.get(entry.item.id)
+        if before is None:
+            changes.added += 1
+        elif before.digest == entry.item.digest and before.metadata == entry.item.metadata:
+            changes.unchanged += 1
+        else:
+            changes.updated += 1
+        digests[entry.item.digest] = entry.item.id
+    store.put(generation.number, items)
+
+
+def _embedded(
+    encoder: Encoder, generation: Generation, wanted: Sequence[_Wanted], places: Sequence[int], changes: SyncChanges
+) -> dict[int, NDArray[np.float32]]:
+    if not places:
+        return {}
+    bad: dict[int, ImageError] = {}
+    vectors = encoder.embed([wanted[place].image for place in places], bad.__setitem__)
+    kept = stored_vectors(vectors, generation)
+    rows = {}
+    for number, place in enumerate(places):
+        entry = wanted[place]
+        if number in bad:
+            changes.skipped.append(str(bad[number]))
+        elif entry.item.stamp and not _unchanged(entry):
+            changes.skipped.append(f"{entry.image}: changed while it was being read. Run the command again.")
+        else:
+            rows[place] = kept[number]
+            changes.embedded += 1
+    return rows
+
+
+def _unchanged(entry: _Wanted) -> bool:
+    try:
+        return stamp_of(entry.image) == entry.item.stamp
+    except OSError:
+        return False
+
+
+def refill(store: Store, old: Generation, new: Generation, encoder: Encoder) -> SyncChanges:
+    """Embed all items of one generation into another; what is there already from an interrupted call is kept."""
+    changes = SyncChanges()
+    done = {item.id: item for item in store.iterate(new.number)}
+    total = store.count(old.number)
+    seen: set[str] = set()
+    with ProgressLine("embedding anew", total) as line:
+        for some in _batches(store.iterate(old.number)):
+            seen.update(item.id for item in some)
+            wanted = []
+            for item in some:
+                before = done.get(item.id)
+                if before is not None and (before.digest, before.metadata) == (item.digest, item.metadata):
+                    changes.unchanged += 1
+                    continue
+                entry = _again(store, item, changes)
+                if entry is not None:
+                    wanted.append(entry)
+            _put(store, new, encoder, wanted, done, {}, changes)
+            line.advance(len(some))
+    left = [name for name in done if name not in seen]  # removed from the old one since the interruption
+    store.delete(new.number, left)
+    return changes
+
+
+def _again(store: Store, item: Item, changes: SyncChanges) -> _Wanted | None:
+    if item.source:
+        entry = _wanted(Path(item.source), item.id, dict(item.metadata), changes)
+        # The metadata stays to the letter, file name included.
+        return None if entry is None else replace(entry, item=replace(entry.item, metadata=item.metadata))
+    picture = store.picture(item.digest)
+    if picture is None:
+        changes.skipped.append(f"{item.id}: was added as a vector; there is no image to embed.")
+        return None
+    return _Wanted(replace(item, picture=picture), picture)
+
+
+def _batches(entries: Iterable[Any]) -> Iterator[list[Any]]:
+    some: list[Any] = []
+    for entry in entries:
+        some.append(entry)
+        if len(some) == BATCH:
+            yield some
+            some = []
+    if some:
+        yield some

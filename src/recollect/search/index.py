@@ -1,0 +1,433 @@
+"""``Index``: images to search in, with the model that made their vectors. The way in to this room.
+
+An index lives at an address (a file, PostgreSQL, Milvus; see ``addresses``) and knows its model by a fingerprint of weights
+and preprocessing: vectors of another model are refused, since they would be compared without a complaint and wrongly.
+Filling is in ``filling``, the state of an index in ``settings``, what stores do in ``vector_store``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.common.errors import DataError, InputError
+from recollect.search import approximate_search as approximation
+from recollect.search.addresses import open_store
+from recollect.search.encoder import Encoder, open_encoder
+from recollect.search.filling import SyncChanges, add_images, refill, stored_vectors, sync_images
+from recollect.search.indexed_files import list_images
+from recollect.search.opened_index import OpenedIndex, OtherModelError
+from recollect.search.settings import Generation, Settings, read_settings, write_settings
+from recollect.search.store_protocol import Item, NoIndexError, clean_metadata, clean_where
+from recollect.search.thresholds import verdict
+
+if TYPE_CHECKING:
+    from recollect.models import Embedder
+
+
+@dataclass(frozen=True)
+class Match:
+    """One answer.
+
+    Attributes:
+        id: of the item.
+        similarity: cosine similarity to the query.
+        metadata: ``label``, ``name`` and columns of your own.
+        verdict: ``"same"``, ``"similar"`` or ``"unknown"`` where the index is calibrated, else None.
+    """
+
+    id: str
+    similarity: float
+    metadata: Mapping[str, str]
+    verdict: str | None = None
+
+
+class Index(OpenedIndex):
+    """Images to search in.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> from recollect.models import Embedder
+        >>> index = Index.create(tempfile.mkdtemp() + "/shop.index", Embedder.create("tiny"))
+        >>> colours = [Image.new("RGB", (32, 32), name) for name in ("red", "green", "blue")]
+        >>> index.add(colours, ids=["red", "green", "blue"], metadata=[{"warm": True}, {}, {}]).added
+        3
+        >>> index.search(colours[1], k=1)[0].id, len(index)
+        ('green', 3)
+    """
+
+    @classmethod
+    def create(
+        cls,
+        address: str | Path,
+        model: str | Path | Embedder | Encoder,
+        *,
+        dim: int | None = None,
+        half: bool = False,
+        **opening: Any,
+    ) -> Index:
+        """Make a new index.
+
+        Args:
+            address: a file's path, ``postgresql://…``, ``milvus://…``, or a store of your own.
+            model: a run, a saved embedder's folder, an initialisation's name, an ``Embedder``, or any ``Encoder``.
+            dim: keep only so many values of each vector (the first, at length 1): less memory, less accurate.
+            half: keep vectors in half precision.
+            opening: ``weights``, ``device``, ``batch_size``, ``download`` of ``open_encoder``.
+
+        Raises:
+            InputError: there is an index already, or ``dim`` is not possible.
+        """
+        encoder = open_encoder(model, **opening)
+        if dim is not None and not 1 <= dim <= encoder.dim:
+            raise InputError(
+                f"dim is {dim}: the model's vectors have {encoder.dim} values; choose from 1 to {encoder.dim}."
+            )
+        store = open_store(address, create=True)
+        try:
+            with store.writing(wait=10):
+                if read_settings(store) is not None:
+                    raise InputError(f"{store.address}: there is an index already. Open it, or choose another address.")
+                thresholds = _calibration(encoder, dim)
+                generation = Generation(1, _model(encoder), dim or encoder.dim, half, calibration=thresholds)
+                store.drop_generation(1)  # left by a process that ended before it wrote the settings
+                store.create_generation(1, generation.dim, half)
+                settings = Settings(generation)
+                write_settings(store, settings)
+        except BaseException:
+            store.close()
+            raise
+        return cls(store, settings, encoder, **opening)
+
+    @classmethod
+    def open(cls, address: str | Path, model: str | Path | Embedder | Encoder | None = None, **opening: Any) -> Index:
+        """Open an index.
+
+        Args:
+            address: where it is.
+            model: where its model is now, if it moved; by default where it was when the index was made. It is opened at
+                the first image, so searching by vectors and ids needs no model.
+            opening: as in ``create``.
+
+        Raises:
+            StoreError: there is no index. OtherModelError: ``model`` is another one.
+        """
+        store = open_store(address)
+        settings = read_settings(store)
+        if settings is None:
+            store.close()
+            raise NoIndexError(store.address)
+        index = cls(store, settings, **opening)
+        if model is not None:
+            index._encoder = index._checked(open_encoder(model, **opening), settings.current)
+        return index
+
+    def sync(
+        self,
+        folder: str | Path,
+        *,
+        prune: bool = False,
+        prefix: str = "",
+        rehash: bool = False,
+        allow_outside: bool = False,
+        wait: float = 0.0,
+    ) -> SyncChanges:
+        """Bring the index up to date with a folder or a CSV file: only new and changed images are embedded.
+
+        May be interrupted at any moment; the next call goes on. Ids and metadata: see ``image_files.list_images``.
+
+        Args:
+            folder: the folder or the ``.csv`` file.
+            prune: remove images of that folder whose files are gone (or that the CSV file no longer names).
+            prefix: put before every id, to keep several folders apart.
+            rehash: read every file instead of trusting its size and time.
+            allow_outside: follow links and paths that leave the folder.
+            wait: seconds to wait for another process that is writing.
+
+        Raises:
+            DataError: no images, or ids that belong to other files. IndexBusyError: another process is writing.
+        """
+        listed, remarks = list_images(folder, prefix=prefix, allow_outside=allow_outside)
+        with self._store.writing(wait):
+            generation = self._tidied()
+            changes = sync_images(
+                self._store, generation, self.encoder, listed, Path(folder), prune=prune, rehash=rehash
+            )  # fmt: skip
+        changes.skipped[:0] = remarks
+        return changes
+
+    def add(
+        self,
+        images: Sequence[Any],
+        ids: Sequence[str] | None = None,
+        metadata: Sequence[Mapping[str, object] | None] | None = None,
+        *,
+        wait: float = 0.0,
+    ) -> SyncChanges:
+        """Add images, replacing those with the same ids.
+
+        Args:
+            images: paths, bytes, PIL images or uint8 arrays. Of those that are not files, the bytes are kept.
+            ids: one per image; by default the path as given, or only the file's name if the path is absolute or has ``..``:
+                ids are shown to others, where files lie on this machine is not.
+            metadata: one mapping per image; values are kept as text.
+            wait: seconds to wait for another process that is writing.
+        """
+        names = _names(images, ids)
+        about = [None] * len(names) if metadata is None else list(metadata)
+        if len(about) != len(names):
+            raise InputError(f"{len(names)} images but {len(about)} metadata: one each is expected.")
+        with self._store.writing(wait):
+            return add_images(self._store, self._current(fresh=True), self.encoder, images, names, about)
+
+    def add_vectors(
+        self,
+        vectors: NDArray[np.float32],
+        ids: Sequence[str],
+        metadata: Sequence[Mapping[str, object] | None] | None = None,
+        *,
+        fingerprint: str,
+        wait: float = 0.0,
+    ) -> int:
+        """Add vectors that this index's model made elsewhere; how many.
+
+        Args:
+            vectors: N × d, as long as the model's.
+            ids, metadata: as in ``add``.
+            fingerprint: of the model that made them (``open_encoder(model).fingerprint``).
+
+        Raises:
+            OtherModelError: another model's fingerprint.
+        """
+        about = [None] * len(ids) if metadata is None else list(metadata)
+        rows = np.asarray(vectors, np.float32)
+        if rows.ndim != 2 or not len(rows) == len(ids) == len(about):
+            raise InputError(f"{rows.shape} vectors, {len(ids)} ids and {len(about)} metadata: one each is expected.")
+        with self._store.writing(wait):
+            generation = self._current(fresh=True)
+            self._check_fingerprint(fingerprint, generation, "the model that made these vectors")
+            kept = stored_vectors(self._full(rows, generation), generation)
+            for start in range(0, len(ids), 4096):
+                some = slice(start, start + 4096)
+                entries = zip(ids[some], kept[some], about[some], strict=True)
+                self._store.put(
+                    generation.number, [Item(name, row, clean_metadata(extra)) for name, row, extra in entries]
+                )
+        return len(ids)
+
+    def remove(self, ids: Sequence[str], *, wait: float = 0.0) -> int:
+        """Remove images by their ids; how many there were."""
+        with self._store.writing(wait):
+            return self._store.delete(self._current(fresh=True).number, list(ids))
+
+    def search(
+        self,
+        query: Any,
+        k: int = 10,
+        where: Mapping[str, object] | None = None,
+        *,
+        exact: bool = False,
+    ) -> list[Match]:
+        """The images most similar to one image, best first.
+
+        Args:
+            query: a path, bytes, a PIL image, a uint8 array, or a vector of floats made by the index's model.
+            k: how many.
+            where: only images whose metadata has these values, e.g. ``{"label": "shoe"}`` or ``{"label": ["shoe", "boot"]}``.
+            exact: search exactly even if an approximate index was built.
+        """
+        if isinstance(query, np.ndarray) and np.issubdtype(query.dtype, np.floating):
+            return self.search_vectors(query[None], k, where, exact=exact)[0]
+        return self.search_many([query], k, where, exact=exact)[0]
+
+    def search_many(
+        self, images: Sequence[Any], k: int = 10, where: Mapping[str, object] | None = None, *, exact: bool = False
+    ) -> list[list[Match]]:
+        """``search`` for several images at once."""
+        for attempt in range(3):
+            rows, fingerprint = self.embed(images)
+            try:
+                return self.search_vectors(rows, k, where, exact=exact, fingerprint=fingerprint)
+            except OtherModelError:  # the index was rebuilt between embedding and searching
+                if attempt == 2:
+                    raise
+        raise AssertionError("unreachable")
+
+    def embed(self, images: Sequence[Any]) -> tuple[NDArray[np.float32], str]:
+        """Vectors of images by the index's model, and its fingerprint, which ``search_vectors`` takes."""
+        encoder = self.encoder
+        return encoder.embed(list(images)), encoder.fingerprint
+
+    def search_vectors(
+        self,
+        vectors: NDArray[np.float32],
+        k: int = 10,
+        where: Mapping[str, object] | None = None,
+        *,
+        exact: bool = False,
+        fingerprint: str | None = None,
+    ) -> list[list[Match]]:
+        """``search`` for Q × d vectors.
+
+        Args:
+            vectors: made by the index's model, whole or as long as the index keeps them.
+            k, where, exact: as in ``search``.
+            fingerprint: of the model that made them, to be checked.
+
+        Raises:
+            OtherModelError: another model's fingerprint. InputError: a wrong shape, or values that are not finite.
+        """
+        rows, condition = np.asarray(vectors, np.float32), clean_where(where)
+
+        def search(generation: Generation) -> list[list[Match]]:
+            if fingerprint is not None:
+                self._check_fingerprint(fingerprint, generation, "the model that made the query")
+            kept = stored_vectors(self._full(rows, generation), generation)
+            found = self._store.search(
+                generation.number, kept, k, condition, not exact and generation.approximate is not None
+            )
+            return [
+                [Match(h.id, h.similarity, h.metadata, verdict(h.similarity, generation.calibration)) for h in hits]
+                for hits in found
+            ]
+
+        return self._retried(search)
+
+    def search_id(
+        self, name: str, k: int = 10, where: Mapping[str, object] | None = None, *, exact: bool = False
+    ) -> list[Match]:
+        """The images most similar to one that is in the index, without that one.
+
+        Raises:
+            InputError: there is no such id.
+        """
+        item = self.get([name], vectors=True).get(name)
+        if item is None or item.vector is None:
+            raise InputError(f"{name!r} is not an id of this index.")
+        found = self.search_vectors(item.vector[None], k + 1, where, exact=exact)[0]
+        return [match for match in found if match.id != name][:k]
+
+    def rebuild(
+        self,
+        model: str | Path | Embedder | Encoder,
+        *,
+        dim: int | None = None,
+        half: bool | None = None,
+        skip_missing: bool = False,
+        wait: float = 0.0,
+        **opening: Any,
+    ) -> SyncChanges:
+        """Embed all images with another model into a new generation, then switch to it in one step.
+
+        The old generation answers meanwhile, and stays if anything goes wrong; after an interruption the next call goes on.
+
+        Args:
+            model: the new one. dim, half: how to keep its vectors; ``half`` as before by default.
+            skip_missing: leave out images that cannot be read any more, instead of refusing to switch.
+            wait: seconds to wait for another process that is writing.
+
+        Raises:
+            DataError: images that cannot be read any more.
+        """
+        encoder = open_encoder(model, **opening)
+        with self._store.writing(wait):
+            old = self._tidied()
+            kept = old.half if half is None else half
+            if (encoder.fingerprint, dim or encoder.dim, kept) == (old.fingerprint, old.dim, old.half):
+                return SyncChanges(unchanged=self._store.count(old.number))  # it is of this model already
+            new = Generation(
+                old.number + 1, _model(encoder), dim or encoder.dim, kept, calibration=_calibration(encoder, dim)
+            )
+            if not 1 <= new.dim <= encoder.dim:
+                raise InputError(f"dim is {dim}: the model's vectors have {encoder.dim} values.")
+            building = self._settings.building
+            begun = building is not None and (building.number, building.fingerprint, building.dim, building.half) == (
+                new.number, new.fingerprint, new.dim, new.half)  # fmt: skip
+            if not begun or new.number not in self._store.generations():
+                self._store.drop_generation(new.number)
+                self._store.create_generation(new.number, new.dim, new.half)
+                self._write(Settings(old, new))
+            changes = refill(self._store, old, new, encoder)
+            if changes.skipped and not skip_missing:
+                shown = " ".join(changes.skipped[:3])
+                raise DataError(
+                    f"{len(changes.skipped):,} images cannot be embedded anew, so the old vectors stay in use: {shown} Bring "
+                    "them back, or leave them out with --prune."
+                )
+            if old.approximate is not None:
+                new = approximation.build(self._store, new, old.approximate)
+            self._write(Settings(new))
+            self._encoder, self._opening = encoder, opening
+            self._store.drop_generation(old.number)
+        return changes
+
+    def _tidied(self) -> Generation:
+        """The current generation, after removing what a process left that ended between switching and removing."""
+        generation = self._current(fresh=True)
+        known = {generation.number, *([] if self._settings.building is None else [self._settings.building.number])}
+        for number in set(self._store.generations()) - known:
+            self._store.drop_generation(number)
+        return generation
+
+    def approximate(self, settings: Mapping[str, int] | None = None, *, wait: float = 0.0) -> dict[str, Any]:
+        """Build an approximate index, measure its recall against exact search, and use it from now on.
+
+        Args:
+            settings: ``m``, ``ef_construction``, ``ef_search`` of HNSW.
+
+        Returns:
+            What is kept with the index: the settings, ``recall`` (share of the exact first 10 that are found), ``queries``.
+        """
+        with self._store.writing(wait):
+            generation = approximation.build(self._store, self._current(fresh=True), settings or {})
+            self._write(Settings(generation, self._settings.building))
+        return dict(generation.approximate or {})
+
+    def exact(self, *, wait: float = 0.0) -> None:
+        """Remove the approximate index: every search is exact again."""
+        with self._store.writing(wait):
+            generation = self._current(fresh=True)
+            self._store.drop_approximate(generation.number)
+            self._write(self._settings.with_current(approximate=None))
+
+    def set_calibration(self, calibration: Mapping[str, Any] | None, *, wait: float = 0.0) -> None:
+        """Keep thresholds with the index (see ``thresholds.calibrate``)."""
+        with self._store.writing(wait):
+            self._current(fresh=True)
+            self._write(self._settings.with_current(calibration=None if calibration is None else dict(calibration)))
+
+
+def _model(encoder: Encoder) -> dict[str, Any]:
+    return {**encoder.note, "fingerprint": encoder.fingerprint, "dim": encoder.dim}
+
+
+def _calibration(encoder: Encoder, dim: int | None) -> dict[str, Any] | None:
+    """The model's own calibration, unless vectors are cut: then its similarities are others."""
+    from recollect.search.thresholds import read_calibration
+
+    return None if dim not in (None, encoder.dim) else read_calibration(encoder)
+
+
+def _names(images: Sequence[Any], ids: Sequence[str] | None) -> list[str]:
+    if ids is None:
+        unnamed = next((image for image in images if not isinstance(image, str | Path)), None)
+        if unnamed is not None:
+            raise InputError(f"a {type(unnamed).__name__} has no name: give ids, one per image.")
+        ids = [_name(Path(image)) for image in images]
+    names = list(ids)
+    if len(names) != len(images):
+        raise InputError(f"{len(images)} images but {len(names)} ids: one each is expected.")
+    twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
+    if twice is not None:
+        raise InputError(f"the id {twice!r} is there twice: give ids, one per image.")
+    return names
+
+
+def _name(path: Path) -> str:
+    return path.name if path.is_absolute() or ".." in path.parts else path.as_posix()

@@ -1,0 +1,171 @@
+"""Image files for an index: what lies in a folder or a CSV file, with metadata, stamps and digests."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from recollect.common.decode import IMAGE_SUFFIXES
+from recollect.common.errors import DataError, InputError
+from recollect.common.files import inside, sha256
+
+SPLITS = ("train", "test", "val")
+
+
+@dataclass(frozen=True)
+class IndexedFile:
+    """One image file to be in the index."""
+
+    id: str
+    path: Path
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+def list_images(
+    source: Path | str, *, prefix: str = "", allow_outside: bool = False
+) -> tuple[list[IndexedFile], list[str]]:
+    """The images of a folder or of a CSV file, and remarks about what was left out.
+
+    A folder: every image below it. The id is its path relative to the folder, ``label`` the first folder on that path
+    (below ``train``, ``test`` and ``val``, which become ``split``), ``name`` the file's name.
+
+    A CSV file: the column ``path`` (relative to the CSV's folder), ``id`` if there is one, and all other columns as
+    metadata.
+
+    Args:
+        source: the folder or the CSV file.
+        prefix: put before every id, to keep several folders apart.
+        allow_outside: follow links and paths that leave the folder.
+
+    Raises:
+        DataError: it is neither, or holds no images.
+    """
+    root = Path(source)
+    remarks: list[str] = []
+    if root.is_dir():
+        found = list(_folder(root, prefix, allow_outside, remarks))
+    elif root.suffix.lower() == ".csv" and root.is_file():
+        found = list(_csv(root, prefix, allow_outside, remarks))
+    elif root.exists():
+        raise DataError(f"{root}: an index is filled from folders and .csv files; add single files with --add.")
+    else:
+        raise DataError(f"{root}: no such folder or .csv file.")
+    if not found:
+        raise DataError(f"{root}: no images found (looked for {', '.join(sorted(IMAGE_SUFFIXES))}).")
+    return found, remarks
+
+
+def _folder(root: Path, prefix: str, allow_outside: bool, remarks: list[str]) -> Iterator[IndexedFile]:
+    tops = {entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")}
+    in_splits = "train" in tops and tops <= set(SPLITS)
+    for name in _walk(root, "", allow_outside, remarks, frozenset()):
+        parts = name.split("/")
+        metadata = {"name": parts[-1]}
+        folders = parts[:-1]
+        if in_splits and folders:
+            metadata["split"] = folders.pop(0)
+        if folders:
+            metadata["label"] = folders[0]
+        yield IndexedFile(prefix + name, root / name, metadata)
+
+
+def _walk(root: Path, folder: str, allow_outside: bool, remarks: list[str], above: frozenset[str]) -> Iterator[str]:
+    """Images below ``root/folder``, sorted, as paths relative to ``root``."""
+    real = os.path.realpath(root / folder)
+    if real in above:  # a link to a folder around itself
+        return
+    for entry in sorted(os.scandir(root / folder), key=lambda entry: entry.name):
+        if entry.name.startswith((".", "__MACOSX")):
+            continue
+        name = f"{folder}/{entry.name}" if folder else entry.name
+        is_folder = entry.is_dir()
+        if not is_folder and Path(entry.name).suffix.lower() not in IMAGE_SUFFIXES:
+            continue
+        if not _is_text(entry.name):
+            remarks.append(f"{root / name!s}: skipped, its name is not valid UTF-8. Rename it.")
+            continue
+        if entry.is_symlink() and not allow_outside and not _stays(root, root / name):
+            remarks.append(f"{root / name}: skipped, a link that leaves the folder (allow it with --allow-outside).")
+            continue
+        if is_folder:
+            yield from _walk(root, name, allow_outside, remarks, above | {real})
+        else:
+            yield name
+
+
+def _is_text(name: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
+def _stays(root: Path, path: Path) -> bool:
+    return path.resolve().is_relative_to(root.resolve())
+
+
+def _csv(path: Path, prefix: str, allow_outside: bool, remarks: list[str]) -> Iterator[IndexedFile]:
+    seen: dict[str, int] = {}
+    missing = 0
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, restkey="", restval="")
+            reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+            if "path" not in reader.fieldnames:
+                raise DataError(
+                    f"{path}: no column 'path'; the first line names {', '.join(reader.fieldnames) or 'none'}."
+                )
+            for row in reader:
+                name = (row.pop("path") or "").strip()
+                if not name:
+                    raise DataError(f"{path}, line {reader.line_num}: 'path' is empty.")
+                own = (row.pop("id", "") or "").strip()
+                identity = prefix + (own or Path(name).as_posix())
+                if identity in seen:
+                    raise DataError(
+                        f"{path}, line {reader.line_num}: {identity!r} is there already, in line {seen[identity]}."
+                    )
+                seen[identity] = reader.line_num
+                file_path = inside(path.parent, name, allow_outside=allow_outside)
+                if not file_path.is_file():
+                    missing += 1
+                    if missing <= 5:
+                        remarks.append(f"{path}, line {reader.line_num}: {name} is not there; skipped.")
+                    continue
+                columns = {
+                    key: value.strip() for key, value in row.items() if key and isinstance(value, str) and value.strip()
+                }
+                yield IndexedFile(identity, file_path, {"name": file_path.name, **columns})
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: not a CSV file in UTF-8 ({error}).") from error
+    if missing > 5:
+        remarks.append(f"{path}: {missing:,} files are not there in all.")
+
+
+def stamp_of(path: Path) -> str:
+    """Size and time of a file, by which it is known to be unchanged without reading it."""
+    state = path.stat()
+    return f"{state.st_size}:{state.st_mtime_ns}"
+
+
+def digest_of(image: Any) -> tuple[str, bytes | None]:
+    """SHA-256 of an image's bytes, and those bytes unless it is a file (arrays and PIL images as PNG)."""
+    if isinstance(image, str | Path):
+        return sha256(image), None
+    if isinstance(image, bytes):
+        return hashlib.sha256(image).hexdigest(), image
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8:
+            raise InputError(f"an image array is H×W or H×W×3 of uint8, not {image.shape} of {image.dtype}.")
+        image = Image.fromarray(image)
+    if isinstance(image, Image.Image):
+        buffer = io.BytesIO()
+        image.save(buffer, "PNG")
+        return hashlib.sha256(buffer.getvalue()).hexdigest(), buffer.getvalue()
+    raise InputError(f"an image is a path, bytes, a PIL image or a uint8 array, not a {type(image).__name__}.")

@@ -1,0 +1,93 @@
+"""One writer at a time in Milvus, which has no locks: claims among the documents of the index.
+
+A writer puts down a claim, then reads all claims; reads are strongly consistent, so of two writers at least one sees the other,
+and whoever sees another steps back and tries again after a random pause. A claim is renewed while its owner works. It counts as
+gone when it has not been renewed for a minute, or at once when its process on this machine has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from recollect.search.store_protocol import IndexBusyError
+
+if TYPE_CHECKING:
+    from recollect.search.milvus_store import MilvusStore
+
+EXPIRES = 60.0
+"""Seconds after which a claim that was not renewed is void."""
+
+
+class ClaimLock:
+    """The claim of one opened store."""
+
+    def __init__(self, store: MilvusStore) -> None:
+        self._store = store
+        self._key = f"writer:{uuid.uuid4().hex}"
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def busy(self) -> IndexBusyError:
+        """What is raised when another writer is there."""
+        return IndexBusyError(
+            f"{self._store.address}: another process is writing to this index, or ended less than a minute ago on another "
+            "machine. Try again later, or use --wait."
+        )
+
+    def acquire(self, wait: float) -> None:
+        """Become the only writer."""
+        end = time.monotonic() + wait
+        attempts = 0
+        while True:
+            self._claim()
+            if not self._others():
+                break
+            self._store.write_document(self._key, None)
+            attempts += 1
+            if time.monotonic() >= end and attempts >= 3:  # twice in a row it may have been another waiting one
+                raise self.busy()
+            time.sleep(random.uniform(0.01, 0.1))
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._renew, daemon=True, name="milvus-claim")
+        self._thread.start()
+
+    def release(self) -> None:
+        """Let others write."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._store.write_document(self._key, None)
+
+    def _claim(self) -> None:
+        facts = {"until": time.time() + EXPIRES, "host": socket.gethostname(), "process": os.getpid()}
+        self._store.write_document(self._key, facts)
+
+    def _others(self) -> bool:
+        claims = self._store.documents("writer:")
+        return any(key != self._key and _counts(json.loads(value)) for key, value in claims.items())
+
+    def _renew(self) -> None:
+        while not self._stop.wait(EXPIRES / 4):
+            self._claim()
+
+
+def _counts(claim: dict[str, Any]) -> bool:
+    if float(claim["until"]) < time.time():
+        return False
+    if claim["host"] != socket.gethostname():
+        return True
+    try:
+        os.kill(int(claim["process"]), 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True

@@ -1,0 +1,480 @@
+"""An index in Milvus, one server or a cluster. Needs the extra ``milvus``.
+
+The address is ``milvus://[user:password@]host[:port]/name``, with ``?db=``, ``secure=1`` and ``consistency=Bounded`` as
+options. Each generation is a collection; documents and pictures share another one. Searches are strongly consistent unless
+the address says otherwise: every answer shows all that was written before it, at the price of some milliseconds.
+
+Milvus has no locks. A writer puts down a claim that it renews (``milvus_lock``). It has no transactions either: a batch is one
+request, and what a killed writer left half done is completed by the next call, because batches are known by their digests.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.common.errors import ConfigError, InputError
+from recollect.common.imports import require
+from recollect.search.loaded_vectors import LoadedVectors
+from recollect.search.milvus_lock import ClaimLock
+from recollect.search.store_protocol import (
+    Hit,
+    Item,
+    NoIndexError,
+    StoreError,
+    Where,
+    checked_queries,
+    checked_vectors,
+    clean_where,
+    in_order,
+)
+
+_COLUMNS = ["id", "digest", "source", "stamp", "metadata"]
+_PAGE = 1000
+_TEXT = 65_535  # Milvus's longest text
+_PART = 45_000  # bytes of a picture in one row: 60,000 characters in base64
+_COUNTED = 20_000  # items looked at for the values of a column; Milvus cannot group
+
+
+class MilvusStore:
+    """See ``recollect.search.store_protocol.Store`` for what the methods do."""
+
+    def __init__(
+        self, client: Any, error: type[Exception], types: Any, name: str, address: str, consistency: str
+    ) -> None:
+        self.address = address
+        self._client, self._error, self._types = client, error, types
+        self._name, self._consistency = name, consistency
+        self._documents = f"{name}_documents"
+        self._states: dict[int, tuple[int, bool]] = {}
+        self._lock = ClaimLock(self)
+        self._writing = threading.RLock()
+        self._depth = 0
+
+    @classmethod
+    def open(cls, address: str, *, create: bool = False) -> MilvusStore:
+        """Open the index of an address."""
+        options, name, shown, consistency = _parsed(address)
+        pymilvus = require("pymilvus", "milvus", "an index in Milvus")
+        try:
+            client = pymilvus.MilvusClient(**options)
+        except pymilvus.MilvusException as error:
+            raise StoreError(f"{shown}: the server cannot be reached ({_brief(error)}).") from error
+        store = cls(client, pymilvus.MilvusException, pymilvus.DataType, name, shown, consistency)
+        with store._spoken():
+            if not client.has_collection(store._documents):
+                if not create:
+                    client.close()
+                    raise NoIndexError(shown)
+                store._make(store._documents, [("key", 512), ("value", _TEXT)], 2, False)
+        return store
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    @contextmanager
+    def writing(self, wait: float = 0.0) -> Iterator[None]:
+        """Be the only writer: a claim among the documents."""
+        if not self._writing.acquire(timeout=max(0.0, wait)):
+            raise self._lock.busy()
+        try:
+            if self._depth == 0:
+                self._lock.acquire(wait)
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    self._lock.release()
+        finally:
+            self._writing.release()
+
+    def read_document(self, key: str) -> dict[str, Any] | None:
+        """A document."""
+        rows = self._query(self._documents, f"key == {_quoted(key)}", ["value"], 1)
+        return dict(json.loads(rows[0]["value"])) if rows else None
+
+    def write_document(self, key: str, value: Mapping[str, Any] | None) -> None:
+        """Replace a document."""
+        with self._spoken():
+            if value is None:
+                self._client.delete(self._documents, filter=f"key == {_quoted(key)}")
+                return
+            text = json.dumps(dict(value), allow_nan=False)
+            if len(text.encode()) > _TEXT:
+                raise InputError(f"{self.address}: the document {key!r} is longer than Milvus keeps ({_TEXT:,} bytes).")
+            self._client.upsert(self._documents, [{"key": key, "value": text, "vector": [0.0, 0.0]}])
+
+    def documents(self, beginning: str) -> dict[str, str]:
+        """The documents whose keys begin so, as text."""
+        rows = self._query(self._documents, f"key like {_quoted(beginning + '%')}", ["key", "value"], 16_000)
+        return {row["key"]: row["value"] for row in rows}
+
+    def generations(self) -> list[int]:
+        """Numbers of the generations."""
+        with self._spoken():
+            found = (re.fullmatch(rf"{self._name}_items_(\d+)", name) for name in self._client.list_collections())
+            return sorted(int(match[1]) for match in found if match)
+
+    def create_generation(self, generation: int, dim: int, half: bool = False) -> None:
+        """Make the collection of a generation."""
+        if generation in self.generations():
+            raise InputError(f"{self.address}: generation {generation} exists already.")
+        columns = [("id", 2048), ("digest", 128), ("source", 8192), ("stamp", 128)]
+        too_old = InputError(
+            f"{self.address}: this server keeps no half precision; Milvus does from 2.4 on. Leave --half out."
+        )
+        with self._spoken():
+            if half and tuple(map(int, re.findall(r"\d+", self._client.get_server_version())[:2])) < (2, 4):
+                raise too_old
+            try:
+                self._make(self._table(generation), columns, dim, half, metadata=True)
+            except self._error as error:
+                if half and "Float16" in str(error):  # milvus-lite, whatever its version
+                    raise too_old from error
+                raise
+        self._states[generation] = (dim, half)
+
+    def _make(
+        self, name: str, columns: Sequence[tuple[str, int]], dim: int, half: bool, metadata: bool = False
+    ) -> None:
+        schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
+        for number, (column, length) in enumerate(columns):
+            schema.add_field(column, self._types.VARCHAR, max_length=length, is_primary=number == 0)
+        if metadata:
+            schema.add_field("metadata", self._types.JSON)
+        schema.add_field("vector", self._types.FLOAT16_VECTOR if half else self._types.FLOAT_VECTOR, dim=max(2, dim))
+        index = self._client.prepare_index_params()
+        index.add_index("vector", index_type="FLAT", metric_type="IP")
+        self._client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
+
+    def drop_generation(self, generation: int) -> None:
+        """Remove the collection of a generation."""
+        self._states.pop(generation, None)
+        if generation not in self.generations():
+            return
+        with self._spoken():
+            self._client.drop_collection(self._table(generation))
+        self.write_document(f"graph:{generation}", None)
+        self._forget({key.split(":")[1] for key in self._keys("picture:")})
+
+    def put(self, generation: int, items: Sequence[Item]) -> None:
+        """Add or replace items in one request."""
+        dim, half = self._state(generation)
+        vectors = checked_vectors(items, dim)
+        if not items:
+            return
+        for item in items:
+            if len(item.id.encode()) > 2048:
+                raise InputError(f"{item.id[:80]}…: Milvus keeps ids of at most 2,048 bytes; give a shorter one.")
+        old = {found.digest for found in self.get(generation, [item.id for item in items]).values()}
+        rows = [
+            {
+                "id": item.id,
+                "digest": item.digest,
+                "source": item.source,
+                "stamp": item.stamp,
+                "metadata": {_key(name): value for name, value in item.metadata.items()},
+                "vector": self._row(row, half),
+            }
+            for item, row in zip(items, vectors, strict=True)
+        ]
+        parts = [part for item in items if item.picture is not None for part in _parts(item.digest, item.picture)]
+        with self._spoken():
+            # Pictures first: an item must never be there without its picture.
+            for start in range(0, len(parts), 200):
+                self._client.upsert(self._documents, parts[start : start + 200])
+            self._client.upsert(self._table(generation), rows)
+        self._forget(old - {item.digest for item in items})
+
+    def delete(self, generation: int, ids: Sequence[str]) -> int:
+        """Remove items."""
+        there = self.get(generation, ids)
+        for start in range(0, len(there), _PAGE):
+            # A filter of our own: the client's delete(ids=…) does not escape quotes.
+            some = list(there)[start : start + _PAGE]
+            with self._spoken():
+                self._client.delete(self._table(generation), filter=f"id in {_quoted(some)}")
+        if there:
+            self._forget({item.digest for item in there.values()})
+        return len(there)
+
+    def get(self, generation: int, ids: Sequence[str], *, vectors: bool = False) -> dict[str, Item]:
+        """Items by id."""
+        self._state(generation)
+        wanted, found = list(dict.fromkeys(ids)), {}
+        columns = _COLUMNS + ["vector"] * vectors
+        for start in range(0, len(wanted), _PAGE):
+            some = wanted[start : start + _PAGE]
+            for row in self._query(self._table(generation), f"id in {_quoted(some)}", columns, _PAGE):
+                found[row["id"]] = _item(row)
+        return found
+
+    def picture(self, digest: str) -> bytes | None:
+        """A picture by the digest of its bytes."""
+        found = self.documents(f"picture:{digest}:")
+        if not found:
+            return None
+        ordered = sorted(found, key=lambda key: int(key.rsplit(":", 1)[1]))
+        return b"".join(base64.b64decode(found[key]) for key in ordered)
+
+    def iterate(self, generation: int, *, vectors: bool = False) -> Iterator[Item]:
+        """All items by id, a page at a time."""
+        self._state(generation)
+        condition = 'id >= ""'
+        while True:
+            rows = self._query(self._table(generation), condition, _COLUMNS + ["vector"] * vectors, _PAGE)
+            for row in rows:
+                yield _item(row)
+            if len(rows) < _PAGE:
+                return
+            condition = f"id > {_quoted(max((row['id'] for row in rows), key=str.encode))}"
+
+    def count(self, generation: int, where: Where | None = None) -> int:
+        """Number of items."""
+        self._state(generation)
+        condition = _condition(where)
+        if condition is None:
+            return 0
+        return int(self._query(self._table(generation), condition, ["count(*)"])[0]["count(*)"])
+
+    def values(self, generation: int, column: str, limit: int = 1000) -> dict[str, int]:
+        """Most frequent values of a column among the first 20,000 items."""
+        counted: Counter[str] = Counter()
+        for number, item in enumerate(self.iterate(generation)):
+            if number >= _COUNTED:
+                break
+            if column in item.metadata:
+                counted[item.metadata[column]] += 1
+        return dict(sorted(counted.items(), key=lambda pair: (-pair[1], pair[0]))[:limit])
+
+    def search(
+        self,
+        generation: int,
+        queries: NDArray[np.float32],
+        k: int,
+        where: Where | None = None,
+        approximate: bool = False,
+    ) -> list[list[Hit]]:
+        """Exact search by Milvus's FLAT index, or approximate by its HNSW."""
+        dim, half = self._state(generation)
+        rows = checked_queries(queries, dim, k)
+        condition = _condition(where)
+        total = 0 if condition is None else self.count(generation, where)
+        if not total:
+            return [[] for _ in rows]
+        built = self._graph(generation)
+        if built is not None and not approximate:
+            return self._by_reading(generation, rows, min(k, total), where)
+        parameters: dict[str, Any] = {} if built is None else {"ef": max(k, built)}
+        with self._spoken():
+            found = self._client.search(
+                self._table(generation),
+                data=[self._row(row, half) for row in rows],
+                limit=min(k, total, 16_384),
+                filter=condition,
+                output_fields=["metadata"],
+                search_params={"metric_type": "IP", "params": parameters},
+                consistency_level=self._consistency,
+            )
+        answers = [
+            in_order([Hit(hit["id"], float(hit["distance"]), _decoded(hit["entity"]["metadata"])) for hit in hits])
+            for hits in found
+        ]
+        if any(len(hits) < min(k, total) for hits in answers):  # the graph ran dry under the filter, or k is very large
+            return self._by_reading(generation, rows, min(k, total), where)
+        return answers
+
+    def _by_reading(
+        self, generation: int, queries: NDArray[np.float32], k: int, where: Where | None
+    ) -> list[list[Hit]]:
+        """Exact search beside an HNSW index, which Milvus cannot look past: all vectors are read, page by page."""
+        wanted, best = clean_where(where), [list[Hit]() for _ in queries]
+        page: list[Item] = []
+
+        def settle() -> None:
+            loaded = LoadedVectors(queries.shape[1], False, 0, 0)
+            loaded.reserve(len(page))
+            loaded.matrix[:] = np.stack([item.vector for item in page if item.vector is not None])
+            loaded.live[:] = True
+            for place, (slots, values) in enumerate(zip(*loaded.search(queries, k), strict=True)):
+                hits = [
+                    Hit(page[s].id, v, page[s].metadata) for s, v in zip(slots.tolist(), values.tolist(), strict=True)
+                ]
+                best[place] = in_order(best[place] + hits)[:k]
+
+        for item in self.iterate(generation, vectors=True):
+            if all(item.metadata.get(column) in values for column, values in wanted.items()):
+                page.append(item)
+            if len(page) == 8 * _PAGE:
+                settle()
+                page = []
+        if page:
+            settle()
+        return best
+
+    def build_approximate(self, generation: int, settings: Mapping[str, int]) -> None:
+        """Replace the FLAT index by HNSW."""
+        self._state(generation)
+        parameters = {"M": int(settings["m"]), "efConstruction": int(settings["ef_construction"])}
+        self._reindex(generation, "HNSW", parameters)
+        self.write_document(f"graph:{generation}", {"ef_search": int(settings["ef_search"])})
+
+    def drop_approximate(self, generation: int) -> None:
+        """Replace HNSW by the FLAT index."""
+        if self._graph(generation) is not None:
+            self._reindex(generation, "FLAT", {})
+            self.write_document(f"graph:{generation}", None)
+
+    def _reindex(self, generation: int, kind: str, parameters: Mapping[str, int]) -> None:
+        table = self._table(generation)
+        with self._spoken():
+            self._client.flush(table)
+            self._client.release_collection(table)
+            self._client.drop_index(table, "vector")
+            index = self._client.prepare_index_params()
+            index.add_index("vector", index_type=kind, metric_type="IP", params=dict(parameters))
+            self._client.create_index(table, index)
+            self._client.load_collection(table)
+
+    def _graph(self, generation: int) -> int | None:
+        """``ef_search`` of the HNSW index; None where the index is FLAT."""
+        with self._spoken():
+            found = self._client.describe_index(self._table(generation), "vector")
+        if not found or found.get("index_type") != "HNSW":
+            return None
+        return int((self.read_document(f"graph:{generation}") or {"ef_search": 128})["ef_search"])
+
+    def _table(self, generation: int) -> str:
+        return f"{self._name}_items_{int(generation)}"
+
+    def _state(self, generation: int) -> tuple[int, bool]:
+        if generation not in self._states:
+            with self._spoken():
+                if not self._client.has_collection(self._table(generation)):
+                    raise StoreError(f"{self.address}: there is no generation {generation}.")
+                fields = self._client.describe_collection(self._table(generation))["fields"]
+            vector = next(field for field in fields if field["name"] == "vector")
+            self._states[generation] = (int(vector["params"]["dim"]), vector["type"] == self._types.FLOAT16_VECTOR)
+        return self._states[generation]
+
+    def _query(self, table: str, condition: str, columns: list[str], limit: int | None = None) -> list[dict[str, Any]]:
+        extra = {} if limit is None else {"limit": limit}
+        with self._spoken():
+            return list(
+                self._client.query(
+                    table, filter=condition, output_fields=columns, consistency_level=self._consistency, **extra
+                )
+            )
+
+    def _keys(self, beginning: str) -> list[str]:
+        rows = self._query(self._documents, f"key like {_quoted(beginning + '%')}", ["key"], 16_000)
+        return [row["key"] for row in rows]
+
+    def _forget(self, digests: set[str]) -> None:
+        """Remove pictures with these digests that no item has."""
+        wanted = {digest for digest in digests if digest and self._keys(f"picture:{digest}:0")}
+        for generation in self.generations():
+            if wanted:
+                rows = self._query(self._table(generation), f"digest in {_quoted(sorted(wanted))}", ["digest"], 16_000)
+                wanted -= {row["digest"] for row in rows}
+        for digest in wanted:
+            with self._spoken():
+                self._client.delete(self._documents, filter=f"key in {_quoted(self._keys(f'picture:{digest}:'))}")
+
+    @contextmanager
+    def _spoken(self) -> Iterator[None]:
+        """Milvus's errors as sentences."""
+        try:
+            yield
+        except self._error as error:
+            raise StoreError(f"{self.address}: Milvus says: {_brief(error)}.") from error
+
+    @staticmethod
+    def _row(row: NDArray[np.float32], half: bool) -> Any:
+        return row.astype(np.float16) if half else row.tolist()
+
+
+def _parsed(address: str) -> tuple[dict[str, Any], str, str, str]:
+    """Arguments of the client, the index's name, the address without its password, the consistency of reads."""
+    parts = urlsplit(address)
+    options = dict(parse_qsl(parts.query))
+    name = parts.path.strip("/")
+    if not parts.hostname or not re.fullmatch(r"[A-Za-z_]\w{0,200}", name):
+        raise ConfigError(
+            f"{address}: an index in Milvus is named as milvus://host:19530/name, with letters, digits and _."
+        )
+    consistency = options.pop("consistency", "Strong")
+    if consistency not in ("Strong", "Bounded", "Session", "Eventually"):
+        raise ConfigError(f"consistency={consistency}: choose Strong, Bounded, Session or Eventually.")
+    scheme = "https" if options.pop("secure", "0") in ("1", "true") else "http"
+    arguments = {"uri": f"{scheme}://{parts.hostname}:{parts.port or 19530}"}
+    if parts.username:
+        arguments["token"] = f"{parts.username}:{parts.password or ''}"
+    if "db" in options:
+        arguments["db_name"] = options.pop("db")
+    if options:
+        raise ConfigError(f"{address}: unknown option {', '.join(options)}; there are db, secure and consistency.")
+    shown = address.replace(f":{parts.password}@", ":...@") if parts.password else address
+    return arguments, name, shown, consistency
+
+
+def _quoted(value: str | Sequence[str]) -> str:
+    # Milvus reads its texts as JSON does, quotes and backslashes included.
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _key(column: str) -> str:
+    """A column as a key that an expression can name: unusual names in hexadecimal."""
+    return column if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", column) else f"0x{column.encode().hex()}"
+
+
+def _decoded(metadata: Mapping[str, str]) -> dict[str, str]:
+    return {
+        bytes.fromhex(name[2:]).decode() if name.startswith("0x") else name: value for name, value in metadata.items()
+    }
+
+
+def _condition(where: Where | None) -> str | None:
+    """The filter as an expression; None when nothing can pass it."""
+    parts = []
+    for column, wanted in clean_where(where).items():
+        if not wanted:
+            return None
+        field = f"metadata[{_quoted(_key(column))}]"
+        parts.append("(" + " or ".join(f"{field} == {_quoted(value)}" for value in wanted) + ")")
+    return " and ".join(parts) or 'id >= ""'
+
+
+def _parts(digest: str, picture: bytes) -> Iterator[dict[str, Any]]:
+    for number, start in enumerate(range(0, max(1, len(picture)), _PART)):
+        text = base64.b64encode(picture[start : start + _PART]).decode()
+        yield {"key": f"picture:{digest}:{number}", "value": text, "vector": [0.0, 0.0]}
+
+
+def _item(row: Mapping[str, Any]) -> Item:
+    vector = None
+    if "vector" in row:
+        value = row["vector"]
+        if isinstance(value, list) and value and isinstance(value[0], bytes):
+            value = np.frombuffer(value[0], np.float16)
+        elif isinstance(value, bytes):
+            value = np.frombuffer(value, np.float16)
+        vector = np.asarray(value, np.float32)
+    return Item(row["id"], vector, _decoded(row["metadata"]), row["digest"], row["source"], row["stamp"])
+
+
+def _brief(error: Exception) -> str:
+    return " ".join(str(getattr(error, "message", "") or error).split())[:300].rstrip(".")

@@ -1,0 +1,170 @@
+"""Near-duplicates: groups of images whose vectors are closer than a threshold. Exact, tile by tile.
+
+All pairs are compared, but only a tile of similarities is in memory at a time, and groups are kept as a forest, so that a
+million copies of one image need no more memory than none. Behind ``recollect duplicates``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from recollect.common.console import ProgressLine
+from recollect.common.errors import DataError, InputError
+from recollect.search.addresses import is_index
+from recollect.search.encoder import open_encoder
+from recollect.search.index import Index
+from recollect.search.indexed_files import digest_of, list_images
+from recollect.search.store_protocol import Item
+
+_ROWS = 2048
+
+
+@dataclass(frozen=True)
+class Group:
+    """Images that are near-duplicates of each other, directly or through others.
+
+    Attributes:
+        items: the images, by id, without vectors.
+        similarity: the lowest of the similarities that tie the group together.
+        identical: whether all files are the same to the byte.
+        crosses: whether they lie on both sides of the border between training and test.
+        labels: the labels they have; more than one is a contradiction.
+    """
+
+    items: list[Item]
+    similarity: float
+    identical: bool
+    crosses: bool
+    labels: list[str]
+
+
+def group_vectors(vectors: NDArray[np.float32], threshold: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """For every vector the number of its group (that of its first member), and the lowest similarity in that group.
+
+    Args:
+        vectors: N × d of length 1.
+        threshold: pairs at least so similar are tied.
+
+    Example:
+        >>> rows = np.array([[1, 0], [0, 1], [1, 0]], np.float32)
+        >>> group_vectors(rows, 0.9)[0].tolist()
+        [0, 1, 0]
+    """
+    if not -1 <= threshold <= 1:
+        raise InputError(f"a similarity of {threshold}: choose one from -1 to 1, e.g. 0.95.")
+    if vectors.ndim != 2 or not np.isfinite(vectors).all():
+        raise InputError("near-duplicates are found among N × d vectors with finite values.")
+    count = len(vectors)
+    roots, lowest = np.arange(count), np.full(count, np.inf, np.float32)
+    rows = torch.from_numpy(np.ascontiguousarray(vectors, np.float32))
+    with ProgressLine("comparing", count) as line:
+        for start in range(0, count, _ROWS):
+            left = rows[start : start + _ROWS]
+            for first in range(start, count, _ROWS):
+                tile = left @ rows[first : first + _ROWS].T
+                close = tile >= threshold
+                if first == start:
+                    close.triu_(1)
+                places = close.nonzero()
+                if len(places):
+                    values = tile[places[:, 0], places[:, 1]].numpy()
+                    _tie(roots, lowest, places[:, 0].numpy() + start, places[:, 1].numpy() + first, values)
+            line.advance(len(left))
+    roots = _settled(roots)
+    found = np.full(count, np.inf, np.float32)
+    np.minimum.at(found, roots, lowest)
+    return roots, found[roots]
+
+
+def _tie(
+    roots: NDArray[np.int64],
+    lowest: NDArray[np.float32],
+    left: NDArray[np.int64],
+    right: NDArray[np.int64],
+    values: NDArray[np.float32],
+) -> None:
+    """Join the groups of pairs. Pairs inside one group already say nothing new about it."""
+    known = _settled(roots)
+    a, b = known[left], known[right]
+    new = np.flatnonzero(a != b)
+    for place in new[np.argsort(-values[new], kind="stable")].tolist():  # the strongest ties first: they make the group
+        one, two = _root(roots, int(a[place])), _root(roots, int(b[place]))
+        if one != two:
+            low, high = min(one, two), max(one, two)
+            roots[high] = low
+            lowest[low] = min(lowest[low], lowest[high], values[place])
+
+
+def _root(roots: NDArray[np.int64], place: int) -> int:
+    while roots[place] != place:
+        roots[place] = roots[roots[place]]
+        place = int(roots[place])
+    return place
+
+
+def _settled(roots: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Everybody's root, directly."""
+    while not np.array_equal(roots, roots[roots]):
+        roots[:] = roots[roots]
+    return roots
+
+
+def find_duplicates(
+    target: str | Path, *, threshold: float = 0.95, model: str = "lite0-in1k", **opening: Any
+) -> tuple[list[Group], int]:
+    """Groups of near-duplicates in an index or a folder, largest first, and how many images were compared.
+
+    Args:
+        target: an index, or a folder or ``.csv`` of images; ``train`` and ``test`` folders below it are its parts.
+        threshold: pairs at least so similar are near-duplicates.
+        model: for a folder: what embeds it.
+        opening: ``weights``, ``device``, ``batch_size``, ``download`` for that model.
+    """
+    if is_index(target):
+        with Index.open(target) as index:
+            read = list(index.store.iterate(index.generation.number, vectors=True))
+    else:
+        read = _embedded(target, model, opening)
+    if not read:
+        raise DataError(f"{target}: there are no images to compare.")
+    vectors = np.stack([item.vector for item in read if item.vector is not None])
+    roots, lowest = group_vectors(vectors, threshold)
+    members: dict[int, list[int]] = {}
+    for place, root in enumerate(roots.tolist()):
+        members.setdefault(root, []).append(place)
+    groups = [_group([read[p] for p in some], float(lowest[some[0]])) for some in members.values() if len(some) > 1]
+    return sorted(groups, key=lambda group: (-len(group.items), group.items[0].id)), len(read)
+
+
+def _embedded(target: str | Path, model: str, opening: dict[str, Any]) -> list[Item]:
+    listed, _ = list_images(target)
+    encoder = open_encoder(model, **opening)
+    items: list[Item] = []
+    with ProgressLine("embedding", len(listed)) as line:
+        for start in range(0, len(listed), 256):
+            some = listed[start : start + 256]
+            rows = encoder.embed([entry.path for entry in some], lambda number, error: None)
+            for entry, row in zip(some, rows, strict=True):
+                if np.isfinite(row).all():  # an image that cannot be read has no duplicates
+                    items.append(Item(entry.id, row, entry.metadata, digest_of(entry.path)[0]))
+            line.advance(len(some))
+    return items
+
+
+def _group(items: list[Item], similarity: float) -> Group:
+    ordered = sorted(items, key=lambda item: item.id)
+    parts = {item.metadata.get("split") for item in ordered}
+    digests = {item.digest for item in ordered}
+    return Group(
+        items=[Item(item.id, None, item.metadata, item.digest) for item in ordered],
+        similarity=similarity,
+        identical=len(digests) == 1 and "" not in digests,
+        crosses=len(parts - {None}) > 1,
+        labels=sorted({item.metadata["label"] for item in ordered if "label" in item.metadata}),
+    )

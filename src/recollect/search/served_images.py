@@ -1,0 +1,77 @@
+"""Small copies of indexed images, and checks of images that were sent."""
+
+from __future__ import annotations
+
+import io
+from collections import OrderedDict
+from pathlib import Path
+from threading import Lock
+
+from PIL import Image, UnidentifiedImageError
+
+from recollect.common.decode import FORMATS, read_image
+from recollect.common.errors import ImageError, RecollectError
+from recollect.search.index import Index
+from recollect.search.indexed_files import stamp_of
+
+SIDE = 256
+"""Longer side of a thumbnail in pixels."""
+_KEPT = 2000  # thumbnails in memory: 20 MB
+
+
+class Thumbnails:
+    """Thumbnails of an index's items, made when asked for and kept by their digests."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._made: OrderedDict[str, bytes] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, name: str) -> tuple[bytes, str] | None:
+        """JPEG and digest of an item; None when there is no such item, or its image is not there as it was indexed."""
+        item = self._index.get([name]).get(name)
+        if item is None:
+            return None
+        with self._lock:
+            if item.digest and item.digest in self._made:
+                self._made.move_to_end(item.digest)
+                return self._made[item.digest], item.digest
+        try:
+            picture: Path | bytes | None = Path(item.source) if item.source else self._index.store.picture(item.digest)
+            # A file that took the place of an indexed one was never meant to be shown.
+            if picture is None or (isinstance(picture, Path) and stamp_of(picture) != item.stamp):
+                return None
+            small = shrunk(read_image(picture))
+        except (RecollectError, OSError):
+            return None
+        with self._lock:
+            self._made[item.digest] = small
+            while len(self._made) > _KEPT:
+                self._made.popitem(last=False)
+        return small, item.digest
+
+
+def shrunk(image: Image.Image) -> bytes:
+    """A thumbnail as JPEG."""
+    small = image.copy()
+    small.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=85)
+    return buffer.getvalue()
+
+
+def check_upload(content: bytes, max_pixels: int) -> None:
+    """Refuse what is not an image, or too many pixels, by its first bytes: nothing is decoded.
+
+    Raises:
+        ImageError: with a sentence that may be sent back.
+    """
+    try:
+        with Image.open(
+            io.BytesIO(content), formats=[name for name in FORMATS if name in Image.OPEN or Image.init()]
+        ) as image:
+            pixels = image.width * image.height
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError, TypeError) as error:
+        raise ImageError("this is not an image that can be read.") from error
+    if pixels > max_pixels:
+        raise ImageError(f"the image has {pixels:,} pixels; at most {max_pixels:,} are taken. Shrink it.")

@@ -1,0 +1,402 @@
+"""The service: an index over HTTP. Needs the extra ``serve``; ``serving.serve`` starts it.
+
+Answers never hold a path of this machine: errors whose sentences could are replaced by general ones, and written to the log.
+Everything that limits and counts requests is in ``guards``; embedding and searching in ``batching``.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from pydantic import BaseModel
+from starlette.formparsers import MultiPartException
+from starlette.requests import ClientDisconnect
+
+from recollect._version import __version__
+from recollect.common.errors import ImageError, InputError, RecollectError
+from recollect.search.batching import Batcher, TooBusyError
+from recollect.search.guards import Guard
+from recollect.search.index import Index, Match
+from recollect.search.served_images import Thumbnails, check_upload
+from recollect.search.service_metrics import ServiceMetrics
+from recollect.search.store_protocol import IndexBusyError, clean_metadata, clean_where
+
+PAGE = Path(__file__).parent / "page"
+MOST = 1000
+"""Results of one query."""
+_LOG = logging.getLogger("recollect.serve")
+_FIELDS = 64 * 1024  # bytes of a form's text fields
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the service takes.
+
+    Attributes:
+        token: what writers must show; None for a service that only reads.
+        max_bytes: of an uploaded image. max_pixels: likewise.
+        hosts: names the service answers to; None for any.
+    """
+
+    token: str | None = None
+    max_bytes: int = 20_000_000
+    max_pixels: int = 50_000_000
+    hosts: frozenset[str] | None = None
+
+
+class SearchResult(BaseModel):
+    """One image found."""
+
+    id: str
+    similarity: float
+    verdict: str | None
+    metadata: dict[str, str]
+    thumbnail: str
+
+
+class SearchResults(BaseModel):
+    """The answer to a search, best first."""
+
+    results: list[SearchResult]
+
+
+class ItemAnswer(BaseModel):
+    """One image of the index."""
+
+    id: str
+    metadata: dict[str, str]
+    thumbnail: str
+
+
+class Problem(BaseModel):
+    """Why a request was refused."""
+
+    detail: str
+
+
+class Health(BaseModel):
+    """What the service holds."""
+
+    status: str
+    items: int
+    generation: int
+    model: str
+    dim: int
+    recall: float | None
+    same: float | None
+    similar: float | None
+    writable: bool
+    version: str
+
+
+def create_app(index: Index, limits: Limits | None = None) -> Any:
+    """The application, for any ASGI server.
+
+    Args:
+        index: what to serve.
+        limits: what to take, and from whom.
+    """
+    limits = limits or Limits()
+    metrics = ServiceMetrics()
+    service = _Service(index, limits, metrics)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await service.batcher.start()
+        yield
+        await service.batcher.stop()
+
+    app = FastAPI(
+        title="recollect",
+        version=__version__,
+        summary="Image search",
+        lifespan=lifespan,
+        docs_url=None,  # the usual pages load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    for path, endpoint, options in _routes(service):
+        app.add_api_route(path, endpoint, **options)
+    app.add_exception_handler(RecollectError, _problem)
+    app.add_exception_handler(Exception, _problem)
+    # A form is a little more than the image in it.
+    return Guard(app, metrics, limits.max_bytes + _FIELDS, limits.hosts)
+
+
+def _routes(service: _Service) -> list[tuple[str, Any, dict[str, Any]]]:
+    """Path, endpoint and description of everything that is served."""
+
+    def refused(*codes: int) -> dict[int | str, Any]:
+        return {code: {"model": Problem} for code in codes}
+
+    hidden = {"methods": ["GET"], "include_in_schema": False, "response_model": None}
+    picture = {200: {"content": {"image/jpeg": {}}}, 304: {"description": "Not modified"}}
+    read, item = {"methods": ["GET"], "responses": refused(400, 503)}, "/items/{item_id:path}"
+    taken = {"methods": ["POST"], "responses": refused(400, 401, 403, 404, 413, 415, 422, 503)}
+    found = {"methods": ["GET"], "responses": refused(400, 404, 503)}
+    gone = {"methods": ["DELETE"], "responses": refused(400, 401, 403, 404, 503)}
+    return [
+        ("/", service.page, hidden),
+        ("/page.{kind}", service.asset, hidden),
+        ("/search", service.search, {**taken, "response_model": SearchResults, "openapi_extra": _SEARCH}),
+        ("/items", service.add, {**taken, "status_code": 201, "response_model": ItemAnswer, "openapi_extra": _ADD}),
+        (item, service.item, {**found, "response_model": ItemAnswer}),
+        (item, service.remove, {**gone, "status_code": 204, "response_class": Response, "response_model": None}),
+        (
+            "/thumbnails/{item_id:path}",
+            service.thumbnail,
+            {
+                **found,
+                "response_class": Response,
+                "response_model": None,
+                "responses": {**picture, **refused(400, 404, 503)},
+            },
+        ),
+        ("/labels", service.labels, {**read, "response_model": dict[str, int]}),
+        ("/health", service.health, {**read, "response_model": Health}),
+        ("/metrics", service.metrics_text, {**read, "response_class": PlainTextResponse, "response_model": None}),
+    ]
+
+
+class _Service:
+    """The endpoints."""
+
+    def __init__(self, index: Index, limits: Limits, metrics: ServiceMetrics) -> None:
+        self.index, self.limits, self.metrics = index, limits, metrics
+        self.batcher = Batcher(index, metrics.batch)
+        self.thumbnails = Thumbnails(index)
+
+    async def page(self) -> Any:
+        """The web page."""
+        return FileResponse(PAGE / "page.html", media_type="text/html; charset=utf-8")
+
+    async def asset(self, kind: str) -> Any:
+        """Its script, style and icon."""
+        types = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}
+        if kind not in types:
+            raise HTTPException(404, "there is no such page.")
+        return FileResponse(PAGE / f"page.{kind}", media_type=types[kind])
+
+    async def search(self, request: Request) -> SearchResults:
+        """Find the images most similar to an uploaded one, or to one of the index."""
+        image, fields = await self._read(request, "image")
+        k, where = _count(fields.get("k", 10)), _where(fields.get("where"))
+        if image is not None:
+            check_upload(image, self.limits.max_pixels)
+            matches = await self.batcher.search(k, where, image=image)
+        else:
+            name = fields.get("id")
+            if not isinstance(name, str) or not name:
+                raise HTTPException(422, "send an image, or the id of one in the index.")
+            if name not in await run_in_threadpool(self.index.get, [name]):
+                raise HTTPException(404, "there is no image with this id.")
+            matches = await self.batcher.search(k, where, name=name)
+        return SearchResults(results=[_result(match) for match in matches])
+
+    async def add(self, request: Request) -> ItemAnswer:
+        """Add an image, or replace the one with the same id."""
+        self._check_writer(request)
+        image, fields = await self._read(request, "image")
+        name, about = fields.get("id"), _json(fields.get("metadata") or "{}", "metadata")
+        if image is None or not isinstance(name, str) or not name or len(name) > 512:
+            raise HTTPException(422, "send an image and an id of at most 512 characters.")
+        if not isinstance(about, dict):
+            raise HTTPException(422, "metadata is an object of names and values.")
+        metadata = clean_metadata(about)
+        check_upload(image, self.limits.max_pixels)
+        changes = await run_in_threadpool(partial(self.index.add, [image], [name], [metadata], wait=10))
+        if changes.skipped:
+            raise HTTPException(400, "this is not an image that can be read.")
+        return ItemAnswer(id=name, metadata=metadata, thumbnail=_address(name))
+
+    async def item(self, item_id: str) -> ItemAnswer:
+        """One image of the index."""
+        found = (await run_in_threadpool(self.index.get, [item_id])).get(item_id)
+        if found is None:
+            raise HTTPException(404, "there is no image with this id.")
+        return ItemAnswer(id=found.id, metadata=dict(found.metadata), thumbnail=_address(found.id))
+
+    async def remove(self, item_id: str, request: Request) -> Any:
+        """Remove an image from the index."""
+        self._check_writer(request)
+        if not await run_in_threadpool(partial(self.index.remove, [item_id], wait=10)):
+            raise HTTPException(404, "there is no image with this id.")
+        return Response(status_code=204)
+
+    async def thumbnail(self, item_id: str, request: Request) -> Any:
+        """A small copy of an image of the index."""
+        found = await run_in_threadpool(self.thumbnails.get, item_id)
+        if found is None:
+            raise HTTPException(404, "there is no picture of this image.")
+        content, digest = found
+        headers = {"etag": f'"{digest}"', "cache-control": "private, no-cache"}
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(content, media_type="image/jpeg", headers=headers)
+
+    async def labels(self) -> dict[str, int]:
+        """The labels there are, with their numbers of images."""
+        found: dict[str, int] = await run_in_threadpool(self.index.values, "label")
+        return found
+
+    async def health(self) -> Health:
+        """What the service holds."""
+        items = await run_in_threadpool(self.index.count)
+        generation = self.index.generation
+        near, thresholds = generation.approximate or {}, generation.calibration or {}
+        return Health(
+            status="ok",
+            items=items,
+            generation=generation.number,
+            model=str(generation.model.get("name", "")),
+            dim=generation.dim,
+            recall=near.get("recall"),
+            same=thresholds.get("same", {}).get("similarity"),
+            similar=thresholds.get("similar", {}).get("similarity"),
+            writable=self.limits.token is not None,
+            version=__version__,
+        )
+
+    async def metrics_text(self) -> Any:
+        """Counters for Prometheus."""
+        items = await run_in_threadpool(self.index.count)
+        return PlainTextResponse(
+            self.metrics.text(items, self.index.generation.number),
+            media_type="text/plain; version=0.0.4; charset=utf-8",
+        )
+
+    def _check_writer(self, request: Request) -> None:
+        if self.limits.token is None:
+            raise HTTPException(403, "this service only reads: it was started without --write.")
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not hmac.compare_digest(given.encode(), self.limits.token.encode()):
+            raise HTTPException(401, "writing needs the token of this service.", {"WWW-Authenticate": "Bearer"})
+
+    async def _read(self, request: Request, file: str) -> tuple[bytes | None, Mapping[str, Any]]:
+        """An uploaded image and the other fields, of a form or of JSON."""
+        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        if kind == "application/json":
+            body = _json((await request.body()).decode("utf-8", "replace"), "the body")
+            if not isinstance(body, dict):
+                raise HTTPException(422, "the body is not a JSON object.")
+            return None, body
+        if kind != "multipart/form-data":
+            raise HTTPException(415, "send multipart/form-data with an image, or application/json with an id.")
+        try:
+            async with request.form(max_files=1, max_fields=8, max_part_size=_FIELDS) as form:
+                upload = form.get(file)
+                fields = {name: value for name, value in form.items() if isinstance(value, str)}
+                content = None if upload is None or isinstance(upload, str) else await upload.read()
+        except (MultiPartException, ClientDisconnect, UnicodeDecodeError, ValueError) as error:
+            raise HTTPException(400, "this is not a form that can be read.") from error
+        return content, fields
+
+
+async def _problem(_: Request, error: Exception) -> Any:
+    """An error as an answer. Only sentences that cannot hold a path are passed on."""
+    if isinstance(error, ImageError):
+        return JSONResponse(
+            {"detail": "this is not an image that can be read." if "damaged" in str(error) else str(error)}, 400
+        )
+    if isinstance(error, InputError):
+        return JSONResponse({"detail": str(error)}, 422)
+    if isinstance(error, IndexBusyError | TooBusyError):
+        return JSONResponse({"detail": "the service is busy: try again in a moment."}, 503, {"Retry-After": "1"})
+    _LOG.error("%s: %s", type(error).__name__, error)
+    if isinstance(error, RecollectError):
+        return JSONResponse({"detail": "the index cannot be used at the moment; its log says why."}, 503)
+    return JSONResponse({"detail": "something went wrong; the log says what."}, 500)
+
+
+def _count(value: Any) -> int:
+    try:
+        number = int(value) if not isinstance(value, bool) else 0
+    except (TypeError, ValueError, OverflowError):
+        number = 0
+    if not 1 <= number <= MOST or (isinstance(value, float) and value != number):
+        raise HTTPException(422, f"k is a whole number from 1 to {MOST}.")
+    return number
+
+
+def _where(value: Any) -> dict[str, list[str]]:
+    found = _json(value, "where") if isinstance(value, str) and value else value
+    if not found:
+        return {}
+    if not isinstance(found, dict):
+        raise HTTPException(422, "where is an object of names and values.")
+    return clean_where(found)
+
+
+def _json(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(422, f"{what} is not JSON.") from error
+
+
+def _address(name: str) -> str:
+    return f"/thumbnails/{quote(name, safe='')}"
+
+
+def _result(match: Match) -> SearchResult:
+    return SearchResult(
+        id=match.id,
+        similarity=match.similarity,
+        verdict=match.verdict,
+        metadata=dict(match.metadata),
+        thumbnail=_address(match.id),
+    )
+
+
+_QUERY = {
+    "k": {"type": "integer", "minimum": 1, "maximum": MOST, "default": 10},
+    "id": {"type": "string", "minLength": 1},
+}
+_PAIRS = {
+    "type": "object",
+    "additionalProperties": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+}
+_IMAGE = {"type": "string", "format": "binary"}
+_SEARCH = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {"type": "object", "required": ["id"], "properties": {**_QUERY, "where": _PAIRS}}
+            },
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["image"],
+                    "properties": {"image": _IMAGE, "k": _QUERY["k"], "where": {"type": "string"}},
+                }
+            },
+        },
+    }
+}
+_ADD = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["image", "id"],
+                    "properties": {"image": _IMAGE, "id": _QUERY["id"], "metadata": {"type": "string"}},
+                }
+            }
+        },
+    }
+}

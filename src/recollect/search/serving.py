@@ -1,0 +1,81 @@
+"""Starting the service: tokens, host names, the server. Behind ``recollect serve``."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from recollect.common.errors import ConfigError
+from recollect.common.imports import require
+from recollect.search.index import Index
+
+TOKEN = "RECOLLECT_TOKEN"
+_LOCAL = ("localhost", "127.0.0.1", "[::1]")
+_EVERYWHERE = ("0.0.0.0", "::", "")
+
+
+def find_token(file: Path | None) -> tuple[str, bool]:
+    """The token of writers, and whether it was made up: from a file, the environment, or random.
+
+    Raises:
+        ConfigError: a file that is empty or cannot be read, or a token shorter than 16 characters.
+    """
+    if file is not None:
+        try:
+            token = file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file}: the token cannot be read ({error}).") from error
+    elif (token := os.environ.get(TOKEN, "").strip()) == "":
+        return secrets.token_urlsafe(24), True
+    if len(token) < 16 or not token.isascii() or not token.isprintable():
+        raise ConfigError("the token is too easy to guess: at least 16 printable ASCII characters are needed.")
+    return token, False
+
+
+def allowed_hosts(host: str, more: list[str]) -> frozenset[str] | None:
+    """The names a service at ``host`` answers to; None for any, where it listens everywhere and no name was given."""
+    if host in _EVERYWHERE and not more:
+        return None
+    own = () if host in _EVERYWHERE else (f"[{host}]" if ":" in host else host,)
+    return frozenset(name.lower() for name in (*_LOCAL, *own, *more))
+
+
+def serve(
+    index: Index,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: str | None = None,
+    max_bytes: int = 20_000_000,
+    max_pixels: int = 50_000_000,
+    hosts: list[str] | None = None,
+    grace: int = 30,
+) -> None:
+    """Serve an index until the process is asked to end; requests under way are answered first.
+
+    Args:
+        index: what to serve.
+        host, port: where to listen.
+        token: what writers must show; None for a service that only reads.
+        max_bytes, max_pixels: of an uploaded image.
+        hosts: further host names that the service answers to.
+        grace: seconds for requests under way when the service is asked to end.
+    """
+    uvicorn: Any = require("uvicorn", "serve", "recollect serve")
+    require("fastapi", "serve", "recollect serve")
+    require("python_multipart", "serve", "recollect serve")
+    from recollect.search.service import Limits, create_app
+
+    app = create_app(index, Limits(token, max_bytes, max_pixels, allowed_hosts(host, hosts or [])))
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=grace,
+        h11_max_incomplete_event_size=64 * 1024,
+    )

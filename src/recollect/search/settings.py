@@ -1,0 +1,85 @@
+"""What an index knows about itself: which generation answers, which is being built, and the model of each.
+
+One JSON document of the store. Writing it is one step in every store, so switching generations is too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from recollect.search.store_protocol import Store, StoreError
+
+DOCUMENT = "settings"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One generation of vectors.
+
+    Attributes:
+        number: in the store.
+        model: what made the vectors: ``model``, ``weights``, ``name``, ``fingerprint``, ``dim`` (of the model).
+        dim: length of the vectors kept. half: whether they are kept in half precision.
+        approximate: settings of the approximate index and its measured recall; None for exact search only.
+        calibration: thresholds for *same* and *similar* (see ``thresholds``).
+    """
+
+    number: int
+    model: dict[str, Any]
+    dim: int
+    half: bool = False
+    approximate: dict[str, Any] | None = None
+    calibration: dict[str, Any] | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the model."""
+        return str(self.model["fingerprint"])
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The document. ``current`` answers; ``building`` is being filled."""
+
+    current: Generation
+    building: Generation | None = None
+    format: int = field(default=FORMAT)
+
+    def with_current(self, **changes: Any) -> Settings:
+        """A copy with changes to the current generation."""
+        return replace(self, current=replace(self.current, **changes))
+
+
+def read_settings(store: Store) -> Settings | None:
+    """The settings of the index in ``store``; None when it holds none yet.
+
+    Raises:
+        StoreError: they cannot be understood.
+    """
+    document = store.read_document(DOCUMENT)
+    if document is None:
+        return None
+    if document.get("format") != FORMAT:
+        raise StoreError(
+            f"{store.address}: an index of format {document.get('format')}; this version of recollect reads {FORMAT}."
+        )
+    try:
+        building = document.get("building")
+        return Settings(_generation(document["current"]), None if building is None else _generation(building))
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"{store.address}: the settings of the index cannot be understood ({error}).") from error
+
+
+def write_settings(store: Store, settings: Settings) -> None:
+    """Replace the settings in one step."""
+    store.write_document(DOCUMENT, asdict(settings))
+
+
+def _generation(values: Mapping[str, Any]) -> Generation:
+    found = Generation(**values)
+    if not isinstance(found.number, int) or not isinstance(found.dim, int) or "fingerprint" not in found.model:
+        raise ValueError(f"generation {found.number!r}")
+    return found

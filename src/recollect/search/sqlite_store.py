@@ -1,0 +1,375 @@
+"""An index in one SQLite file: the default store. One writer, many readers, nothing to install, safe against crashes.
+
+SQLite keeps items and vectors; searching is ours (``loaded_vectors``): vectors are read into memory at the first search,
+and every later search first takes over what changed since. A search happens inside one read transaction, so its answers
+are those of a single moment whatever is being written. Tables: ``sqlite_schema``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.common.errors import InputError
+from recollect.common.locks import try_lock
+from recollect.search import sqlite_vectors
+from recollect.search.graph import Graph
+from recollect.search.loaded_vectors import LoadedVectors
+from recollect.search.sqlite_schema import BLOCK, connect, spoken
+from recollect.search.store_protocol import (
+    Hit,
+    IndexBusyError,
+    Item,
+    StoreError,
+    Where,
+    checked_queries,
+    checked_vectors,
+    clean_where,
+    in_order,
+)
+
+_COLUMNS = "slot, id, digest, source, stamp, metadata"
+
+
+class SQLiteStore:
+    """See ``recollect.search.store_protocol.Store`` for what the methods do."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.address = str(path)
+        self._path, self._connection = path, connection
+        self._lock = threading.RLock()  # one connection for all threads
+        self._writing = threading.RLock()
+        self._depth = 0
+        self._loaded: dict[int, LoadedVectors] = {}
+        self._graphs: dict[int, Graph] = {}
+
+    @classmethod
+    def open(cls, address: str, *, create: bool = False) -> SQLiteStore:
+        """Open the file ``address``."""
+        path = Path(address)
+        return cls(path, connect(path, create))
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._connection.close()
+            self._loaded.clear()
+            self._graphs.clear()
+
+    @contextmanager
+    def writing(self, wait: float = 0.0) -> Iterator[None]:
+        """Be the only writer: a lock on a file beside the index, which the system releases when the process ends."""
+        end = time.monotonic() + wait
+        if not self._writing.acquire(timeout=max(0.0, wait)):
+            raise _busy(self._path)
+        try:
+            file = None
+            if self._depth == 0:
+                place = self._path.with_name(f".{self._path.name}.lock")
+                with spoken(self._path):
+                    while (file := try_lock(place)) is None:
+                        if time.monotonic() >= end:
+                            raise _busy(self._path)
+                        time.sleep(0.02)
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                if file is not None:
+                    file.close()
+        finally:
+            self._writing.release()
+
+    @contextmanager
+    def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
+        """All inside the block happens together or not at all (``IMMEDIATE``), or sees one moment (``DEFERRED``)."""
+        with self._lock, spoken(self._path):
+            self._connection.execute(f"BEGIN {kind}")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def read_document(self, key: str) -> dict[str, Any] | None:
+        """A document."""
+        with self._transaction("DEFERRED") as db:
+            row = db.execute("SELECT value FROM documents WHERE key = ?", (key,)).fetchone()
+        return None if row is None else dict(json.loads(row[0]))
+
+    def write_document(self, key: str, value: Mapping[str, Any] | None) -> None:
+        """Replace a document."""
+        with self._transaction("IMMEDIATE") as db:
+            if value is None:
+                db.execute("DELETE FROM documents WHERE key = ?", (key,))
+            else:
+                db.execute("REPLACE INTO documents VALUES (?, ?)", (key, json.dumps(dict(value), allow_nan=False)))
+
+    def generations(self) -> list[int]:
+        """Numbers of the generations."""
+        with self._transaction("DEFERRED") as db:
+            return [row[0] for row in db.execute("SELECT generation FROM generations ORDER BY generation")]
+
+    def create_generation(self, generation: int, dim: int, half: bool = False) -> None:
+        """Make an empty generation."""
+        with self._transaction("IMMEDIATE") as db:
+            if db.execute("SELECT 1 FROM generations WHERE generation = ?", (generation,)).fetchone():
+                raise InputError(f"{self._path}: generation {generation} exists already.")
+            db.execute("INSERT INTO generations (generation, dim, half) VALUES (?, ?, ?)", (generation, dim, half))
+
+    def drop_generation(self, generation: int) -> None:
+        """Remove a generation."""
+        with self._transaction("IMMEDIATE") as db:
+            for table in ("items", "free", "graphs", "generations"):
+                db.execute(f"DELETE FROM {table} WHERE generation = ?", (generation,))
+            db.execute("DELETE FROM vectors WHERE number >> 32 = ?", (generation,))
+            db.execute("DELETE FROM pictures WHERE digest NOT IN (SELECT digest FROM items)")
+        self._loaded.pop(generation, None)
+        self._graphs.pop(generation, None)
+
+    def put(self, generation: int, items: Sequence[Item]) -> None:
+        """Add or replace items in one transaction."""
+        with self._transaction("IMMEDIATE") as db:
+            state = self._state(db, generation)
+            vectors = checked_vectors(items, state["dim"])
+            known = {
+                row[0]: (row[1], row[2])
+                for row in self._rows(db, generation, [i.id for i in items], "id, slot, digest")
+            }
+            missing = sum(item.id not in known for item in items)
+            free = [row[0] for row in db.execute(
+                "SELECT slot FROM free WHERE generation = ? ORDER BY slot LIMIT ?", (generation, missing))]  # fmt: skip
+            new = iter([*free, *range(state["slots"], state["slots"] + missing - len(free))])
+            slots = [known[item.id][0] if item.id in known else next(new) for item in items]
+            change = state["changes"] + 1
+            db.execute("UPDATE generations SET changes = ?, slots = max(slots, ?) WHERE generation = ?",
+                       (change, max(slots, default=-1) + 1, generation))  # fmt: skip
+            db.executemany("DELETE FROM free WHERE generation = ? AND slot = ?", [(generation, slot) for slot in free])
+            db.executemany(
+                "REPLACE INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (generation, slot, i.id, i.digest, i.source, i.stamp, _json(i.metadata), change)
+                    for slot, i in zip(slots, items, strict=True)
+                ],
+            )
+            sqlite_vectors.write(db, generation, np.array(slots, np.int64), vectors, bool(state["half"]))
+            pictures = [(item.digest, item.picture) for item in items if item.picture is not None]
+            db.executemany("INSERT OR IGNORE INTO pictures VALUES (?, ?)", pictures)
+            _forget_pictures(db, {digest for _, digest in known.values()})
+
+    def delete(self, generation: int, ids: Sequence[str]) -> int:
+        """Remove items in one transaction; when most slots are free, the rest is moved together."""
+        with self._transaction("IMMEDIATE") as db:
+            state = self._state(db, generation)
+            rows = list(self._rows(db, generation, ids, "slot, digest"))
+            if not rows:
+                return 0
+            change = state["changes"] + 1
+            db.execute("UPDATE generations SET changes = ? WHERE generation = ?", (change, generation))
+            db.executemany(
+                "DELETE FROM items WHERE generation = ? AND slot = ?", [(generation, row[0]) for row in rows]
+            )
+            db.executemany("REPLACE INTO free VALUES (?, ?, ?)", [(generation, row[0], change) for row in rows])
+            _forget_pictures(db, {row[1] for row in rows})
+            free = db.execute("SELECT count(*) FROM free WHERE generation = ?", (generation,)).fetchone()[0]
+            if free > max(4 * BLOCK, state["slots"] - free):
+                sqlite_vectors.compact(db, generation, state["dim"], bool(state["half"]))
+        return len(rows)
+
+    def get(self, generation: int, ids: Sequence[str], *, vectors: bool = False) -> dict[str, Item]:
+        """Items by id."""
+        with self._transaction("DEFERRED") as db:
+            state = self._state(db, generation)
+            rows = list(self._rows(db, generation, ids, _COLUMNS))
+            if not vectors:
+                return {row[1]: _item(row) for row in rows}
+            found = sqlite_vectors.read(
+                db, generation, np.array([row[0] for row in rows], np.int64), state["dim"], bool(state["half"])
+            )
+            return {row[1]: _item(row, vector) for row, vector in zip(rows, found, strict=True)}
+
+    def picture(self, digest: str) -> bytes | None:
+        """A picture by the digest of its bytes."""
+        with self._transaction("DEFERRED") as db:
+            row = db.execute("SELECT data FROM pictures WHERE digest = ?", (digest,)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def iterate(self, generation: int, *, vectors: bool = False) -> Iterator[Item]:
+        """All items, a block at a time."""
+        first = 0
+        while True:
+            with self._transaction("DEFERRED") as db:
+                state = self._state(db, generation)
+                if first >= state["slots"]:
+                    return
+                rows = db.execute(
+                    f"SELECT {_COLUMNS} FROM items WHERE generation = ? AND slot >= ? AND slot < ?",
+                    (generation, first, first + BLOCK),
+                ).fetchall()
+                found: Any = [None] * len(rows)
+                if vectors and rows:
+                    slots = np.array([row[0] for row in rows], np.int64)
+                    found = sqlite_vectors.read(db, generation, slots, state["dim"], bool(state["half"]))
+            for row, vector in zip(rows, found, strict=True):
+                yield _item(row, vector)
+            first += BLOCK
+
+    def count(self, generation: int, where: Where | None = None) -> int:
+        """Number of items."""
+        condition, values = _condition(where)
+        with self._transaction("DEFERRED") as db:
+            self._state(db, generation)
+            query = f"SELECT count(*) FROM items WHERE generation = ?{condition}"
+            return int(db.execute(query, (generation, *values)).fetchone()[0])
+
+    def values(self, generation: int, column: str, limit: int = 1000) -> dict[str, int]:
+        """Most frequent values of a column."""
+        with self._transaction("DEFERRED") as db:
+            rows = db.execute(
+                f"SELECT {_field(column)} AS value, count(*) AS times FROM items WHERE generation = ? "
+                "AND value IS NOT NULL GROUP BY value ORDER BY times DESC, value LIMIT ?",
+                (generation, limit),
+            )
+            return dict(rows.fetchall())
+
+    def search(
+        self,
+        generation: int,
+        queries: NDArray[np.float32],
+        k: int,
+        where: Where | None = None,
+        approximate: bool = False,
+    ) -> list[list[Hit]]:
+        """Exact search in memory; with ``approximate`` and no filter, by the graph if one was built."""
+        with self._transaction("DEFERRED") as db:
+            state = self._state(db, generation)
+            rows = checked_queries(queries, state["dim"], k)
+            loaded = sqlite_vectors.refreshed(db, generation, state, self._loaded.get(generation))
+            self._loaded[generation] = loaded
+            slots = None
+            if condition := clean_where(where):
+                sql, values = _condition(condition)
+                wanted = db.execute(
+                    f"SELECT slot FROM items WHERE generation = ?{sql}", (generation, *values)
+                ).fetchall()
+                slots = np.array([row[0] for row in wanted], np.int64).reshape(-1)
+            if approximate and slots is None and state["graph"] is not None:
+                found, similarities = self._graph(db, generation, state, loaded).search(loaded, rows, k)
+            else:
+                found, similarities = loaded.search(rows, k, slots)
+            return self._hits(db, generation, found, similarities)
+
+    def _hits(
+        self, db: sqlite3.Connection, generation: int, found: NDArray[np.int64], similarities: NDArray[np.float32]
+    ) -> list[list[Hit]]:
+        asked = json.dumps(np.unique(found).tolist())
+        rows = db.execute(
+            "SELECT slot, id, metadata FROM items WHERE generation = ? AND slot IN (SELECT value FROM json_each(?))",
+            (generation, asked),
+        )
+        known = {slot: (name, json.loads(metadata)) for slot, name, metadata in rows}
+        return [
+            in_order([Hit(known[slot][0], value, known[slot][1]) for slot, value in zip(some, values, strict=True)])
+            for some, values in zip(found.tolist(), similarities.tolist(), strict=True)
+        ]
+
+    def build_approximate(self, generation: int, settings: Mapping[str, int]) -> None:
+        """Build an HNSW graph over the vectors in memory and keep it in the file."""
+        with self._transaction("DEFERRED") as db:
+            state = self._state(db, generation)
+            loaded = sqlite_vectors.refreshed(db, generation, state, self._loaded.get(generation))
+            self._loaded[generation] = loaded
+            graph = Graph.build(loaded, settings)
+        with self._transaction("IMMEDIATE") as db:
+            if self._state(db, generation)["epoch"] != graph.epoch:
+                raise StoreError(f"{self._path}: it was reorganised while its graph was being built. Build it again.")
+            sqlite_vectors.write_graph(db, generation, graph)
+        self._graphs[generation] = graph
+
+    def drop_approximate(self, generation: int) -> None:
+        """Remove the graph."""
+        with self._transaction("IMMEDIATE") as db:
+            db.execute("DELETE FROM graphs WHERE generation = ?", (generation,))
+            db.execute("UPDATE generations SET graph = NULL WHERE generation = ?", (generation,))
+        self._graphs.pop(generation, None)
+
+    def _graph(self, db: sqlite3.Connection, generation: int, state: sqlite3.Row, loaded: LoadedVectors) -> Graph:
+        built = json.loads(state["graph"])
+        graph = self._graphs.get(generation)
+        if graph is None or graph.built != built:
+            with spoken(self._path):
+                graph = Graph.restored(loaded, built, sqlite_vectors.read_graph(db, generation))
+            self._graphs[generation] = graph
+        if graph.seen != state["changes"]:
+            changed = db.execute("SELECT slot FROM items WHERE generation = ? AND changed > ?", (generation, graph.at))
+            graph.take_over(loaded, np.array([row[0] for row in changed], np.int64), state["changes"])
+        return graph
+
+    def _state(self, db: sqlite3.Connection, generation: int) -> sqlite3.Row:
+        cursor = db.execute("SELECT * FROM generations WHERE generation = ?", (generation,))
+        cursor.row_factory = sqlite3.Row
+        row: sqlite3.Row | None = cursor.fetchone()
+        if row is None:
+            raise StoreError(f"{self._path}: there is no generation {generation}.")
+        return row
+
+    def _rows(self, db: sqlite3.Connection, generation: int, ids: Sequence[str], columns: str) -> Iterator[Any]:
+        # One JSON list instead of many parameters: their number is limited, and differs between builds of SQLite.
+        listed = json.dumps(list(dict.fromkeys(ids)))
+        query = f"SELECT {columns} FROM items WHERE generation = ? AND id IN (SELECT value FROM json_each(?))"
+        return iter(db.execute(query, (generation, listed)).fetchall())
+
+
+def _json(metadata: Mapping[str, str]) -> str:
+    return json.dumps(dict(metadata), ensure_ascii=False)
+
+
+def _item(row: Any, vector: NDArray[np.float32] | None = None) -> Item:
+    _, name, digest, source, stamp, metadata = row
+    return Item(name, vector, json.loads(metadata), digest, source, stamp)
+
+
+def _field(column: str) -> str:
+    """The expression for a metadata column."""
+    if column == "label":
+        return column  # a column of the table, with an index
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", column):
+        return f"json_extract(metadata, '$.\"{column}\"')"
+    # SQLite's paths cannot name every key (quotes, for one), but keys can be compared.
+    name = column.replace("'", "''")
+    return f"(SELECT value FROM json_each(metadata) WHERE key = '{name}')"
+
+
+def _condition(where: Mapping[str, Any] | None) -> tuple[str, list[str]]:
+    sql, values = "", []
+    for column, wanted in clean_where(where).items():
+        sql += f" AND {_field(column)} IN (SELECT value FROM json_each(?))"
+        values.append(json.dumps(wanted))
+    return sql, values
+
+
+def _forget_pictures(db: sqlite3.Connection, digests: set[str]) -> None:
+    db.execute(
+        "DELETE FROM pictures WHERE digest IN (SELECT value FROM json_each(?)) "
+        "AND NOT EXISTS (SELECT 1 FROM items WHERE items.digest = pictures.digest)",
+        (json.dumps(sorted(digests)),),
+    )
+
+
+def _busy(path: Path) -> IndexBusyError:
+    return IndexBusyError(
+        f"{path}: another process is writing to this index. Try again when it is done, or use --wait."
+    )

@@ -1,0 +1,143 @@
+"""Vectors in blocks of a SQLite table: writing, reading, taking over changes, moving together. For ``sqlite_store``."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.search.graph import Graph
+from recollect.search.loaded_vectors import LoadedVectors
+from recollect.search.sqlite_schema import BLOCK
+
+_PART = 64 << 20  # bytes of a graph in one row
+
+
+def write(
+    db: sqlite3.Connection, generation: int, slots: NDArray[np.int64], vectors: NDArray[np.float32], half: bool
+) -> None:
+    """Write vectors to their slots: whole blocks at once, single ones in place."""
+    rows = vectors.astype(_type(half))
+    size = rows.shape[1] * rows.itemsize
+    order = np.argsort(slots, kind="stable")
+    for block in np.unique(slots // BLOCK).tolist():
+        here = order[slots[order] // BLOCK == block]
+        places = slots[here] - block * BLOCK
+        number = _number(generation, block)
+        if len(here) == BLOCK:
+            db.execute("REPLACE INTO vectors VALUES (?, ?)", (number, rows[here].tobytes()))
+            continue
+        db.execute("INSERT OR IGNORE INTO vectors VALUES (?, zeroblob(?))", (number, BLOCK * size))
+        with db.blobopen("vectors", "data", number) as blob:
+            for run in np.split(np.arange(len(here)), np.flatnonzero(np.diff(places) != 1) + 1):
+                blob.seek(int(places[run[0]]) * size)
+                blob.write(rows[here[run]].tobytes())
+
+
+def read(
+    db: sqlite3.Connection, generation: int, slots: NDArray[np.int64], dim: int, half: bool
+) -> NDArray[np.float32]:
+    """The vectors of some slots."""
+    found = np.empty((len(slots), dim), np.float32)
+    for block in np.unique(slots // BLOCK).tolist():
+        here = np.flatnonzero(slots // BLOCK == block)
+        found[here] = _block(db, generation, block, dim, half)[slots[here] - block * BLOCK]
+    return found
+
+
+def refreshed(db: sqlite3.Connection, generation: int, state: Any, loaded: LoadedVectors | None) -> LoadedVectors:
+    """What is in memory, brought to the state of this transaction; all of it is read if nothing is there yet."""
+    dim, half = state["dim"], bool(state["half"])
+    if loaded is None or loaded.epoch != state["epoch"]:
+        loaded = LoadedVectors(dim, half, state["epoch"], state["changes"])
+        loaded.reserve(state["slots"])
+        for block, rows in _blocks(db, generation, dim, half):
+            end = min((block + 1) * BLOCK, loaded.size)
+            loaded.matrix[block * BLOCK : end] = rows[: end - block * BLOCK]
+        live = db.execute("SELECT slot FROM items WHERE generation = ?", (generation,))
+        loaded.live[np.fromiter((row[0] for row in live), np.int64)] = True
+    elif loaded.changes != state["changes"]:
+        loaded.reserve(state["slots"])
+        since = (generation, loaded.changes)
+        gone = db.execute("SELECT slot FROM free WHERE generation = ? AND changed > ?", since)
+        loaded.live[np.fromiter((row[0] for row in gone), np.int64)] = False
+        came = db.execute("SELECT slot FROM items WHERE generation = ? AND changed > ?", since)
+        slots = np.fromiter((row[0] for row in came), np.int64)
+        loaded.matrix[slots] = read(db, generation, slots, dim, half)
+        loaded.live[slots] = True
+        loaded.changes = state["changes"]
+    return loaded
+
+
+def compact(db: sqlite3.Connection, generation: int, dim: int, half: bool) -> None:
+    """Move items into free slots until there is none; readers read everything again (``epoch``)."""
+    slots = np.fromiter(
+        (row[0] for row in db.execute("SELECT slot FROM items WHERE generation = ? ORDER BY slot", (generation,))),
+        np.int64,
+    )
+    for start in range(0, len(slots), BLOCK):
+        some = slots[start : start + BLOCK]
+        new = np.arange(start, start + len(some))
+        # In order, so the slot an item moves to is free: it lies below its own, and those below have moved already.
+        write(db, generation, new, read(db, generation, some, dim, half), half)
+        moved = [(int(to), generation, int(old)) for to, old in zip(new, some, strict=True) if to != old]
+        db.executemany("UPDATE items SET slot = ? WHERE generation = ? AND slot = ?", moved)
+    last = _number(generation, -(-len(slots) // BLOCK))
+    db.execute("DELETE FROM vectors WHERE number >= ? AND number < ?", (last, _number(generation + 1, 0)))
+    db.execute("DELETE FROM free WHERE generation = ?", (generation,))
+    db.execute("DELETE FROM graphs WHERE generation = ?", (generation,))
+    db.execute(
+        "UPDATE generations SET epoch = epoch + 1, slots = ?, graph = NULL WHERE generation = ?",
+        (len(slots), generation),
+    )
+
+
+def write_graph(db: sqlite3.Connection, generation: int, graph: Graph) -> None:
+    """Keep a graph, replacing an earlier one."""
+    db.execute("DELETE FROM graphs WHERE generation = ?", (generation,))
+    for name, array in graph.arrays().items():
+        data = array.tobytes()
+        for part, start in enumerate(range(0, max(1, len(data)), _PART)):
+            db.execute("INSERT INTO graphs VALUES (?, ?, ?, ?)", (generation, name, part, data[start : start + _PART]))
+    db.execute("UPDATE generations SET graph = ? WHERE generation = ?", (json.dumps(graph.built), generation))
+
+
+def read_graph(db: sqlite3.Connection, generation: int) -> dict[str, bytes]:
+    """The arrays of a graph."""
+    found: dict[str, list[bytes]] = {}
+    rows = db.execute("SELECT name, data FROM graphs WHERE generation = ? ORDER BY name, part", (generation,))
+    for name, data in rows:
+        found.setdefault(name, []).append(data)
+    return {name: b"".join(parts) for name, parts in found.items()}
+
+
+def _blocks(db: sqlite3.Connection, generation: int, dim: int, half: bool) -> Iterator[tuple[int, NDArray[Any]]]:
+    limits = (_number(generation, 0), _number(generation + 1, 0))
+    for number, data in db.execute("SELECT number, data FROM vectors WHERE number >= ? AND number < ?", limits):
+        yield number & 0xFFFFFFFF, _rows(data, dim, half)
+
+
+def _block(db: sqlite3.Connection, generation: int, block: int, dim: int, half: bool) -> NDArray[Any]:
+    row = db.execute("SELECT data FROM vectors WHERE number = ?", (_number(generation, block),)).fetchone()
+    if row is None:
+        raise sqlite3.DatabaseError(f"block {block} of the vectors is missing")
+    return _rows(row[0], dim, half)
+
+
+def _rows(data: bytes, dim: int, half: bool) -> NDArray[Any]:
+    kind = np.dtype(_type(half))
+    if len(data) != BLOCK * dim * kind.itemsize:
+        raise sqlite3.DatabaseError(f"a block of vectors has {len(data)} bytes")
+    return np.frombuffer(data, kind).reshape(BLOCK, dim)
+
+
+def _type(half: bool) -> type[np.floating[Any]]:
+    return np.float16 if half else np.float32
+
+
+def _number(generation: int, block: int) -> int:
+    return generation << 32 | block

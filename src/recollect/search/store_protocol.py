@@ -1,0 +1,268 @@
+"""What a store of vectors must do: the protocol behind ``Index``, and the values that pass through it.
+
+A store keeps *generations* of items. Every generation has vectors of one length, made by one model; one generation answers
+searches while the next is being filled. A store knows nothing of images and models: ``Index`` decides what goes in.
+Implementations: ``sqlite_store`` (a file), ``postgres_store``, ``milvus_store``; ``addresses.open_store`` chooses one.
+``tests/search/test_store_contract.py`` holds all of them to the same behaviour; a store of your own can be added there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.common.errors import DataError, InputError, RecollectError
+
+Where = Mapping[str, str | Sequence[str]]
+"""A filter: for every column named, one value or several of which one must be there. Columns are combined with *and*."""
+
+
+class StoreError(DataError):
+    """A store that cannot be opened, read or written."""
+
+
+class NoIndexError(StoreError):
+    """An address where there is no index."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"{address}: there is no index. Make one with  recollect index {address} --model RUN FOLDER")
+
+
+class IndexBusyError(RecollectError):
+    """Another process is writing to the index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One image of an index.
+
+    Attributes:
+        id: unique in its generation.
+        vector: d values; None where an item is read without its vector.
+        metadata: what users see and filter by: ``label``, ``name``, columns of their own. Values are text.
+        digest: SHA-256 of the image's bytes; equal images are embedded once.
+        source: path of the file on this machine, or "" for an image that was handed over. Never shown to others.
+        stamp: size and time of that file when it was read; while they are the same, it is not read again.
+        picture: bytes of an image that has no file; kept by its digest.
+    """
+
+    id: str
+    vector: NDArray[np.float32] | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    digest: str = ""
+    source: str = ""
+    stamp: str = ""
+    picture: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One answer: an item and its similarity to the query."""
+
+    id: str
+    similarity: float
+    metadata: Mapping[str, str]
+
+
+@runtime_checkable
+class Store(Protocol):
+    """A place for vectors. Methods may be called from several threads; only the holder of ``writing`` changes anything.
+
+    Attributes:
+        address: what opens it again, without a password: it is shown to people.
+    """
+
+    address: str
+
+    @classmethod
+    def open(cls, address: str, *, create: bool = False) -> Store:
+        """Open the store at ``address``; ``create`` makes an empty one where there is none.
+
+        Raises:
+            StoreError: there is none, it cannot be reached, or it is something else.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of files and connections."""
+        ...
+
+    def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:
+        """Be the only writer inside the block; the lock ends with the process, however that ends.
+
+        Raises:
+            IndexBusyError: another process is still writing after ``wait`` seconds.
+        """
+        ...
+
+    def read_document(self, key: str) -> dict[str, Any] | None:
+        """A small JSON document, e.g. the index's settings."""
+        ...
+
+    def write_document(self, key: str, value: Mapping[str, Any] | None) -> None:
+        """Replace a document in one step; None removes it."""
+        ...
+
+    def generations(self) -> list[int]:
+        """Numbers of the generations there are, in order."""
+        ...
+
+    def create_generation(self, generation: int, dim: int, half: bool = False) -> None:
+        """Make an empty generation for vectors of ``dim`` values, kept in half precision if ``half``."""
+        ...
+
+    def drop_generation(self, generation: int) -> None:
+        """Remove a generation and all in it; nothing happens if there is none."""
+        ...
+
+    def put(self, generation: int, items: Sequence[Item]) -> None:
+        """Add items, replacing those with the same ids: all of them or, if anything fails, none."""
+        ...
+
+    def delete(self, generation: int, ids: Sequence[str]) -> int:
+        """Remove items; how many there were."""
+        ...
+
+    def get(self, generation: int, ids: Sequence[str], *, vectors: bool = False) -> dict[str, Item]:
+        """The items with these ids that exist, without pictures."""
+        ...
+
+    def picture(self, digest: str) -> bytes | None:
+        """The bytes of an image that was put with its picture."""
+        ...
+
+    def iterate(self, generation: int, *, vectors: bool = False) -> Iterator[Item]:
+        """All items, in no particular order, in bounded memory."""
+        ...
+
+    def count(self, generation: int, where: Where | None = None) -> int:
+        """How many items there are."""
+        ...
+
+    def values(self, generation: int, column: str, limit: int = 1000) -> dict[str, int]:
+        """The most frequent values of a metadata column with their counts."""
+        ...
+
+    def search(
+        self,
+        generation: int,
+        queries: NDArray[np.float32],
+        k: int,
+        where: Where | None = None,
+        approximate: bool = False,
+    ) -> list[list[Hit]]:
+        """For each of Q × d queries the ``k`` items with the largest dot product, best first, equal ones by id.
+
+        Lists are full: as long as ``k``, or as long as there are items that pass ``where``. With ``approximate`` the
+        store's approximate index is used if one was built; a list may then miss items.
+        """
+        ...
+
+    def build_approximate(self, generation: int, settings: Mapping[str, int]) -> None:
+        """Build, or build anew, an approximate index (HNSW with ``m``, ``ef_construction``, ``ef_search``)."""
+        ...
+
+    def drop_approximate(self, generation: int) -> None:
+        """Remove the approximate index, if there is one."""
+        ...
+
+
+def checked_text(text: str, what: str) -> str:
+    """``text``, refused where stores could not keep it: with a zero character, or half a character of a file name."""
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise InputError(f"{what} is not text that can be kept: {text!r}. Rename the file or column.")
+    return text
+
+
+def as_text(value: object) -> str:
+    """A metadata value as it is kept: text. True is ``"true"``, 3 is ``"3"``, 0.5 is ``"0.5"``."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return checked_text(value, "a metadata value")
+    if isinstance(value, int | float | np.integer | np.floating):
+        return str(value)
+    raise InputError(f"metadata values are text, numbers or truth values, not {type(value).__name__}: {value!r}.")
+
+
+def clean_metadata(metadata: Mapping[str, object] | None) -> dict[str, str]:
+    """Metadata as stores keep it: text by column, without missing values.
+
+    Raises:
+        InputError: a value that is neither text nor a number, or a name that is not text.
+    """
+    kept: dict[str, str] = {}
+    for name, value in (metadata or {}).items():
+        if not isinstance(name, str) or not name:
+            raise InputError(f"metadata columns are named by text, not {name!r}.")
+        if value is not None:
+            kept[checked_text(name, "the name of a metadata column")] = as_text(value)
+    return kept
+
+
+def clean_where(where: Mapping[str, object] | None) -> dict[str, list[str]]:
+    """A filter with a list of texts for every column.
+
+    Example:
+        >>> clean_where({"label": "cat", "year": [2019, 2020]})
+        {'label': ['cat'], 'year': ['2019', '2020']}
+    """
+    cleaned: dict[str, list[str]] = {}
+    for name, wanted in (where or {}).items():
+        if not isinstance(name, str) or not name:
+            raise InputError(f"a filter names metadata columns by text, not {name!r}.")
+        several = wanted if isinstance(wanted, Sequence) and not isinstance(wanted, str) else [wanted]
+        cleaned[checked_text(name, "the name of a metadata column")] = [as_text(value) for value in several]
+    return cleaned
+
+
+def checked_vectors(items: Sequence[Item], dim: int) -> NDArray[np.float32]:
+    """The items' vectors as one N × dim array.
+
+    Raises:
+        InputError: an id that is empty or comes twice, a vector that is missing, of another length or not finite.
+    """
+    seen: set[str] = set()
+    for item in items:
+        if not item.id:
+            raise InputError("an item of an index needs an id that is not empty.")
+        checked_text(item.id, "an id")
+        if item.id in seen:
+            raise InputError(f"the id {item.id!r} comes twice in one batch.")
+        seen.add(item.id)
+        if item.vector is None or item.vector.shape != (dim,):
+            shape = None if item.vector is None else item.vector.shape
+            raise InputError(f"{item.id}: a vector of {dim} values expected, not of shape {shape}.")
+    vectors = np.empty((len(items), dim), np.float32)
+    for row, item in enumerate(items):
+        vectors[row] = item.vector
+    if not np.isfinite(vectors).all():
+        bad = items[int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])].id
+        raise InputError(f"{bad}: a value of its vector is not finite (NaN or infinity).")
+    return vectors
+
+
+def checked_queries(queries: NDArray[np.float32], dim: int, k: int) -> NDArray[np.float32]:
+    """Queries as Q × dim float32.
+
+    Raises:
+        InputError: a wrong shape, values that are not finite, or a ``k`` below 1.
+    """
+    if k < 1:
+        raise InputError(f"k is {k}: ask for at least one result.")
+    rows = np.ascontiguousarray(queries, np.float32)
+    if rows.ndim != 2 or rows.shape[1] != dim:
+        raise InputError(f"queries of {dim} dimensions expected, but the shape is {rows.shape}.")
+    if not np.isfinite(rows).all():
+        raise InputError("queries: a value is not finite (NaN or infinity).")
+    return rows
+
+
+def in_order(hits: list[Hit]) -> list[Hit]:
+    """Hits best first, equal similarities by id."""
+    return sorted(hits, key=lambda hit: (-hit.similarity, hit.id))

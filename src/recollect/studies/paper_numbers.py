@@ -1,0 +1,19 @@
+"""The paper's published numbers as tables; empty cells were not published."""
+
+from __future__ import annotations
+
+import csv
+from importlib import resources
+
+TABLES = ("methods", "initialization", "instance_search", "batch_size", "k_values_cars196")
+
+
+def published_rows(table: str) -> list[dict[str, str]]:
+    """The rows of one of ``TABLES``, as texts by column.
+
+    Example:
+        >>> published_rows("k_values_cars196")[0]["r1"]
+        '81.1'
+    """
+    text = resources.files("recollect.studies").joinpath("published", f"{table}.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))

@@ -1,0 +1,276 @@
+"""A configuration made into everything that trains: images, network, loss, batches, optimizer.
+
+``build`` goes down once: images are loaded, open settings follow from them, and everything else is made from the settled
+configuration. The one file of this room that knows the constructors of models, losses and data. Everything is seeded
+here, so two processes, or one process twice, build the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from recollect.common import processor
+from recollect.common.decode import set_max_pixels
+from recollect.common.errors import ConfigError
+from recollect.config.automatic import Choice, choose_device, is_pretrained, settle
+from recollect.config.schema import Config, DataConfig
+from recollect.data import ImageSet, RevisitedBenchmark, class_disjoint_split, load, load_revisited
+from recollect.data.sources.revisited import SFM_NAME
+from recollect.inference.features import images_at_once
+from recollect.inference.opening import make_embedder
+from recollect.models import Embedder
+from recollect.step import team as teams
+from recollect.step.large_batch import check_trainable_in_chunks, find_chunk
+from recollect.step.team import Team
+from recollect.training.batches import Feed, Sampler, make_feed, make_sampler
+from recollect.training.checkpoint import Trained
+from recollect.training.optimizer import make_optimizer
+from recollect.training.step_threads import step_threads
+from recollect.training.validation import Watched
+
+_PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a training runs."""
+
+    device: torch.device
+    dtype: torch.dtype | None = None
+    """Of autocast; None for float32."""
+    team: Team = field(default_factory=Team)
+    """The processes that share each batch."""
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The images of a training. Test images are loaded only to be watched.
+
+    ``benchmark`` is there when queries with ground truth validate; ``validation`` is then its database.
+    """
+
+    train: ImageSet
+    validation: ImageSet | None = None
+    test: ImageSet | None = None
+    benchmark: RevisitedBenchmark | None = None
+
+    def fingerprints(self) -> dict[str, str]:
+        """What identifies each set that is there."""
+        named = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: images.fingerprint for name, images in named.items() if images is not None}
+
+
+@dataclass(frozen=True)
+class Network:
+    """What is trained, and what it is fed.
+
+    Args:
+        embedder: the whole network, which is saved.
+        trained: what the loop calls: the embedder, or what lies behind its frozen part.
+        frozen: the frozen part, if any.
+    """
+
+    embedder: Embedder
+    trained: nn.Module
+    frozen: nn.Module | None = None
+
+
+@dataclass(frozen=True)
+class Batches:
+    """What each step sees.
+
+    Args:
+        sampler: which images.
+        feed: reads them.
+        size: images per step, over all processes.
+        chunk: images in the network at once, on this process. A resumed run keeps the one it began with.
+        steps: how many there are. Exact for the paper's policy, whose epochs are equally long; nearly so otherwise.
+        threads: of torch, for a step.
+    """
+
+    sampler: Sampler
+    feed: Feed
+    size: int
+    chunk: int
+    steps: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """Everything a training needs, ready for its first step. ``trainer.py`` changes only what ``trained`` holds."""
+
+    config: Config
+    """Settled: nothing is ``"auto"`` but ``batch.chunk``, which ``batches`` knows."""
+    choices: Sequence[Choice]
+    machine: Machine
+    sets: Sets
+    network: Network
+    batches: Batches
+    watched: Sequence[Watched]
+    trained: Trained
+
+    @property
+    def feeds(self) -> list[Feed]:
+        """Whatever reads images."""
+        return [self.batches.feed, *(watched.feed for watched in self.watched)]
+
+    def prepare(self) -> None:
+        """Compute what is computed once (features of a frozen part), after the plan is told and before a run begins."""
+        for feed in self.feeds:
+            feed.prepare()
+
+    def close(self) -> None:
+        """Let go of threads."""
+        for feed in self.feeds:
+            feed.close()
+
+
+@contextmanager
+def built(config: Config | None) -> Iterator[Training]:
+    """``build`` on the device and among the processes that ``config`` and ``torchrun`` ask for; closed at the end."""
+    if config is None:
+        raise ConfigError("there is no configuration.")
+    if config.run.epochs == 0:
+        raise ConfigError(
+            f"{config.name} trains nothing (run.epochs 0): measure it with recollect eval --recipe {config.name}, or "
+            "set run.epochs."
+        )
+    device = choose_device(config.run.device)
+    team = teams.start(device.type)
+    if device.type == "cuda" and team.size > 1:
+        device = torch.device("cuda", torch.cuda.current_device())
+    try:
+        training = build(config, device, team)
+        try:
+            yield training
+        finally:
+            training.close()
+    finally:
+        teams.stop()
+
+
+def build(config: Config, device: torch.device, team: Team) -> Training:
+    """Build everything; after this call nothing about the training is open.
+
+    Raises:
+        ConfigError: settings that cannot be on this machine or with these images.
+    """
+    sets = load_sets(config)
+    config, choices = settle(config, sets.train, device, is_pretrained(config.model))
+    machine = Machine(device, _prepare_torch(config, device), team)
+    network = make_network(config, device)
+    check_trainable_in_chunks(network.trained)
+    network.trained.train()
+    loss = make_loss(config, len(sets.train.class_names), network.embedder.dim).to(device)
+    batches = _batches(config, sets.train, network, machine)
+    watched = [
+        watch(config, network, team, name, images, benchmark)
+        for name, images, benchmark in (("val", sets.validation, sets.benchmark), ("test", sets.test, None))
+        if images is not None
+    ]
+    trained = Trained(
+        model=network.embedder,
+        loss=loss,
+        optimizer=make_optimizer(config.optimizer, network.embedder, loss),
+        scaler=torch.amp.GradScaler(device.type, enabled=machine.dtype == torch.float16),
+        device=device,
+        team=team,
+    )
+    # From here on processes draw different numbers (dropout), having built the same network.
+    torch.manual_seed(config.run.seed + 7919 * (team.rank + 1))
+    return Training(config, choices, machine, sets, network, batches, watched, trained)
+
+
+def load_sets(config: Config) -> Sets:
+    """The image sets that ``config`` names; validation classes, if any, are taken out of the training classes."""
+    data = config.data
+    set_max_pixels(data.max_pixels)
+    train = _load(data, data.train_split)
+    validation = benchmark = None
+    if data.validation == SFM_NAME:
+        benchmark = load_revisited(SFM_NAME, data.validation_root or data.root or ".")
+        validation = benchmark.database
+    elif data.validation != "none":
+        train, validation = class_disjoint_split(train, data.validation, config.run.seed)
+    test = _load(data, data.test_split) if config.run.watch_test else None
+    return Sets(train, validation, test, benchmark)
+
+
+def _load(data: DataConfig, split: str) -> ImageSet:
+    return load(data.name, data.root, split, **data.options)
+
+
+def _prepare_torch(config: Config, device: torch.device) -> torch.dtype | None:
+    if config.run.deterministic:
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    if config.run.precision == "fp16" and device.type == "cpu":
+        raise ConfigError("run.precision fp16 is for GPUs, and this runs on the CPU: use bf16 or fp32.")
+    if config.run.precision != "fp32" and device.type == "cpu":
+        processor.prepare_half_precision()  # before the network's first product, while oneDNN can still be limited
+    return _PRECISIONS[config.run.precision]
+
+
+def make_network(config: Config, device: torch.device) -> Network:
+    """The embedder on its device, cut where ``model.freeze`` says."""
+    embedder = make_embedder(config.model, config.run.seed).to(device)
+    upto = config.model.freeze
+    if upto == "none":
+        return Network(embedder, embedder)
+    embedder.freeze(upto)
+    frozen, rest = embedder.split(upto)
+    return Network(embedder, rest, frozen)
+
+
+def make_loss(config: Config, num_classes: int, dim: int) -> nn.Module:
+    """The loss, told the number of classes and the embedding's length if it asks; its random draws seeded."""
+    from recollect.losses import create
+    from recollect.losses.registry import describe
+
+    options: dict[str, Any] = dict(config.loss.options)
+    asked = {option.name for option in describe(config.loss.name).options}
+    for name, value in (("num_classes", num_classes), ("dim", dim)):
+        if name in asked and name not in options:
+            options[name] = value
+    torch.manual_seed(config.run.seed + 1)
+    loss = create(config.loss.name, **options)
+    if hasattr(loss, "generator"):
+        # Its own, so that SiMix draws the same on every process and whatever the network draws.
+        loss.generator = torch.Generator().manual_seed(config.run.seed)  # type: ignore[assignment]
+    return loss
+
+
+def _batches(config: Config, images: ImageSet, network: Network, machine: Machine) -> Batches:
+    sampler = make_sampler(config, images)
+    feed = make_feed(config, network.embedder, images, frozen=network.frozen, training=True)
+    size = config.batch.size if isinstance(config.batch.size, int) else len(images)
+    mine = -(-size // machine.team.size)
+    chunk, (example, _) = config.batch.chunk, feed.example()
+    # By the settings alone: a resumed run has the threads that it began with, even where another chunk fits now.
+    threads = step_threads(network.trained, example, mine, mine if chunk == "auto" else chunk)
+    if chunk == "auto":
+        # One image seen M times weighs what M images weigh at most, and needs no reading.
+        chunk = find_chunk(network.trained, example.expand(mine, *example.shape[1:]), machine.dtype)
+    sampler.set_epoch(0)
+    steps = config.run.steps or (len(sampler) * config.run.epochs if isinstance(config.run.epochs, int) else 0)
+    return Batches(sampler, feed, size, min(chunk, mine), steps, threads)
+
+
+def watch(
+    config: Config, network: Network, team: Team, name: str, images: ImageSet, benchmark: RevisitedBenchmark | None
+) -> Watched:
+    """A set to measure on the way, with this process's part of it."""
+    start, stop = (len(images) * rank // team.size for rank in (team.rank, team.rank + 1))
+    mine = images if team.size == 1 else images.subset(np.arange(start, stop))
+    if benchmark is not None:  # an image left out would shift the ground truth
+        config = replace(config, data=replace(config.data, on_bad_image="error"))
+    feed = make_feed(config, network.embedder, mine, frozen=network.frozen, training=False)
+    return Watched(name, images, feed, start, images_at_once(network.embedder.preprocessing), benchmark)

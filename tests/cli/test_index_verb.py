@@ -1,0 +1,154 @@
+"""``recollect index`` and ``recollect search`` on an index, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from recollect.cli import main
+from recollect.cli.app import app
+from recollect.models import Embedder
+from search.toy_model import make_photos
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    make_photos(Path("photos"))
+    for seed, name in enumerate(("model", "other")):
+        torch.manual_seed(seed)
+        Embedder.create("tiny", size=16, dim=8).save(name)
+    return tmp_path
+
+
+def _run(*words: str) -> str:
+    done = CliRunner().invoke(app, list(words))
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def _fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["recollect", *words])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 1
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    return said
+
+
+def test_from_a_folder_to_answers(place: Path) -> None:
+    said = _run("index", "shop.index", "photos", "--model", "model")
+    assert "20 added" in said
+    assert "20 images" in said
+    Image.new("RGB", (12, 12), "red").save("photos/class0/red.png")
+    assert "1 added, 0 updated, 0 removed, 20 unchanged, 0 skipped; 1 embedded" in _run("index", "shop.index", "photos")
+    Path("photos/class0/red.png").unlink()
+    assert "1 removed" in _run("index", "shop.index", "photos", "--prune")
+    lines = _run("search", "shop.index", "photos/class1/2.png", "--top", "3").splitlines()
+    assert lines[0] == "photos/class1/2.png"
+    assert lines[1].split() == ["1", "1.0000", "class1/2.png", "(class1)"]
+    answers = json.loads(
+        _run("search", "shop.index", "class1/2.png", "photos/class0", "--json", "--where", "label=class1")
+    )
+    assert [answer["query"] for answer in answers][:2] == ["class1/2.png", "photos/class0/0.png"]
+    assert len(answers) == 6
+    assert "class1/2.png" not in [row["id"] for row in answers[0]["results"]]
+    assert len(answers[0]["results"]) == 4
+    assert {row["label"] for answer in answers for row in answer["results"]} == {"class1"}
+    assert _run("search", "shop.index", "class1/2.png", "--html", "page.html").splitlines()[-1] == "page.html"
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert page.count("data:image/") == 11
+    assert str(place) not in page
+
+
+def test_single_images_and_information(place: Path) -> None:
+    _run("index", "shop.index", "photos", "--model", "model", "--half", "--dim", "6", "--approximate")
+    Image.new("RGB", (12, 12), "red").save("red.png")
+    assert "1 added" in _run("index", "shop.index", "--add", "red.png", "--meta", "label=new", "--meta", "price=3")
+    info = json.loads(_run("index", "shop.index", "--info", "--json"))
+    assert (info["items"], info["dim"], info["half"]) == (21, 6, True)
+    assert info["approximate"]["recall"] > 0.9
+    text = _run("index", "shop.index", "--info")
+    assert "21" in text
+    assert "approximate, recall@10" in text
+    assert "1 of 2 ids removed" in _run("index", "shop.index", "--remove", "red.png", "nothing")
+    _run("index", "shop.index", "--exact")
+    assert "exact" in _run("index", "shop.index", "--info")
+
+
+def test_another_model(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    _run("index", "shop.index", "photos", "--model", "model")
+    said = _fails(capsys, monkeypatch, "index", "shop.index", "photos", "--model", "other")
+    assert "--rebuild" in said
+    assert "20 added" in _run("index", "shop.index", "--rebuild", "--model", "other")
+    info = json.loads(_run("index", "shop.index", "--info", "--json"))
+    assert info["model"]["model"] == str(place / "other")
+    assert info["generation"] == 2
+    assert "class2/0.png" in _run("search", "shop.index", "photos/class2/0.png", "--top", "1")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("index nothing.index photos", "--model"),
+        ("index nothing.index --info", "--model"),
+        ("index shop.index nowhere --model model", "no such folder"),
+        ("index photos photos --model model", "is a folder"),
+        ("index shop.index --add --model model", "name the files"),
+        ("index shop.index --remove --model model", "name the ids"),
+        ("index shop.index --rebuild", "--model"),
+        ("index shop.index photos --model model --dim 9", "from 1 to 8"),
+        ("index ftp://x/y photos --model model", "addresses begin"),
+        ("search nothing.index photos/class0/0.png", "no index"),
+        ("search photos photos/class0/0.png", "folder"),
+        ("index made.index photos/class0/0.png", "folders and .csv files"),
+        ("search made.index nothing.png", "neither a file"),
+        ("search made.index photos/class0/0.png --where label", "name=value"),
+        ("search made.index photos/class0/0.png --model other", "not the model"),
+        ("search made.index bad.png", "bad.png"),
+    ],
+)
+def test_mistakes_end_with_a_sentence(
+    place: Path, words: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("bad.png").write_bytes(b"junk")
+    if "made.index" in words:
+        _run("index", "made.index", "photos", "--model", "model")
+    assert says in _fails(capsys, monkeypatch, *words.split())
+
+
+def test_calibrate_and_duplicates(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _run("index", "shop.index", "photos", "--model", "model")
+    said = _run("calibrate", "shop.index", "--false-match-rate", "0.02")
+    assert "20 images of 4 classes: 40 pairs of one class, 150 of two" in said
+    assert "same" in said
+    found = json.loads(_run("calibrate", "model", "--data", "photos", "--false-match-rate", "0.02", "--json"))
+    assert found["other_pairs"] == 150
+    assert Path("model/calibration.json").is_file()
+    assert "same from" in _run("index", "shop.index", "--info")
+    lines = _run("search", "shop.index", "photos/class1/2.png", "--top", "1").splitlines()
+    assert lines[1].split()[2] == "same"
+    Path("photos/class3/copy.png").write_bytes(Path("photos/class0/0.png").read_bytes())
+    _run("index", "shop.index", "photos")
+    said = _run("duplicates", "shop.index", "--similarity", "0.9999")
+    assert "1 have more than one label" in said
+    assert "class3/copy.png" in said
+    groups = json.loads(_run("duplicates", "photos", "--model", "model", "--similarity", "0.9999", "--json"))["groups"]
+    assert {"ids": ["class0/0.png", "class3/copy.png"], "similarity": 1.0, "identical": True, "crosses": False,
+            "labels": ["class0", "class3"]} in groups  # fmt: skip
+    for words, says in (
+        ("calibrate shop.index --false-match-rate 0.00001", "cannot tell"),
+        ("calibrate model", "--data"),
+        ("duplicates nowhere --model model", "no such folder"),
+        ("duplicates shop.index --similarity 3", "0.95"),
+    ):
+        assert says in _fails(capsys, monkeypatch, *words.split())

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from recollect.cli import last_net
+from recollect.common.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
+    monkeypatch.setattr(last_net, "_stop_by_exception", lambda: None)
+
+
+def _end(error: BaseException, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    def command() -> None:
+        raise error
+
+    code = last_net.guarded(command)
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    return code, said
+
+
+def _wrapped(cause: Exception) -> RuntimeError:
+    error = RuntimeError("a library hides the reason")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (ConfigError("a sentence"), 1, ["a sentence"]),
+        (KeyboardInterrupt(), 130, ["Ctrl-C"]),
+        (last_net.StoppedError(signal.SIGTERM), 143, ["SIGTERM"]),
+        (MemoryError(), 1, ["memory", "--batch-size"]),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 1, ["memory"]),
+        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 1, ["/x/y", "disk is full"]),
+        (_wrapped(OSError(errno.ENOSPC, "No space left on device", "/x/y")), 1, ["disk is full"]),
+        (PermissionError(errno.EACCES, "Permission denied", "/x/y"), 1, ["/x/y", "permission"]),
+        (RuntimeError("(sqlite3.OperationalError) database or disk is full"), 1, ["database", "again"]),
+        (ConfigError("a name with \x1b[31m in it"), 1, ["\\x1b[31m"]),
+    ],
+)
+def test_what_is_foreseen_is_a_sentence(
+    error: BaseException, code: int, words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    found, said = _end(error, capsys)
+    assert found == code
+    for word in words:
+        assert word in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())  # no report
+
+
+def test_what_nobody_foresaw_is_a_sentence_with_a_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, said = _end(ZeroDivisionError("x"), capsys)
+    assert code == 1
+    [report] = (tmp_path / "crashes").iterdir()
+    assert str(report) in said
+    assert "ZeroDivisionError" in report.read_text()
+
+
+def test_the_traceback_is_shown_on_request(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOLLECT_DEBUG", "1")
+    assert last_net.guarded(lambda: 1 / 0) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_nobody_reads_the_output() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "recollect", "recipes", "--json"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+WAIT = """
+import sys, time
+from recollect.cli import last_net
+from recollect.cli.app import app
+from recollect.common.files import atomic_write
+
+@app.command()
+def wait(path: str) -> None:
+    with atomic_write(path) as file:
+        print("waiting", flush=True)
+        time.sleep(60)
+
+sys.exit(last_net.guarded(app))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_end_with_their_code_a_sentence_and_nothing_half_written(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-c", WAIT, "wait", str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        begun = time.monotonic()
+        process.send_signal(number)
+        _, said = process.communicate()
+        assert time.monotonic() - begun < 30
+    assert process.returncode == 128 + number
+    assert said.startswith("recollect: stopped by")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,123 @@
+"""References to things outside the package: found, refused with a reason, remembered by content."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recollect.common import doors
+from recollect.common.errors import ConfigError
+
+CODE = """
+class MyLoss:
+    def __init__(self, margin, scale=2.0):
+        self.margin, self.scale = margin, scale
+    class Inner:
+        pass
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "my_loss.py"
+    path.write_text(CODE)
+    return path
+
+
+def test_a_file_and_a_module(file: Path) -> None:
+    loaded = doors.load(f"{file}:MyLoss", "loss")
+    assert loaded.target(margin=1).scale == 2.0
+    assert loaded.file == file.resolve()
+    assert doors.load(f"{file}:MyLoss", "loss").target is loaded.target
+    assert doors.load(f"{file}:MyLoss.Inner", "loss").target is loaded.target.Inner
+    assert doors.load("collections:OrderedDict", "loss").target({"a": 1}) == {"a": 1}
+
+
+def test_a_changed_file_is_read_again_and_said_to_have_changed(file: Path) -> None:
+    before = doors.load(f"{file}:MyLoss", "loss")
+    assert doors.changed_since(before.as_dict(), before) is None
+    file.write_text(CODE.replace("2.0", "3.0"))
+    after = doors.load(f"{file}:MyLoss", "loss")
+    assert after.target(margin=1).scale == 3.0
+    said = doors.changed_since(before.as_dict(), after)
+    assert said is not None
+    assert "has changed" in said
+    assert str(file.parent) not in str(after.as_dict()["file"])
+
+
+def test_what_lies_beside_the_file_can_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "beside_it_lies.py").write_text("VALUE = 7\n")
+    (tmp_path / "one.py").write_text("from beside_it_lies import VALUE\n")
+    assert doors.load(f"{tmp_path / 'one.py'}:VALUE", "metric").target == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "yes"),
+    [
+        ("my.py:MyLoss", True),
+        ("a/b/my.py:MyLoss", True),
+        (r"C:\things\my.py:MyLoss", True),
+        ("package.module:attribute", True),
+        ("recall_at_k", False),
+        ("timm:convnext_tiny", False),
+        ("timm:convnext_tiny.fb_in22k", False),
+        (":MyLoss", False),
+        ("my.py:", False),
+        ("my.py:not a name", False),
+    ],
+)
+def test_what_has_the_form_of_a_reference(name: str, yes: bool) -> None:
+    assert doors.is_reference(name) == yes
+
+
+@pytest.mark.parametrize(
+    ("code", "attribute", "words"),
+    [
+        (CODE, "MyLos", ("has no 'MyLos'", "Did you mean MyLoss?")),
+        ("1 / 0", "MyLoss", ("cannot be imported", "ZeroDivisionError")),
+        ("def (", "MyLoss", ("cannot be imported", "SyntaxError")),
+        ("import nothing_of_that_name", "MyLoss", ("cannot be imported", "nothing_of_that_name")),
+    ],
+)
+def test_trouble_is_a_sentence(tmp_path: Path, code: str, attribute: str, words: tuple[str, ...]) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text(code)
+    with pytest.raises(ConfigError) as caught:
+        doors.load(f"{path}:{attribute}", "loss")
+    assert all(word in str(caught.value) for word in ("loss", *words))
+
+
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        ("no/such/file.py:X", "there is no file"),
+        ("no_such_module.inside:X", "no module 'no_such_module'"),
+        ("collections:NoSuchThing", "has no 'NoSuchThing'"),
+    ],
+)
+def test_what_is_not_there(reference: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        doors.load(reference, "loss")
+
+
+def test_options_follow_the_signature(file: Path) -> None:
+    maker = doors.load(f"{file}:MyLoss", "loss").target
+    doors.check_options(maker, {"margin": 1, "scale": 2}, "loss 'mine'")
+    with pytest.raises(ConfigError, match=r"no option 'scal'\. Did you mean scale\?"):
+        doors.check_options(maker, {"margin": 1, "scal": 2}, "loss 'mine'")
+    with pytest.raises(ConfigError, match="needs the option margin"):
+        doors.check_options(maker, {}, "loss 'mine'")
+    doors.check_options(lambda **options: options, {"anything": 1}, "a maker that takes everything")
+
+
+def test_installed_packages_add_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "outside_package-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-package\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[recollect.losses]\ntheirs = outside_package_module:Theirs\n")
+    (tmp_path / "outside_package_module.py").write_text("class Theirs:\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "theirs" in doors.installed("loss")
+    assert doors.load_installed("loss", "theirs").target.__name__ == "Theirs"
+    assert "theirs" not in doors.installed("metric")

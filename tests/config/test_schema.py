@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import re
+import typing
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.common.errors import ConfigError
+from recollect.config.overrides import resolve
+from recollect.config.schema import Config, Range
+
+
+def _numeric() -> dict[str, Range]:
+    found = {}
+    groups = typing.get_type_hints(Config)
+    for group, kind in groups.items():
+        if is_dataclass(kind):
+            hints = typing.get_type_hints(kind)
+            for item in fields(kind):
+                if {int, float} & {hints[item.name], *_inner(hints[item.name])}:
+                    found[f"{group}.{item.name}"] = item.metadata.get("range")
+    return found
+
+
+def _inner(hint: Any) -> set[Any]:
+    return {part for argument in typing.get_args(hint) for part in (argument, *_inner(argument))}
+
+
+NUMERIC = _numeric()
+
+
+def test_every_numeric_setting_states_its_range() -> None:
+    assert len(NUMERIC) > 25
+    assert [name for name, stated in NUMERIC.items() if stated is None] == []
+
+
+def _settings(name: str, value: float) -> list[str]:
+    lists = ("data.crop_scale", "model.scales", "optimizer.milestones")
+    text = repr([value, value] if name == "data.crop_scale" else [value]) if name in lists else repr(value)
+    return [f"{name}={text}"]
+
+
+@pytest.mark.parametrize("name", NUMERIC)
+def test_values_outside_are_refused_with_the_range(name: str) -> None:
+    stated = NUMERIC[name]
+    outside = [stated.low - 1, stated.high * 2 + 1, -(10**30), 10**30, 10**400]
+    outside += [stated.low] * stated.above + [stated.high] * stated.below
+    for value in (value for value in outside if value not in stated):
+        with pytest.raises(ConfigError, match=re.escape(name)):
+            resolve(None, _settings(name, value))
+
+
+@given(
+    name=st.sampled_from(sorted(NUMERIC)),
+    text=st.sampled_from(["x", "[]", "{}", "true", "[1, x]", ".nan", ".inf", "0x" + "f" * 5000, "1e999"]),
+)
+def test_text_and_other_kinds_where_numbers_belong(name: str, text: str) -> None:
+    if text == "[]" and name in ("model.scales", "optimizer.milestones"):
+        return
+    with pytest.raises(ConfigError):
+        resolve(None, [f"{name}={text}"])
+
+
+def test_a_range_says_its_bounds() -> None:
+    assert str(Range(0, 1, above=True)) == "above 0 and at most 1"
+    assert str(Range(0, 1, below=True)) == "0 or more and below 1"
+    assert 0.5 in Range(0, 1, above=True)
+    assert float("nan") not in Range(0, 1)

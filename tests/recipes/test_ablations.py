@@ -1,0 +1,69 @@
+"""The paper's ablations as recipes: one per point of its figures and row of its table, with the published numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from recollect.config.overrides import published_tests, resolve
+from recollect.config.recipe_files import available_recipes, load_recipe
+from recollect.studies.paper_numbers import published_rows
+
+
+def _expected() -> dict[str, dict[str, float]]:
+    rows: dict[str, dict[str, float]] = {}
+    for row in published_rows("batch_size"):
+        rows[f"sop-batch/r50-512/rsk/batch-{row['sop_batch']}"] = {"r@1": float(row["sop_rsk_r1"])}
+        if row["cars_batch"]:
+            for method, column in (("sap", "cars_sap_r1"), ("rsk", "cars_rsk_r1"), ("rsk-simix", "cars_rsk_simix_r1")):
+                rows[f"cars196-batch/r50-512/{method}/batch-{row['cars_batch']}"] = {"r@1": float(row[column])}
+    for row in published_rows("k_values_cars196"):
+        name = f"cars196-k/r50-512/rsk/k-{row['k'].replace(',', '-')}"
+        rows[name] = {f"r@{k}": float(row[f"r{k}"]) for k in (1, 2, 4, 8, 16)}
+    for method in ("rsk", "rsk-simix"):
+        for value in ("0.1", "0.5", "1", "2", "5"):
+            rows[f"cars196-tau1/r50-512/{method}/tau1-{value}"] = {}  # drawn in the paper, without numbers
+    return rows
+
+
+EXPECTED = _expected()
+
+
+def test_every_point_and_no_other() -> None:
+    families = ("cars196-batch/", "sop-batch/", "cars196-k/", "cars196-tau1/")
+    assert {name for name in available_recipes() if name.startswith(families)} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_numbers_and_settings_are_the_published_ones(name: str) -> None:
+    config = resolve(name)
+    test = "sop/test" if name.startswith("sop") else "cars196/test"
+    assert published_tests(config.published) == ({test: EXPECTED[name]} if EXPECTED[name] else {})
+    word = name.split("/")[-1]
+    setting, value = word.split("-", 1)
+    if setting == "batch":
+        assert config.batch.size == int(value)
+        assert isinstance(config.batch.chunk, int)
+        assert config.batch.chunk <= config.batch.size
+    elif setting == "k":
+        assert config.loss.options["k"] == [int(k) for k in value.split("-")]
+    else:
+        assert config.loss.options["tau1"] == float(value)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_all_else_is_that_of_the_row_without_ablation(name: str) -> None:
+    family, network, method, word = name.split("/")
+    base = resolve(f"{family.split('-')[0]}/{network}/{method}")
+    config = resolve(name)
+    assert (config.model, config.optimizer, config.data, config.run) == (
+        base.model,
+        base.optimizer,
+        base.data,
+        base.run,
+    )
+    if not word.startswith("batch"):
+        assert config.batch == base.batch
+    changed = {"k"} if word.startswith("k-") else {"tau1"} if word.startswith("tau1") else set()
+    same = {key: value for key, value in config.loss.options.items() if key not in changed}
+    assert same == {key: value for key, value in base.loss.options.items() if key not in changed}
+    assert load_recipe(name).description

@@ -1,0 +1,44 @@
+"""The stores that the contract is tested on: a fresh address of each kind, or the reason why there is none."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recollect.search.store_protocol import Item
+from search import servers
+
+KINDS = ("sqlite", "postgres", pytest.param("milvus", marks=pytest.mark.slow))
+
+
+def fresh_address(kind: str, folder: Path) -> str:
+    """An address of ``kind`` where nothing is yet; the test skips if its server is not installed."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    if kind == "sqlite":
+        return str(folder / f"{name}.index")
+    if kind == "postgres":
+        address = servers.postgres()
+        return f"{address}{'&' if '?' in address else '?'}index={name}"
+    return f"{servers.milvus()}/{name}"
+
+
+def vectors(count: int, dim: int = 8, seed: int = 0) -> np.ndarray:
+    rows = np.random.default_rng(seed).standard_normal((count, dim)).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def items(count: int, dim: int = 8, seed: int = 0, start: int = 0) -> list[Item]:
+    return [
+        Item(
+            f"photo/{number}.jpg",
+            vector,
+            {"label": f"class {number % 3}", "name": f"{number}.jpg"},
+            digest=f"digest{number}",
+            source=f"/somewhere/{number}.jpg",
+            stamp=f"{number}:1",
+        )
+        for number, vector in enumerate(vectors(count, dim, seed), start)
+    ]

@@ -1,0 +1,73 @@
+"""The seam to models: vectors are the embedder's, and its fingerprint knows it again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recollect.common.errors import ConfigError, ImageError
+from recollect.models import Embedder
+from recollect.search import Index, OtherModelError
+from recollect.search.encoder import Encoder, fingerprint, open_encoder
+from search.toy_model import ToyEncoder, make_photos
+
+
+def _saved(folder: Path, seed: int = 0) -> Path:
+    torch.manual_seed(seed)
+    Embedder.create("tiny", size=16, dim=8).save(folder, overwrite=True)
+    return folder
+
+
+def test_vectors_are_the_embedders(tmp_path: Path) -> None:
+    model, photos = _saved(tmp_path / "model"), make_photos(tmp_path / "photos")
+    paths = sorted(photos.rglob("*.png"))
+    encoder = open_encoder(model)
+    assert isinstance(encoder, Encoder)
+    assert isinstance(ToyEncoder(), Encoder)
+    assert open_encoder(encoder) is encoder
+    expected = Embedder.load(model).embed(paths, progress=False).numpy()
+    np.testing.assert_allclose(encoder.embed(paths), expected, atol=1e-6)
+    assert (encoder.dim, encoder.note["name"], encoder.note["model"]) == (8, "tiny", str(model.resolve()))
+    bad: dict[int, ImageError] = {}
+    rows = encoder.embed([paths[0], b"junk"], bad.__setitem__)
+    assert np.isnan(rows[1]).all()
+    assert list(bad) == [1]
+    with pytest.raises(ImageError):
+        encoder.embed([b"junk"])
+    assert open_encoder(Embedder.load(model)).fingerprint == encoder.fingerprint
+
+
+def test_a_fingerprint_changes_with_weights_and_preprocessing(tmp_path: Path) -> None:
+    model = _saved(tmp_path / "model")
+    first = fingerprint(Embedder.load(model))
+    assert fingerprint(Embedder.load(model)) == first
+    moved = Embedder.load(model)
+    with torch.no_grad():
+        next(moved.parameters()).add_(1e-3)
+    assert fingerprint(moved) != first
+    other = Embedder.load(model)
+    other.config = replace(other.config, preprocessing=replace(other.config.preprocessing, interpolation="bicubic"))
+    assert fingerprint(other) != first
+    pooled = Embedder.load(model)
+    pooled.config = replace(pooled.config, pooling="max")
+    assert fingerprint(pooled) != first
+
+
+def test_an_index_opens_its_model_and_notices_another(tmp_path: Path) -> None:
+    model, photos = _saved(tmp_path / "model"), make_photos(tmp_path / "photos")
+    with Index.create(tmp_path / "x.index", str(model)) as index:
+        assert index.sync(photos).added == 20
+    with Index.open(tmp_path / "x.index") as index:
+        assert index.search(photos / "class1" / "2.png", 1)[0].id == "class1/2.png"
+    model.rename(tmp_path / "moved")
+    with Index.open(tmp_path / "x.index") as index, pytest.raises(ConfigError, match="--model"):
+        index.search(photos / "class1" / "2.png")
+    with Index.open(tmp_path / "x.index", tmp_path / "moved") as index:
+        assert index.search(photos / "class1" / "2.png", 1)[0].id == "class1/2.png"
+    _saved(model, seed=1)
+    with Index.open(tmp_path / "x.index") as index, pytest.raises(OtherModelError, match="differ"):
+        index.search(photos / "class1" / "2.png")

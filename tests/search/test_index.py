@@ -1,0 +1,319 @@
+"""``Index`` on every kind of store: filling it, keeping it up to date, searching, another model."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recollect.common.errors import ConfigError, DataError, ImageError, InputError
+from recollect.search import Index, OtherModelError, StoreError, filling
+from search.toy_model import ToyEncoder, contents, make_photos
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return make_photos(tmp_path / "photos")
+
+
+@pytest.fixture
+def index(address: str) -> Iterator[Index]:
+    with Index.create(address, ToyEncoder()) as made:
+        yield made
+
+
+def _touch(path: Path, colour: str) -> None:
+    before = path.stat().st_mtime_ns if path.exists() else 0
+    Image.new("RGB", (12, 12), colour).save(path)
+    os.utime(path, ns=(before + 10**9, before + 10**9))
+
+
+def test_a_folder_is_indexed_and_searched(index: Index, photos: Path) -> None:
+    done = index.sync(photos)
+    assert (done.added, done.embedded, done.skipped) == (20, 20, [])
+    assert len(index) == 20
+    found = index.search(photos / "class2" / "3.png", k=3)
+    assert found[0].id == "class2/3.png"
+    assert found[0].similarity == pytest.approx(1, abs=1e-5)
+    assert found[0].metadata == {"name": "3.png", "label": "class2"}
+    assert found[0].verdict is None
+    assert [m.id for m in index.search_id("class2/3.png", k=2)] == [m.id for m in found[1:]]
+    rows = {item.id: item.vector for item in index.get([m.id for m in found], vectors=True).values()}
+    for match in found:
+        assert match.similarity == pytest.approx(float(rows[match.id] @ rows["class2/3.png"]), abs=1e-5)
+    kept = index.search(photos / "class2" / "3.png", k=10, where={"label": ["class0", "class1"]})
+    assert len(kept) == 10
+    assert {m.metadata["label"] for m in kept} == {"class0", "class1"}
+    by_vector = index.search(rows["class2/3.png"], k=3)
+    assert [m.id for m in by_vector] == [m.id for m in found]
+    with Image.open(photos / "class2" / "3.png") as image:
+        assert index.search(image, k=1)[0].id == "class2/3.png"
+    assert index.search((photos / "class2" / "3.png").read_bytes(), k=1)[0].id == "class2/3.png"
+    assert index.values("label") == {f"class{n}": 5 for n in range(4)}
+    assert index.count({"label": "class1"}) == 5
+    assert index.model["name"] == "toy 0"
+    with pytest.raises(InputError, match="not an id"):
+        index.search_id("nothing")
+
+
+def test_only_what_changed_is_embedded(address: str, photos: Path) -> None:
+    encoder = ToyEncoder()
+    with Index.create(address, encoder) as index:
+        index.sync(photos)
+        encoder.seen.clear()
+        again = index.sync(photos)
+        assert (again.unchanged, again.embedded, encoder.seen) == (20, 0, [])
+        _touch(photos / "class0" / "0.png", "red")
+        _touch(photos / "class0" / "new.png", "green")
+        (photos / "class1" / "0.png").rename(photos / "class1" / "moved.png")
+        os.utime(photos / "class2" / "1.png")  # another time, the same contents
+        done = index.sync(photos)
+        assert (done.added, done.updated, done.removed, done.embedded) == (2, 1, 0, 2)
+        assert sorted(Path(name).name for name in encoder.seen) == ["0.png", "new.png"]
+        assert index.search(photos / "class0" / "0.png", k=1)[0].id == "class0/0.png"
+        assert len(index) == 22
+        pruned = index.sync(photos, prune=True)
+        assert (pruned.removed, pruned.embedded) == (1, 0)
+        assert "class1/0.png" not in index.get(["class1/0.png"])
+        assert index.sync(photos, prune=True, rehash=True).embedded == 0
+        shutil.copytree(photos, photos.parent / "elsewhere")
+        moved = index.sync(photos.parent / "elsewhere")
+        assert (moved.embedded, moved.added) == (0, 0)
+        assert index.get(["class2/2.png"])["class2/2.png"].source.startswith(str(photos.parent / "elsewhere"))
+
+
+def test_equal_images_are_embedded_once(index: Index, tmp_path: Path) -> None:
+    folder = tmp_path / "same"
+    folder.mkdir()
+    for name in "abc":
+        Image.new("RGB", (9, 9), "blue").save(folder / f"{name}.png")
+    done = index.sync(folder)
+    assert (done.added, done.embedded) == (3, 1)
+
+
+def test_layouts(index: Index, photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos, tmp_path / "parts" / "train")
+    shutil.copytree(photos / "class0", tmp_path / "parts" / "test" / "other" / "deep")
+    Image.new("RGB", (9, 9), "white").save(tmp_path / "parts" / "loose.png")
+    (tmp_path / "parts" / ".hidden.png").write_bytes(b"x")
+    (tmp_path / "parts" / "notes.txt").write_text("x")
+    index.sync(tmp_path / "parts")
+    assert index.get(["train/class1/2.png"])["train/class1/2.png"].metadata == {
+        "name": "2.png", "split": "train", "label": "class1"}  # fmt: skip
+    assert index.get(["test/other/deep/0.png"])["test/other/deep/0.png"].metadata["label"] == "other"
+    assert index.get(["loose.png"])["loose.png"].metadata == {"name": "loose.png"}
+    assert len(index) == 26
+    (tmp_path / "other").mkdir()
+    shutil.copy(photos / "class3" / "0.png", tmp_path / "other" / "loose.png")
+    with pytest.raises(DataError, match="--prefix"):
+        index.sync(tmp_path / "other")
+    assert index.sync(tmp_path / "other", prefix="other/").added == 1
+    assert index.sync(tmp_path / "other", prefix="other/", prune=True).removed == 0
+    assert len(index) == 27
+
+
+def test_a_list_with_columns_of_its_own(index: Index, photos: Path) -> None:
+    table = photos / "list.csv"
+    table.write_text(
+        "path,id,label,price,url\nclass0/0.png,sku-1,shoe,12,http://x/1\nclass0/1.png,,boot,,\ngone.png,g,x,1,\n"
+    )
+    done = index.sync(table)
+    assert done.added == 2
+    assert any("gone.png" in remark for remark in done.skipped)
+    assert index.get(["sku-1"])["sku-1"].metadata == {
+        "name": "0.png", "label": "shoe", "price": "12", "url": "http://x/1"}  # fmt: skip
+    assert index.search(photos / "class0" / "0.png", where={"price": 12})[0].id == "sku-1"
+    table.write_text("path,id,label,price\nclass0/0.png,sku-1,shoe,13\n")
+    done = index.sync(table, prune=True)
+    assert (done.updated, done.removed, done.embedded) == (1, 1, 0)
+    assert index.get(["sku-1"])["sku-1"].metadata["price"] == "13"
+    for text, says in (
+        ("file\na.png\n", "no column 'path'"),
+        ("path\nclass0/0.png\nclass0/0.png\n", "already"),
+        ("path\n../../etc/passwd.png\n", "outside"),
+        ("path,id\n,x\n", "empty"),
+    ):
+        table.write_text(text)
+        with pytest.raises(DataError, match=says):
+            index.sync(table)
+    (photos / "empty").mkdir()
+    with pytest.raises(DataError, match="no images"):
+        index.sync(photos / "empty", prune=True)
+    assert len(index) == 1
+
+
+def test_images_are_added_and_removed(index: Index, photos: Path, tmp_path: Path) -> None:
+    content = (photos / "class0" / "0.png").read_bytes()
+    red = Image.new("RGB", (10, 10), "red")
+    grey = np.full((8, 8), 200, np.uint8)
+    grey[:4] = 20
+    done = index.add(
+        [photos / "class1" / "1.png", content, red, grey], ["p", "b", "r", "g"], [{"n": 1}, None, {}, {"n": 2.5}]
+    )
+    assert done.added == 4
+    assert index.search(red, k=1)[0].id == "r"
+    assert index.picture("p") == (photos / "class1" / "1.png").resolve()
+    assert index.picture("b") == content
+    assert isinstance(index.picture("g"), bytes)
+    assert index.picture("nothing") is None
+    assert index.get(["g"])["g"].metadata == {"n": "2.5"}
+    assert index.add([content], ["b"], [{"new": True}]).updated == 1
+    assert index.remove(["p", "nothing"]) == 1
+    assert len(index) == 3
+    index.add([photos / "class1" / "1.png"])  # an absolute path: only its name is shown to others
+    assert "1.png" in index.get(["1.png"])
+    (tmp_path / "bad.png").write_bytes(b"not an image")
+    bad = index.add([tmp_path / "bad.png", tmp_path / "gone.png", b"junk"], ["x", "y", "z"])
+    assert (bad.added, len(bad.skipped)) == (0, 3)
+    for images, ids, about, says in (
+        ([red], None, None, "no name"),
+        ([red, red], ["a"], None, "ids"),
+        ([red, red], ["a", "a"], None, "twice"),
+        ([red], ["a"], [{}, {}], "metadata"),
+        ([red], ["a"], [{"x": [1]}], "text"),
+        ([red], [""], None, "empty"),
+        ([3], ["a"], None, "an image is"),
+    ):
+        with pytest.raises(InputError, match=says):
+            index.add(images, ids, about)
+    with pytest.raises(ImageError):
+        index.search(b"junk")
+    assert len(index) == 4
+
+
+def test_bad_files_are_skipped_and_named(index: Index, photos: Path) -> None:
+    (photos / "class0" / "bad.png").write_bytes(b"not an image")
+    (photos / "class0" / "link.png").symlink_to("/etc/hostname")
+    done = index.sync(photos)
+    assert done.added == 20
+    assert len(done.skipped) == 2
+    assert "bad.png" in " ".join(done.skipped)
+    assert "leaves the folder" in " ".join(done.skipped)
+
+
+def test_vectors_of_another_model_are_refused(address: str, photos: Path) -> None:
+    with Index.create(address, ToyEncoder()) as index:
+        index.sync(photos)
+        rows = ToyEncoder().embed([photos / "class0" / "0.png"])
+        with pytest.raises(OtherModelError, match="--rebuild"):
+            index.add_vectors(rows, ["x"], fingerprint=ToyEncoder(3).fingerprint)
+        with pytest.raises(OtherModelError, match="not the model"):
+            index.search_vectors(rows, fingerprint=ToyEncoder(3).fingerprint)
+        assert index.add_vectors(rows, ["x"], [{"a": 1}], fingerprint=ToyEncoder().fingerprint) == 1
+        assert {m.id for m in index.search_vectors(rows, 2)[0]} == {"x", "class0/0.png"}
+        with pytest.raises(InputError, match="48 values"):
+            index.search(rows[0, :40])
+        with pytest.raises(InputError, match="ids"):
+            index.add_vectors(rows, ["x", "y"], fingerprint=ToyEncoder().fingerprint)
+    with pytest.raises(OtherModelError, match="not the model"):
+        Index.open(address, ToyEncoder(3))
+    with pytest.raises(InputError, match="already"):
+        Index.create(address, ToyEncoder())
+    with Index.open(address) as index:
+        assert len(index.search_id("x", 3)) == 3
+        with pytest.raises(ConfigError, match="--model"):
+            index.search(photos / "class0" / "0.png")
+    with Index.open(address, ToyEncoder()) as index:
+        assert index.search(photos / "class0" / "1.png")[0].id == "class0/1.png"
+
+
+def test_rebuilding_with_another_model(address: str, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filling, "BATCH", 4)
+    content = (photos / "class0" / "0.png").read_bytes()
+    with Index.create(address, ToyEncoder()) as index, Index.open(address, ToyEncoder()) as reader:
+        index.sync(photos)
+        index.add([content], ["handed over"], [{"label": "x"}])
+        before = contents(index)
+        answers = reader.search(photos / "class1" / "1.png", k=5)
+        stopped = ToyEncoder(1, stop_after=10)
+        with pytest.raises(KeyboardInterrupt):
+            index.rebuild(stopped)
+        assert contents(index) == before
+        assert reader.search(photos / "class1" / "1.png", k=5) == answers
+        info = Index.open(address).info()
+        assert info["building"]["model"]["name"] == "toy 1"
+        assert 4 <= info["building"]["items"] <= 10
+        index.remove(["class3/4.png"])
+        rest = ToyEncoder(1)
+        done = index.rebuild(rest)
+        assert done.unchanged == info["building"]["items"]
+        assert len(rest.seen) == done.embedded <= 20 - info["building"]["items"]
+        assert index.model["name"] == "toy 1"
+        assert index.store.generations() == [index.generation.number] == [2]
+        fresh = index.search(photos / "class1" / "1.png", k=5)
+        assert fresh[0].id == "class1/1.png"
+        assert {name: entry[1:] for name, entry in contents(index).items()} == {
+            name: entry[1:] for name, entry in before.items() if name != "class3/4.png"
+        }
+        with pytest.raises((OtherModelError, ConfigError)):  # the reader has the old model and is told
+            reader.search(photos / "class1" / "1.png", k=5)
+        assert [m.id for m in reader.search_id("class1/1.png", 4)] == [m.id for m in fresh[1:]]
+        assert index.picture("handed over") == content
+
+
+def test_a_rebuild_that_misses_images_does_not_switch(index: Index, photos: Path) -> None:
+    index.sync(photos)
+    (photos / "class0" / "0.png").unlink()
+    with pytest.raises(DataError, match=r"1 images cannot be embedded anew.*--prune"):
+        index.rebuild(ToyEncoder(1))
+    assert index.model["name"] == "toy 0"
+    assert len(index) == 20
+    done = index.rebuild(ToyEncoder(1), skip_missing=True)
+    assert (done.embedded, done.unchanged) == (0, 19)
+    assert len(index) == 19
+    assert index.generation.number == 2
+
+
+def test_vectors_are_kept_short_and_in_half(address: str, photos: Path) -> None:
+    half = not address.startswith("milvus")  # milvus-lite keeps none
+    with Index.create(address, ToyEncoder(), dim=16, half=half) as index:
+        index.sync(photos)
+        assert (index.generation.dim, index.generation.half) == (16, half)
+        row = ToyEncoder().embed([photos / "class1" / "1.png"])[0][:16]
+        kept = index.get(["class1/1.png"], vectors=True)["class1/1.png"].vector
+        np.testing.assert_allclose(kept, row / np.linalg.norm(row), atol=1e-3)
+        assert index.search(photos / "class1" / "1.png", 1)[0].id == "class1/1.png"
+    with pytest.raises(InputError, match="from 1 to 48"):
+        Index.create(address + "x", ToyEncoder(), dim=49)
+
+
+def test_approximate_search_is_measured(index: Index, photos: Path) -> None:
+    with pytest.raises(InputError, match="empty"):
+        index.approximate()
+    index.sync(photos)
+    facts = index.approximate({"m": 8})
+    assert facts["recall"] > 0.9
+    assert (facts["queries"], facts["m"], facts["k"]) == (20, 8, 10)
+    assert index.info()["approximate"] == facts
+    assert index.search(photos / "class1" / "1.png", 3)[0].id == "class1/1.png"
+    index.rebuild(ToyEncoder(2))
+    assert index.generation.approximate is not None
+    with pytest.raises(InputError, match="whole number"):
+        index.approximate({"m": 1})
+    with pytest.raises(InputError, match="settings"):
+        index.approximate({"depth": 3})
+    index.exact()
+    assert index.generation.approximate is None
+
+
+def test_an_interrupted_sync_goes_on(address: str, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filling, "BATCH", 6)
+    first = ToyEncoder(stop_after=15)
+    with Index.create(address, first) as index:
+        with pytest.raises(KeyboardInterrupt):
+            index.sync(photos)
+        assert len(index) == 12
+    second = ToyEncoder()
+    with Index.open(address, second) as index:
+        done = index.sync(photos)
+        assert (done.embedded, done.unchanged, len(index)) == (8, 12, 20)
+
+
+def test_no_index_is_said(address: str) -> None:
+    with pytest.raises(StoreError, match=r"no index|there is no"):
+        Index.open(address)

@@ -1,0 +1,73 @@
+"""Milvus: what only it has. Addresses, claims of writers that ended, exact search beside its graph."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import time
+
+import pytest
+
+from recollect.common.errors import ConfigError, InputError
+from recollect.search import IndexBusyError, StoreError, open_store
+from recollect.search.milvus_store import _decoded, _key, _parsed
+from search.stores import fresh_address, items, vectors
+
+
+def test_addresses() -> None:
+    options, name, shown, consistency = _parsed("milvus://me:secret@host/shoes?db=shop&secure=1&consistency=Bounded")
+    assert options == {"uri": "https://host:19530", "token": "me:secret", "db_name": "shop"}
+    assert (name, consistency) == ("shoes", "Bounded")
+    assert "secret" not in shown
+    for wrong in ("milvus://host", "milvus://host/a-b", "milvus://host/a?x=1", "milvus://host/a?consistency=Much"):
+        with pytest.raises(ConfigError):
+            _parsed(wrong)
+
+
+def test_columns_of_any_name() -> None:
+    names = ["label", "0x41", 'a"b', "ü", "", "x y"]
+    assert _decoded({_key(name): "v" for name in names}) == dict.fromkeys(names, "v")
+
+
+def test_a_server_that_is_not_there_is_said() -> None:
+    pytest.importorskip("pymilvus", reason="the extra 'milvus' is not installed")
+    with pytest.raises(StoreError, match="cannot be reached"):
+        open_store("milvus://127.0.0.1:1/shop")
+
+
+def _nothing() -> None:
+    pass
+
+
+@pytest.mark.slow
+def test_claims_of_writers_that_ended_do_not_count() -> None:
+    store = open_store(fresh_address("milvus", None), create=True)  # type: ignore[arg-type]
+    ended = multiprocessing.get_context("spawn").Process(target=_nothing)
+    ended.start()
+    ended.join()
+    here, later = socket.gethostname(), time.time() + 60
+    store.write_document("writer:a", {"until": later, "host": here, "process": ended.pid})
+    store.write_document("writer:b", {"until": time.time() - 1, "host": "elsewhere", "process": 1})
+    with store.writing():
+        pass
+    store.write_document("writer:c", {"until": later, "host": "elsewhere", "process": 1})
+    with pytest.raises(IndexBusyError, match="another"), store.writing():
+        pass
+    store.close()
+
+
+@pytest.mark.slow
+def test_exact_search_beside_the_graph_reads_everything() -> None:
+    store = open_store(fresh_address("milvus", None), create=True)  # type: ignore[arg-type]
+    store.create_generation(1, 8)
+    known = items(40)
+    store.put(1, known)
+    store.build_approximate(1, {"m": 8, "ef_construction": 32, "ef_search": 32})
+    query = vectors(1, seed=4)
+    best = sorted(known, key=lambda item: -float(item.vector @ query[0]))
+    assert [hit.id for hit in store.search(1, query, 12)[0]] == [item.id for item in best[:12]]
+    kept = [item.id for item in best if item.metadata["label"] == "class 1"]
+    assert [hit.id for hit in store.search(1, query, 50, {"label": "class 1"})[0]] == kept
+    with pytest.raises(InputError, match=r"2,048 bytes"):
+        store.put(1, [items(1)[0].__class__("x" * 3000, known[0].vector)])
+    store.close()

@@ -1,0 +1,383 @@
+"""The service, over real sockets: answers, limits, what it refuses, many clients at once."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import statistics
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
+pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")
+
+from recollect.search import Index
+from recollect.search.batching import LARGEST
+from search.live_service import Client, running
+from search.stores import fresh_address
+from search.toy_model import ToyEncoder, make_photos
+
+TOKEN = "a-token-of-some-length"
+SECRET = "machine_private_folder"
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_photos(tmp_path_factory.mktemp(SECRET) / "photos", classes=5, each=8)
+
+
+@pytest.fixture(scope="module")
+def index(photos: Path) -> Iterator[Index]:
+    with Index.create(photos.parent / "x.index", ToyEncoder()) as made:
+        made.sync(photos)
+        made.add([photos / "class0" / "0.png"], ["a/odd id?#%"], [{"label": "<script>alert(1)</script>"}])
+        made.set_calibration({"same": {"similarity": 0.98}, "similar": {"similarity": 0.5}})
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(index: Index) -> Iterator[Client]:
+    with running(index, max_bytes=300_000, max_pixels=500_000, hosts=frozenset({"127.0.0.1"})) as opened:
+        yield opened
+
+
+def _png(colour: str = "red", size: int = 16) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (size, size), colour).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_an_image_finds_its_neighbours(client: Client, index: Index, photos: Path) -> None:
+    content = (photos / "class2" / "3.png").read_bytes()
+    answer = client.upload("/search", content, k="5")
+    assert answer.status == 200, answer.body
+    results = answer.json()["results"]
+    expected = index.search(content, 5)
+    assert [row["id"] for row in results] == [match.id for match in expected]
+    np.testing.assert_allclose([row["similarity"] for row in results], [m.similarity for m in expected], atol=1e-6)
+    assert results[0] == {
+        "id": "class2/3.png",
+        "similarity": results[0]["similarity"],
+        "verdict": "same",
+        "metadata": {"name": "3.png", "label": "class2"},
+        "thumbnail": "/thumbnails/class2%2F3.png",
+    }
+    where = json.dumps({"label": ["class0", "class1"]})
+    filtered = client.upload("/search", content, k="30", where=where).json()["results"]
+    assert len(filtered) == 16
+    assert {row["metadata"]["label"] for row in filtered} == {"class0", "class1"}
+
+
+def test_an_id_finds_its_neighbours(client: Client, index: Index) -> None:
+    answer = client.post("/search", {"id": "class1/2.png", "k": 4, "where": {"label": "class1"}})
+    assert [r["id"] for r in answer.json()["results"]] == [
+        m.id for m in index.search_id("class1/2.png", 4, {"label": "class1"})
+    ]
+    assert client.post("/search", {"id": "nothing"}).status == 404
+    odd = client.post("/search", {"id": "a/odd id?#%", "k": 1})
+    assert odd.json()["results"][0]["id"] == "class0/0.png"
+
+
+def test_items_and_thumbnails(client: Client) -> None:
+    answer = client.get("/items/a%2Fodd%20id%3F%23%25")
+    assert answer.json()["id"] == "a/odd id?#%"
+    picture = client.get(answer.json()["thumbnail"])
+    assert picture.headers["content-type"] == "image/jpeg"
+    assert Image.open(io.BytesIO(picture.body)).size == (12, 12)
+    again = client.get(answer.json()["thumbnail"], **{"If-None-Match": picture.headers["etag"]})
+    assert (again.status, again.body) == (304, b"")
+    for path in (
+        "/items/nothing",
+        "/thumbnails/nothing",
+        "/thumbnails//etc/passwd",
+        "/thumbnails/..%2F..%2Fetc%2Fpasswd",
+    ):
+        assert client.get(path).status == 404
+
+
+def test_a_file_that_took_anothers_place_is_not_shown(tmp_path: Path) -> None:
+    photos = make_photos(tmp_path / "p", classes=1, each=2)
+    with Index.create(tmp_path / "x", ToyEncoder()) as index:
+        index.sync(photos)
+        (photos / "class0" / "0.png").unlink()
+        (photos / "class0" / "0.png").symlink_to("/etc/hostname")
+        Image.new("RGB", (50, 50)).save(photos / "class0" / "1.png")
+        with running(index) as client:
+            assert client.get("/thumbnails/class0%2F0.png").status == 404
+            assert client.get("/thumbnails/class0%2F1.png").status == 404
+
+
+def test_what_the_service_tells_of_itself(client: Client) -> None:
+    health = client.get("/health").json()
+    assert (health["status"], health["items"], health["model"], health["same"]) == ("ok", 41, "toy 0", 0.98)
+    assert health["writable"] is False
+    assert client.get("/labels").json()["class3"] == 8
+    client.upload("/search", _png())
+    text = client.get("/metrics").body.decode()
+    assert 'recollect_requests_total{method="POST",route="/search",status="200"}' in text
+    assert "recollect_items 41" in text
+    assert 'recollect_search_seconds_bucket{le="+Inf"}' in text
+    assert "recollect_batch_queries_count" in text
+    described = client.get("/openapi.json").json()
+    assert {"/search", "/items", "/items/{item_id}", "/health", "/metrics", "/labels"} <= set(described["paths"])
+    page = client.get("/")
+    assert b"Image search" in page.body
+    for kind in ("js", "css"):
+        assert client.get(f"/page.{kind}").status == 200
+    assert client.get("/page.py").status == 404
+    assert client.get("/docs").status == 404
+
+
+def test_every_answer_is_guarded_and_tells_no_path(client: Client, photos: Path) -> None:
+    answers = [
+        client.get("/"),
+        client.get("/health"),
+        client.get("/nothing"),
+        client.get("/items/class0%2F0.png"),
+        client.get("/openapi.json"),
+        client.get("/metrics"),
+        client.post("/search", {"id": "class0/1.png"}),
+        client.post("/search", {"id": 3}),
+        client.upload("/search", b"junk"),
+        client.upload("/search", _png()[:60]),
+    ]
+    for answer in answers:
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert SECRET.encode() not in answer.body
+        assert SECRET not in str(answer.headers)
+    assert client.get("/health", Host="evil.example").status == 400
+    assert client.get("/health", Host="127.0.0.1:1234").status == 200
+
+
+def _bomb() -> bytes:
+    """A PNG that claims 50,000 × 50,000 pixels in a few hundred bytes."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"\0" * 100_000)) + chunk(b"IEND", b"")
+
+
+def test_hostile_uploads_are_refused(client: Client) -> None:
+    svg = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
+    for content, status in (
+        (_bomb(), 400),
+        (_png(size=800), 400),  # 640,000 pixels
+        (_png()[:50], 400),
+        (_png()[:-30], 400),
+        (b"", 400),
+        (b"GIF89a", 400),
+        (svg, 400),
+        (os.urandom(5000), 400),
+        (os.urandom(400_000), 413),
+        (None, 422),
+    ):
+        answer = client.upload("/search", content)
+        assert answer.status == status, (answer.status, answer.body)
+        assert isinstance(answer.json()["detail"], str)
+    for fields in (
+        {"k": "0"},
+        {"k": "many"},
+        {"k": "1001"},
+        {"k": "1e3"},
+        {"where": "{"},
+        {"where": "[1]"},
+        {"where": '{"a": {}}'},
+    ):
+        assert client.upload("/search", _png(), **fields).status == 422
+    for body in (
+        {},
+        {"id": ""},
+        {"id": "class0/0.png", "k": 0},
+        {"id": "class0/0.png", "k": 1.5},
+        {"id": ["x"]},
+        [1],
+        "x",
+        None,
+    ):
+        assert client.post("/search", body).status == 422
+    for kind, body, status in (
+        ("text/plain", b"x", 415),
+        ("", b"x", 415),
+        ("application/json", b"{", 422),
+        ("application/json", b"\xff\xfe", 422),
+        ("application/json", b"[" * 100_000, 422),
+        ("multipart/form-data", b"x", 400),
+        ("multipart/form-data; boundary=x", b"nothing like a form", 422),
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n',
+            422,
+        ),
+    ):
+        answer = client.call("POST", "/search", body, {"Content-Type": kind})
+        assert answer.status in (status, 400), (kind, body[:30], answer.status, answer.body)
+        assert answer.status < 500
+    assert client.upload("/search", _png()).status == 200  # and it goes on
+
+
+def test_ten_gigabytes_are_refused_when_announced(client: Client) -> None:
+    with socket.create_connection(("127.0.0.1", client.port), timeout=30) as raw:
+        raw.sendall(
+            b"POST /search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\nContent-Length: 10000000000\r\n\r\nabc"
+        )
+        answer = raw.recv(4000)
+        assert b" 413 " in answer.split(b"\r\n")[0]
+    with socket.create_connection(("127.0.0.1", client.port), timeout=30) as raw:  # and without announcing them
+        raw.sendall(
+            b"POST /search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n"
+        )
+        piece = b"%x\r\n" % 65536 + b"a" * 65536 + b"\r\n"
+        answer = b""
+        try:
+            for _ in range(50):
+                raw.sendall(piece)
+            answer = raw.recv(4000)
+        except OSError:  # it closed the connection while more was being sent
+            answer = answer or b"HTTP/1.1 413 "
+        assert b" 413 " in answer.split(b"\r\n")[0] or b" 400 " in answer.split(b"\r\n")[0]
+    assert client.get("/health").status == 200
+
+
+def test_writing_needs_to_be_allowed_and_a_token(client: Client, tmp_path: Path) -> None:
+    assert client.upload("/items", _png(), id="x").status == 403
+    assert client.call("DELETE", "/items/class0%2F0.png").status == 403
+    with Index.create(tmp_path / "x", ToyEncoder()) as index, running(index, token=TOKEN) as writer:
+        right = {"Authorization": f"Bearer {TOKEN}"}
+        for wrong in ({}, {"Authorization": "Bearer x"}, {"Authorization": TOKEN}, {"Authorization": f"Basic {TOKEN}"}):
+            answer = writer.upload("/items", _png(), wrong, id="x")
+            assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+            assert writer.call("DELETE", "/items/x", headers=wrong).status == 401
+        assert len(index) == 0
+        made = writer.upload("/items", _png("blue"), right, id="my/blue", metadata='{"label": "sky", "price": 3}')
+        assert made.status == 201, made.body
+        assert made.json()["metadata"] == {"label": "sky", "price": "3"}
+        writer.upload("/items", _png("red"), right, id="red")
+        found = writer.upload("/search", _png("blue"), k="1").json()["results"]
+        assert found[0]["id"] == "my/blue"
+        assert writer.get(found[0]["thumbnail"]).status == 200
+        for content, fields, status in (
+            (b"junk", {"id": "x"}, 400),
+            (_png(), {}, 422),
+            (None, {"id": "x"}, 422),
+            (_png(), {"id": "x" * 513}, 422),
+            (_png(), {"id": "x", "metadata": "[]"}, 422),
+            (_png(), {"id": "x", "metadata": '{"a": [1]}'}, 422),
+            (_png()[:-30], {"id": "x"}, 400),
+        ):
+            assert writer.upload("/items", content, right, **fields).status == status
+        assert writer.call("DELETE", "/items/my%2Fblue", headers=right).status == 204
+        assert writer.call("DELETE", "/items/my%2Fblue", headers=right).status == 404
+        assert len(index) == 1
+
+
+def test_queries_that_arrive_together_are_embedded_together(index: Index, photos: Path) -> None:
+    sizes: list[int] = []
+    gate = threading.Event()
+
+    class Slow(ToyEncoder):
+        def embed(self, images: list, on_bad: object = None) -> np.ndarray:
+            sizes.append(len(images))
+            if len(sizes) == 2:
+                gate.wait(20)
+            return super().embed(images, on_bad)
+
+    content = (photos / "class4" / "1.png").read_bytes()
+    with Index.open(index.address, Slow()) as slow, running(slow) as client, ThreadPoolExecutor(10) as pool:
+        first = pool.submit(client.upload, "/search", content)
+        while len(sizes) < 2:  # one to warm up, one held at the gate
+            time.sleep(0.01)
+        others = [pool.submit(client.upload, "/search", content) for _ in range(8)]
+        while sum(answer.running() for answer in others) < 8:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        gate.set()
+        answers = [first, *others]
+        assert all(answer.result().json()["results"][0]["id"] == "class4/1.png" for answer in answers)
+    assert sizes[:2] == [1, 1]
+    assert sum(sizes[2:]) == 8
+    assert len(sizes[2:]) < 8
+    assert max(sizes) <= LARGEST
+
+
+def test_requests_under_way_are_answered_when_it_stops(index: Index, photos: Path) -> None:
+    entered, gate = threading.Event(), threading.Event()
+
+    class Slow(ToyEncoder):
+        def embed(self, images: list, on_bad: object = None) -> np.ndarray:
+            if isinstance(images[0], bytes):
+                entered.set()
+                gate.wait(20)
+            return super().embed(images, on_bad)
+
+    with Index.open(index.address, Slow()) as slow, running(slow) as client, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.upload, "/search", (photos / "class4" / "1.png").read_bytes())
+        assert entered.wait(20)
+        client.server.should_exit = True
+        time.sleep(0.3)
+        gate.set()
+        assert answer.result().json()["results"][0]["id"] == "class4/1.png"
+
+
+def test_an_index_that_breaks_is_said_without_its_path(tmp_path: Path) -> None:
+    photos = make_photos(tmp_path / "p", classes=1, each=2)
+    with Index.create(tmp_path / "x", ToyEncoder()) as index:
+        index.sync(photos)
+        with running(index) as client:
+            index.store.drop_generation(1)
+            answer = client.upload("/search", _png())
+            assert answer.status == 503
+            assert str(tmp_path).encode() not in answer.body
+            assert client.get("/health").status == 503
+
+
+def test_several_services_on_one_server(tmp_path: Path) -> None:
+    photos = make_photos(tmp_path / "p")
+    address = fresh_address("postgres", tmp_path)
+    right = {"Authorization": f"Bearer {TOKEN}"}
+    with Index.create(address, ToyEncoder()) as first, Index.open(address, ToyEncoder()) as second:
+        first.sync(photos)
+        with running(first, token=TOKEN) as one, running(second) as two, ThreadPoolExecutor(20) as pool:
+            assert one.upload("/items", _png("lime"), right, id="new").status == 201
+            assert two.upload("/search", _png("lime"), k="1").json()["results"][0]["id"] == "new"
+            assert two.get("/thumbnails/new").status == 200
+            content = (photos / "class1" / "1.png").read_bytes()
+            answers = list(pool.map(lambda number: (one, two)[number % 2].upload("/search", content, k="3"), range(60)))
+            assert {answer.status for answer in answers} == {200}
+            assert {answer.json()["results"][0]["id"] for answer in answers} == {"class1/1.png"}
+
+
+@pytest.mark.slow
+def test_500_searches_from_50_clients(index: Index, client: Client, photos: Path) -> None:
+    paths = sorted(photos.rglob("*.png"))
+    expected = {path: [m.id for m in index.search(path, 5)] for path in paths}
+    seconds: list[float] = []
+
+    def ask(number: int) -> bool:
+        path = paths[number % len(paths)]
+        start = time.perf_counter()
+        answer = client.upload("/search", path.read_bytes(), k="5")
+        seconds.append(time.perf_counter() - start)
+        return answer.status == 200 and [row["id"] for row in answer.json()["results"]] == expected[path]
+
+    with ThreadPoolExecutor(50) as pool:
+        right = list(pool.map(ask, range(500)))
+    assert right.count(True) == 500
+    cuts = statistics.quantiles(seconds, n=100)
+    print(f"500 searches from 50 clients: p50 {1000 * cuts[49]:.0f} ms, p99 {1000 * cuts[98]:.0f} ms")

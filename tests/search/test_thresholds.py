@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.common.errors import DataError, InputError
+from recollect.data import load
+from recollect.inference.trained_on import trained_on
+from recollect.models import Embedder
+from recollect.search import Index, calibrating, thresholds
+from recollect.search.calibrating import calibrate_target
+from recollect.search.encoder import open_encoder
+from recollect.search.thresholds import BINS, calibrate, read_calibration, verdict
+from search.stores import vectors
+from search.toy_model import ToyEncoder, make_photos
+
+
+@given(st.integers(12, 40), st.integers(0, 100), st.sampled_from([0.05, 0.2, 0.5]), st.sampled_from([3, 1024]))
+def test_rates_are_those_of_counting_all_pairs(count: int, seed: int, rate: float, rows: int) -> None:
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, 3, count)
+    labels[:8] = [0, 0, 0, 0, 1, 1, 1, 1]  # enough pairs of two classes for the smallest rate
+    labels[8:10] = [2, 2]
+    points = vectors(count, 5, seed)
+    before, thresholds._ROWS = thresholds._ROWS, rows
+    try:
+        found = calibrate(points, labels, same_rate=rate, similar_rate=0.6, fingerprint="f")
+    finally:
+        thresholds._ROWS = before
+    similarities = points.astype(np.float64) @ points.T.astype(np.float64)
+    pairs = np.triu(np.ones((count, count), bool), 1)
+    equal = labels[:, None] == labels[None]
+    same, other = similarities[pairs & equal], similarities[pairs & ~equal]
+    assert (found.same_pairs, found.other_pairs) == (len(same), len(other))
+    threshold = found.same.similarity
+    width = 2 / BINS + 1e-6  # a bin, and the rounding of float32
+    assert (other >= threshold + width).mean() <= found.same.false_match_rate <= rate
+    assert found.same.false_match_rate <= (other >= threshold - width).mean()
+    assert (same < threshold - width).mean() <= found.same.miss_rate <= (same < threshold + width).mean()
+    # A threshold a little lower would let too many through.
+    assert (other >= threshold - 2 * width).mean() > rate or threshold <= -1 + width
+    assert found.similar.similarity <= found.same.similarity
+    assert [row.similarity for row in found.curve] == sorted(row.similarity for row in found.curve)
+
+
+def test_wrong_input_is_named() -> None:
+    rows = vectors(6)
+    for labels, rates, says in (
+        ([0, 0, 1, 1, 2, 2], (0.5, 0.1), "same ≤ similar"),
+        ([0, 0, 1, 1, 2, 2], (1e-6, 0.1), "cannot tell"),
+        ([0] * 6, (0.1, 0.2), "two classes"),
+        (list(range(6)), (0.1, 0.2), "two classes"),
+        ([0, 1], (0.1, 0.2), "one each"),
+    ):
+        with pytest.raises(InputError, match=says):
+            calibrate(rows, labels, same_rate=rates[0], similar_rate=rates[1], fingerprint="f")
+
+
+def test_verdicts() -> None:
+    limits = {"same": {"similarity": 0.8}, "similar": {"similarity": 0.5}}
+    assert [verdict(value, limits) for value in (0.9, 0.8, 0.79, 0.5, 0.49)] == [
+        "same", "same", "similar", "similar", "unknown"]  # fmt: skip
+    assert verdict(0.9, None) is None
+
+
+def test_an_index_says_same_similar_unknown(tmp_path: Path) -> None:
+    photos = make_photos(tmp_path / "photos", classes=6, each=6)
+    with Index.create(tmp_path / "x.index", ToyEncoder()) as index:
+        index.sync(photos)
+        assert index.search(photos / "class0" / "0.png")[0].verdict is None
+    found, remarks = calibrate_target(tmp_path / "x.index", same_rate=0.005)
+    assert remarks == []
+    assert found.same.miss_rate < 0.5
+    with Index.open(tmp_path / "x.index", ToyEncoder()) as index:
+        assert index.info()["calibration"]["same"]["similarity"] == found.same.similarity
+        answers = index.search(photos / "class0" / "0.png", 36)
+        assert answers[0].verdict == "same"
+        assert {match.verdict for match in answers} == {"same", "similar", "unknown"}
+    (tmp_path / "flat").mkdir()
+    (photos / "class1" / "0.png").rename(tmp_path / "flat" / "a.png")
+    with pytest.raises(DataError, match="no labelled images"):
+        calibrate_target(tmp_path / "x.index", str(tmp_path / "flat"))
+
+
+def test_a_model_keeps_it_for_its_indexes(tmp_path: Path) -> None:
+    photos = make_photos(tmp_path / "photos", classes=6, each=6, size=16)
+    torch.manual_seed(0)
+    model = tmp_path / "model"
+    Embedder.create("tiny", size=16, dim=8).save(model)
+    with pytest.raises(InputError, match="--data"):
+        calibrate_target(model)
+    found, _ = calibrate_target(model, str(photos), same_rate=0.01)
+    kept = read_calibration(open_encoder(str(model)))
+    assert kept is not None
+    assert kept["same"]["similarity"] == found.same.similarity
+    with Index.create(tmp_path / "x.index", str(model)) as index:
+        assert index.generation.calibration == kept
+    with Index.create(tmp_path / "y.index", str(model), dim=4) as index:
+        assert index.generation.calibration is None
+    torch.manual_seed(1)
+    Embedder.create("tiny", size=16, dim=8).save(model, overwrite=True)
+    assert read_calibration(open_encoder(str(model))) is None
+
+
+def test_classes_trained_on_are_left_out(tmp_path: Path) -> None:
+    photos = make_photos(tmp_path / "photos", classes=8, each=5, size=16)
+    run = tmp_path / "run"
+    torch.manual_seed(0)
+    Embedder.create("tiny", size=16, dim=8).save(run)
+    (run / "config.yaml").write_text(f"data: {{name: folder, root: {photos}}}\n")
+    images = load("folder", photos, "train", class_split="alphabet")
+    trained_on(images).write(run)
+    assert calibrating._training_classes(run, str(photos)) == {f"class{n}" for n in range(4)}
+    assert calibrating._training_classes(run, str(tmp_path)) == set()
+    remarks: list[str] = []
+    images, labels = calibrating._not_trained_on(["a", "b"], ["class0", "class7"], run, str(photos), remarks)
+    assert (images, labels) == (["b"], ["class7"])
+    assert "left out" in remarks[0]
+    with pytest.raises(DataError, match="on others"):
+        calibrating._not_trained_on(["a"], ["class0"], run, str(photos), remarks)

@@ -1,0 +1,171 @@
+"""The page of the service in a real browser: upload, click on, filter, threshold, keyboard, narrow, dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
+
+from recollect.search import Index
+from report.browser import Browser, browser, programs
+from report.test_browser import _LOW_CONTRAST, _STICKING_OUT
+from search.live_service import Client, running
+from search.toy_model import ToyEncoder, make_photos
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(programs() is None, reason="no chromium with chromedriver is installed"),
+]
+
+EVIL = "<img src=x onerror=alert(1)>"
+_IDS = "return [...document.querySelectorAll('#results li:not([hidden]) .card')].map(c => c.dataset.id)"
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_photos(tmp_path_factory.mktemp("page") / "photos", classes=6, each=8, size=48)
+    (folder / "class5").rename(folder / EVIL.replace("/", ""))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def index(photos: Path) -> Iterator[Index]:
+    with Index.create(photos.parent / "x.index", ToyEncoder()) as made:
+        made.sync(photos)
+        made.set_calibration({"same": {"similarity": 0.97}, "similar": {"similarity": 0.6}})
+        yield made
+
+
+@pytest.fixture(scope="module")
+def service(index: Index) -> Iterator[Client]:
+    with running(index) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as opened:
+        yield opened
+
+
+def _uploaded(chromium: Browser, service: Client, photo: Path) -> list[str]:
+    chromium.visit(f"{service.address}/")
+    chromium.until("return document.getElementById('status').textContent === 'Ready.'")
+    chromium.choose("#file", photo)
+    chromium.until("return document.querySelectorAll('.card').length")
+    found: list[str] = chromium.run(_IDS)
+    return found
+
+
+def test_upload_click_on_and_back(chromium: Browser, service: Client, index: Index, photos: Path) -> None:
+    chromium.look(1200, 900, "light")
+    photo = photos / "class1" / "2.png"
+    found = _uploaded(chromium, service, photo)
+    assert found == [match.id for match in index.search(photo, 24)]
+    first = chromium.run(
+        "const c = document.querySelector('.card'); return [c.textContent.replace(/\\s+/g, ' ').trim(), c.ariaLabel]"
+    )
+    assert "1.000" in first[0]
+    assert "same" in first[0]
+    assert "class1" in first[0]
+    assert "2.png" in first[0]
+    assert "similarity 1.00, same" in first[1]
+    chromium.until(
+        "return [...document.images].filter(i => i.loading !== 'lazy').every(i => i.complete && i.naturalWidth)"
+    )
+    chromium.run("document.querySelectorAll('.card')[3].click()")
+    chromium.until(f"return decodeURIComponent(location.hash.slice(1)) === {found[3]!r}")
+    expected = [match.id for match in index.search_id(found[3], 24)]
+    chromium.until(f"return document.querySelector('.card').dataset.id === {expected[0]!r}")
+    assert chromium.run(_IDS) == expected
+    chromium.run("history.back()")
+    chromium.until(f"return document.querySelector('.card').dataset.id === {found[0]!r}")
+    assert chromium.run(_IDS) == found
+    assert chromium.log("browser") == []
+    asked = chromium.requests()
+    assert [address for address in asked if not address.startswith((service.address, "blob:"))] == []
+
+
+def test_filter_threshold_and_number(chromium: Browser, service: Client, index: Index, photos: Path) -> None:
+    photo = photos / "class1" / "2.png"
+    _uploaded(chromium, service, photo)
+    assert "class3" in chromium.run("return [...document.querySelectorAll('#labels option')].map(o => o.value)")
+    change = "const e = document.getElementById('{0}'); e.value = {1!r}; e.dispatchEvent(new Event('{2}'))"
+    chromium.run(change.format("label", "class3", "change"))
+    kept = [match.id for match in index.search(photo, 24, {"label": "class3"})]
+    chromium.until(f"return document.querySelectorAll('.card').length === {len(kept)}")
+    assert chromium.run(_IDS) == kept
+    chromium.run(change.format("label", "", "change"))
+    chromium.until("return document.querySelectorAll('.card').length === 24")
+    similar = [match for match in index.search(photo, 24) if match.similarity >= 0.8]
+    chromium.run(change.format("threshold", "0.8", "input"))
+    assert chromium.run(_IDS) == [match.id for match in similar]
+    assert f"{len(similar)} of 24" in chromium.run("return document.getElementById('status').textContent")
+    chromium.run(change.format("count", "12", "change"))
+    chromium.until("return document.querySelectorAll('.card').length === 12")
+
+
+def test_the_keyboard_is_enough(chromium: Browser, service: Client, photos: Path) -> None:
+    chromium.look(1200, 900, "light")
+    chromium.visit(f"{service.address}/")
+    reached = []
+    for _ in range(8):
+        chromium.press("Tab", 9)
+        reached.append(chromium.run("return document.activeElement.id || document.activeElement.className"))
+    assert {"file", "camera", "label", "threshold", "count"} <= set(reached)
+    found = _uploaded(chromium, service, photos / "class1" / "2.png")
+    chromium.run("document.activeElement.blur()")
+    chromium.press("ArrowDown", 40)
+    chromium.press("ArrowRight", 39)
+    assert chromium.run("return document.activeElement.dataset.id") == found[1]
+    assert chromium.run("return getComputedStyle(document.activeElement).outlineStyle") != "none"
+    chromium.press("ArrowLeft", 37)
+    chromium.press("ArrowDown", 40)
+    assert chromium.run(
+        "const top = element => element.getBoundingClientRect().top;"
+        "return top(document.activeElement) > top(document.querySelector('.card'))"
+    )
+    chosen = chromium.run("return document.activeElement.dataset.id")
+    chromium.run("document.activeElement.click()")  # what Enter does on a button
+    chromium.until(f"return decodeURIComponent(location.hash.slice(1)) === {chosen!r}")
+    chromium.run("document.activeElement.blur()")
+    chromium.press("/", 191)
+    assert chromium.run("return document.activeElement.id") == "label"
+    chromium.press("Escape", 27)
+    assert chromium.run("return document.activeElement.tagName") == "BODY"
+
+
+def test_a_label_does_not_become_an_element(chromium: Browser, service: Client, photos: Path) -> None:
+    _uploaded(chromium, service, photos / EVIL / "0.png")
+    assert chromium.run(f"return document.body.textContent.includes({EVIL!r})")
+    assert chromium.run("return document.querySelectorAll('img[src=x]').length") == 0
+    assert chromium.log("browser") == []
+
+
+def test_what_goes_wrong_is_said(chromium: Browser, service: Client, tmp_path: Path) -> None:
+    chromium.visit(f"{service.address}/")
+    chromium.until("return document.getElementById('status').textContent === 'Ready.'")
+    (tmp_path / "bad.png").write_bytes(b"not an image")
+    chromium.choose("#file", tmp_path / "bad.png")
+    chromium.until("return document.getElementById('status').textContent.includes('not an image')")
+    (tmp_path / "notes.txt").write_text("x")
+    chromium.choose("#file", tmp_path / "notes.txt")
+    chromium.until("return document.getElementById('status').textContent === 'That is not an image.'")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (1200, "dark"), (400, "light"), (320, "dark")])
+def test_nothing_is_cut_off_and_all_can_be_read(
+    chromium: Browser, service: Client, photos: Path, tmp_path: Path, width: int, scheme: str
+) -> None:
+    chromium.look(width, 900, scheme)
+    _uploaded(chromium, service, photos / "class1" / "2.png")
+    layout = chromium.run(_STICKING_OUT)
+    assert layout["out"] == []
+    assert layout["page"] <= layout["window"] == width
+    contrast = chromium.run(_LOW_CONTRAST)
+    assert contrast["found"] == []
+    assert contrast["seen"] > 60
+    assert chromium.screenshot(tmp_path / f"page-{width}-{scheme}.png").stat().st_size > 10_000
