@@ -212,6 +212,7 @@ def test_a_run_is_never_written_over(root: Path, whole: Path, tmp_path: Path, ca
         train(small_config(root), tmp_path)
     assert (whole / "metrics.jsonl").read_bytes() == before
     caplog.set_level("INFO", "recollect")
+    caplog.clear()
     outcome = train(resume=whole)
     assert "is finished" in caplog.messages[0]
     assert outcome.steps == 6

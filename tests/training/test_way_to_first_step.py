@@ -25,7 +25,7 @@ root = os.path.dirname(os.path.realpath(sys.argv[1])) + os.sep
 sys.argv = ["recollect", *sys.argv[2:]]
 calls = set()
 
-class Arrived(BaseException):
+class Arrived(SystemExit):
     pass
 
 def own(frame):

@@ -268,7 +268,7 @@ def test_a_run_of_something_else_in_a_trials_place_stops_the_search(tmp_path: Pa
     (tmp_path / "s" / "study.db.lock").touch()
     with pytest.raises(ConfigError, match="it is of another study"):
         study(root, tmp_path / "s", trials=1, space=space, final=False)
-    known = search.Store(tmp_path / "s")
+    known = search.StudyDatabase(tmp_path / "s")
     assert [t.state.name for t in known.slots().values()] == ["WAITING"]
 
 

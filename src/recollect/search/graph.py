@@ -109,7 +109,9 @@ class Graph:
             options["sel"] = selector
         if inside:
             parameters = self._faiss.SearchParametersHNSW(**options)
-            similarities, places = self._index.search(queries, inside, params=parameters)
+            # Under its other name where something imported faiss.contrib.torch_utils, which replaces it by one without params.
+            search = getattr(self._index, "search_numpy", self._index.search)
+            similarities, places = search(queries, inside, params=parameters)
             if (places < 0).any():  # too few were reached from the entry point: a full list matters more than time
                 return loaded.search(queries, k)
             near = Found(self.slots[places], similarities.astype(np.float32))
