@@ -102,9 +102,6 @@ def test_a_photo_goes_through_the_network_once_whatever_verb_asks(
         return first_block(self, pixels)
 
     monkeypatch.setattr(torch.nn.Conv2d, "forward", counting)
-    # The plan puts a few images through the network to see how long that takes.
-    monkeypatch.setattr("recollect.training.batches.seconds_of_rows", lambda *arguments, **options: 0.0)
-    monkeypatch.setattr("recollect.training.estimate._passing_of_frozen", lambda training: 0.0)
     monkeypatch.chdir(tmp_path)
     settings = {"data.augmentation": "none", "model.freeze": freeze, "batch.size": "all", "batch.chunk": "auto"}
     more = {"batch.batches_per_epoch": None, "loss.options": {}, "run.epochs": 2}
