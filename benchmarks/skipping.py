@@ -40,7 +40,7 @@ def one_run(share: float, seed: int, steps: int, batch: int, folder: Path, test)
         "run.seed": seed,
     }
     start = time.process_time()
-    train(resolve("glyphs", settings), folder, say=lambda line: None)
+    train(resolve("glyphs", settings), folder)
     seconds = time.process_time() - start
     records = [record for record in RunFolder(folder).read_metrics() if record["kind"] == "step"]
     spared = [record["skipped"] / (batch * 7 / 8) for record in records]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # Several test processes run side by side: one thread each, in the processes they start too. Before torch is imported.
@@ -17,6 +18,8 @@ if announces_amx():
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from recollect.common.console import set_quiet
 
 # Timings on shared machines are noisy, so no test has a deadline.
 settings.register_profile(
@@ -38,8 +41,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> None:
+def _seeded() -> Iterator[None]:
+    """Each test begins with the same random numbers and leaves the switch ``--quiet`` as it found it."""
     torch.manual_seed(0)
+    yield
+    set_quiet(False)
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +54,9 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("no folder of real images beside the project")
     return SHARED_DATA
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cache_of_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tests share a cache of their own, and leave the user's alone."""
+    os.environ["RECOLLECT_CACHE"] = str(tmp_path_factory.mktemp("cache"))

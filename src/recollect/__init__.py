@@ -5,6 +5,7 @@ Public names are imported when first used, so that ``import recollect`` and ``re
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from recollect._version import __version__
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from recollect.losses import RecallAtK, Roadmap, SmoothAP, SupAP
     from recollect.models import Embedder
     from recollect.step import large_batch_step
+
+# Silent until a program, or the command line, attaches a handler of its own.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
     "Embedder",

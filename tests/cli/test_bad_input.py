@@ -75,7 +75,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("pair", 2, 1),
     ):
         _images(here / name, classes, each)
-    (here / "broken" / "c1" / "2.jpg").write_bytes(b"not an image")
+    for number in range(4):  # whichever classes are held out
+        (here / "broken" / f"c{number}" / "2.jpg").write_bytes(b"not an image")
     for name in ("empty", "flat", "norun", "full", "brokenrun", "emptyclasses/a", "unfinished"):
         (here / name).mkdir(parents=True)
     Image.new("RGB", (20, 20)).save(here / "flat" / "a.jpg")
@@ -100,7 +101,7 @@ CASES = {
     "train --data oneclass": "one class ('c0') cannot be split",
     "train --data pair": "at least two classes",
     "train --data singles": "a single image",
-    "train --data broken": "broken/c1/2.jpg: not an image that can be read",
+    "train --data broken": "2.jpg: not an image that can be read",
     "train --data notes.txt": "no column 'path'",
     "train --data good/c0/0.jpg": "not a CSV file",
     "train --data oneclass --validation paper": "one class",
@@ -147,8 +148,8 @@ CASES = {
     # losses, batches, models
     "train --loss nothing": "loss 'nothing' is unknown",
     "train --data good --freeze none --set loss.options.nothing=3": "has no option 'nothing'",
-    "train --data good --freeze none --set loss.options.k=text": "k must be one or more whole numbers from 1 up, but is 'text'",
-    "train --data good --freeze none --set loss.options.tau1=hot": "cannot be made with tau1='hot'",
+    "train --data good --freeze none --set loss.options.k=text": "k must be 1 to 1,000 whole numbers, but is 'text'",
+    "train --data good --freeze none --set loss.options.tau1=hot": "tau1 must be a number",
     "train --batch-size 7": "set it to 4 or 8",
     "train --data good --freeze none --batch-size 4000000": "the largest possible batch_size is",
     "train --data good --freeze nothing": "no stage 'nothing'",
@@ -163,11 +164,11 @@ CASES = {
     "train --device banana": "'banana' is no device",
     "train --device meta": "cannot compute here",
     # evaluation
-    "eval": "name either a TARGET",
-    "eval nowhere": "nowhere: no such run",
+    "eval": "name one thing to evaluate",
+    "eval no/where": "no such run",
     "eval norun": "neither a run",
     "eval brokenrun": "not valid YAML (line 1",
-    "eval notes.txt": "no such run or folder",
+    "eval notes.txt": "neither a folder nor an initialisation",
     "eval nowhere.npz": "no such file",
     "eval junk.npz": "not an .npz",
     "eval empty.npz": "has no array 'embeddings'",
@@ -192,17 +193,17 @@ CASES = {
     "eval ok.npz --device banana": "'banana' is no device",
     "eval ok.npz --metrics-out full/x": "full/x exists already",
     "eval ok.npz --metrics-out notes.txt/m.json": "notes.txt/m.json cannot be written",
-    "eval ok.npz --init lite0-in1k": "one of the two",
+    "eval ok.npz --init lite0-in1k": "name one thing",
     "eval --init lite0-in1k": "--data NAME says which images",
     "eval --init lite0-in1k --data nothing": "There is no data set 'nothing'",
     "eval --init lite0-in1k --data roxford5k": "--root says where",
     "eval --recipe sop/r50-512/rsk": "name the run to evaluate beside it",
     # vectors, search, reports, exports
     "embed lite0-in1k nowhere": "nowhere: no such file or folder",
-    "embed lite0-in1k broken": "leave such images out with --skip-bad",
+    "embed lite0-in1k broken": "--skip-bad",
     "embed lite0-in1k list.txt": "which is not there",
     "embed nothing good": "neither a folder nor an initialisation",
-    "embed norun good": "not a saved embedder",
+    "embed norun good": "nor a saved embedder",
     "embed unfinished good": "unfinished: the run has neither a model nor a checkpoint",
     "embed lite0-in1k good --out full": "give a name that ends so",
     "embed lite0-in1k good --out ok.npz": "ok.npz exists already",
@@ -211,12 +212,12 @@ CASES = {
     "search ok.npz good/c0/0.jpg": "name it with --model",
     "search junk.npz good/c0/0.jpg": "not an .npz",
     "search ok.npz": "Missing argument",
-    "export norun --onnx a.onnx": "no saved embedder here",
+    "export norun --onnx a.onnx": "nor a saved embedder",
     "report": "name at least one run folder",
     "report nowhere": "nowhere is no run",
     "report brokenrun": "not valid YAML (line 1",
     "report --method --out notes.txt": "notes.txt/sigmoids.svg cannot be written",
-    "losses recal_at_k": "did you mean recall_at_k?",
+    "losses recal_at_k": "Did you mean recall_at_k?",
     "models nothing": "no initialisation is called 'nothing'",
     "recipes nothing": "there is no recipe 'nothing'",
     "data verify nothing good": "There is no data set 'nothing'",

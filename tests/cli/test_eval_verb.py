@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
-import types
 
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from recollect.cli.app import app
-from recollect.cli.eval_recipe import name_of_test, published_ks, published_row
-from recollect.cli.eval_target import which_data
 from recollect.common.errors import RecollectError
-from recollect.data.image_set import ImageSet
+from recollect.data import load
 from recollect.evaluation import Evaluation, evaluate
+from recollect.models import Embedder
+from recollect.training.trainer import train
+from training.small_runs import make_images, small_config
 
 
 def run(*arguments):
@@ -24,7 +24,7 @@ def run(*arguments):
     if isinstance(result.exception, RecollectError):
         raise result.exception
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_gallery_and_options(vectors, tmp_path):
     )  # fmt: skip
     expected = evaluate(
         found[:50], labels[:50], found[50:], labels[50:] % 10,
-        distractors=found[:20], similarity="cosine", ties="optimistic",
+        distractors=found[:20], similarity="cosine", ties="optimistic", ks=[1, 10],
     )  # fmt: skip
     written = json.loads((tmp_path / "m.json").read_text())
     assert written["metrics"] == expected.metrics
@@ -113,16 +113,17 @@ def test_instance_search(vectors, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "one of the two"),
-        (["x.npz", "--init", "tiny"], "one of the two"),
+        ([], "name one thing"),
+        (["x.npz", "--init", "tiny"], "name one thing"),
         (["missing.npz"], "no such file"),
         (["--init", "tiny"], "--data NAME"),
-        (["nowhere", "--data", "glyphs"], "no such run or folder"),
+        (["nowhere", "--data", "glyphs"], "neither a folder nor an initialisation"),
+        (["no/where", "--data", "glyphs"], "no such run or folder"),
         (["x.npz", "--ks", "1,two"], "separated by commas"),
         (["x.npz", "--protocol", "other"], "choose all or reid"),
     ],
 )
-def test_mistakes_are_sentences(arguments, message, stubs):
+def test_mistakes_are_sentences(arguments, message):
     with pytest.raises(RecollectError, match=message):
         run(*arguments)
 
@@ -140,82 +141,112 @@ def test_files_that_are_not_vectors(tmp_path):
             run(tmp_path / f"{name}.npz")
 
 
+PHOTOS = {"r@1": 88.4, "r@7": 96.2, "table": "methods"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of one epoch on six classes, with three to test on."""
+    folder = tmp_path_factory.mktemp("eval")
+    root = make_images(make_images(folder / "images", classes=6), classes=3, split="test", seed=1)
+    make_images(folder / "other", classes=3, split="test", seed=2)
+    make_images(folder / "other", classes=1, seed=3)
+    config = small_config(root, **{"run.epochs": 1, "published": PHOTOS})
+    return train(config, folder / "run").folder
+
+
 @pytest.fixture
-def stubs(monkeypatch):
-    """Stand-ins for the models and data rooms: mean colour as the embedding of four images of two classes."""
-    seen = {}
-
-    class Embedder:
-        preprocessing = types.SimpleNamespace(max_side=None)
-
-        @classmethod
-        def load(cls, folder):
-            seen["folder"] = folder
-            return cls()
-
-        @classmethod
-        def create(cls, init, *, dim, weights, download):
-            seen["init"] = (init, dim, weights)
-            return cls()
-
-        def embed(self, images, *, batch_size, device, progress, scales):
-            assert len(images) == 4
-            return torch.stack([torch.from_numpy(np.asarray(image, np.float32).mean((0, 1))) for image in images])
-
-    pixels = np.zeros((4, 2, 2, 3), np.uint8)
-    pixels[:2, ..., 0], pixels[2:, ..., 1] = 200, 200
-    images = ImageSet("toy", list("abcd"), np.array([0, 0, 1, 1]), ["x", "y"], arrays=pixels, split="test")
-    models = types.ModuleType("recollect.models")
-    models.Embedder, models.INSTANCE_SEARCH_SCALES = Embedder, (1.0,)
-    monkeypatch.setitem(sys.modules, "recollect.models", models)
-    import recollect.data
-
-    monkeypatch.setattr(recollect.data, "load", lambda name, root, split: images, raising=False)
-    return seen
+def run_folder(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    return tmp_path / "run"
 
 
-def test_a_run_with_its_published_row(stubs, tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "config.yaml").write_text("published: {r@1: 88.4, r@10: 96.2, table: methods}\n")
-    out = run(tmp_path, "--data", "toy", "--ks", "1,2", "--vectors-out", tmp_path / "v.npz")
-    assert stubs["folder"] == tmp_path / "model"
+def written_by(place):
+    (path,) = place.rglob("metrics.json")
+    return json.loads(path.read_text())
+
+
+def test_a_run_with_its_published_row(run_folder, tmp_path):
+    out = run(run_folder, "--vectors-out", tmp_path / "v.npz")
     assert "published" in out
     assert "88.4" in out
-    written = json.loads((tmp_path / "eval" / "toy-test" / "metrics.json").read_text())
-    assert written["metrics"]["r@1"] == 1.0
-    assert written["source"]["data"] == "toy"
-    assert len(written["source"]["fingerprint"]) == 64
-    assert np.load(tmp_path / "v.npz")["embeddings"].shape == (4, 3)
+    assert "mean over classes" in out
+    images = load("folder", written_by(run_folder)["source"]["root"], "test")
+    vectors = Embedder.load(run_folder).embed([images.path(i) for i in range(len(images))], progress=False)
+    expected = evaluate(vectors, images.labels, ks=[1, 7])
+    written = written_by(run_folder)
+    assert written["metrics"]["r@7"] == pytest.approx(expected.metrics["r@7"])
+    assert written["settings"]["ks"] == [1, 7], "the k that are published"
+    assert written["source"]["data"] == "folder"
+    assert written["source"]["fingerprint"] == images.fingerprint
+    assert np.allclose(np.load(tmp_path / "v.npz")["embeddings"], vectors.numpy(), atol=1e-5)
 
 
-def test_a_bare_initialisation_has_no_head(stubs, tmp_path, monkeypatch):
+def test_another_set_has_a_result_of_its_own(run_folder, trained):
+    run(run_folder)
+    run(run_folder, "--data", trained.parent / "other")
+    assert len(list((run_folder / "eval").iterdir())) == 2
+    with pytest.raises(RecollectError, match="exists already"):
+        run(run_folder, "--data", trained.parent / "other")
+
+
+def test_a_bare_initialisation_has_no_head(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run("--init", "lite0-in1k", "--data", "toy")
-    assert stubs["init"] == ("lite0-in1k", None, None)
-    assert (tmp_path / "runs" / "init-lite0-in1k" / "eval" / "toy-test" / "metrics.json").is_file()
+    data = ["--data", trained.parent / "images"]
+    run("lite0-in1k", *data, "--vectors-out", "v.npz")
+    assert np.load("v.npz")["embeddings"].shape == (18, 1280)
+    assert written_by(tmp_path / "runs" / "init-lite0-in1k" / "eval")["source"]["model"] == "init lite0-in1k"
+    with pytest.raises(RecollectError, match="exists already"):
+        run("--init", "lite0-in1k", *data)
 
 
-def test_published_row_of_the_test_that_is_measured():
-    published = {"sop/test": {"r@1": 80.1}, "vehicleid/test_small": {"r@5": 7}, "vehicleid/test_large": {"r@5": 6}}
-    assert published_row(published, "sop/test") == {"r@1": 80.1}
-    assert published_row(published, "cars196/test") == {}
-    assert published_row(published, "vehicleid/test") == {"r@5": 7.0}  # "test" is the small list
-    assert published_row(published, "vehicleid/test_large") == {"r@5": 6.0}
-    assert published_row({"r@10": 95, "note": "x", "ok": True}, "any/test") == {"r@10": 95.0}
-    assert published_row(None, "sop/test") == {}
-    assert published_ks({"sop/test": {"r@1": 1, "r@10": 2, "map@r": 3}}, "sop/test") == "1,10"
-    assert published_ks(None, "sop/test") is None
-    assert name_of_test("roxford5k", "test", distractors=True) == "roxford5k+revisitop1m"
-    assert name_of_test("rparis6k", "test") == "rparis6k"
+def test_a_run_beside_a_recipe_of_the_paper(run_folder, trained):
+    data = ["--data", trained.parent / "other"]
+    out = run(run_folder, "--recipe", "sop/r50-512/rsk", *data)
+    assert "published" not in out  # those numbers are of another data set
 
 
-def test_a_run_beside_a_recipe_of_the_paper(stubs, tmp_path):
-    (tmp_path / "model").mkdir()
-    out = run(tmp_path, "--recipe", "sop/r50-512/rsk")
-    assert "82.8" in out
-    assert (tmp_path / "eval" / "sop-test" / "metrics.json").is_file()
-    other = run(tmp_path, "--recipe", "sop/r50-512/rsk", "--data", "toy")
-    assert "published" not in other  # those numbers are of another data set
+def test_compare_is_of_the_same_images(run_folder, trained, tmp_path):
+    run(run_folder)
+    (queries,) = run_folder.rglob("queries.npz")
+    again = ["--metrics-out", tmp_path / "m.json", "--queries-out", tmp_path / "q.npz"]
+    out = run("lite0-in1k", "--data", trained.parent / "images", "--ks", "1,7", "--compare", queries, *again)
+    differences = json.loads((tmp_path / "m.json").read_text())["compared_with"]["differences"]
+    assert "init: tiny there, lite0-in1k here" in differences
+    assert "image size: 24 there, 224 here" in differences
+    assert "image size" in out
+    again = [str(path).replace("m.json", "n.json").replace("q.npz", "o.npz") for path in again]
+    # The other set has as many images of as many classes.
+    with pytest.raises(RecollectError, match="of other images"):
+        run(run_folder, "--data", trained.parent / "other", "--compare", queries, *again)
+
+
+def test_bad_images_are_skipped_and_listed(trained, run_folder, tmp_path):
+    shutil.copytree(trained.parent / "other", tmp_path / "photos")
+    (tmp_path / "photos" / "test" / "test-01" / "2.png").write_bytes(b"no image")
+    with pytest.raises(RecollectError, match=r"2\.png"):
+        run(run_folder, "--data", tmp_path / "photos")
+    run(run_folder, "--data", tmp_path / "photos", "--skip-bad")
+    written = written_by(run_folder)
+    assert written["queries"] == 17
+    assert [bad["name"] for bad in written["source"]["skipped"]] == ["test/test-01/2.png"]
+
+
+def test_images_and_runs_moved_together(trained, tmp_path):
+    shutil.copytree(trained.parent, tmp_path / "moved")
+    first = json.loads(run(tmp_path / "moved" / "run", "--json", "-q"))
+    shutil.rmtree(tmp_path / "moved" / "run" / "eval")
+    # The copy is found from the run where the original is not.
+    config = tmp_path / "moved" / "run" / "config.yaml"
+    config.write_text(config.read_text().replace(str(trained.parent), "/gone"))
+    moved = json.loads(run(tmp_path / "moved" / "run", "--json", "-q"))
+    assert moved["metrics"] == first["metrics"]
+    assert moved["source"]["root"] == str(tmp_path / "moved" / "images")
+    shutil.move(tmp_path / "moved" / "images", tmp_path / "photos")
+    with pytest.raises(RecollectError, match="there is no folder"):
+        run(tmp_path / "moved" / "run")
+    found = json.loads(run(tmp_path / "moved" / "run", "--root", tmp_path / "photos", "--json", "-q", "--overwrite"))
+    assert found["metrics"] == first["metrics"]
 
 
 def test_help_does_not_load_torch():
@@ -224,15 +255,3 @@ def test_help_does_not_load_torch():
     code = "import sys; from recollect.cli.app import app; sys.exit('torch' in sys.modules)"
     environment = {"PYTHONPATH": ":".join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
-
-
-def test_what_data_means(tmp_path):
-    photos, run_folder = tmp_path / "photos", tmp_path / "run"
-    photos.mkdir()
-    run_folder.mkdir()
-    (run_folder / "config.yaml").write_text(f"data: {{name: folder, root: {photos}}}\n")
-    assert which_data(run_folder, None, None) == ("folder", photos), "a run is tested on its own data"
-    assert which_data(run_folder, "sop", tmp_path) == ("sop", tmp_path)
-    assert which_data(run_folder, str(photos), None) == ("folder", photos)
-    assert which_data(None, "glyphs", None) == ("glyphs", None)
-    assert which_data(None, None, None) == (None, None)

@@ -14,7 +14,7 @@ pytest.importorskip("onnxruntime")
 
 
 def test_export_writes_the_file_and_prints_the_difference(tmp_path: Path) -> None:
-    Embedder.create("tiny", size=32).save(tmp_path / "run" / "embedder")
+    Embedder.create("tiny", size=32).save(tmp_path / "run" / "model")
     arguments = ["export", str(tmp_path / "run"), "--onnx", str(tmp_path / "e.onnx")]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.exception

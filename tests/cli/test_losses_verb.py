@@ -44,4 +44,4 @@ def test_unknown_loss_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: p
     with pytest.raises(SystemExit) as stopped:
         main()
     assert stopped.value.code == 1
-    assert capsys.readouterr().err.startswith("recollect: loss 'proxy_ancor' is unknown (did you mean proxy_anchor")
+    assert capsys.readouterr().err.startswith("recollect: loss 'proxy_ancor' is unknown. Did you mean proxy_anchor")

@@ -61,8 +61,8 @@ def test_options_beat_the_recipe_and_set_beats_options(asked: list[Any], tmp_pat
 
 
 def test_a_recipe_with_data_somewhere(asked: list[Any], tmp_path: Path) -> None:
-    run("glyphs", "--data", str(tmp_path))
-    assert (asked[0][0].data.name, asked[0][0].data.root) == ("glyphs", str(tmp_path))
+    run("sop/r50-512/rsk", "--data", str(tmp_path))
+    assert (asked[0][0].data.name, asked[0][0].data.root) == ("sop", str(tmp_path))
     run("--data", "cars196", "--root", str(tmp_path))
     assert (asked[1][0].data.name, asked[1][0].data.root, asked[1][0].name) == ("cars196", str(tmp_path), "folder")
 

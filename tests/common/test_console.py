@@ -1,12 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+import logging
+from collections.abc import Callable, Iterator
 
 import pytest
 from rich.console import Console
 
 from recollect.common import console as progress
-from recollect.common.console import ProgressLine, set_quiet, track
+from recollect.common.console import ProgressLine, lines_every, only_warnings, set_quiet, track
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +28,74 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Console:
 def test_nothing_is_written_into_pipes(capfd: pytest.CaptureFixture[str]) -> None:
     assert list(track(range(5), "counting")) == list(range(5))
     assert capfd.readouterr() == ("", "")
+
+
+def ticking(*seconds: float) -> Callable[[], float]:
+    return iter(seconds).__next__
+
+
+def test_without_a_terminal_a_plain_line_comes_every_30_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "recollect")
+    with ProgressLine("embedding", 1000, done=100, clock=ticking(0.0, 29.9, 30.0, 45.0, 60.0)) as line:
+        told = [line.advance(100) for _ in range(3)] + [line.advance(200, note="loss 0.31")]
+    assert caplog.messages == [text for text in told if text is not None]
+    assert told == [
+        None,
+        "embedding  300/1,000 images, 6.7 images/s, 2 min left",
+        None,
+        "embedding  600/1,000 images, loss 0.31, 48 s left",
+    ]
+
+
+def test_the_interval_can_be_shorter_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "recollect")
+    with lines_every(10.0), ProgressLine("embedding", clock=ticking(0.0, 9.0, 10.0)) as line:
+        assert line.advance(4) is None
+        assert line.advance(1) == "embedding  5 images, 0.5 images/s"
+    with ProgressLine("embedding", clock=ticking(0.0, 10.0)) as line:
+        assert line.advance(4) is None
+
+
+def test_work_inside_other_work_has_plain_lines_only(terminal: Console, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "recollect")
+    with ProgressLine("evaluating", 4, live=False, clock=ticking(0.0, 40.0)) as line:
+        line.advance(2)
+    assert caplog.messages == ["evaluating 2/4 images, 0.1 images/s, 40 s left"]
+    assert terminal.export_text().strip() == ""
+
+
+def test_quiet_work_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "recollect")
+    with ProgressLine("embedding", quiet=True, clock=ticking(0.0, 40.0)) as line:
+        assert line.advance() is not None
+    set_quiet(True)
+    with ProgressLine("embedding", clock=ticking(0.0, 40.0)) as line:
+        line.advance()
+    assert caplog.messages == []
+
+
+def test_part_of_a_larger_whole_keeps_to_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "recollect")
+    inner = logging.getLogger("recollect.training.trainer")
+    with only_warnings("recollect.training"):
+        inner.info("a remark")
+        inner.warning("a warning")
+    inner.info("another")
+    assert caplog.messages == ["a warning", "another"]
+
+
+def test_counters_are_whole_in_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, record=True)
+    monkeypatch.setattr(progress, "Console", lambda stderr: console)
+    line = ProgressLine("training", total=12_500, unit="steps", done=11_000)
+    line.advance(499, note="loss 0.2512 1,270 images/s val r@1 84.2 epoch 91.5 12,345 MB")
+    console.print(line._progress.get_renderable())
+    row = console.export_text().splitlines()[-1]
+    assert row.startswith("training")
+    assert "11499/12500" in row
+    assert "loss 0.2512 1,270 images/s" in row
+    assert len(row.rstrip()) <= 80
+    assert "MB" not in row  # the end of the note is what is cut
 
 
 def test_a_terminal_sees_count_and_note(terminal: Console) -> None:

@@ -263,7 +263,7 @@ print(os.environ.get(processor.VARIABLE), torch.ops.mkldnn._is_mkldnn_bf16_suppo
 def test_the_child_itself() -> None:
     """The real trial under the limit of these tests, on this processor; conftest has set one where it is needed."""
     limit = os.environ.get(VARIABLE)
-    assert processor._try_in_child(limit, None, 600.0) == processor.Outcome(True)
+    assert processor._try_in_child(limit, None, 600.0) == processor.ProbeOutcome(True)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.common.errors import ConfigError, DataError, InputError
-from recollect.data.sampling import ClassBalancedSampler, Indices, shard
+from recollect.data.image_set import Indices
+from recollect.data.sampling import ClassBalancedSampler, shard
 
 
 def labels_of(sizes: list[int], seed: int = 0) -> Indices:

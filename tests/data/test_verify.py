@@ -174,3 +174,12 @@ def test_glyphs_need_no_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert report.ok
     assert [split.split for split in report.splits] == ["train", "test"]
     assert not report.duplicates
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_listed_pipe_is_told_and_not_waited_for(tmp_path: Path) -> None:
+    Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
+    os.mkfifo(tmp_path / "b.png")
+    (tmp_path / "list.csv").write_text("path,label\na.png,x\nb.png,y\n")
+    report = verify("folder", tmp_path, csv="list.csv")
+    assert "named pipe" in report.unreadable["b.png"]

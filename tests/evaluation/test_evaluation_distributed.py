@@ -45,7 +45,7 @@ def test_two_processes(tmp_path: Path):
         subprocess.Popen([sys.executable, "-c", _WORKER, str(rank), str(tmp_path)], env=environment)
         for rank in range(2)
     ]
-    assert [worker.wait(timeout=240) for worker in workers] == [0, 0]
+    assert [worker.wait(timeout=900) for worker in workers] == [0, 0]
     alone = evaluate(vectors, labels)
     instance = evaluate_revisited(vectors[:5], vectors, gnd).metrics
     for rank in range(2):

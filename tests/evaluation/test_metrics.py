@@ -101,7 +101,7 @@ def test_less_may_be_better():
         (lambda: Metric("map"), "a function of"),
         (lambda: metrics.checked_metrics([Metric(last_rank, name="map")]), "map is taken"),
         (lambda: metrics.checked_metrics([last_rank, last_rank]), "last_rank is taken"),
-        (lambda: metrics.compute(_tile(), [Metric(lambda r, p: r, name="wide")], [1]), "one value a query"),
+        (lambda: metrics.compute(_tile(), [Metric(lambda r, p: r, name="wide")], [1]), "one value per query"),
         (lambda: metrics.compute(_tile(), [Metric(lambda r, p: 1.0, name="one")], [1]), "returned float"),
     ],
 )

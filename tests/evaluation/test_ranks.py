@@ -125,7 +125,15 @@ def test_tile_sizes_and_memory_change_nothing(monkeypatch):
 
 @pytest.mark.parametrize(
     ("threads", "cache", "side"),
-    [(1, 2**20, 704), (2, 2**20, 704), (2, 2**21, 704), (8, 2**20, 1024), (64, 2**21, 2048), (1, 2**15, 704)],
+    [
+        (1, 2**20, 1024),
+        (2, 2**20, 704),
+        (1, 2**21, 704),
+        (2, 2**21, 704),
+        (8, 2**20, 1024),
+        (64, 2**21, 2048),
+        (1, 2**15, 1024),
+    ],
 )
 def test_tiles_follow_the_cache(monkeypatch, threads, cache, side):
     """A tile and its scratch are no larger than the caches of the cores at work, down to a smallest tile."""

@@ -185,7 +185,7 @@ def signalled(world: World, draw: random.Random, tally: Tally) -> None:
         (
             ("train", ["train", str(world.recipe), "--out", str(folder / "run")]),
             ("eval", ["eval", str(done), "--overwrite", "--vectors-out", str(folder / "v.npz")]),
-            ("report", ["report", str(done), "--overwrite", "--method"]),
+            ("report", ["report", str(done), "--overwrite"]),
             ("embed", ["embed", str(done), str(world.images), "--out", str(folder / "v.npz")]),
             ("recipes", ["recipes"]),
         )

@@ -12,8 +12,11 @@ from torch.nn.functional import normalize
 import recollect
 from fake_cuda import fake_cuda
 from recollect.losses import RecallAtK, Roadmap, SmoothAP, SupAP
-from recollect.losses.layout import Layout
-from recollect.losses.rank_loss import RankLoss
+from recollect.losses.engine.layout import LabelLayout
+from recollect.losses.engine.soft_rank import SoftRank
+from recollect.losses.engine.steps import Sigmoid
+from recollect.losses.engine.tile_loop import TileRun
+from recollect.losses.rank_loss import TiledLoss
 
 ALL = [RecallAtK, SmoothAP, SupAP, Roadmap]
 
@@ -161,9 +164,12 @@ def test_only_the_references_may_need_a_gradient() -> None:
 
 
 def _real(function, listed: bool = False):
-    def run(*args):
+    def run(*args, **options):
         with unset_fake_temporarily():
-            result = function(*args)
+            # Which tensors exist does not depend on the fake mode, only their values do.
+            options = {name: torch.arange(12) if name == "own" and value is not None else value
+                       for name, value in options.items()}  # fmt: skip
+            result = function(*args, **options)
             return list(result) if listed else result
 
     return run
@@ -175,11 +181,11 @@ def test_runs_on_one_device_only(loss: type, simix: bool, monkeypatch: pytest.Mo
     """Fake CUDA tensors refuse to meet CPU ones, so a forgotten .to(device) shows without a GPU."""
     # What depends on the values of labels is worked out on the CPU and stays real; its result is moved to the device.
     for name in ("of", "tiles"):
-        monkeypatch.setattr(Layout, name, _real(getattr(Layout, name), listed=name == "tiles"))
-    monkeypatch.setattr(RankLoss, "_mix", _real(RankLoss._mix))
+        monkeypatch.setattr(LabelLayout, name, _real(getattr(LabelLayout, name), listed=name == "tiles"))
+    monkeypatch.setattr(LabelLayout, "num_pairs", (6, 30))
+    monkeypatch.setattr(TiledLoss, "_mix", _real(TiledLoss._mix))
     monkeypatch.setattr("recollect.losses.rank_loss.check_inputs", lambda *a: None)
-    monkeypatch.setattr("recollect.losses.soft_rank.check_scale", lambda *a: None)
-    monkeypatch.setattr("recollect.losses.calibration._pair_counts", lambda *a: (6, 30))
+    monkeypatch.setattr("recollect.losses.engine.tile_loop.check_scale", lambda *a: None)
     labels = torch.arange(12) // 3
     with fake_cuda():
         embeddings = torch.empty(12, 8, device="cuda")
@@ -200,11 +206,9 @@ def test_generator_state_travels_with_the_loss() -> None:
 
 
 def test_memory_budget_sets_the_tile() -> None:
-    from recollect.losses.soft_rank import Settings, _Engine
-    from recollect.losses.steps import Sigmoid
-
+    term = SoftRank(lambda ranks: ranks.all.sum(0), Sigmoid())
     embeddings, labels = torch.randn(1000, 4), torch.arange(1000) // 4
-    widths = [_Engine(embeddings, embeddings, Layout.of(labels, None, None), Settings(Sigmoid(), memory=m)).width
-              for m in (1, 2**20, 2**29)]  # fmt: skip
+    layout = LabelLayout.of(labels, labels)
+    widths = [term.width(TileRun(embeddings, embeddings, term, layout, memory, True)) for memory in (1, 2**20, 2**29)]
     assert widths[0] == 1
     assert widths[0] < widths[1] < widths[2]

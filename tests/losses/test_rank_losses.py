@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 from recollect.losses import RecallAtK, Roadmap, SmoothAP, SupAP, create, reference
-from recollect.losses.simix import draw_mixing
+from recollect.losses.engine.simix import draw_mixing
 
 ASYMMETRIC = {"step": reference.asymmetric_step(), "step_positives": reference.heaviside_step}
 
@@ -34,7 +34,30 @@ LOSSES = {
         lambda **o: RecallAtK(k=(1, 3, 50), tau1=0.5, tau2=0.1, **o),
         lambda *a: reference.recall_at_k(*a, k=(1, 3, 50), tau1=0.5, tau2=0.1),
     ),
+    "recall_at_k, a tau1 for each k": (
+        lambda **o: RecallAtK(**{"k": (1, 2, 4, 8, 16), "tau1": (0.3, 0.5, 1.0, 2.0, 4.0), **o}),
+        lambda *a: reference.recall_at_k(*a, tau1=(0.3, 0.5, 1.0, 2.0, 4.0)),
+    ),
+    "recall_at_k, calibrated": (
+        lambda **o: RecallAtK(calibration_weight=0.3, **o),
+        lambda *a: 0.7 * reference.recall_at_k(*a) + 0.3 * reference.calibration(*a),
+    ),
     "smooth_ap": (SmoothAP, reference.smooth_ap),
+    "smooth_ap, released": (
+        lambda **o: SmoothAP(count_query=True, **o),
+        lambda *a: reference.smooth_ap(*a, count_query=True),
+    ),
+    "sup_ap, released": (
+        lambda **o: SupAP(count_query=True, **o),
+        lambda *a: reference.smooth_ap(*a, count_query=True, **ASYMMETRIC),
+    ),
+    "roadmap, released": (
+        lambda **o: Roadmap(count_query=True, calibrate="violating", **o),
+        lambda *a: (
+            0.5 * reference.smooth_ap(*a, count_query=True, **ASYMMETRIC)
+            + 0.5 * reference.calibration(*a, violating=True)
+        ),
+    ),
     "sup_ap": (SupAP, lambda *a: reference.smooth_ap(*a, **ASYMMETRIC)),
     "roadmap": (Roadmap, _roadmap),
 }
@@ -44,7 +67,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:No image of this batch has a pos
 
 def _assume_defined(name: str, *given_batches: Batch) -> None:
     """The asymmetric step jumps at a tie, where rounding would decide: leave ties out for it."""
-    if name in ("recall_at_k, asymmetric", "sup_ap", "roadmap"):
+    if name.startswith(("recall_at_k, asymmetric", "sup_ap", "roadmap")):
         assume(not any(batch.has_ties for batch in given_batches))
 
 
@@ -83,7 +106,7 @@ def test_the_batch_as_its_own_reference_set_excludes_the_query() -> None:
     assert loss(embeddings, labels, embeddings.clone(), labels) < loss(embeddings, labels), "the query finds its copy"
 
 
-@pytest.mark.parametrize("name", [n for n in LOSSES if n != "roadmap"])
+@pytest.mark.parametrize("name", [n for n in LOSSES if not n.startswith("roadmap") and n != "recall_at_k, calibrated"])
 @given(batch=batches(), seed=st.integers(0, 1000))
 def test_simix_equals_embeddings_built_explicitly(name: str, batch: Batch, seed: int) -> None:
     _assume_defined(name, batch)

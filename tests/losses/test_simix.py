@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recollect.losses import RecallAtK
-from recollect.losses.simix import draw_mixing
+from recollect.losses.engine.simix import draw_mixing
 
 
 @pytest.mark.parametrize(("images", "per_class", "expected"), [(400, 4, 1000), (392, 4, 980), (20, 2, 30), (9, 3, 18)])

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from recollect.losses import RecallAtK, Roadmap, SmoothAP, SupAP
-from recollect.losses.steps import Asymmetric
+from recollect.losses.engine.steps import Asymmetric
 
 LOSSES: dict[str, Callable[..., torch.nn.Module]] = {
     "recall_at_k": RecallAtK,

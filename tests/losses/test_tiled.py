@@ -1,4 +1,4 @@
-"""What the losses that go tile by tile have in common."""
+"""What the losses on whole lists have in common with all others on the tile loop: shares, SiMix, calibration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from tiled_inputs import unit, value_and_gradients
 
 from recollect.losses.binned_ap import BinnedAP
 from recollect.losses.blackbox_ap import BlackboxAP
-from recollect.losses.tiled import TiledLoss
+from recollect.losses.engine.simix import draw_mixing
+from recollect.losses.rank_loss import TiledLoss
+from recollect.losses.reference import calibration, mixed_batch
 
 LOSSES = pytest.mark.parametrize("make", [BinnedAP, BlackboxAP])
 
@@ -44,3 +46,31 @@ def test_autocast_does_not_lower_the_precision(make: type[TiledLoss]) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = make()(E, y)
     assert inside == make()(E, y)
+
+
+@LOSSES
+def test_shares_add_up(make: type[TiledLoss]) -> None:
+    E, y = unit(50, 8, 3).requires_grad_(), torch.arange(50) // 4
+    loss = make(memory=20_000)
+    whole = value_and_gradients(loss(E, y), E)
+    parts = [value_and_gradients(loss.share(E, y, rank, 3), E) for rank in range(3)]
+    for index in range(2):
+        torch.testing.assert_close(sum(part[index] for part in parts), whole[index], rtol=0, atol=1e-12)
+
+
+@LOSSES
+def test_simix_equals_embeddings_built_explicitly(make: type[TiledLoss]) -> None:
+    E, y = unit(20, 6, 5).requires_grad_(), torch.tensor([0, 1, 2, 3, 3] * 4)
+    mixing = draw_mixing(y, generator=torch.Generator().manual_seed(7))
+    mixed = value_and_gradients(make()(*mixed_batch(E, y, mixing)), E)
+    fast = value_and_gradients(make(simix=True, generator=torch.Generator().manual_seed(7))(E, y), E)
+    for one, other in zip(fast, mixed, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+
+
+@LOSSES
+def test_calibration_can_be_added(make: type[TiledLoss]) -> None:
+    E, y = unit(20, 6, 5).requires_grad_(), torch.arange(20) // 5
+    wanted = value_and_gradients(0.7 * make()(E, y) + 0.3 * calibration(E, y), E)
+    for one, other in zip(value_and_gradients(make(calibration_weight=0.3)(E, y), E), wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from recollect.common.errors import DataError, RecollectError, WeightsError
+from recollect.common.errors import DataError, WeightsError
 from recollect.models import Embedder, weights
-from recollect.models.saving import find_embedder
 
 PIXELS = torch.randint(0, 256, (5, 3, 48, 48), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
@@ -106,8 +105,12 @@ def test_a_licence_travels_with_what_grew_from_it(tmp_path: Path, capsys: pytest
 
 
 def test_the_embedder_of_a_run(tmp_path: Path) -> None:
-    Embedder.create("tiny").save(tmp_path / "run" / "best")
-    assert find_embedder(tmp_path / "run") == tmp_path / "run" / "best"
-    assert find_embedder(tmp_path / "run" / "best") == tmp_path / "run" / "best"
-    with pytest.raises(RecollectError, match="no saved embedder"):
-        find_embedder(tmp_path)
+    embedder = Embedder.create("tiny").eval()
+    embedder.save(tmp_path / "run" / "model")
+    with torch.no_grad():
+        assert torch.equal(Embedder.load(tmp_path / "run")(PIXELS), embedder(PIXELS))
+    (tmp_path / "unfinished" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(WeightsError, match="open_model"):
+        Embedder.load(tmp_path / "unfinished")
+    with pytest.raises(WeightsError, match="not a saved embedder"):
+        Embedder.load(tmp_path)

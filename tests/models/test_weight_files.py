@@ -139,7 +139,7 @@ def test_download_fetches_the_original_file(monkeypatch: pytest.MonkeyPatch) -> 
     row = zoo.find("swag-b16")
     answer(monkeypatch, b"content")
     path = obtain_weights(row, None, download=True)
-    assert path == weight_files.cache_folder() / "vit_b16.torch"
+    assert path == weight_files.weights_folder() / "vit_b16.torch"
     assert find_weights(row) == path  # at hand from now on
 
 

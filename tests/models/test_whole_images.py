@@ -1,12 +1,8 @@
-"""Images of different sizes in one call, and vectors that are stored as they are made."""
+"""Images of different sizes in one call."""
 
 from __future__ import annotations
 
-import json
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
 
 import numpy as np
 import pytest
@@ -15,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recollect.common.errors import ConfigError, DataError, InputError
+from recollect.common.errors import InputError
 from recollect.data.image_set import ImageSet
 from recollect.data.transforms.longer_side import LongerSide
-from recollect.inference import vector_store as stored
-from recollect.inference.vector_store import stored_vectors, weights_digest
+from recollect.inference.vector_store import weights_digest
 from recollect.models import Embedder
 from recollect.models.normalization import by_shape
 
@@ -86,96 +81,6 @@ def test_the_size_of_whole_images_is_their_longer_side(tmp_path: Path) -> None:
 
 
 # Vectors in a file ---------------------------------------------------------------------------------------------------
-
-
-class Ended(BaseException):
-    """A process that ends here."""
-
-
-class Work:
-    """Embeds an image to its number; ends when it has been asked for ``fails`` parts."""
-
-    def __init__(self, fails: int | None = None) -> None:
-        self.asked: list[range] = []
-        self.fails = fails
-
-    def __call__(self, part: range) -> Tensor:
-        self.asked.append(part)
-        if self.fails is not None and len(self.asked) > self.fails:
-            raise Ended
-        return torch.arange(part.start, part.stop).float()[:, None].expand(-1, 2)
-
-
-@pytest.mark.parametrize("fails", range(4))
-def test_interrupted_and_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int) -> None:
-    monkeypatch.setattr(stored, "PART", 3)
-    expected = stored_vectors(tmp_path / "whole.npy", Work(), 10, 2, {"model": "m"})
-    assert expected[:, 1].tolist() == list(range(10))
-    first, second = Work(fails), Work()
-    path = tmp_path / "x.npy"
-    with pytest.raises(Ended):
-        stored_vectors(path, first, 10, 2, {"model": "m"})
-    assert not path.exists()
-    found = stored_vectors(path, second, 10, 2, {"model": "m"})
-    assert second.asked == [range(s, min(s + 3, 10)) for s in range(3 * fails, 10, 3)]
-    assert path.read_bytes() == (tmp_path / "whole.npy").read_bytes()
-    assert np.array_equal(found, expected)
-    seen = {file.name for file in tmp_path.iterdir() if not file.name.startswith(".")}
-    assert seen == {"whole.npy", "whole.npy.json", "x.npy", "x.npy.json"}
-    again = Work()
-    assert np.array_equal(stored_vectors(path, again, 10, 2, {"model": "m"}), expected)
-    assert again.asked == []
-
-
-def test_two_at_once_make_vectors_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored, "PART", 3)
-    path, inside = tmp_path / "x.npy", Event()
-    first, second = Work(), Work()
-
-    def slow(part: range) -> Tensor:
-        inside.set()
-        time.sleep(0.05)
-        return first(part)
-
-    with ThreadPoolExecutor(2) as threads:
-        one = threads.submit(stored_vectors, path, slow, 10, 2, {"model": "m"})
-        assert inside.wait(300)
-        other = threads.submit(stored_vectors, path, second, 10, 2, {"model": "m"})
-        assert np.array_equal(one.result(), other.result())
-    assert len(first.asked) == 4
-    assert second.asked == []
-
-
-def test_ended_while_the_file_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ending(self: Path, target: Path) -> None:
-        raise Ended
-
-    with monkeypatch.context() as patch:
-        replace = Path.replace
-        patch.setattr(Path, "replace", lambda self, to: ending(self, to) if to.suffix == ".npy" else replace(self, to))
-        with pytest.raises(Ended):
-            stored_vectors(tmp_path / "x.npy", Work(), 4, 2, {})
-    work = Work()
-    assert len(stored_vectors(tmp_path / "x.npy", work, 4, 2, {})) == 4
-    assert work.asked == []
-
-
-def test_vectors_of_something_else_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored, "PART", 3)
-    path = tmp_path / "x.npy"
-    with pytest.raises(Ended):
-        stored_vectors(path, Work(1), 10, 2, {"model": "m"})
-    for _ in range(2):  # half made, and whole
-        with pytest.raises(ConfigError, match=r"different: model\).*--overwrite"):
-            stored_vectors(path, Work(), 10, 2, {"model": "n"})
-        stored_vectors(path, Work(), 10, 2, {"model": "m"})
-    fresh = Work()
-    stored_vectors(path, fresh, 10, 2, {"model": "n"}, overwrite=True)
-    assert len(fresh.asked) == 4
-    assert json.loads((tmp_path / "x.npy.json").read_text())["about"]["model"] == "n"
-    np.save(path, np.zeros((3, 2), np.float32))
-    with pytest.raises(DataError, match="instead of float32"):
-        stored_vectors(path, Work(), 10, 2, {"model": "n"})
 
 
 def test_the_digest_changes_with_any_weight(tiny: Embedder) -> None:

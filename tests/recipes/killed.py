@@ -13,10 +13,12 @@ import signal
 import sys
 from typing import Any
 
+from recollect.inference import embedding_sets, features
 from recollect.inference import vector_store as stored
 from recollect.training.trainer import Trainer
 
-stored.PART = 16
+for module in (embedding_sets, features):
+    module.PART = 4 * 16  # of whole images a quarter
 
 
 def deadly(call: Any, count: int) -> Any:
@@ -33,7 +35,7 @@ def deadly(call: Any, count: int) -> Any:
 if __name__ == "__main__":
     place, count, *arguments = sys.argv[1:]
     if place == "part":
-        stored.write_json = deadly(stored.write_json, int(count))  # before it is noted that a part is there
+        stored.VectorStore.add = deadly(stored.VectorStore.add, int(count))  # type: ignore[method-assign]
     elif place == "step":
         Trainer._step = deadly(Trainer._step, int(count))  # type: ignore[method-assign]
     sys.argv = ["recollect", *arguments]

@@ -27,7 +27,8 @@ from recollect.config.overrides import resolve
 from recollect.data import load_revisited
 from recollect.data.transforms.longer_side import LongerSide
 from recollect.evaluation import evaluate_revisited
-from recollect.inference import vector_store as stored
+from recollect.inference import embedding_sets, features, vector_store
+from recollect.inference.embedding_sets import embed_set
 from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
 from recollect.step.team import Team
 from recollect.training import trainer
@@ -35,8 +36,8 @@ from recollect.training.build import build
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import train
 from recollect.training.validation import measure
-from recollect.training.whitened_start import whiten_last_layer
-from training.small_runs import final_weights, losses, same_bits, silent
+from recollect.training.whitened_start import whiten_last_layer, whitening_images
+from training.small_runs import final_weights, losses, same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
 
@@ -58,8 +59,19 @@ def eval_arguments(folder: Path, data: Path) -> list[str]:
     return ["eval", str(folder), "--data", "roxford5k", "--root", root, "--distractors", root, "--recipe", RECIPE]
 
 
+def written_in(folder: Path, test: str) -> dict[str, Any]:
+    """What ``recollect eval`` wrote about a test."""
+    (path,) = (folder / "eval").glob(f"{test}-*/metrics.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def rows_kept(cache: Path) -> int:
+    return sum(len(vector_store._opened(path).keys) for path in cache.rglob("*.rows"))  # type: ignore[union-attr]
+
+
 def scores(folder: Path) -> dict[str, float]:
-    written = json.loads((folder / "eval/roxford5k+revisitop1m-test/metrics.json").read_text())
+    written = written_in(folder, "roxford5k+revisitop1m")
     with_them = {f"{name}+r1m": 100 * value for name, value in written["metrics"].items()}
     return {name: 100 * value for name, value in written["without_distractors"].items()} | with_them
 
@@ -75,17 +87,21 @@ def run(place: str, count: int, *arguments: str) -> subprocess.CompletedProcess[
 @pytest.mark.slow
 def test_map_rises_and_every_stage_resumes(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
-    monkeypatch.setattr(stored, "PART", 16)  # as in the processes that are killed
+    for module in (embedding_sets, features):  # as in the processes that are killed
+        monkeypatch.setattr(module, "PART", 4 * 16)
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
     config = resolve(RECIPE, settings(data, **{"run.checkpoint_steps": 5, "run.checkpoint_minutes": 60}))
 
     # As it starts: the network with its whitening, not trained.
     training = build(config, torch.device("cpu"), Team.of())
-    whiten_last_layer(training, silent, tmp_path / "features")
+    chosen = whitening_images(training.config, training.sets.train)
+    assert chosen is not None
+    whiten_last_layer(training, chosen)
     training.network.embedder.save(tmp_path / "untrained")
     training.close()
     # Never interrupted.
     whole = tmp_path / "whole"
-    outcome = train(config, whole, say=silent)
+    outcome = train(config, whole)
     for folder in (tmp_path / "untrained", whole):
         assert CliRunner().invoke(app, eval_arguments(folder, data)).exit_code == 0
     before, after = scores(tmp_path / "untrained"), scores(whole)
@@ -102,13 +118,13 @@ def test_map_rises_and_every_stage_resumes(data: Path, tmp_path: Path, monkeypat
 
     # Killed while whitening, while training, while embedding the distractors.
     killed = tmp_path / "killed"
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "other cache"))
     first = run("part", 5, "train", str(whole / "config.yaml"), "--out", str(killed))
     assert first.returncode == -signal.SIGKILL, first.stderr
-    assert json.loads((killed / "whitening" / "features.npy.part.json").read_text())["done"] == 4 * 16
+    assert rows_kept(tmp_path / "other cache") == 4 * 16
     assert not RunFolder(killed).last.exists()
     second = run("step", 14, "train", "--resume", str(killed))
     assert second.returncode == -signal.SIGKILL, second.stderr
-    assert not (killed / "whitening").exists()
     assert len(losses(killed)) == 13
     third = run("never", 0, "train", "--resume", str(killed))
     assert third.returncode == 0, third.stderr
@@ -117,13 +133,13 @@ def test_map_rises_and_every_stage_resumes(data: Path, tmp_path: Path, monkeypat
     assert same_bits(final_weights(killed), final_weights(whole))
     again = {r["step"]: r["map"] for r in RunFolder(killed).read_metrics() if r["kind"] == "evaluation"}
     assert again == validated
-    # Database: 140 images in 9 parts and the end; queries: 2 parts and the end; then the fourth part of distractors.
-    ended = run("part", 9 + 1 + 2 + 1 + 4, *eval_arguments(killed, data))
+    # Database: 140 images in 9 parts; queries: 20 in 2; then the fourth part of distractors.
+    before_eval = rows_kept(tmp_path / "other cache")
+    ended = run("part", 9 + 2 + 4, *eval_arguments(killed, data))
     assert ended.returncode == -signal.SIGKILL, ended.stderr
-    vectors = Path("eval/revisitop1m-vectors/distractors.npy")
-    assert json.loads((killed / f"{vectors}.part.json").read_text())["done"] == 3 * 16
+    assert rows_kept(tmp_path / "other cache") - before_eval == 140 + 20 + 3 * 16
     assert CliRunner().invoke(app, eval_arguments(killed, data)).exit_code == 0
-    assert (killed / vectors).read_bytes() == (whole / vectors).read_bytes()
+    assert rows_kept(tmp_path / "other cache") - before_eval == 140 + 20 + 100
     assert scores(killed) == after
 
 
@@ -138,14 +154,14 @@ def short(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three steps, no whitening."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("short") / "run"
-    train(resolve(RECIPE, settings(data, **SHORT)), folder, say=silent)
+    train(resolve(RECIPE, settings(data, **SHORT)), folder)
     return folder
 
 
 def test_the_chunk_changes_nothing(data: Path, short: Path, tmp_path: Path) -> None:
     """Images of different sizes, seven at a time or all at once or one by one: the same losses."""
     for chunk in (1, 16):
-        train(resolve(RECIPE, settings(data, **{**SHORT, "batch.chunk": chunk})), tmp_path / str(chunk), say=silent)
+        train(resolve(RECIPE, settings(data, **{**SHORT, "batch.chunk": chunk})), tmp_path / str(chunk))
         assert losses(tmp_path / str(chunk)) == pytest.approx(losses(short), rel=1e-3)
 
 
@@ -154,7 +170,7 @@ def test_validation_is_the_benchmarks_own_map(data: Path, short: Path) -> None:
     arguments = ["eval", str(short), "--data", "sfm120k", "--root", str(data / "sfm"), "--no-multiscale"]
     found = CliRunner().invoke(app, arguments)
     assert found.exit_code == 0, found.output
-    written = json.loads((short / "eval/sfm120k-test/metrics.json").read_text())
+    written = written_in(short, "sfm120k")
     assert written["source"]["scales"] == [1.0]
     records = [r for r in RunFolder(short).read_metrics() if r["kind"] == "evaluation"]
     chosen = max(records, key=lambda record: record["map"])
@@ -203,14 +219,14 @@ def test_parts_of_the_validation_set_give_the_same_map(data: Path) -> None:
 def test_scales_come_from_the_recipe(data: Path, short: Path, tmp_path: Path) -> None:
     """A run's own recipe says three; a saved embedder alone has one; the command line beats both."""
     model = short / "model"
-    queries = Path("eval/roxford5k-vectors/queries.npy")
     root = ["--data", "roxford5k", "--root", str(data / "revisited")]
     embedder = Embedder.load(model)
     cases = [([str(short)], short, INSTANCE_SEARCH_SCALES), ([str(model)], model, (1.0,))]
     for target, folder, scales in cases:
-        found = CliRunner().invoke(app, ["eval", *target, *root])
+        vectors = tmp_path / f"{len(scales)}.npz"
+        found = CliRunner().invoke(app, ["eval", *target, *root, "--vectors-out", str(vectors)])
         assert found.exit_code == 0, found.output
-        written = json.loads((folder / "eval/roxford5k-test/metrics.json").read_text())
+        written = written_in(folder, "roxford5k")
         assert written["source"]["scales"] == list(scales)
         assert "without_distractors" not in written
         from recollect.data import load_revisited
@@ -218,18 +234,17 @@ def test_scales_come_from_the_recipe(data: Path, short: Path, tmp_path: Path) ->
         benchmark = load_revisited("roxford5k", data / "revisited")
         pictures = [LongerSide(48).read(benchmark.queries, index) for index in range(3)]
         expected = embedder.embed(pictures, scales=None if len(scales) == 1 else scales)
-        assert np.allclose(np.load(folder / queries)[:3], expected.numpy(), atol=1e-5)
+        assert np.allclose(np.load(vectors)["embeddings"][:3], expected.numpy(), atol=1e-5)
     refused = CliRunner().invoke(
         app, ["eval", str(model), *root, "--multiscale", "--metrics-out", str(tmp_path / "m.json")]
     )
     assert isinstance(refused.exception, InputError), "results are not replaced unasked"
     paths = ["--metrics-out", str(tmp_path / "m.json"), "--queries-out", str(tmp_path / "q.npz")]
-    refused = CliRunner().invoke(app, ["eval", str(model), *root, "--multiscale", *paths])
-    assert isinstance(refused.exception, ConfigError), "nor are vectors of one scale taken for those of three"
-    assert "different: scales" in str(refused.exception)
-    done = CliRunner().invoke(app, ["eval", str(model), *root, "--multiscale", *paths, "--overwrite"])
+    done = CliRunner().invoke(app, ["eval", str(model), *root, "--multiscale", *paths])
     assert done.exit_code == 0, done.output
-    assert json.loads((tmp_path / "m.json").read_text())["source"]["scales"] == list(INSTANCE_SEARCH_SCALES)
+    found_at_three = json.loads((tmp_path / "m.json").read_text())
+    assert found_at_three["source"]["scales"] == list(INSTANCE_SEARCH_SCALES)
+    assert found_at_three["metrics"] == written_in(short, "roxford5k")["metrics"], "not those of one scale"
 
 
 def test_distractors_as_vectors(data: Path, short: Path, tmp_path: Path) -> None:
@@ -238,8 +253,14 @@ def test_distractors_as_vectors(data: Path, short: Path, tmp_path: Path) -> None
     paths = ["--metrics-out", str(tmp_path / "a.json"), "--queries-out", str(tmp_path / "a.npz")]
     arguments = ["eval", str(short), "--data", "roxford5k", "--root", root]
     assert CliRunner().invoke(app, [*arguments, "--distractors", root, *paths]).exit_code == 0
-    vectors = str(short / "eval/revisitop1m-vectors/distractors.npy")
-    assert np.load(vectors).shape == (100, 64)
+    from recollect.data import load_distractors
+    from recollect.data.transforms.longer_side import LongerSide
+
+    images = load_distractors(root)
+    embedded = embed_set(Embedder.load(short), images, scales=INSTANCE_SEARCH_SCALES, transform=LongerSide(48))
+    vectors = str(tmp_path / "distractors.npy")
+    np.save(vectors, embedded.vectors)
+    assert embedded.vectors.shape == (100, 64)
     others = [path.replace("a.", "b.") for path in paths]
     assert CliRunner().invoke(app, [*arguments, "--distractors", vectors, *others]).exit_code == 0
     one, other = (json.loads((tmp_path / name).read_text()) for name in ("a.json", "b.json"))
@@ -251,46 +272,26 @@ def test_distractors_as_vectors(data: Path, short: Path, tmp_path: Path) -> None
 def test_both_benchmarks_are_measured_with_the_same_distractors(
     data: Path, short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R1M is embedded once: the second benchmark finds its vectors. Whatever is embedded is noted."""
+    """R1M is embedded once: the second benchmark finds its vectors."""
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
     shutil.copytree(short / "model", tmp_path / "model", ignore=shutil.ignore_patterns("eval"))
-    root, embedded = str(data / "revisited"), []  # type: ignore[var-annotated]
-
-    read = LongerSide.read
-
-    def noting(self: LongerSide, images: Any, index: int, *rest: Any) -> Any:
-        embedded.append((images.name, 1))
-        return read(self, images, index, *rest)
-
-    monkeypatch.setattr(LongerSide, "read", noting)
+    root = str(data / "revisited")
     arguments = ["eval", str(tmp_path / "model"), "--root", root, "--distractors", root, "--data"]
     found = CliRunner().invoke(app, [*arguments, "roxford5k"])
     assert found.exit_code == 0, found.output
-    assert _count(embedded) == {"roxford5k": 140 + 20, "revisitop1m": 100}
-    vectors = tmp_path / "model" / "eval" / "revisitop1m-vectors" / "distractors.npy"
-    before = (vectors.read_bytes(), vectors.stat().st_mtime_ns)
-    embedded.clear()
-    found = CliRunner().invoke(app, [*arguments, "rparis6k"])
+    assert rows_kept(tmp_path / "cache") == 140 + 20 + 100
+    vectors = tmp_path / "v.npz"
+    found = CliRunner().invoke(app, [*arguments, "rparis6k", "--vectors-out", str(vectors)])
     assert found.exit_code == 0, found.output
-    assert _count(embedded) == {"rparis6k": 8 * 5 + 8}
-    assert (vectors.read_bytes(), vectors.stat().st_mtime_ns) == before
+    assert rows_kept(tmp_path / "cache") == 140 + 20 + 100 + 8 * 5 + 8
 
-    place = tmp_path / "model" / "eval"
-    written = json.loads((place / "rparis6k+revisitop1m-test" / "metrics.json").read_text())
+    written = written_in(tmp_path / "model", "rparis6k+revisitop1m")
     benchmark = load_revisited("rparis6k", root)
-    queries, database = (np.load(place / "rparis6k-vectors" / f"{name}.npy") for name in ("queries", "database"))
-    everything = np.concatenate(
-        [database, np.load(vectors)]
-    )  # distractors are images of the database, none of them right
-    for key, rows in (("without_distractors", database), ("metrics", everything)):
-        expected = evaluate_revisited(queries, rows, benchmark.ground_truth).metrics
-        assert written[key] == pytest.approx(expected, abs=1e-6)
+    arrays = np.load(vectors)
+    expected = evaluate_revisited(arrays["embeddings"], arrays["gallery"], benchmark.ground_truth).metrics
+    assert written["without_distractors"] == pytest.approx(expected, abs=1e-6)
     assert written["metrics"]["medium/map"] < written["without_distractors"]["medium/map"]
-    other = json.loads((place / "roxford5k+revisitop1m-test" / "metrics.json").read_text())
-    assert other["metrics"] != written["metrics"]
-
-
-def _count(embedded: list[tuple[str, int]]) -> dict[str, int]:
-    return {name: sum(count for other, count in embedded if other == name) for name, _ in embedded}
+    assert written_in(tmp_path / "model", "roxford5k+revisitop1m")["metrics"] != written["metrics"]
 
 
 @pytest.mark.parametrize(
@@ -312,6 +313,6 @@ def test_impossible_wishes_are_refused(data: Path, changes: dict[str, Any], mess
 def test_what_only_the_network_tells_is_refused_too(data: Path, tmp_path: Path) -> None:
     whole = settings(data, **SHORT)
     with pytest.raises(ConfigError, match=r"model\.resize=null"):
-        train(resolve(RECIPE, {**whole, "model.resize": "default"}), tmp_path / "a", say=silent)
+        train(resolve(RECIPE, {**whole, "model.resize": "default"}), tmp_path / "a")
     with pytest.raises(DataError, match="eccv2020"):
-        train(resolve(RECIPE, {**whole, "data.validation_root": None}), tmp_path / "b", say=silent)
+        train(resolve(RECIPE, {**whole, "data.validation_root": None}), tmp_path / "b")

@@ -5,12 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from recollect.config.schema import Config
+from recollect.inference import features
 from recollect.training.trainer import train
-from training.small_runs import make_images, silent, small_config
+from training.small_runs import make_images, small_config
 
 EVIL = "<img src=x onerror=alert(1)>\u202e&\"'"
 """A class name that would act if it were not escaped: folders may be called so."""
+
+
+def count_images(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many images are put through a network from now on, a number per part."""
+    through: list[int] = []
+    real = features._from_pixels
+
+    def counted(embedder: Any, pipeline: Any, *rest: Any) -> Any:
+        through.append(len(pipeline.images))
+        return real(embedder, pipeline, *rest)
+
+    monkeypatch.setattr(features, "_from_pixels", counted)
+    return through
 
 
 def make_data(root: Path) -> Path:
@@ -31,4 +47,4 @@ def report_config(root: Path, **settings: Any) -> Config:
 
 
 def make_run(root: Path, out: Path, **settings: Any) -> Path:
-    return train(report_config(root, **settings), out, say=silent).folder
+    return train(report_config(root, **settings), out).folder

@@ -45,7 +45,8 @@ def test_vectors_are_the_embedders_and_search_finds_the_image_itself(runs: Path,
     expected = embedder.embed([test / name for name in read.names], progress=False).numpy()
     np.testing.assert_allclose(read.embeddings, expected, atol=1e-6)
     place = read.names.index("test-01/2.png")
-    found = search(read, [test / "test-01" / "2.png"], 3)
+    queries, found = search(read, [test / "test-01" / "2.png"], 3)
+    assert queries == [str(test / "test-01" / "2.png")]
     assert found.indices[0, 0] == place
     assert found.similarities[0, 0] == pytest.approx(1, abs=1e-5)
     order = np.argsort(-(expected @ expected[place]))[:3]

@@ -5,8 +5,8 @@ import numpy as np
 from recollect.evaluation import Evaluation, evaluate
 from recollect.report.gallery import best, changed, rows_of_results, worst
 from recollect.report.measured import Contender
+from recollect.report.shown_images import Shown
 from recollect.report.thumbnails import Pictures
-from recollect.report.vectors import Shown
 
 
 def _result(first: list[float], labels: list[int], map_: list[float] | None = None) -> Evaluation:

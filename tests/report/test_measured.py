@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from recollect.common.errors import DataError, RecollectError
 from recollect.data import ImageSet, load
 from recollect.evaluation import evaluate
+from recollect.inference.opening import make_embedder
 from recollect.models import Embedder
-from recollect.report import measured
 from recollect.report.measured import choose, measure
 from recollect.report.runs import read_run
-from recollect.training.build import make_embedder
-from report.report_runs import make_run
+from report.report_runs import count_images, make_run
 
 
 def _set(sizes: list[int]) -> ImageSet:
@@ -70,18 +69,17 @@ def test_results_are_those_of_the_weights_before_and_after(runs: Path) -> None:
 
 
 def test_vectors_are_kept_and_used_again(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOLLECT_CACHE", str(runs / "cache"))
     first = measure(read_run(runs / "first"))
-
-    def refuse(*arguments: object) -> None:
-        raise AssertionError("embedded again")
-
-    monkeypatch.setattr(measured, "embed", refuse)
+    through = count_images(monkeypatch)
     again = measure(read_run(runs / "first"))
     assert first.trained is not None
     assert again.trained is not None
     assert np.array_equal(first.trained.vectors, again.trained.vectors)
-    with pytest.raises(AssertionError):
-        measure(read_run(runs / "first"), limit=12)
+    measure(read_run(runs / "first"), limit=12)
+    assert not through, "some of the same images are no other images"
+    measure(read_run(runs / "first"), split="train")
+    assert sum(through) == 2 * 40
 
 
 def test_other_weights_are_embedded_anew(runs: Path) -> None:
@@ -128,11 +126,17 @@ def test_without_images_the_kept_vectors_serve(made: Path, tmp_path: Path) -> No
 def test_a_run_without_a_model_shows_its_checkpoint(runs: Path) -> None:
     finished = measure(read_run(runs / "first"))
     shutil.rmtree(runs / "first" / "model")
+    refused = measure(read_run(runs / "first"))
+    assert refused.trained is None, "a finished run is never shown with other weights"
+    assert any("model.safetensors is missing" in remark for remark in refused.remarks)
+    manifest = runs / "first" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"outcome"', '"earlier"'))
     found = measure(read_run(runs / "first"))
     assert finished.trained is not None
     assert found.trained is not None
     np.testing.assert_array_equal(found.trained.vectors, finished.trained.vectors)  # its last checkpoint is its end
     assert "not finished" in found.trained.what
+    assert any("last.pt" in remark for remark in found.remarks)
     (runs / "first" / "checkpoints" / "last.pt").unlink()
     nothing = measure(read_run(runs / "first"))
     assert nothing.trained is None
@@ -161,7 +165,7 @@ def test_pretrained_networks_start_without_the_new_layer(runs: Path) -> None:
     found = measure(run, limit=10)
     assert found.init is not None
     assert found.init.vectors.shape[1] == 1280
-    assert "as it comes" in found.init.what
+    assert "without training" in found.init.what
 
 
 def test_settings_of_another_version_are_refused_with_a_sentence(runs: Path) -> None:

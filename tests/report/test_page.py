@@ -6,15 +6,14 @@ import shutil
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from recollect.common.errors import DataError, InputError
-from recollect.report import measured, write_report
+from recollect.report import write_report
 from recollect.report.measured import measure
 from recollect.report.runs import read_run
-from report.report_runs import EVIL, make_run
+from report.report_runs import EVIL, count_images, make_run
 from training.small_runs import make_images
 
 EMPTY = {"img", "br", "meta", "hr"}
@@ -226,15 +225,9 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_runs_have_in_common_is_embedded_once(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    real = measured.embed
-
-    def counted(*arguments: Any) -> Any:
-        calls.append(1)
-        return real(*arguments)
-
-    monkeypatch.setattr(measured, "embed", counted)
+    monkeypatch.setenv("RECOLLECT_CACHE", str(runs / "cache"))
+    through = count_images(monkeypatch)
     write_report([runs / "first", runs / "second"])
-    assert len(calls) == 3  # one start, two ends
+    assert sum(through) == 3 * 30  # one start, two ends
     write_report([runs / "first", runs / "second"])
-    assert len(calls) == 3
+    assert sum(through) == 3 * 30

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recollect.search.vector_store import Item
+from recollect.search.store_protocol import Item
 from search import servers
 
 KINDS = ("sqlite", "postgres", pytest.param("milvus", marks=pytest.mark.slow))

@@ -25,6 +25,7 @@ pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")
 from recollect.search import Index
 from recollect.search.batching import LARGEST
 from search.live_service import Client, running
+from search.stores import fresh_address
 from search.toy_model import ToyEncoder, make_photos
 
 TOKEN = "a-token-of-some-length"
@@ -344,6 +345,22 @@ def test_an_index_that_breaks_is_said_without_its_path(tmp_path: Path) -> None:
             assert answer.status == 503
             assert str(tmp_path).encode() not in answer.body
             assert client.get("/health").status == 503
+
+
+def test_several_services_on_one_server(tmp_path: Path) -> None:
+    photos = make_photos(tmp_path / "p")
+    address = fresh_address("postgres", tmp_path)
+    right = {"Authorization": f"Bearer {TOKEN}"}
+    with Index.create(address, ToyEncoder()) as first, Index.open(address, ToyEncoder()) as second:
+        first.sync(photos)
+        with running(first, token=TOKEN) as one, running(second) as two, ThreadPoolExecutor(20) as pool:
+            assert one.upload("/items", _png("lime"), right, id="new").status == 201
+            assert two.upload("/search", _png("lime"), k="1").json()["results"][0]["id"] == "new"
+            assert two.get("/thumbnails/new").status == 200
+            content = (photos / "class1" / "1.png").read_bytes()
+            answers = list(pool.map(lambda number: (one, two)[number % 2].upload("/search", content, k="3"), range(60)))
+            assert {answer.status for answer in answers} == {200}
+            assert {answer.json()["results"][0]["id"] for answer in answers} == {"class1/1.png"}
 
 
 @pytest.mark.slow

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.common.errors import DataError, InputError
+from recollect.data import load
+from recollect.inference.trained_on import trained_on
 from recollect.models import Embedder
 from recollect.search import Index, calibrating, thresholds
 from recollect.search.calibrating import calibrate_target
@@ -111,6 +113,8 @@ def test_classes_trained_on_are_left_out(tmp_path: Path) -> None:
     torch.manual_seed(0)
     Embedder.create("tiny", size=16, dim=8).save(run)
     (run / "config.yaml").write_text(f"data: {{name: folder, root: {photos}}}\n")
+    images = load("folder", photos, "train", class_split="alphabet")
+    trained_on(images).write(run)
     assert calibrating._training_classes(run, str(photos)) == {f"class{n}" for n in range(4)}
     assert calibrating._training_classes(run, str(tmp_path)) == set()
     remarks: list[str] = []

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import final_weights, losses, make_images, silent, small_config
+from small_runs import final_weights, losses, make_images, small_config
 from training_toys import difference
 
 import recollect
@@ -24,8 +24,8 @@ HERE = Path(__file__).parent
 
 
 def torchrun(processes: int, *arguments: str, timeout: float = 900) -> subprocess.CompletedProcess[str]:
-    package = Path(recollect.__file__).parents[1]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{package}{os.pathsep}{HERE}"}
+    paths = [Path(recollect.__file__).parents[1], HERE, HERE.parent / "training"]  # the last for the toys
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, paths))}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=timeout, env=environment)
 
@@ -87,7 +87,7 @@ def test_torchrun_trains_as_one_process_does(tmp_path: Path) -> None:
     """The whole command line on two processes, with validation, against one process: the same losses and weights."""
     root = make_images(make_images(tmp_path / "images"), classes=6, split="test", seed=1)
     settings = {"optimizer.name": "sgd", "optimizer.lr": 0.1, "data.validation": "random"}
-    alone = train(small_config(root, **settings), tmp_path / "alone", say=silent)
+    alone = train(small_config(root, **settings), tmp_path / "alone")
     config, folder = str(tmp_path / "alone" / "config.yaml"), tmp_path / "together"
     done = torchrun(2, "-m", "recollect", "train", config, "--out", str(folder))
     assert done.returncode == 0, done.stderr[-3000:]

@@ -63,7 +63,7 @@ def searched(study: Matrix, cell: Cell, found: dict[float, float], steps: int = 
     for rate, value in found.items():
         run = study.folder(BENCH, cell) / "search" / f"lr-{rate:g}"
         run.mkdir(parents=True, exist_ok=True)
-        (run / "manifest.json").write_text(json.dumps({"outcome": {"steps": steps}}))
-        (run / "metrics.jsonl").write_text(
-            json.dumps({"kind": "evaluation", "split": "val", "step": steps, "r@1": value}) + "\n"
-        )
+        outcome = {"steps": steps, "seconds": 1.0, "chosen_step": steps, "metrics": {}}
+        (run / "manifest.json").write_text(json.dumps({"outcome": outcome}))
+        record = {"kind": "evaluation", "split": "val", "step": steps, "r@1": value}
+        (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")

@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 from recollect.cli.app import app
 from recollect.common.errors import ConfigError
 from recollect.config.schema import ModelConfig
+from recollect.inference import opening
+from recollect.inference.opening import make_embedder
 from recollect.models import Embedder
 from recollect.studies import matrix_runs
 from recollect.studies.benches import BENCHES, UntilValidation
@@ -24,9 +26,7 @@ from recollect.studies.claims_page import write_page
 from recollect.studies.matrix import LADDER, MOST_RATES, Matrix, Task, pending, tasks
 from recollect.studies.matrix_runs import run_matrix
 from recollect.studies.summary import collect, interval, judge, verdict
-from recollect.training import build
-from recollect.training.build import make_embedder
-from training.small_runs import final_weights, same_bits, silent
+from training.small_runs import final_weights, same_bits
 
 
 def finished(matrix: Matrix) -> dict[str, float]:
@@ -37,7 +37,7 @@ def test_a_study_from_first_run_to_page(here: None, data: Path, tmp_path: Path) 
     claim = asymmetric(BENCH)
     study = Matrix(tmp_path / "study", "small", data)
     assert len(pending(study, [claim])) == 12  # of each cell two rates, one more at an end, three seeds
-    assert run_matrix(study, [claim], jobs=1, say=silent)
+    assert run_matrix(study, [claim], jobs=1)
     done = finished(study)
     assert len(done) == len(pending(study, [claim])) >= 12
     assert all(run.done for run in pending(study, [claim]))
@@ -46,7 +46,7 @@ def test_a_study_from_first_run_to_page(here: None, data: Path, tmp_path: Path) 
             "train",
             "validation",
         }
-    assert run_matrix(study, [claim], jobs=1, say=silent)
+    assert run_matrix(study, [claim], jobs=1)
     assert finished(study) == done  # nothing is done twice
     results = collect(study, claim)
     for result in results.values():
@@ -69,22 +69,24 @@ def test_a_study_from_first_run_to_page(here: None, data: Path, tmp_path: Path) 
     assert (page.parent / "asymmetric-small.svg").read_text().count("<svg") == 1
 
 
-def test_the_search_reads_no_test_image(here: None, data: Path, tmp_path: Path) -> None:
+def test_the_search_reads_no_test_image(
+    here: None, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for image in (data / "patterns" / "test").rglob("*.png"):
         image.write_text("a trap")
     claim = asymmetric(BENCH)
     study = Matrix(tmp_path / "study", "small", data)
-    said: list[str] = []
-    run_matrix(study, [claim], jobs=1, say=said.append)
+    caplog.set_level("INFO", "recollect")
+    run_matrix(study, [claim], jobs=1)
     assert all(study.choice(BENCH, cell) is not None for cell in claim.cells())
-    assert all("seed-" in line for line in said)  # only what measures the test set misses it
-    assert len(said) == 6
+    assert all("seed-" in line for line in caplog.messages)  # only what measures the test set misses it
+    assert len(caplog.messages) == 6
 
 
 def test_a_killed_run_goes_on(here: None, data: Path, tmp_path: Path) -> None:
     claim = asymmetric(BENCH)
     study = Matrix(tmp_path / "study", "small", data)
-    run_matrix(study, [claim], jobs=1, say=silent)
+    run_matrix(study, [claim], jobs=1)
     folder = final_run(study, BENCH, claim.cells()[0], 1)
     whole = final_weights(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -92,19 +94,21 @@ def test_a_killed_run_goes_on(here: None, data: Path, tmp_path: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest))
     shutil.rmtree(folder / "model")
     assert [task.folder for task in tasks(study, claim)] == [folder]
-    assert run_matrix(study, [claim], jobs=1, say=silent)
+    assert run_matrix(study, [claim], jobs=1)
     assert same_bits(final_weights(folder), whole)
 
 
-def test_a_run_that_fails_is_said_and_does_not_stop_the_others(here: None, data: Path, tmp_path: Path) -> None:
+def test_a_run_that_fails_is_said_and_does_not_stop_the_others(
+    here: None, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     bad = Cell("bad", "bad", 16, {"loss.name": "recall_at_k", "loss.options": {"k": [0]}})
     good = Cell("good", "good", 16, {"loss.name": "recall_at_k", "loss.options": {}})
     claim = replace(asymmetric(BENCH), curves=[replace(asymmetric(BENCH).curves[0], points=[("b", bad), ("g", good)])])
     claim = replace(claim, contrasts=[])
     study = Matrix(tmp_path / "study", "small", data)
-    said: list[str] = []
-    assert not run_matrix(study, [claim], jobs=1, say=said.append)
-    assert len(said) == len(BENCH.rates)
+    caplog.set_level("INFO", "recollect")
+    assert not run_matrix(study, [claim], jobs=1)
+    assert len(caplog.messages) == len(BENCH.rates)
     results = collect(study, claim)
     assert results["bad"].by_seed == {}
     assert results["bad"].shown == "–"
@@ -119,12 +123,12 @@ def test_rows_that_train_nothing(here: None, data: Path, tmp_path: Path, monkeyp
         drawn.append(seed)
         return make_embedder(model, seed)
 
-    monkeypatch.setattr(build, "make_embedder", remember)
+    monkeypatch.setattr(opening, "make_embedder", remember)
     claim = initialisation(BENCH)
     only = [cell for cell in claim.cells() if not cell.trains and "random" in cell.name]
     claim = replace(claim, curves=[replace(claim.curves[0], points=[("random", only[0])])], contrasts=[])
     study = Matrix(tmp_path / "study", "small", data)
-    assert run_matrix(study, [claim], jobs=1, say=silent)
+    assert run_matrix(study, [claim], jobs=1)
     result = collect(study, claim)[only[0].name]
     assert result.mean is not None
     assert 0 < result.mean <= 100
@@ -135,7 +139,7 @@ def test_validation_says_how_long(here: None, data: Path, tmp_path: Path) -> Non
     bench = replace(BENCH, budget=UntilValidation(small=6, full=6, most_images=10_000, evaluations=3))
     claim: Claim = asymmetric(bench)
     study = Matrix(tmp_path / "study", "small", data)
-    assert run_matrix(study, [claim], jobs=1, say=silent)
+    assert run_matrix(study, [claim], jobs=1)
     for cell in claim.cells():
         choice = study.choice(bench, cell)
         assert choice is not None
@@ -199,7 +203,7 @@ def test_a_folder_of_another_budget_is_left_alone(tmp_path: Path) -> None:
 def test_processes_of_their_own(data: Path, tmp_path: Path) -> None:
     claim = asymmetric(BENCH)
     study = Matrix(tmp_path / "study", "small", data, seeds=(1, 2))
-    assert run_matrix(study, [claim], jobs=2, say=silent)
+    assert run_matrix(study, [claim], jobs=2)
     assert all(len(result.by_seed) == 2 for result in collect(study, claim).values())
 
 

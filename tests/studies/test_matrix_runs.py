@@ -24,49 +24,54 @@ from recollect.studies.matrix import Matrix, best_of, pending
 from recollect.studies.matrix_runs import run_matrix
 from recollect.studies.summary import collect
 from recollect.training import build
-from training.small_runs import silent
 
 
-def test_what_was_repaired_is_done_by_the_next_call(here: None, data: Path, tmp_path: Path) -> None:
+def test_what_was_repaired_is_done_by_the_next_call(
+    here: None, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     images = {path: path.read_bytes() for path in (data / "patterns" / "test").rglob("*.png")}
     for path in images:
         path.write_text("no image")
-    claim, study, said = asymmetric(BENCH), Matrix(tmp_path / "study", "small", data), list[str]()
-    assert not run_matrix(study, [claim], jobs=1, say=said.append)
-    assert len(said) == 6  # each final run once, and no search
+    claim, study = asymmetric(BENCH), Matrix(tmp_path / "study", "small", data)
+    assert not run_matrix(study, [claim], jobs=1)
+    assert len(caplog.messages) == 6  # each final run once, and no search
     for path, content in images.items():
         path.write_bytes(content)
-    said.clear()
-    assert run_matrix(study, [claim], jobs=1, say=said.append)
-    assert said == []
+    caplog.clear()
+    assert run_matrix(study, [claim], jobs=1)
+    assert caplog.messages == []
     assert all(len(result.by_seed) == 3 for result in collect(study, claim).values())
 
 
-def test_a_broken_image_of_an_untrained_cell_is_named_and_repaired(here: None, data: Path, tmp_path: Path) -> None:
+def test_a_broken_image_of_an_untrained_cell_is_named_and_repaired(
+    here: None, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     claim = initialisation(BENCH)
     cell = next(cell for cell in claim.cells() if not cell.trains and "random" in cell.name)
     claim = replace(claim, curves=[replace(claim.curves[0], points=[("random", cell)])], contrasts=[])
-    study, said = Matrix(tmp_path / "study", "small", data), list[str]()
+    study = Matrix(tmp_path / "study", "small", data)
     image = next((data / "patterns" / "test").rglob("*.png"))
     content = image.read_bytes()
     image.write_text("no image")
-    assert not run_matrix(study, [claim], jobs=1, say=said.append)
-    assert all(image.name in line for line in said)
+    assert not run_matrix(study, [claim], jobs=1)
+    assert all(image.name in line for line in caplog.messages)
     write_page(study, [claim], tmp_path / "page", "x")
     image.write_bytes(content)
-    assert run_matrix(study, [claim], jobs=1, say=silent)
+    assert run_matrix(study, [claim], jobs=1)
     page = write_page(study, [claim], tmp_path / "page", "x")
     runs = [json.loads(line) for line in (page.parent / "runs.jsonl").read_text().splitlines()]
     assert len(runs) == 3
     assert all(run["metrics"]["test"]["r@1"] > 0 and run["fingerprints"]["test"] for run in runs)
 
 
-def test_a_run_that_diverges_is_settled_and_says_why(here: None, data: Path, tmp_path: Path) -> None:
+def test_a_run_that_diverges_is_settled_and_says_why(
+    here: None, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     claim = asymmetric(replace(BENCH, settings={**BENCH.settings, "run.loss_limit": 1e-9}))
-    study, said = Matrix(tmp_path / "study", "small", data), list[str]()
-    assert run_matrix(study, [claim], jobs=1, say=said.append)
+    study = Matrix(tmp_path / "study", "small", data)
+    assert run_matrix(study, [claim], jobs=1)
     assert all(run.done for run in pending(study, [claim]))
-    assert "stopped at step 1" in said[0]
+    assert "stopped at step 1" in caplog.messages[0]
     text = write_page(study, [replace(claim, contrasts=[])], tmp_path / "page", "x").read_text()
     assert "Not run" in text
 
@@ -87,17 +92,17 @@ def test_one_process_at_a_time_works_on_a_study(here: None, data: Path, tmp_path
     lock = try_lock(study.out / ".lock")
     assert lock is not None
     with lock:
-        assert not run_matrix(study, [claim], minutes=0, say=silent)  # nothing is run: only the page is wanted
+        assert not run_matrix(study, [claim], minutes=0)  # nothing is run: only the page is wanted
         with pytest.raises(ConfigError, match="another process"):
-            run_matrix(study, [claim], jobs=1, say=silent)
+            run_matrix(study, [claim], jobs=1)
     assert not list(study.out.rglob("failed.json"))
 
 
 def test_no_search_run_reaches_the_test_set(
-    here: None, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: None, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Code that asks for test images is refused, in a run that begins and in one that goes on."""
-    claim, study, said = asymmetric(BENCH), Matrix(tmp_path / "study", "small", data), list[str]()
+    claim, study = asymmetric(BENCH), Matrix(tmp_path / "study", "small", data)
     honest = build.load_sets
 
     def peeking(config: Any) -> Any:
@@ -106,19 +111,19 @@ def test_no_search_run_reaches_the_test_set(
 
     with monkeypatch.context() as patch:
         patch.setattr("recollect.training.build.load_sets", peeking)
-        run_matrix(study, [claim], jobs=1, say=said.append)
-        assert said
-        assert all("asked for where only train may be read" in line for line in said)
-    run_matrix(study, [claim], jobs=1, say=silent)
+        run_matrix(study, [claim], jobs=1)
+        assert caplog.messages
+        assert all("asked for where only train may be read" in line for line in caplog.messages)
+    run_matrix(study, [claim], jobs=1)
     run = next(iter(study.searches(BENCH, claim.cells()[0]).values()))
     manifest = json.loads((run / "manifest.json").read_text())
     manifest.pop("outcome")
     (run / "manifest.json").write_text(json.dumps(manifest))
-    said.clear()
+    caplog.clear()
     with monkeypatch.context() as patch:
         patch.setattr("recollect.training.build.load_sets", peeking)
-        run_matrix(study, [claim], jobs=1, say=said.append)
-    assert any("asked for where only train may be read" in line for line in said)
+        run_matrix(study, [claim], jobs=1)
+    assert any("asked for where only train may be read" in line for line in caplog.messages)
 
 
 def test_the_page_says_what_was_trained_where_the_search_had_a_smaller_batch(
@@ -126,7 +131,7 @@ def test_the_page_says_what_was_trained_where_the_search_had_a_smaller_batch(
 ) -> None:
     claim = asymmetric(replace(BENCH, batch=32, budget=replace(BENCH.budget, small=96)))
     study = Matrix(tmp_path / "study", "small", data)
-    assert run_matrix(study, [claim], jobs=1, say=silent)
+    assert run_matrix(study, [claim], jobs=1)
     text = write_page(study, [claim], tmp_path / "page", "x").read_text()
     assert "(batch 24)" in text  # six of twelve classes, four images each
     rows = [line for line in text.splitlines() if line.startswith("| r@1 |")]

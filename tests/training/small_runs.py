@@ -64,7 +64,3 @@ def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
 
 def losses(folder: Path) -> list[float]:
     return [record["loss"] for record in RunFolder(folder).read_metrics() if record["kind"] == "step"]
-
-
-def silent(line: str) -> None:
-    pass

@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_runs import silent
 
 from recollect.config.overrides import resolve
 from recollect.data import ImageSet, load
@@ -59,7 +58,7 @@ def test_recall_at_k_learns_and_beats_pairs_and_triplets(unseen: ImageSet, tmp_p
             "run.epochs": None,
             "run.steps": 60,
         }
-        outcome = train(resolve("glyphs", settings), tmp_path / loss, say=silent)
+        outcome = train(resolve("glyphs", settings), tmp_path / loss)
         after[loss] = found_first(Embedder.load(outcome.folder / "model"), unseen)
     assert untrained < 0.75, "there is room to learn"
     assert after["recall_at_k"] > FLOOR

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from small_runs import final_weights, losses, make_images, same_bits, silent, small_config
+from small_runs import final_weights, losses, make_images, same_bits, small_config
 
 from recollect.common.errors import ConfigError
 from recollect.config.automatic import settle
 from recollect.config.overrides import resolve
 from recollect.data import ImageSet, load
 from recollect.evaluation import evaluate
-from recollect.inference import features
 from recollect.models import Embedder
 from recollect.training import logs, trainer
 from recollect.training.run_folder import RunFolder
@@ -51,7 +46,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("upto", ["backbone", "pooling"])
 def test_only_the_rest_learns_and_the_result_is_an_ordinary_embedder(root: Path, tmp_path: Path, upto: str) -> None:
     config = small_config(root, **{**FROZEN, "model.freeze": upto, "run.watch_test": True})
-    outcome = train(config, tmp_path / "run", say=silent)
+    outcome = train(config, tmp_path / "run")
     assert outcome.steps == 8
     torch.manual_seed(0)
     start = Embedder.create("tiny", dim=16, size=24).state_dict()
@@ -68,80 +63,9 @@ def test_only_the_rest_learns_and_the_result_is_an_ordinary_embedder(root: Path,
     assert evaluate(embeddings, images.labels, ks=(1,)).metrics["r@1"] == outcome.metrics["test"]["r@1"]
 
 
-def test_features_are_those_of_the_frozen_part_and_computed_once(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    images = load("folder", root, "train")
-    embedder = Embedder.create("tiny", dim=16, size=24)
-    frozen, rest = embedder.split("backbone")
-    found = features.frozen_features(embedder, frozen, images, "backbone", folder=tmp_path, batch_size=7, workers=0)
-    rest.eval()
-    with torch.no_grad():
-        ours = rest(torch.from_numpy(np.array(found)))
-    theirs = embedder.embed([images.path(i) for i in range(len(images))], progress=False)
-    assert torch.allclose(ours, theirs, atol=1e-5)
-
-    def refuse(*arguments: Any) -> None:
-        raise AssertionError("computed again")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(features, "_compute", refuse)
-        features.frozen_features(embedder, frozen, images, "backbone", folder=tmp_path)
-        with torch.no_grad():
-            next(frozen.parameters()).add_(1)
-        with pytest.raises(AssertionError, match="computed again"):
-            features.frozen_features(embedder, frozen, images, "backbone", folder=tmp_path)
-
-
-def test_two_runs_at_once_compute_features_once(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    images, embedder = load("folder", root, "train"), Embedder.create("tiny", dim=16, size=24)
-    frozen, _ = embedder.split("backbone")
-    compute, computing, calls = features._compute, Event(), []
-
-    def slowly(*arguments: Any) -> None:
-        calls.append(arguments)
-        computing.set()
-        time.sleep(0.2)
-        compute(*arguments)
-
-    monkeypatch.setattr(features, "_compute", slowly)
-    ask = partial(features.frozen_features, embedder, frozen, images, "backbone", folder=tmp_path, workers=0)
-    with ThreadPoolExecutor(2) as threads:
-        one = threads.submit(ask)
-        assert computing.wait(300)
-        other = threads.submit(ask)
-        assert np.array_equal(one.result(), other.result())
-    assert len(calls) == 1
-
-
-def test_changed_files_are_noticed(tmp_path: Path) -> None:
-    root = make_images(make_images(tmp_path / "images", classes=3), classes=3, split="test")
-    embedder = Embedder.create("tiny", dim=16, size=24)
-    frozen, _ = embedder.split("backbone")
-
-    def compute() -> Any:
-        images = load("folder", root, "train")
-        return features.frozen_features(embedder, frozen, images, "backbone", folder=tmp_path, workers=0).copy()
-
-    before = compute()
-    first, second = (root / "train" / "train-00" / f"{i}.png" for i in (0, 1))
-    first.write_bytes(second.read_bytes())
-    after = compute()
-    assert np.array_equal(after[0], before[1])
-
-
-def test_the_digest_takes_weights_in_any_memory_order(root: Path) -> None:
-    images, embedder = load("folder", root, "train"), Embedder.create("tiny", dim=16, size=24)
-    plain = torch.nn.Conv2d(4, 6, 1)
-    last = torch.nn.Conv2d(4, 6, 1).to(memory_format=torch.channels_last)
-    last.load_state_dict(plain.state_dict())
-    one, other = (features._digest(embedder, part, images, "x") for part in (plain, last))
-    assert one == other
-
-
 def test_resuming_on_features_is_exact(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small_config(root, **{**FROZEN, "run.checkpoint_steps": 3, "run.checkpoint_minutes": 60})
-    train(config, tmp_path / "whole", say=silent)
+    train(config, tmp_path / "whole")
     record = logs.Log.step
 
     def killing(self: logs.Log, **values: Any) -> None:
@@ -152,8 +76,8 @@ def test_resuming_on_features_is_exact(root: Path, tmp_path: Path, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(logs.Log, "step", killing)
         with pytest.raises(KeyboardInterrupt):
-            train(config, tmp_path / "killed", say=silent)
-    train(resume=tmp_path / "killed", say=silent)
+            train(config, tmp_path / "killed")
+    train(resume=tmp_path / "killed")
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
     assert same_bits(final_weights(tmp_path / "killed"), final_weights(tmp_path / "whole"))
 
@@ -180,7 +104,7 @@ def test_a_folder_on_a_cpu_starts_frozen_and_says_so(root: Path) -> None:
 
 def test_an_unknown_stage_is_refused_with_those_there_are(root: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no stage 'layer9'"):
-        train(small_config(root, **{**FROZEN, "model.freeze": "layer9"}), tmp_path / "run", say=silent)
+        train(small_config(root, **{**FROZEN, "model.freeze": "layer9"}), tmp_path / "run")
     assert not RunFolder(tmp_path / "run").path.exists()
 
 
@@ -188,7 +112,7 @@ def test_a_plan_does_not_wait_for_features(root: Path, monkeypatch: pytest.Monke
     def never(*arguments: object, **options: object) -> None:
         raise AssertionError("features were computed")
 
-    monkeypatch.setattr("recollect.training.batches.frozen_features", never)
+    monkeypatch.setattr("recollect.training.batches.part_rows", never)
     plan, lines = trainer.plan(small_config(root, **{**FROZEN, "run.watch_test": True}))
     assert plan.data.images == 72
     assert any("frozen up to" in line for line in lines)

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_runs import losses, make_images, silent, small_config
+from small_runs import losses, make_images, small_config
 from torch import nn
 
-from recollect.training import trainer
+from recollect.training import build, trainer
 
 GOLDEN = Path(__file__).parent / "golden_losses.json"
 TOLERANCE = 1e-7
@@ -39,18 +39,18 @@ def to_float64(network: nn.Module) -> None:
 
 @pytest.mark.slow
 def test_twenty_steps_give_the_known_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare = trainer.prepare
+    original = build.build
 
-    def prepare_in_float64(*arguments: Any) -> Any:
-        session = prepare(*arguments)
-        to_float64(session.network.trained)
-        return session
+    def build_in_float64(*arguments: Any) -> Any:
+        training = original(*arguments)
+        to_float64(training.network.trained)
+        return training
 
-    monkeypatch.setattr(trainer, "prepare", prepare_in_float64)
+    monkeypatch.setattr(build, "build", build_in_float64)
     torch.set_num_threads(1)
     root = make_images(make_images(tmp_path / "images"), classes=4, split="test", seed=1)
     settings = {"batch.size": 48, "batch.chunk": 20, "batch.batches_per_epoch": 5, "run.epochs": 4}
-    trainer.train(small_config(root, **settings), tmp_path / "run", say=silent)
+    trainer.train(small_config(root, **settings), tmp_path / "run")
     found = losses(tmp_path / "run")
     if os.environ.get("RENEW_GOLDEN"):
         GOLDEN.write_text(json.dumps([round(value, 12) for value in found]) + "\n")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import make_images, silent, small_config
+from small_runs import make_images, small_config
 from torch import nn
 
 from recollect import Embedder, large_batch_step
@@ -38,7 +38,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_training_asks_first(root: Path, tmp_path: Path) -> None:
     config = small_config(root, **{"run.precision": "bf16"})
     with pytest.raises(ConfigError, match="this processor fails"):
-        train(config, tmp_path / "run", say=silent)
+        train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="this processor fails"):
         plan(config)

@@ -15,7 +15,7 @@ from recollect.common.console import ProgressLine
 from recollect.training import logs
 from recollect.training.run_folder import RunFolder
 
-RECORD = {"step": 1, "epoch": 0.5, "loss": 0.25, "images_per_second": 12.0}
+RECORD: dict[str, Any] = {"step": 1, "epoch": 0.5, "loss": 0.25, "images_per_second": 12.0}
 
 
 def _without_resource(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -41,12 +41,31 @@ def test_memory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     memory = logs.peak_memory_mb(torch.device("cpu"))
     assert memory is not None
     assert 50 < memory < 100_000
-    assert _note(logs, tmp_path, 1234, monkeypatch) == "epoch 0.5 loss 0.2500 12 images/s 1,234 MB"
+    assert _note(logs, tmp_path, 1234, monkeypatch) == "loss 0.2500 12 images/s epoch 0.5 1,234 MB"
 
 
 def test_a_system_that_does_not_tell_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = _without_resource(monkeypatch)
     memory = elsewhere.peak_memory_mb(torch.device("cpu"))
     assert memory is None
-    assert _note(elsewhere, tmp_path, memory, monkeypatch) == "epoch 0.5 loss 0.2500 12 images/s"
+    assert _note(elsewhere, tmp_path, memory, monkeypatch) == "loss 0.2500 12 images/s epoch 0.5"
     assert [record["memory_mb"] for record in RunFolder(tmp_path).read_metrics()] == [None]
+
+
+def test_the_run_keeps_what_a_terminal_would_have_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "recollect")
+    seconds = iter([0.0, 10.0, 31.0, 40.0])  # when the line is made, and after each step
+    run = RunFolder(tmp_path)
+    with ProgressLine("training", 100, "steps", clock=lambda: next(seconds)) as line:
+        log = logs.Log(run, line)
+        for step in (1, 2, 3):
+            log.step(**{**RECORD, "step": step}, memory_mb=None)
+        log.evaluation("val", 3, {"r@1": 0.5, "map@r": 0.25})
+    stamps, lines = zip(*(line.split(" ", 1) for line in run.log_file.read_text().splitlines()), strict=True)
+    assert all("T" in stamp for stamp in stamps)
+    assert lines == (
+        "training   2/100 steps, loss 0.2500 12 images/s epoch 0.5, 25 min left",
+        "val        after step 3, in %: r@1 50.0  map@r 25.0",
+    )
+    assert caplog.messages == list(lines)
+    assert all(record.progress for record in caplog.records)  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import losses, make_images, silent, small_config
+from small_runs import losses, make_images, small_config
 from torch import nn
 
 from recollect.models import Embedder
@@ -57,9 +57,9 @@ def test_steps_are_limited_and_validation_is_not(tmp_path: Path, monkeypatch: py
     watch("large_batch_step", "step")
     watch("measure", "validation")
     config = small_config(root, **{"data.validation": "random"})
-    train(config, tmp_path / "four", say=silent)
+    train(config, tmp_path / "four")
     assert seen == {"step": {1}, "validation": {4}}
     assert torch.get_num_threads() == 4
     torch.set_num_threads(1)
-    train(config, tmp_path / "one", say=silent)
+    train(config, tmp_path / "one")
     assert losses(tmp_path / "four") == losses(tmp_path / "one"), "small steps do not depend on the number of cores"

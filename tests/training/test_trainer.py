@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_runs import final_weights, losses, make_images, same_bits, silent, small_config
+from small_runs import final_weights, losses, make_images, same_bits, small_config
 from torch import Tensor
 
 from recollect.common.errors import ConfigError, DataError
@@ -39,7 +39,7 @@ def whole(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
     torch.set_num_threads(1)
-    train(small_config(root, **{"data.validation": "random"}), folder, say=silent)
+    train(small_config(root, **{"data.validation": "random"}), folder)
     return folder
 
 
@@ -53,8 +53,12 @@ def test_what_a_run_leaves(whole: Path, root: Path) -> None:
     chosen = run.read_manifest()["outcome"]["chosen_step"]
     assert names == {
         "config.yaml", "manifest.json", "metrics.jsonl", "checkpoints/last.pt", f"checkpoints/best-{chosen}.pt",
-        "model/model.safetensors", "model/embedder.json", ".lock",
+        "model/model.safetensors", "model/embedder.json", ".lock", "train.log", "trained_on.npz",
     }  # fmt: skip
+    log = run.log_file.read_text()
+    assert "data       folder: " in log  # the plan
+    assert f"run        {whole}" in log
+    assert log.count("val        after step") == 3
     manifest = run.read_manifest()
     assert manifest["versions"]["torch"] == torch.__version__
     assert set(manifest["data"]["fingerprints"]) == {"train", "validation"}
@@ -79,7 +83,7 @@ def test_what_a_run_leaves(whole: Path, root: Path) -> None:
 
 def test_a_run_repeats_itself(whole: Path, tmp_path: Path) -> None:
     config = recipes.resolve(whole / "config.yaml")
-    train(config, tmp_path / "again", say=silent)
+    train(config, tmp_path / "again")
     assert losses(tmp_path / "again") == losses(whole)
     assert same_bits(final_weights(tmp_path / "again"), final_weights(whole))
 
@@ -105,9 +109,9 @@ def test_resuming_is_exact(
         if kill_after == 6:  # after the last step, before the model is written
             patch.setattr(trainer.Trainer, "_finish", lambda self: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
-            train(config, folder, say=silent)
+            train(config, folder)
     torch.manual_seed(99)  # the new process begins with other random states
-    train(resume=folder, say=silent)
+    train(resume=folder)
     assert losses(folder) == losses(whole)
     assert same_bits(final_weights(folder), final_weights(whole))
     outcome = RunFolder(folder).read_manifest()["outcome"]
@@ -153,7 +157,7 @@ def _wait_for_steps(folder: Path, steps: int, process: subprocess.Popen[str]) ->
 def test_kill_9_and_sigterm_of_real_processes(root: Path, tmp_path: Path) -> None:
     settings = {"run.epochs": 20, "run.checkpoint_steps": 7, "run.checkpoint_minutes": 60}
     config = small_config(root, **settings)
-    train(config, tmp_path / "whole", say=silent)
+    train(config, tmp_path / "whole")
     (tmp_path / "config.yaml").write_text((tmp_path / "whole" / "config.yaml").read_text())
     folder = tmp_path / "killed"
     command = _command(str(tmp_path / "config.yaml"), "--out", str(folder))
@@ -174,7 +178,7 @@ def test_kill_9_and_sigterm_of_real_processes(root: Path, tmp_path: Path) -> Non
     assert "Traceback" not in errors
     assert checkpoint.read_checkpoint(RunFolder(folder).last)["progress"]["step"] == len(losses(folder))
 
-    train(resume=folder, say=silent)
+    train(resume=folder)
     assert losses(folder) == losses(tmp_path / "whole")
     assert same_bits(final_weights(folder), final_weights(tmp_path / "whole"))
 
@@ -191,42 +195,43 @@ def test_a_signal_saves_first(root: Path, whole: Path, tmp_path: Path, monkeypat
     before = signal.getsignal(signal.SIGINT)
     settings = {"data.validation": "random", "run.checkpoint_minutes": 60}
     with pytest.raises(TrainingStoppedError, match=r"saved after step 2.*--resume") as stopped:
-        train(small_config(root, **settings), tmp_path / "run", say=silent)
+        train(small_config(root, **settings), tmp_path / "run")
     assert stopped.value.exit_code == 128 + signal.SIGINT
     monkeypatch.undo()
     assert signal.getsignal(signal.SIGINT) is before
-    train(resume=tmp_path / "run", say=silent)
+    train(resume=tmp_path / "run")
     assert same_bits(final_weights(tmp_path / "run"), final_weights(whole))
 
 
-def test_a_run_is_never_written_over(root: Path, whole: Path, tmp_path: Path) -> None:
+def test_a_run_is_never_written_over(root: Path, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = (whole / "metrics.jsonl").read_bytes()
     with pytest.raises(ConfigError, match=r"never written over.*--resume"):
-        train(small_config(root), whole, say=silent)
+        train(small_config(root), whole)
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="exists and is not empty"):
-        train(small_config(root), tmp_path, say=silent)
+        train(small_config(root), tmp_path)
     assert (whole / "metrics.jsonl").read_bytes() == before
-    said: list[str] = []
-    outcome = train(resume=whole, say=said.append)
-    assert "is finished" in said[0]
+    caplog.set_level("INFO", "recollect")
+    caplog.clear()
+    outcome = train(resume=whole)
+    assert "is finished" in caplog.messages[0]
     assert outcome.steps == 6
     with pytest.raises(DataError, match="is no run"):
-        train(resume=tmp_path, say=silent)
+        train(resume=tmp_path)
 
 
 def test_a_run_has_one_writer(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs.Log, "step", lambda self, **values: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        train(small_config(root), tmp_path / "run", say=silent)
+        train(small_config(root), tmp_path / "run")
     monkeypatch.undo()
     lock = try_lock(tmp_path / "run" / ".lock")
     assert lock is not None  # the run that ended holds it no longer
     files = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with lock, pytest.raises(ConfigError, match="another process"):
-        train(resume=tmp_path / "run", say=silent)
+        train(resume=tmp_path / "run")
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == files
-    assert train(resume=tmp_path / "run", say=silent).steps == 6
+    assert train(resume=tmp_path / "run").steps == 6
     assert len(RunFolder(tmp_path / "run").read_manifest()["resumed"]) == 1
 
 
@@ -242,7 +247,7 @@ def test_who_waits_at_the_lock_and_who_comes_later_meet(
 
     monkeypatch.setattr(logs.Log, "step", ending)
     with pytest.raises(Killed):
-        train(small_config(root), tmp_path / "run", say=silent)
+        train(small_config(root), tmp_path / "run")
     with waiting[0]:
         fcntl.flock(waiting[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
         assert try_lock(tmp_path / "run" / ".lock") is None
@@ -265,19 +270,29 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, values: dict[str, list[float]]) -
 
 
 def test_validation_picks_the_best(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = _scripted(monkeypatch, {"val": [0.1, 0.5, 0.5, 0.2], "test": [0.0, 0.0, 0.9, 1.0]})
+    seen = _scripted(monkeypatch, {"val": [0.5, 0.5, 0.4, 0.2], "test": [0.0, 0.0, 0.9, 1.0]})
     settings = {"data.validation": "paper", "run.watch_test": True, "run.epochs": 3}
-    outcome = train(small_config(root, **settings), tmp_path / "run", say=silent)
-    assert outcome.chosen_step == 3, "the first of equals, and never by the test set"
+    outcome = train(small_config(root, **settings), tmp_path / "run")
+    assert outcome.chosen_step == 3, "the last of equals, and never by the test set"
     assert same_bits(final_weights(tmp_path / "run"), seen[1])
     assert outcome.metrics["test"]["r@1"] == 1.0
+
+
+def test_among_equals_the_higher_map_at_r_is_kept(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = iter([{"r@1": 0.5, "map@r": tie} for tie in (0.1, 0.3, 0.2)])
+    monkeypatch.setattr(trainer, "measure", lambda *arguments: next(found))
+    caplog.set_level("INFO", "recollect")
+    assert train(small_config(root, **{"data.validation": "paper"}), tmp_path / "run").chosen_step == 3
+    assert any("36 validation queries decide little" in line for line in caplog.messages)
 
 
 def test_without_validation_the_last_is_kept_whatever_the_test_says(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = _scripted(monkeypatch, {"test": [0.9, 0.5, 0.1]})
-    outcome = train(small_config(root, **{"run.watch_test": True}), tmp_path / "run", say=silent)
+    outcome = train(small_config(root, **{"run.watch_test": True}), tmp_path / "run")
     assert outcome.chosen_step == 6
     assert same_bits(final_weights(tmp_path / "run"), seen[2])
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["last.pt"]
@@ -304,10 +319,10 @@ def test_what_was_best_after_the_last_checkpoint_is_not_taken_for_what_it_calls_
             raise Killed
 
     with pytest.raises(Killed):
-        train(small_config(root, **settings), tmp_path / "run", say=silent, on_validation=killing)
+        train(small_config(root, **settings), tmp_path / "run", on_validation=killing)
     assert kept == ["best-3.pt", "best-6.pt", "last.pt"]
     _scripted(monkeypatch, {"val": [0.5, 0.5]})
-    assert train(resume=tmp_path / "run", say=silent).chosen_step == 3
+    assert train(resume=tmp_path / "run").chosen_step == 3
     assert same_bits(final_weights(tmp_path / "run"), seen[1])
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["best-3.pt", "last.pt"]
 
@@ -318,16 +333,16 @@ def test_best_weights_that_are_gone_are_missed_at_once(
     config = small_config(root, **{"data.validation": "paper", "run.checkpoint_steps": 1})
     monkeypatch.setattr(trainer.Trainer, "_finish", lambda self: (_ for _ in ()).throw(Killed()))
     with pytest.raises(Killed):
-        train(config, tmp_path / "run", say=silent)
+        train(config, tmp_path / "run")
     (best,) = (tmp_path / "run" / "checkpoints").glob("best-*.pt")
     best.unlink()
     with pytest.raises(DataError, match=rf"{best.name}: .*no such file"):
-        train(resume=tmp_path / "run", say=silent)
+        train(resume=tmp_path / "run")
 
 
 def test_watching_the_test_changes_no_weight(root: Path, tmp_path: Path) -> None:
-    train(small_config(root), tmp_path / "blind", say=silent)
-    train(small_config(root, **{"run.watch_test": True}), tmp_path / "watched", say=silent)
+    train(small_config(root), tmp_path / "blind")
+    train(small_config(root, **{"run.watch_test": True}), tmp_path / "watched")
     assert same_bits(final_weights(tmp_path / "blind"), final_weights(tmp_path / "watched"))
 
 
@@ -341,7 +356,7 @@ def test_a_lost_loss_stops_with_its_batch(
         trainer, "large_batch_step", lambda *a, **o: step(*a, **o) * 0 + (value if next(count) == 3 else 1.0)
     )
     with pytest.raises(TrainingStoppedError, match=r"stopped at step 4: the loss is .* Look at its images"):
-        train(small_config(root), tmp_path / "run", say=silent)
+        train(small_config(root), tmp_path / "run")
     folder = tmp_path / "run" / "stopped" / "step-4" / "process-0"
     kept = torch.load(folder / "batch.pt", weights_only=True)
     assert kept["inputs"].shape == (16, 3, 24, 24)
@@ -368,10 +383,10 @@ def test_fp16_that_overflows_for_ever_stops(
     monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: scaler(device, enabled=True))
     config = small_config(root, **{"run.epochs": None, "run.steps": 24, "run.checkpoint_minutes": 60})
     if overflows == 3:
-        assert train(config, tmp_path / "run", say=silent).steps == 24
+        assert train(config, tmp_path / "run").steps == 24
         return
     with pytest.raises(TrainingStoppedError, match=r"at step 18: .* norm inf.*fp16: lower optimizer\.lr, or .* bf16"):
-        train(config, tmp_path / "run", say=silent)
+        train(config, tmp_path / "run")
     assert (tmp_path / "run" / "stopped" / "step-18" / "process-0" / "batch.pt").exists()
 
 
@@ -381,21 +396,21 @@ def test_out_of_memory_names_the_knob(root: Path, tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(trainer, "large_batch_step", fail)
     with pytest.raises(ConfigError, match=r"6 images in the network at once .*--set batch\.chunk=3"):
-        train(small_config(root), tmp_path / "run", say=silent)
+        train(small_config(root), tmp_path / "run")
 
 
 def test_chunks_never_change_the_result(root: Path, tmp_path: Path) -> None:
     for chunk in (5, 16):
         # Not Adam, which divides by the gradient's size and so makes much of its rounding.
         settings = {"batch.chunk": chunk, "optimizer.name": "sgd", "optimizer.lr": 0.1}
-        train(small_config(root, **settings), tmp_path / str(chunk), say=silent)
+        train(small_config(root, **settings), tmp_path / str(chunk))
     one, other = final_weights(tmp_path / "5"), final_weights(tmp_path / "16")
     assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-5
 
 
 def test_steps_instead_of_epochs_and_the_released_codes_policy(root: Path, tmp_path: Path) -> None:
     settings = {"run.epochs": None, "run.steps": 5, "batch.policy": "epoch", "batch.batches_per_epoch": None}
-    outcome = train(small_config(root, **settings), tmp_path / "run", say=silent)
+    outcome = train(small_config(root, **settings), tmp_path / "run")
     assert outcome.steps == 5
     assert len(losses(tmp_path / "run")) == 5
 
@@ -411,7 +426,7 @@ def test_losses_with_parameters_are_trained_and_resumed(
         "run.checkpoint_minutes": 60,
     }
     config = small_config(root, **settings)
-    train(config, tmp_path / "whole", say=silent)
+    train(config, tmp_path / "whole")
     record = logs.Log.step
 
     def killing(self: logs.Log, **values: Any) -> None:
@@ -422,8 +437,8 @@ def test_losses_with_parameters_are_trained_and_resumed(
     with monkeypatch.context() as patch:
         patch.setattr(logs.Log, "step", killing)
         with pytest.raises(Killed):
-            train(config, tmp_path / "killed", say=silent)
-    train(resume=tmp_path / "killed", say=silent)
+            train(config, tmp_path / "killed")
+    train(resume=tmp_path / "killed")
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
     kept = checkpoint.read_checkpoint(RunFolder(tmp_path / "killed").last)
     assert any(tensor.ndim == 2 and len(tensor) == 12 for tensor in kept["loss"].values() if torch.is_tensor(tensor))
@@ -440,13 +455,13 @@ def test_the_plan(root: Path) -> None:
     assert "evaluate_every" not in text  # nothing is watched
     watched = plan(small_config(root, **{"run.evaluate_every": "auto", "data.validation": "paper", "batch.size": 8}))[1]
     assert "chosen     run.evaluate_every = 1" in "\n".join(watched)
-    assert figures.cost.memory_mb > 0
-    assert figures.cost.seconds_per_step > 0
+    assert figures.machine.memory_mb > 100  # the whole process
+    assert figures.time.seconds > 6 * figures.time.seconds_per_step > 0
 
 
 def test_tensorboard(root: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    train(small_config(root, **{"run.tensorboard": True, "run.epochs": 1}), tmp_path / "run", say=silent)
+    train(small_config(root, **{"run.tensorboard": True, "run.epochs": 1}), tmp_path / "run")
     assert list((tmp_path / "run" / "tensorboard").glob("events*"))
 
 
@@ -467,7 +482,7 @@ def test_whoever_asks_hears_of_every_validation_and_may_end_the_run(tmp_path: Pa
     config = small_config(root, **{"data.validation": "paper"})
     heard: list[tuple[int, float]] = []
     outcome = train(
-        config, tmp_path / "whole", say=silent, on_validation=lambda step, metrics: heard.append((step, metrics["r@1"]))
+        config, tmp_path / "whole", on_validation=lambda step, metrics: heard.append((step, metrics["r@1"]))
     )
     records = [r for r in RunFolder(outcome.folder).read_metrics() if r["kind"] == "evaluation"]
     assert heard == [(r["step"], r["r@1"]) for r in records]
@@ -478,7 +493,7 @@ def test_whoever_asks_hears_of_every_validation_and_may_end_the_run(tmp_path: Pa
             raise LookupError
 
     with pytest.raises(LookupError):
-        train(config, tmp_path / "ended", say=silent, on_validation=enough)
+        train(config, tmp_path / "ended", on_validation=enough)
     assert "outcome" not in RunFolder(tmp_path / "ended").read_manifest()
     assert losses(tmp_path / "ended") == losses(tmp_path / "whole")[:3]
 

@@ -15,10 +15,10 @@ from recollect.common.errors import ConfigError, InputError
 from recollect.config.overrides import as_mapping
 from recollect.models.whitening import pairs_of_classes
 from recollect.step.team import Team
-from recollect.training.build import build
+from recollect.training.build import Training, build
 from recollect.training.trainer import train
-from recollect.training.whitened_start import whiten_last_layer
-from training.small_runs import final_weights, make_images, silent, small_config
+from recollect.training.whitened_start import whiten_last_layer, whitening_images
+from training.small_runs import final_weights, make_images, small_config
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +27,17 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_images(root, classes=2, each=2, split="test")
 
 
+def whiten(training: Training) -> None:
+    chosen = whitening_images(training.config, training.sets.train)
+    assert chosen is not None
+    whiten_last_layer(training, chosen)
+
+
 def test_differences_within_classes_become_white(images: Path, tmp_path: Path) -> None:
     config = small_config(images, **{"model.whitening": 160, "model.dim": 192, "model.layer_norm": False})
     training = build(config, torch.device("cpu"), Team.of())
     try:
-        assert whiten_last_layer(training, silent, tmp_path)
+        whiten(training)
         train_set, embedder = training.sets.train, training.network.embedder
         features = embedder.embed([train_set.read(i) for i in range(160)], before_head=True)
         linear = embedder.head.linear
@@ -48,18 +54,18 @@ def test_differences_within_classes_become_white(images: Path, tmp_path: Path) -
         training.close()
 
 
-def test_only_at_the_start(images: Path, tmp_path: Path) -> None:
+def test_only_at_the_start(images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = {"model.whitening": 160, "run.epochs": None, "run.steps": 2, "batch.batches_per_epoch": None}
-    said: list[str] = []
+    caplog.set_level("INFO", "recollect")
     config = small_config(images, **settings, **{"run.checkpoint_steps": 1})
-    train(config, tmp_path / "run", say=said.append)
-    assert "whitening  the last layer starts from 160 training images" in said
+    train(config, tmp_path / "run")
+    assert "whitening  the last layer starts from 160 training images" in caplog.messages
     manifest = (tmp_path / "run" / "manifest.json").read_text()
     (tmp_path / "run" / "manifest.json").write_text(manifest.replace('"outcome"', '"earlier"'))
-    said.clear()
-    train(resume=tmp_path / "run", say=said.append)
-    assert any(line.startswith("resumed") for line in said)
-    assert not any(line.startswith("whitening") for line in said)
+    caplog.clear()
+    train(resume=tmp_path / "run")
+    assert any(line.startswith("resumed") for line in caplog.messages)
+    assert not any(line.startswith("whitening") for line in caplog.messages)
 
 
 def test_impossible_wishes(images: Path, tmp_path: Path) -> None:
@@ -69,7 +75,7 @@ def test_impossible_wishes(images: Path, tmp_path: Path) -> None:
         small_config(images, **{"model.whitening": 0})
     training = build(small_config(images, **{"model.whitening": 40}), torch.device("cpu"), Team.of())
     with pytest.raises(InputError, match="60 pairs for 192 dimensions"):
-        whiten_last_layer(training, silent, tmp_path)
+        whiten(training)
     training.close()
 
 
@@ -77,7 +83,7 @@ def test_impossible_wishes(images: Path, tmp_path: Path) -> None:
 def test_two_processes_start_and_go_on_as_one(images: Path, tmp_path: Path) -> None:
     settings = {"model.whitening": 160, "run.epochs": None, "run.steps": 2, "batch.chunk": 8, "loss.options": {}}
     config = small_config(images, **settings)
-    train(config, tmp_path / "one", say=silent)
+    train(config, tmp_path / "one")
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(as_mapping(config)))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "recollect"]
     command += ["train", str(tmp_path / "config.yaml"), "--out", str(tmp_path / "two")]

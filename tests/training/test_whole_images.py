@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from small_runs import final_weights, losses, make_images, same_bits, silent, small_config
+from small_runs import final_weights, losses, make_images, same_bits, small_config
 from torch import Tensor
 from training_toys import NPair, difference, gradients
 
@@ -102,7 +102,7 @@ def test_resuming_is_exact(
     """In the middle of an epoch, images mirrored at random, read ahead by threads."""
     torch.set_num_threads(1)
     config = small_config(root, **WHOLE, **{"run.checkpoint_steps": every, "data.workers": 2, "data.cache": "ram"})
-    train(config, tmp_path / "whole", say=silent)
+    train(config, tmp_path / "whole")
     record = logs.Log.step
 
     def killing(self: logs.Log, **values: Any) -> None:
@@ -113,16 +113,16 @@ def test_resuming_is_exact(
     with monkeypatch.context() as patch:
         patch.setattr(logs.Log, "step", killing)
         with pytest.raises(Killed):
-            train(config, tmp_path / "run", say=silent)
+            train(config, tmp_path / "run")
     torch.manual_seed(99)
-    train(resume=tmp_path / "run", say=silent)
+    train(resume=tmp_path / "run")
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
     assert same_bits(final_weights(tmp_path / "run"), final_weights(tmp_path / "whole"))
 
 
 def test_the_plan_counts_the_largest_for_memory_and_the_average_for_time(root: Path) -> None:
     figures, lines = plan(small_config(root, **WHOLE))
-    assert figures.longer_side == 24
+    assert figures.batch.longer_side == 24
     assert any("6 images in the network at once, each of at most 24 × 24 pixels" in line for line in lines)
     from recollect.data import Pipeline, load
     from recollect.data.transforms.longer_side import LongerSide
@@ -145,7 +145,7 @@ def test_two_processes_train_and_validate_as_one(tmp_path: Path) -> None:
     places = {"data.root": str(tmp_path / "gldv1"), "data.validation_root": str(tmp_path / "sfm")}
     short = {"run.steps": 3, "batch.size": 16, "batch.chunk": 5, "model.whitening": 160, "model.image_size": 40}
     config = resolve("gldv1/r101/rsk-simix", {**landmarks.SETTINGS, **places, **short, "optimizer.name": "sgd"})
-    alone = train(config, tmp_path / "alone", say=silent)
+    alone = train(config, tmp_path / "alone")
     done = torchrun(2, "-m", "recollect", "train", str(tmp_path / "alone/config.yaml"), "--out", str(tmp_path / "two"))
     assert done.returncode == 0, done.stderr[-3000:]
     assert "8 on each of 2 processes" in done.stdout

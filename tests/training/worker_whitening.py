@@ -30,16 +30,18 @@ if __name__ == "__main__":
     folder, timeout, delay = Path(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
     team = start(timeout_minutes=timeout / 60)
     training = build(resolve(sys.argv[1]), torch.device("cpu"), team)
-    features = whitening._features
+    features = whitening.head_inputs
 
-    def slowly(*arguments: Any) -> torch.Tensor:
+    def slowly(*arguments: Any, **options: Any) -> torch.Tensor:
         time.sleep(delay)
-        return features(*arguments)
+        return features(*arguments, **options)
 
-    whitening._features = slowly
+    whitening.head_inputs = slowly
     meet(folder)
     begun = time.monotonic()
-    assert whitening.whiten_last_layer(training, lambda line: None, folder / "features")
+    chosen = whitening.whitening_images(training.config, training.sets.train)
+    assert chosen is not None
+    whitening.whiten_last_layer(training, chosen)
     linear = training.network.embedder.head.linear
     assert linear is not None
     found = {"seconds": time.monotonic() - begun, "weight": linear.weight.detach()}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from recollect.training.run_folder import RunFolder
-from recollect.tuning.results import Results
+from recollect.tuning.results import StudyResults
 from tuning.tuning_runs import as_recipe, config_of, make_data, study, told
 
 SPACE = ["epochs=3", "lr=1e-3:1e-2"]
@@ -36,7 +36,7 @@ def steps_in(folder: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> StudyResults:
     """An uninterrupted study."""
     folder = tmp_path_factory.mktemp("whole")
     return study(make_data(folder / "data"), folder / "s", trials=2, space=SPACE, settings=LENGTH)
@@ -44,7 +44,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_study_goes_on_exactly(tmp_path: Path, number: signal.Signals, whole: Results) -> None:
+def test_a_killed_study_goes_on_exactly(tmp_path: Path, number: signal.Signals, whole: StudyResults) -> None:
     settings, expected = {**LENGTH, "run.checkpoint_steps": 2}, whole
     root = make_data(tmp_path / "data")
     config = config_of(root, **settings)

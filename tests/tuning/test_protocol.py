@@ -131,9 +131,9 @@ def test_ends_of_the_space_are_tried_before_the_search(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"batch.size 6 is no multiple"):
         read_protocol(config_of(root), ["batch.size=8,6"])
     for choices in ("0.5,-1,1", "-1,0.5,1", "0.5,1,-1"):
-        with pytest.raises(InputError, match="tau1 must be a number above zero, but is -1"):
+        with pytest.raises(ConfigError, match=r"tau1 must be a number .* but is -1"):
             read_protocol(config_of(root), [f"loss.options.tau1={choices}"])
-    with pytest.raises(ConfigError, match="is unknown; the losses are"):
+    with pytest.raises(ConfigError, match="is unknown"):
         read_protocol(config_of(root), ["loss.name=recall_at_k,nonsense,contrastive"])
     with pytest.raises(ConfigError, match="nonsense"):
         read_protocol(config_of(root), ["model.init=tiny,nonsense,tiny-grey"])

@@ -12,7 +12,7 @@ import pytest
 
 from recollect.tuning.protocol import Protocol, read_protocol
 from recollect.tuning.results import MIN_FOR_IMPORTANCE, TrialRecord, best_trial, importance, read_results
-from recollect.tuning.study_database import Store
+from recollect.tuning.study_database import StudyDatabase
 from tuning.tuning_runs import config_of, make_data
 
 
@@ -39,7 +39,7 @@ def fill(study: Any, count: int, seed: int = 0, noise: float = 0.0) -> None:
 def test_importance_finds_what_matters_and_needs_no_other_package(
     protocol: Protocol, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Store(tmp_path)
+    store = StudyDatabase(tmp_path)
     fill(store.study, 19)
     assert read_results(store, protocol).importance == {}  # too few to say
     fill(store.study, 21, seed=1)
@@ -81,7 +81,7 @@ def test_of_equals_the_first_is_chosen_and_only_what_ran_to_its_end() -> None:
 
 
 def test_running_and_queued_trials_are_shown_as_such(protocol: Protocol, tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = StudyDatabase(tmp_path)
     first, second = store.claim(2), store.claim(2)
     assert first is not None
     assert second is not None

@@ -23,20 +23,20 @@ from recollect.training.trainer import TrainingStoppedError
 from recollect.tuning import study as search
 from recollect.tuning import trial
 from recollect.tuning.preview import plan_lines
-from recollect.tuning.results import Results
+from recollect.tuning.results import StudyResults
 from recollect.tuning.study_database import LostTrialError
 from tuning.tuning_runs import config_of, make_data, study, told
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Results]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, StudyResults]:
     """Data, study folder and results of one study of three trials."""
     folder = tmp_path_factory.mktemp("study")
     root = make_data(folder / "data")
     return root, folder / "s", study(root, folder / "s")
 
 
-def test_every_trial_is_an_ordinary_run(finished: tuple[Path, Path, Results]) -> None:
+def test_every_trial_is_an_ordinary_run(finished: tuple[Path, Path, StudyResults]) -> None:
     _, folder, results = finished
     assert [t.state for t in results.trials] == ["done"] * 3
     for record in results.trials:
@@ -50,7 +50,7 @@ def test_every_trial_is_an_ordinary_run(finished: tuple[Path, Path, Results]) ->
         evaluations = [r for r in run.read_metrics() if r["kind"] == "evaluation"]
         assert {r["split"] for r in evaluations} == {"val"}
         assert evaluations[0]["step"] == 0
-        best = max(evaluations[1:], key=lambda r: r["r@1"])  # of equals the first
+        best = max(evaluations[1:], key=lambda r: (r["r@1"], r["map@r"], r["step"]))
         assert (record.value, record.best_step) == (best["r@1"], best["step"])
         assert record.best_epoch == best["step"] / 2
         assert record.curve[0] == (0.0, evaluations[0]["r@1"])
@@ -58,7 +58,9 @@ def test_every_trial_is_an_ordinary_run(finished: tuple[Path, Path, Results]) ->
     assert len({t.settings["optimizer.lr"] for t in results.trials}) == 3
 
 
-def test_the_best_of_validation_is_trained_on_all_classes_and_tested_once(finished: tuple[Path, Path, Results]) -> None:
+def test_the_best_of_validation_is_trained_on_all_classes_and_tested_once(
+    finished: tuple[Path, Path, StudyResults],
+) -> None:
     root, folder, results = finished
     best = max(results.trials, key=lambda t: (t.value or 0, -t.number))
     assert results.chosen == best.number
@@ -71,12 +73,12 @@ def test_the_best_of_validation_is_trained_on_all_classes_and_tested_once(finish
     assert config.optimizer.lr == best.settings["optimizer.lr"]
     assert run.read_manifest()["plan"]["classes"] == 8
     assert not [r for r in run.read_metrics() if r["kind"] == "evaluation"]
-    kept = Evaluation.load(folder / "final" / "eval" / "folder-test" / "queries.npz")
+    kept = Evaluation.load(next((folder / "final" / "eval").glob("*/queries.npz")))
     assert len(kept.labels) == len(load("folder", root, "test"))
     assert kept.metrics["r@1"] == pytest.approx(final["metrics"]["folder/test"]["r@1"])
 
 
-def test_tables_tell_everything(finished: tuple[Path, Path, Results]) -> None:
+def test_tables_tell_everything(finished: tuple[Path, Path, StudyResults]) -> None:
     _, folder, results = finished
     with (folder / "trials.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -92,7 +94,7 @@ def test_tables_tell_everything(finished: tuple[Path, Path, Results]) -> None:
 
 
 def test_a_second_call_shows_and_repeats_nothing(
-    finished: tuple[Path, Path, Results], monkeypatch: pytest.MonkeyPatch
+    finished: tuple[Path, Path, StudyResults], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     root, folder, results = finished
 
@@ -100,10 +102,10 @@ def test_a_second_call_shows_and_repeats_nothing(
         raise AssertionError("trained again")
 
     monkeypatch.setattr(trial, "train", never)
-    said: list[str] = []
-    again = study(root, folder, say=said.append)
+    caplog.set_level("INFO", "recollect")
+    again = study(root, folder)
     assert (told(again), again.final) == (told(results), results.final)
-    assert "it is shown, not repeated" in "\n".join(said)
+    assert "it is shown, not repeated" in "\n".join(caplog.messages)
     with pytest.raises(ConfigError, match="is closed: its choice is made among 3 trials"):
         study(root, folder, trials=4)
     with pytest.raises(ConfigError, match=r"is a study of something else: space\.lr"):
@@ -113,7 +115,7 @@ def test_a_second_call_shows_and_repeats_nothing(
 
 
 def test_the_search_needs_no_test_set_and_only_the_end_asks_for_it(
-    finished: tuple[Path, Path, Results], tmp_path: Path
+    finished: tuple[Path, Path, StudyResults], tmp_path: Path
 ) -> None:
     """No test images, no test list; then test images that cannot be opened; then a sound set. The choice stays."""
     _, _, expected = finished
@@ -154,7 +156,7 @@ def test_a_study_without_a_test_set_stays_open(tmp_path: Path) -> None:
 
 
 def test_another_test_set_changes_the_test_and_nothing_else(
-    finished: tuple[Path, Path, Results], tmp_path: Path
+    finished: tuple[Path, Path, StudyResults], tmp_path: Path
 ) -> None:
     _, _, expected = finished
     root = make_data(tmp_path / "data", test=False)
@@ -173,7 +175,7 @@ def test_another_test_set_changes_the_test_and_nothing_else(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
-def test_instance_search_is_tuned_on_its_landmarks(tmp_path: Path) -> None:
+def test_instance_search_is_tuned_on_its_landmarks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     landmarks.make_gldv1(tmp_path / "gldv1", range(8))
     quick = {
         "batch.size": 16,
@@ -182,13 +184,13 @@ def test_instance_search_is_tuned_on_its_landmarks(tmp_path: Path) -> None:
         "data.root": str(tmp_path / "gldv1"),
     }
     config = resolve("gldv1/r101/rsk-simix", {**landmarks.SETTINGS, **quick, "data.validation_root": "nowhere"})
-    said: list[str] = []
-    results = search.tune(config, tmp_path / "s", trials=1, space=["epochs=1"], say=said.append)
+    caplog.set_level("INFO", "recollect")
+    results = search.tune(config, tmp_path / "s", trials=1, space=["epochs=1"])
     assert (results.select, results.best is not None) == ("r@1", True)
-    assert "selects by r@1" in "\n".join(said)
+    assert "selects by r@1" in "\n".join(caplog.messages)
     assert results.final is not None
     assert results.final["metrics"] == {}
-    assert "gldv1 has no test split of its own" in "\n".join(said)
+    assert "gldv1 has no test split of its own" in "\n".join(caplog.messages)
 
 
 def test_code_that_goes_for_the_test_set_during_the_search_is_stopped(
@@ -207,54 +209,56 @@ def test_code_that_goes_for_the_test_set_during_the_search_is_stopped(
     assert (tmp_path / "s" / "study.db").exists()
 
 
-def test_a_trial_that_diverges_is_told_and_counted(tmp_path: Path) -> None:
+def test_a_trial_that_diverges_is_told_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = make_data(tmp_path / "data")
-    said: list[str] = []
-    results = study(root, tmp_path / "s", trials=2, settings={"run.loss_limit": 1e-9}, say=said.append)
+    caplog.set_level("INFO", "recollect")
+    results = study(root, tmp_path / "s", trials=2, settings={"run.loss_limit": 1e-9})
     assert [t.state for t in results.trials] == ["failed", "failed"]
     assert results.chosen is None
     assert results.final is None
     assert "stopped at step 1" in results.trials[0].failure
-    assert "nothing to choose. 2 trials failed: " in "\n".join(said)
+    assert "nothing to choose. 2 trials failed: " in "\n".join(caplog.messages)
     assert "stopped at step 1" in (tmp_path / "s" / "report.html").read_text()
 
 
 def test_a_draw_that_cannot_be_trained_is_told_and_the_search_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    root, honest, said = make_data(tmp_path / "data"), search.run, []  # type: ignore[var-annotated]
+    caplog.set_level("INFO", "recollect")
+    root, honest = make_data(tmp_path / "data"), search.run
 
-    def refusing(path: Path, config: Any, say: Any, on_validation: Any) -> Any:
+    def refusing(path: Path, config: Any, on_validation: Any) -> Any:
         if path.name == "0001":
             raise ConfigError("the network refuses <this>.")
-        return honest(path, config, say, on_validation)
+        return honest(path, config, on_validation)
 
     monkeypatch.setattr(search, "run", refusing)
-    results = study(root, tmp_path / "s", say=said.append, space=["epochs=1", "lr=1e-3:1e-2"], final=False)
+    results = study(root, tmp_path / "s", space=["epochs=1", "lr=1e-3:1e-2"], final=False)
     assert [t.state for t in results.trials] == ["done", "failed", "done"]
     assert results.trials[1].failure == "the network refuses <this>."
     assert "Trial 0001 failed: the network refuses &lt;this&gt;." in (tmp_path / "s" / "report.html").read_text()
-    assert "trial 0001 failed: the network refuses <this>." in said
+    assert "trial 0001 failed: the network refuses <this>." in caplog.messages
     monkeypatch.setattr(search, "run", honest)
     again = study(root, tmp_path / "s", space=["epochs=1", "lr=1e-3:1e-2"], final=False)
     assert told(again) == told(results)  # nor is it drawn again
 
 
 def test_a_process_whose_trial_was_given_away_goes_on_with_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    root, honest, said, lost = make_data(tmp_path / "data"), search.run, [], [1]  # type: ignore[var-annotated]
+    caplog.set_level("INFO", "recollect")
+    root, honest, lost = make_data(tmp_path / "data"), search.run, [1]
 
-    def losing(path: Path, config: Any, say: Any, on_validation: Any) -> Any:
+    def losing(path: Path, config: Any, on_validation: Any) -> Any:
         if lost:
             lost.clear()
             raise LostTrialError("given away")
-        return honest(path, config, say, on_validation)
+        return honest(path, config, on_validation)
 
     monkeypatch.setattr(search, "run", losing)
-    results = study(root, tmp_path / "s", trials=1, say=said.append, space=["epochs=1"], final=False)
+    results = study(root, tmp_path / "s", trials=1, space=["epochs=1"], final=False)
     assert [t.state for t in results.trials] == ["done"]
-    assert "note       given away" in said
+    assert "note       given away" in caplog.messages
 
 
 def test_a_run_of_something_else_in_a_trials_place_stops_the_search(tmp_path: Path) -> None:
@@ -264,7 +268,7 @@ def test_a_run_of_something_else_in_a_trials_place_stops_the_search(tmp_path: Pa
     (tmp_path / "s" / "study.db.lock").touch()
     with pytest.raises(ConfigError, match="it is of another study"):
         study(root, tmp_path / "s", trials=1, space=space, final=False)
-    known = search.Store(tmp_path / "s")
+    known = search.StudyDatabase(tmp_path / "s")
     assert [t.state.name for t in known.slots().values()] == ["WAITING"]
 
 
@@ -279,27 +283,27 @@ def test_the_untrained_network_is_no_trials_value(tmp_path: Path) -> None:
         found = trial.validated(tmp_path, "r@1")
         assert (found is None) == (step == 0)
     assert found is not None
-    assert (found.value, found.step, found.epoch) == (0.6, 4, 2.0)
+    assert (found.value, found.step, found.epoch) == (0.6, 6, 3.0)
     assert found.curve == {0.0: 0.9, 1.0: 0.5, 2.0: 0.6, 3.0: 0.6}
     assert (found.steps, found.images, found.seconds) == (6, 96, 6.0)
 
 
 @pytest.mark.slow
 def test_a_wish_to_stop_queues_the_trial_and_the_result_is_that_of_one_that_ran_through(
-    finished: tuple[Path, Path, Results], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: tuple[Path, Path, StudyResults], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, _, expected = finished
     root, folder = make_data(tmp_path / "data"), tmp_path / "s"
     honest, stops = search.run, [1]
 
-    def stopped(path: Path, config: Any, say: Any, on_validation: Any) -> Any:
+    def stopped(path: Path, config: Any, on_validation: Any) -> Any:
         def once(step: int, metrics: dict[str, float]) -> None:
             on_validation(step, metrics)
             if path.name == "0001" and stops:
                 stops.clear()
                 raise TrainingStoppedError("asked to stop", 143)
 
-        return honest(path, config, say, once)
+        return honest(path, config, once)
 
     monkeypatch.setattr(search, "run", stopped)
     with pytest.raises(TrainingStoppedError, match="trial 0001 is saved and queued") as error:

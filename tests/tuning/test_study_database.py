@@ -14,36 +14,36 @@ import pytest
 
 from recollect.common.errors import ConfigError, DataError
 from recollect.tuning.space import read_space
-from recollect.tuning.study_database import GRACE, Lease, LostTrialError, Store, shown_address
+from recollect.tuning.study_database import GRACE, Lease, LostTrialError, StudyDatabase, shown_address
 
 
 def draw(lease: Lease) -> float:
     return float(lease.trial.suggest_float("lr", 0.0, 1.0))
 
 
-def leave(store: Store, lease: Lease) -> None:
+def leave(store: StudyDatabase, lease: Lease) -> None:
     """What a killed process does: nothing but letting go of its lock."""
     lease.lock.close()
 
 
-def done(store: Store, lease: Lease, value: float = 0.5) -> None:
+def done(store: StudyDatabase, lease: Lease, value: float = 0.5) -> None:
     with store.at_work(lease):
         draw(lease)
         store.finish(lease, "COMPLETE", value, {})
 
 
-def take(store: Store, total: int) -> Lease:
+def take(store: StudyDatabase, total: int) -> Lease:
     lease = store.claim(total)
     assert lease is not None
     return lease
 
 
-def states(store: Store) -> dict[int, str]:
+def states(store: StudyDatabase) -> dict[int, str]:
     return {slot: trial.state.name for slot, trial in store.slots().items()}
 
 
 def test_no_more_trials_than_asked_for(tmp_path: Path) -> None:
-    one, other = Store(tmp_path), Store(tmp_path)
+    one, other = StudyDatabase(tmp_path), StudyDatabase(tmp_path)
     first, second = take(one, 2), take(other, 2)
     assert (first.slot, second.slot) == (0, 1)
     assert one.claim(2) is None
@@ -56,7 +56,7 @@ def test_no_more_trials_than_asked_for(tmp_path: Path) -> None:
 
 
 def test_without_a_common_lock_the_later_of_two_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = Store(tmp_path), Store(tmp_path)
+    one, other = StudyDatabase(tmp_path), StudyDatabase(tmp_path)
     one._guard_file = other._guard_file = None  # as with a database server
     ask = one.study.ask
 
@@ -71,12 +71,12 @@ def test_without_a_common_lock_the_later_of_two_gives_way(tmp_path: Path, monkey
 
 
 def test_a_trial_whose_process_died_is_done_again_with_the_same_settings(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = StudyDatabase(tmp_path)
     lease = take(store, 1)
     drawn = draw(lease)
     assert store.claim(1) is None  # alive
     leave(store, lease)
-    again = take(Store(tmp_path), 1)
+    again = take(StudyDatabase(tmp_path), 1)
     assert (again.slot, draw(again)) == (0, drawn)
     assert states(store) == {0: "RUNNING"}
     done(store, again)
@@ -86,14 +86,17 @@ def test_a_trial_whose_process_died_is_done_again_with_the_same_settings(tmp_pat
 
 
 def test_a_trial_killed_before_it_drew_draws_what_it_would_have(tmp_path: Path) -> None:
-    expected = draw(take(Store(tmp_path / "one"), 1))
-    store = Store(tmp_path / "two")
+    expected = draw(take(StudyDatabase(tmp_path / "one"), 1))
+    store = StudyDatabase(tmp_path / "two")
     leave(store, take(store, 1))
     assert draw(take(store, 1)) == expected
 
 
 def test_a_process_on_another_machine_is_known_by_its_beat(tmp_path: Path) -> None:
-    store, far = Store(tmp_path / "here", str(tmp_path / "x.db")), Store(tmp_path / "there", str(tmp_path / "x.db"))
+    store, far = (
+        StudyDatabase(tmp_path / "here", str(tmp_path / "x.db")),
+        StudyDatabase(tmp_path / "there", str(tmp_path / "x.db")),
+    )
     far.study = store.study
     lease = take(far, 1)
     leave(far, lease)  # its lock tells nothing here: it lies in another folder
@@ -103,7 +106,7 @@ def test_a_process_on_another_machine_is_known_by_its_beat(tmp_path: Path) -> No
 
 
 def test_a_process_that_holds_its_lock_is_alive_however_long_it_slept(tmp_path: Path) -> None:
-    store, other = Store(tmp_path), Store(tmp_path)
+    store, other = StudyDatabase(tmp_path), StudyDatabase(tmp_path)
     lease = take(store, 1)
     draw(lease)
     lease.trial.set_user_attr("beat", time.time() - 100 * GRACE)
@@ -114,12 +117,12 @@ def test_a_process_that_holds_its_lock_is_alive_however_long_it_slept(tmp_path: 
 
 @pytest.mark.parametrize("queued", [False, True])
 def test_a_process_killed_before_it_signed_is_known_at_once(tmp_path: Path, queued: bool) -> None:
-    store = Store(tmp_path)
+    store = StudyDatabase(tmp_path)
     if queued:
         with pytest.raises(KeyboardInterrupt), store.at_work(take(store, 1)):
             raise KeyboardInterrupt
     store.study.ask()  # and then nothing
-    lease = take(Store(tmp_path), 1)
+    lease = take(StudyDatabase(tmp_path), 1)
     assert lease.slot == 0
     store._guard_file = None  # with a database server the other may be about to sign
     store.study.ask()
@@ -128,7 +131,7 @@ def test_a_process_killed_before_it_signed_is_known_at_once(tmp_path: Path, queu
 
 @pytest.mark.parametrize("late", ["finish", "fact", "report"])
 def test_a_trial_that_was_given_away_is_a_sentence(tmp_path: Path, late: str) -> None:
-    one, other = (Store(tmp_path / name / "s", str(tmp_path / "x.db")) for name in ("here", "there"))
+    one, other = (StudyDatabase(tmp_path / name / "s", str(tmp_path / "x.db")) for name in ("here", "there"))
     lease = take(one, 1)
     drawn = draw(lease)
     lease.trial.set_user_attr("beat", time.time() - GRACE - 1)
@@ -146,7 +149,7 @@ def test_a_trial_that_was_given_away_is_a_sentence(tmp_path: Path, late: str) ->
 
 
 def test_an_error_after_the_result_is_in_is_that_error(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = StudyDatabase(tmp_path)
     lease = take(store, 1)
 
     def end() -> None:
@@ -160,7 +163,7 @@ def test_an_error_after_the_result_is_in_is_that_error(tmp_path: Path) -> None:
 
 def test_beats_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recollect.tuning.study_database.BEAT", 0.02)
-    store = Store(tmp_path)
+    store = StudyDatabase(tmp_path)
     lease = take(store, 1)
     before = lease.trial.user_attrs["beat"]
     with store.at_work(lease):
@@ -173,7 +176,7 @@ def test_beats_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DataError, SystemExit])
 def test_an_interrupted_trial_is_queued(tmp_path: Path, error: type[BaseException]) -> None:
-    store = Store(tmp_path)
+    store = StudyDatabase(tmp_path)
     lease = take(store, 1)
     draw(lease)
     with pytest.raises(error), store.at_work(lease):
@@ -183,7 +186,7 @@ def test_an_interrupted_trial_is_queued(tmp_path: Path, error: type[BaseExceptio
 
 
 def test_a_trial_that_failed_by_itself_counts(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = StudyDatabase(tmp_path)
     lease = take(store, 1)
     with store.at_work(lease):
         store.finish(lease, "FAIL", None, {"failure": "the loss is nan"})
@@ -194,20 +197,20 @@ def test_a_trial_that_failed_by_itself_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
 def test_draws_depend_on_seed_and_slot_not_on_who_draws(tmp_path: Path, sampler: str) -> None:
-    alone = Store(tmp_path / "alone", sampler=sampler)
+    alone = StudyDatabase(tmp_path / "alone", sampler=sampler)
     one_by_one = []
     for _ in range(4):
         lease = take(alone, 4)
         one_by_one.append(draw(lease))
         with alone.at_work(lease):
             alone.finish(lease, "COMPLETE", 0.5, {})
-    stores = [Store(tmp_path / "many", sampler=sampler) for _ in range(2)]
+    stores = [StudyDatabase(tmp_path / "many", sampler=sampler) for _ in range(2)]
     leases = []  # a lease that is thrown away lets go of its lock
     for number, expected in enumerate(one_by_one):
         leases.append(take(stores[number % 2], 4))
         assert draw(leases[-1]) == expected
     assert len(set(one_by_one)) == 4
-    other = Store(tmp_path / "seed", sampler=sampler, seed=1)
+    other = StudyDatabase(tmp_path / "seed", sampler=sampler, seed=1)
     assert draw(take(other, 1)) != one_by_one[0]
 
 
@@ -221,7 +224,7 @@ def test_tpe_learns_within_the_space_and_is_resumed_exactly(tmp_path: Path) -> N
 
     draws: dict[int, list[dict[str, Any]]] = {1: [], -1: []}
     for sign, found in draws.items():  # the higher the learning rate the better, and the other way round
-        store = Store(tmp_path / str(sign), sampler="tpe")
+        store = StudyDatabase(tmp_path / str(sign), sampler="tpe")
         for number in range(16):
             if number == 12:
                 shutil.copytree(
@@ -242,17 +245,17 @@ def test_tpe_learns_within_the_space_and_is_resumed_exactly(tmp_path: Path) -> N
         assert values["loss.name"] in ("a", "b")
 
     killed = tmp_path / "killed" / "1"
-    leave(store, take(Store(killed, sampler="tpe"), 16))  # before it drew
-    second = take(Store(killed, sampler="tpe"), 16)
+    leave(store, take(StudyDatabase(killed, sampler="tpe"), 16))  # before it drew
+    second = take(StudyDatabase(killed, sampler="tpe"), 16)
     assert (second.slot, drawn(second)) == (12, up[12])
     leave(store, second)  # after
-    third = take(Store(killed, sampler="tpe"), 16)
+    third = take(StudyDatabase(killed, sampler="tpe"), 16)
     assert (third.slot, drawn(third)) == (12, up[12])
 
 
 def test_a_study_of_something_else_is_refused(tmp_path: Path) -> None:
-    Store(tmp_path).agree({"recipe": "glyphs", "space": {"lr": "1:2"}, "settings": {"batch": {"size": 4}}})
-    store = Store(tmp_path)
+    StudyDatabase(tmp_path).agree({"recipe": "glyphs", "space": {"lr": "1:2"}, "settings": {"batch": {"size": 4}}})
+    store = StudyDatabase(tmp_path)
     store.agree({"recipe": "glyphs", "space": {"lr": "1:2"}, "settings": {"batch": {"size": 4}}})
     with pytest.raises(ConfigError, match=r"space.lr is 1:2 there and 1:3 here; batch.size is 4 there and 8 here"):
         store.agree({"recipe": "glyphs", "space": {"lr": "1:3"}, "settings": {"batch": {"size": 8}}})
@@ -260,14 +263,14 @@ def test_a_study_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_mistakes_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--sampler grid is unknown: choose one of random, tpe"):
-        Store(tmp_path, sampler="grid")
+        StudyDatabase(tmp_path, sampler="grid")
     with pytest.raises(ConfigError, match="--pruner hyperband is unknown"):
-        Store(tmp_path, pruner="hyperband")
+        StudyDatabase(tmp_path, pruner="hyperband")
     (tmp_path / "no.db").write_text("this is no database, but a text of some length. " * 100)
     with pytest.raises(DataError, match=r"no.db.* cannot be opened"):
-        Store(tmp_path, str(tmp_path / "no.db"))
+        StudyDatabase(tmp_path, str(tmp_path / "no.db"))
     with pytest.raises(DataError) as refused:
-        Store(tmp_path, "nosuchdriver://user:secret@host/name")
+        StudyDatabase(tmp_path, "nosuchdriver://user:secret@host/name")
     assert "secret" not in str(refused.value)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from recollect.common.errors import InputError
 from recollect.report.scatter import Point, scatter_chart
-from recollect.tuning.results import Results, TrialRecord
+from recollect.tuning.results import StudyResults, TrialRecord
 from recollect.tuning.study_page import write_page
 
 SETTINGS = {"optimizer.lr": 1e-3, "optimizer.milestones": [1.0, 2.0], "run.epochs": 4}
@@ -24,7 +24,7 @@ def trial(number: int, value: float | None, **more: Any) -> TrialRecord:
     return TrialRecord(number, "done", drawn, SETTINGS, value, **{**facts, "curve": [(0.0, 0.1), (1.0, 0.5)], **more})
 
 
-def results(**more: Any) -> Results:
+def results(**more: Any) -> StudyResults:
     facts: dict[str, Any] = {
         "name": "s", "folder": "runs/s", "recipe": "glyphs", "data": "glyphs", "select": "r@1", "sampler": "random",
         "seed": 0, "space": {"lr": "1e-4:1e-2:log", "gamma": "0.1:0.5", "loss.name": "a,b"},
@@ -40,7 +40,7 @@ def results(**more: Any) -> Results:
             "published": {"glyphs/test": {"r@1": 70.0}},
         },
     }  # fmt: skip
-    return Results(**{**facts, **more})
+    return StudyResults(**{**facts, **more})
 
 
 def page(path: Path, **more: Any) -> str:

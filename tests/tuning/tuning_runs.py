@@ -11,9 +11,9 @@ from PIL import Image
 
 from recollect.config.overrides import as_mapping
 from recollect.config.schema import Config
-from recollect.tuning.results import Results
+from recollect.tuning.results import StudyResults
 from recollect.tuning.study import tune
-from training.small_runs import silent, small_config
+from training.small_runs import small_config
 
 SPACE = ["epochs=1:2", "lr=1e-3:1e-2"]
 
@@ -39,9 +39,9 @@ def config_of(root: Path, **settings: Any) -> Config:
     return small_config(root, **{**quick, **settings})
 
 
-def study(root: Path, out: Path, **options: Any) -> Results:
+def study(root: Path, out: Path, **options: Any) -> StudyResults:
     settings = options.pop("settings", {})
-    return tune(config_of(root, **settings), out, **{"trials": 3, "space": SPACE, "say": silent, **options})
+    return tune(config_of(root, **settings), out, **{"trials": 3, "space": SPACE, **options})
 
 
 def as_recipe(config: Config, path: Path) -> Path:
@@ -50,6 +50,6 @@ def as_recipe(config: Config, path: Path) -> Path:
     return path
 
 
-def told(results: Results) -> list[Any]:
+def told(results: StudyResults) -> list[Any]:
     """What a study found, without how long it took."""
     return [(t.number, t.state, t.settings, t.value, t.best_epoch, t.steps, t.curve) for t in results.trials]

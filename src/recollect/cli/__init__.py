@@ -34,10 +34,16 @@ def _command() -> None:
 
 
 def _show_warning(otherwise: Any) -> Any:
-    """Warnings about data are sentences for the user; where in the code they arose is of no use to them."""
+    """Warnings about data are sentences for the user, said once; where in the code they arose is of no use to them."""
+    said: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:
+        from recollect.common.console import is_quiet
+
         if issubclass(category, DataWarning):
+            if is_quiet() or str(message) in said:
+                return
+            said.add(str(message))
             print(f"recollect: {printable(str(message))}", file=sys.stderr)
         else:
             otherwise(message, category, *place, **rest)

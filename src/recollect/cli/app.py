@@ -65,6 +65,7 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def common_options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
     ] = False,
@@ -73,9 +74,11 @@ def common_options(
     ] = False,
 ) -> None:
     """Options that stand before any verb."""
+    from recollect.cli.options import show_remarks
     from recollect.common.console import set_quiet
 
     set_quiet(quiet)
+    context.call_on_close(show_remarks())
 
 
 # Verbs, one import per file: each defines its command on import.

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Quiet, remark
+from recollect.cli.options import Quiet
 
 
 @app.command()
@@ -22,8 +22,8 @@ def demo(
 ) -> None:
     """Train on embedded data with RS@k and with the contrastive loss, evaluate on unseen classes, write a report.
 
-    Takes about three minutes on two cores. The last line is the report's path.
+    Takes two to three minutes on two cores. The last line is the report's path.
     """
     from recollect.studies import run_demo
 
-    typer.echo(run_demo(out, steps=steps, seed=seed, say=remark))
+    typer.echo(run_demo(out, steps=steps, seed=seed))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Device, Download, MaxPixels, Overwrite, Quiet, complete_model, remark
+from recollect.cli.options import Device, Download, MaxPixels, Overwrite, Quiet, SkipBad, complete_model, remark
 
 
 @app.command()
@@ -20,13 +20,13 @@ def embed(
         ),
     ],
     images: Annotated[
-        list[str], typer.Argument(help="Folders (a folder a class gives labels), image files, .txt lists of paths.")
+        list[str], typer.Argument(help="Folders (one folder per class gives labels), image files, .txt lists of paths.")
     ],
     out: Annotated[Path, typer.Option(help="The .npz to write.")] = Path("vectors.npz"),
     weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images a batch.")] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
     device: Device = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be read.")] = False,
+    skip_bad: SkipBad = False,
     max_pixels: MaxPixels = None,
     download: Download = False,
     overwrite: Overwrite = False,

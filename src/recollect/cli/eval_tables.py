@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+
+from recollect.cli.options import remark_aside
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from recollect.cli.eval_target import Target
+    from recollect.inference.evaluating import Target
 
 
-def metrics_table(title: str, metrics: dict[str, float], published: dict[str, float]) -> Table:
-    """Metrics in percent, published numbers beside them where there are any."""
+def metrics_table(
+    title: str,
+    metrics: dict[str, float],
+    published: dict[str, float],
+    macro: dict[str, float] | None = None,
+    notes: Sequence[str] = (),
+) -> Table:
+    """Metrics in percent, their means over classes and published numbers beside them where there are any.
+
+    ``notes`` stand below: what the numbers cannot be understood without.
+    """
     from rich.table import Table
 
-    table = Table(title=title)
+    table = Table(title=title, caption="\n".join(notes) or None, caption_justify="left")
     table.add_column("metric")
     table.add_column("percent", justify="right")
+    if macro:
+        table.add_column("mean over classes", justify="right")
     if published:
         table.add_column("published", justify="right")
+
+    def shown(name: str, value: float | None) -> str:
+        return "" if value is None else f"{value:.1f}" if name == "first_rank" else f"{100 * value:.2f}"
+
     for name, value in metrics.items():
-        shown = f"{value:.1f}" if name == "first_rank" else f"{100 * value:.2f}"
-        row = [name + (" (mean rank)" if name == "first_rank" else ""), shown]
+        row = [name + (" (mean rank)" if name == "first_rank" else ""), shown(name, value)]
+        if macro:
+            row.append(shown(name, macro.get(name)))
         if published:
             row.append(f"{published[name]:.1f}" if name in published else "")
         table.add_row(*row)
@@ -58,13 +76,21 @@ def index_table(vectors: Target, kind: str, ks: list[int], show: Callable[[Table
     return cost.as_dict()
 
 
-def comparison_table(first: Any, second: Any, show: Callable[[Table], None]) -> dict[str, Any]:
-    """Show and return the differences ``this run − the other``."""
+def tell_skipped(skipped: list[dict[str, str]]) -> None:
+    """Say how many images were left out, and name the first."""
+    if skipped:
+        more = "" if len(skipped) == 1 else f" and {len(skipped) - 1:,} more, all listed in metrics.json"
+        remark_aside(f"{len(skipped):,} images could not be read and are left out: {skipped[0]['reason']}{more}")
+
+
+def comparison_table(first: Any, second: Any, differences: list[str], show: Callable[[Table], None]) -> dict[str, Any]:
+    """Show and return the differences ``this run − the other``; ``differences`` in settings stand below them."""
     from rich.table import Table
 
     from recollect.evaluation import changed_queries, paired_bootstrap
 
-    table = Table(title="difference to the other run, in points")
+    caption = "also different: " + "; ".join(differences) if differences else None
+    table = Table(title="difference to the other run, in points", caption=caption)
     for head in ("metric", "difference", "95 % interval", "p", "better", "worse"):
         table.add_column(head, justify="left" if head == "metric" else "right")
     found: dict[str, Any] = {}

@@ -18,12 +18,17 @@ def export(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a trained embedder as ONNX, checked against the original."""
-    from recollect.models.embedder import Embedder
-    from recollect.models.onnx_export import TOLERANCE, export_onnx
-    from recollect.models.saving import find_embedder
+    """Write a trained embedder as ONNX, checked against the original.
 
-    embedder = Embedder.load(find_embedder(run))
-    difference = export_onnx(embedder, onnx, overwrite=overwrite)
+    A Python file beside it has the preprocessing: numpy and Pillow, no torch.
+    """
+    from recollect.inference import open_model
+    from recollect.models.onnx_export import TOLERANCE, export_onnx, reference_path
+
+    opened = open_model(run)
+    if opened.remark is not None:
+        remark(opened.remark)
+    difference = export_onnx(opened.embedder, onnx, overwrite=overwrite)
     size = onnx.stat().st_size / 2**20
     remark(f"{onnx}: {size:.1f} MB, differs from the model by at most {difference:.1e} (limit {TOLERANCE:.0e}).")
+    remark(f"{reference_path(onnx)}: preprocess() gives the pixels it takes, with numpy and Pillow alone.")

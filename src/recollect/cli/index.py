@@ -113,7 +113,7 @@ def index(
 def _opened(address: str, model: str | None, rebuild: bool, opening: dict[str, Any], **kept: Any) -> Index:
     from recollect.common.errors import ConfigError
     from recollect.search import Index
-    from recollect.search.vector_store import NoIndexError
+    from recollect.search.store_protocol import NoIndexError
 
     try:
         return Index.open(address, None if rebuild else model, **opening)

@@ -1,16 +1,57 @@
 """What several verbs share: ``--json``, ``--quiet``, ``--device``, names the shell can complete, remarks.
 
-Like every file of this room it imports nothing heavy at the top; completion reads the tables that need no torch.
+Remarks of the library are log records; ``show_remarks`` attaches the handler that prints them. Like every file of this
+room it imports nothing heavy at the top; completion reads the tables that need no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+import sys
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
 
 from recollect.common.words import printable
+
+
+class _Remarks(logging.Handler):
+    """Prints what the library says: to standard output, or to standard error where a script reads the output.
+
+    Warnings always go to standard error. A terminal has a live line, so records of progress are left out there.
+    """
+
+    aside = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one record."""
+        if record.levelno >= logging.WARNING:
+            typer.echo(f"recollect: {record.getMessage()}", err=True)
+        elif not (getattr(record, "progress", False) and (sys.stderr if self.aside else sys.stdout).isatty()):
+            (remark_aside if self.aside else remark)(record.getMessage())
+
+
+_remarks = _Remarks(logging.INFO)
+
+
+def show_remarks() -> Callable[[], None]:
+    """Print the library's remarks from now on; the result ends that."""
+    library = logging.getLogger("recollect")
+    before, _remarks.aside = library.level, False
+    library.setLevel(logging.INFO)
+    library.addHandler(_remarks)
+
+    def end() -> None:
+        library.removeHandler(_remarks)
+        library.setLevel(before)
+
+    return end
+
+
+def remarks_aside(aside: bool = True) -> None:
+    """Print remarks on standard error: for verbs whose standard output a script reads, and with ``--json``."""
+    _remarks.aside = aside
 
 
 def remark(line: str) -> None:
@@ -108,6 +149,9 @@ Quiet = Annotated[
 Device = Annotated[str | None, typer.Option(callback=_device, help="Where to compute: cpu, cuda, cuda:1, …")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch weights that are not on this machine.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what exists.")]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and list them in the result.")
+]
 AllowOutside = Annotated[bool, typer.Option("--allow-outside", help="Let listed paths and links leave the root.")]
 MaxPixels = Annotated[
     int | None,

@@ -85,9 +85,9 @@ def _first_number(recipe: Recipe) -> str:
 def _show(recipe: Recipe, as_json: bool) -> None:
     import dataclasses
 
-    from recollect.config.overrides import as_mapping, from_mapping
+    from recollect.config.overrides import as_mapping, as_written_now, from_mapping
 
-    config = from_mapping(recipe.values, recipe.name)
+    config = as_written_now(from_mapping(recipe.values, recipe.name))
     if as_json:
         origins = {key: dataclasses.asdict(origin) for key, origin in recipe.origins.items()}
         shown = {**_summary(recipe), "config": as_mapping(config), "origins": origins}

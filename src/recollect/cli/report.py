@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Device, MaxPixels, Quiet, remark_aside
+from recollect.cli.options import Device, MaxPixels, Quiet, remarks_aside
 
 
 @app.command()
@@ -21,9 +21,15 @@ def report(
     method: Annotated[bool, typer.Option("--method", help="Instead: draw the loss's own figures.")] = False,
     images: Annotated[int, typer.Option(min=0, help="Test images to embed at most; 0 for all.")] = 4000,
     split: Annotated[str | None, typer.Option(help="Of which part of the data. Default: the run's test split.")] = None,
+    root: Annotated[Path | None, typer.Option(help="Where the images are now, if they moved.")] = None,
     device: Device = None,
     max_pixels: MaxPixels = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is no report.")] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad/--no-skip-bad", help="Leave out images that cannot be read, and list them.")
+    ] = True,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Overwrite the file even if recollect did not write it.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Write report.html: curves, results beside the paper's, similarities, a gallery, classes, speed, settings.
@@ -46,14 +52,16 @@ def report(
         raise ConfigError("name at least one run folder, or use --method.")
     from recollect.report import write_report
 
+    remarks_aside()
     typer.echo(
         write_report(
             runs,
             out,
             limit=images or None,
             split=split,
+            root=root,
             device=device,
+            skip_bad=skip_bad,
             overwrite=overwrite,
-            say=remark_aside,
         )
     )

@@ -52,7 +52,7 @@ def reproduce(
         (typer.echo if plan else remark)(line)
     if plan:
         return
-    complete = run_matrix(matrix, claims, jobs=jobs, minutes=minutes, say=remark)
+    complete = run_matrix(matrix, claims, jobs=jobs, minutes=minutes)
     if not complete:
         remark("left       some runs are not done: the same command goes on with them")
     # The page is of all that was ever run in this folder, so that one claim's command does not drop another's results.

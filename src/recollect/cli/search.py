@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import AsJson, Device, MaxPixels, Quiet, print_json
+from recollect.cli.options import AsJson, Device, MaxPixels, Quiet, SkipBad, print_json
 from recollect.common.words import printable
 
 
@@ -28,6 +28,10 @@ def search(
     weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
     device: Device = None,
     max_pixels: MaxPixels = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Where the images of an .npz are now, if they moved; for --html.")
+    ] = None,
+    skip_bad: SkipBad = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Let --html overwrite a file that recollect did not write.")
     ] = False,
@@ -40,7 +44,7 @@ def search(
     if html is not None:
         check_target(html, overwrite, GENERATOR)
     if index.endswith(".npz"):
-        answers, shown, count = _in_vectors(index, queries, top, model, weights, device)
+        answers, shown, count = _in_vectors(index, root, queries, top, model, weights, device, skip_bad)
     else:
         answers, shown, count = _in_index(index, queries, top, where or [], exact, model, weights, device)
     _show(answers, as_json)
@@ -50,17 +54,24 @@ def search(
 
 
 def _in_vectors(
-    file: str, images: list[str], top: int, model: str | None, weights: str | None, device: str | None
+    file: str,
+    root: Path | None,
+    images: list[str],
+    top: int,
+    model: str | None,
+    weights: str | None,
+    device: str | None,
+    skip_bad: bool,
 ) -> tuple[list[dict[str, Any]], list[Any], int]:
     from recollect.report.catalogue import read_catalogue
     from recollect.report.catalogue import search as search_in
     from recollect.report.search_page import from_catalogue
 
-    catalogue = read_catalogue(file)
-    found = search_in(catalogue, images, top, model=model, weights=weights, device=device)
-    shown = from_catalogue(catalogue, images, found)
+    catalogue = read_catalogue(file, root)
+    read, found = search_in(catalogue, images, top, model=model, weights=weights, device=device, skip_bad=skip_bad)
+    shown = from_catalogue(catalogue, read, found)
     answers = []
-    for image, asked in zip(images, shown, strict=True):
+    for image, asked in zip(read, shown, strict=True):
         results = [
             {
                 "name": result.name,
@@ -83,7 +94,7 @@ def _in_index(
     weights: str | None,
     device: str | None,
 ) -> tuple[list[dict[str, Any]], list[Any], int]:
-    from recollect.report.search_page import Asked, Result
+    from recollect.report.search_page import Asked, ShownResult
     from recollect.search import Index
     from recollect.search.queries import ask, parse_pairs
 
@@ -92,7 +103,7 @@ def _in_index(
         shown = []
         for answer in found:
             results = [
-                Result(m.id, m.metadata.get("label") or m.id, m.similarity, index.picture(m.id), m.verdict)
+                ShownResult(m.id, m.metadata.get("label") or m.id, m.similarity, index.picture(m.id), m.verdict)
                 for m in answer.matches
             ]
             shown.append(Asked(Path(answer.query).name, answer.picture, results))

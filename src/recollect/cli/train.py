@@ -20,8 +20,7 @@ from recollect.cli.options import (
     complete_recipe,
     complete_setting,
     print_json,
-    remark,
-    remark_aside,
+    remarks_aside,
 )
 from recollect.common.words import printable
 
@@ -157,12 +156,11 @@ def train(
     from recollect.training.run_folder import refuse_used
 
     given = {name: value for name, value in locals().items() if name in _SHORT and value is not None}
-    # With --json standard output is for the result alone.
-    say = remark_aside if as_json else remark
+    remarks_aside(as_json)
     if resume is not None:
         if any((recipe, data, root, given, settings, out, download, watch_test, plan, allow_outside, skip_bad)):
             raise ConfigError("--resume goes on exactly as the run began: leave every other option out.")
-        _show(_stoppable(lambda: trainer.train(resume=resume, say=say)), as_json)
+        _show(_stoppable(lambda: trainer.train(resume=resume)), as_json)
         return
     chosen: list[str] = [f"{_SHORT[name]}={value}" for name, value in given.items()]
     recipe, more = data_settings(recipe, data, root)
@@ -181,7 +179,7 @@ def train(
         return
     if out is not None:
         refuse_used(out)  # before features are computed, not after
-    _show(_stoppable(lambda: trainer.train(config, out, say=say)), as_json)
+    _show(_stoppable(lambda: trainer.train(config, out)), as_json)
 
 
 def _show_plan(plan: Plan, lines: list[str], as_json: bool) -> None:
@@ -209,13 +207,13 @@ def data_settings(recipe: str | None, data: str | None, root: str | None) -> tup
     from recollect.data import available
 
     settings: list[str] = []
-    if recipe is not None and data not in available() and (folder := data or root) is not None:
+    if recipe is not None and data is not None and data not in available():
         named = resolve(recipe).data.name
         if not available()[named].needs_root:
             raise ConfigError(
-                f"the recipe {recipe} trains on {named}, which is made and lies in no folder; {folder} would be ignored. "
-                f"To train on it leave the recipe out (--data {folder}), or keep the recipe's other settings with "
-                f"--set data.name=folder --set data.root={folder}."
+                f"the recipe {recipe} trains on {named}, which is made and lies in no folder; {data} would be ignored. "
+                f"To train on it leave the recipe out (--data {data}), or keep the recipe's other settings with "
+                f"--set data.name=folder --set data.root={data}."
             )
     if data is not None and data in available():
         settings.append(f"data.name={data}")

@@ -8,16 +8,7 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import (
-    AllowOutside,
-    AsJson,
-    MaxPixels,
-    Quiet,
-    complete_recipe,
-    print_json,
-    remark,
-    remark_aside,
-)
+from recollect.cli.options import AllowOutside, AsJson, MaxPixels, Quiet, complete_recipe, print_json, remarks_aside
 from recollect.common.words import printable
 
 
@@ -80,6 +71,7 @@ def tune(
         for line in preview.plan_lines(config, out, trials=trials, space=space, sampler=sampler, pruner=pruner):
             typer.echo(line)
         return
+    remarks_aside(as_json)
     try:
         results = study.tune(
             config,
@@ -91,7 +83,6 @@ def tune(
             seed=seed,
             storage=storage,
             final=final,
-            say=remark_aside if as_json else remark,
         )
     except TrainingStoppedError as error:
         typer.echo(f"recollect: {printable(str(error))}", err=True)

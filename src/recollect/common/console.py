@@ -1,8 +1,17 @@
-"""What a person at a terminal sees of long work: the switch ``--quiet``, and a progress line with count, speed, time left."""
+"""What a person sees of long work: ``--quiet``, a live line in a terminal, and a plain line now and then elsewhere.
+
+Remarks go through ``logging`` (logger ``recollect``); the command line attaches the handler that shows them, and a
+program that uses the library attaches its own. Records of progress carry ``record.progress``: a terminal has the live
+line instead.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TypeVar
 
@@ -16,10 +25,17 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
+from recollect.common.words import in_words
+
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
+PROGRESS = {"progress": True}
+"""``extra`` of a record that tells how far something is."""
 _quiet = False
+_seconds_between_lines = 30.0
 
 
 def set_quiet(quiet: bool) -> None:
@@ -33,46 +49,102 @@ def is_quiet() -> bool:
     return _quiet
 
 
+@contextmanager
+def only_warnings(name: str) -> Iterator[None]:
+    """Keep the logger ``name`` and those below it to warnings, for work that is part of a larger whole."""
+    quieter = logging.getLogger(name)
+    before = quieter.level
+    quieter.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        quieter.setLevel(before)
+
+
+@contextmanager
+def lines_every(seconds: float) -> Iterator[None]:
+    """Plain progress lines at this interval instead of every 30 seconds."""
+    global _seconds_between_lines
+    before, _seconds_between_lines = _seconds_between_lines, seconds
+    try:
+        yield
+    finally:
+        _seconds_between_lines = before
+
+
+def _speed(rate: float, unit: str) -> str:
+    return f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.1f} {unit}/s"
+
+
 class _RateColumn(ProgressColumn):
-    """``270 images/s``; nothing until there is something to tell."""
+    """``270 images/s``; nothing until there is something to tell, or when the note tells it."""
 
     def __init__(self, unit: str) -> None:
-        super().__init__()
+        super().__init__(Column(no_wrap=True))
         self.unit = unit
 
     def render(self, task: Task) -> Text:
         """The speed over the last seconds."""
         speed = task.finished_speed or task.speed
-        if not speed:
-            return Text("")
-        return Text(f"{speed:,.0f} {self.unit}/s" if speed >= 10 else f"{speed:.1f} {self.unit}/s")
+        return Text("" if not speed or task.fields["note"] else _speed(speed, self.unit))
+
+
+class _NoteColumn(ProgressColumn):
+    """What is cut where a terminal is narrow, so that the counters stay whole."""
+
+    def render(self, task: Task) -> Text:
+        """The note, in one line."""
+        return Text(task.fields["note"], no_wrap=True, overflow="ellipsis")
 
 
 class ProgressLine:
-    """A live line for work counted in ``unit``.
+    """A live line for work counted in ``unit``; without a terminal, a plain line every 30 seconds.
+
+    Args:
+        description: what is being done.
+        total: how many units there are, if that is known.
+        unit: what is counted.
+        quiet: say nothing; by default as ``--quiet`` says.
+        done: units that were done before, by an earlier process.
+        live: show a live line in a terminal. Not inside work that has one already.
+        clock: tells the time in seconds.
 
     Example:
         >>> with ProgressLine("embedding", total=2, quiet=True) as line:
-        ...     line.advance(2, note="loss 0.31")
+        ...     _ = line.advance(2, note="loss 0.31")
     """
 
     def __init__(
-        self, description: str, total: int | None = None, unit: str = "images", quiet: bool | None = None
+        self,
+        description: str,
+        total: int | None = None,
+        unit: str = "images",
+        quiet: bool | None = None,
+        *,
+        done: int = 0,
+        live: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         console = Console(stderr=True)
+        self._silent = is_quiet() if quiet is None else quiet
         hidden = (is_quiet() or not console.is_terminal) if quiet is None else quiet
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
+            BarColumn(bar_width=12 if console.width < 100 else 24),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
             _RateColumn(unit),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+            _NoteColumn(),
             console=console,
             transient=True,
-            disable=hidden,
+            disable=hidden or not live,
+            # Lines that are written to a file meanwhile must not be taken into the terminal.
+            redirect_stdout=bool(getattr(sys.stdout, "isatty", bool)()),
         )
-        self._task = self._progress.add_task(description, total=total, note="")
+        self._task = self._progress.add_task(description, total=total, completed=done, note="")
+        self._description, self._total, self._unit, self._clock = description, total, unit, clock
+        self._before, self._done = done, done
+        self._began = self._told = clock()
 
     def __enter__(self) -> ProgressLine:
         self._progress.start()
@@ -83,12 +155,33 @@ class ProgressLine:
     ) -> None:
         self._progress.stop()
 
-    def advance(self, count: int = 1, note: str | None = None) -> None:
-        """Count ``count`` more units done; ``note`` replaces the text at the end of the line."""
+    def advance(self, count: int = 1, note: str | None = None) -> str | None:
+        """Count ``count`` more units done; ``note`` replaces the text at the end of the line.
+
+        Returns:
+            The plain line, if one was due; it has been logged.
+        """
+        self._done += count
         if note is None:
             self._progress.advance(self._task, count)
         else:
             self._progress.update(self._task, advance=count, note=note)
+        now = self._clock()
+        if now - self._told < _seconds_between_lines:
+            return None
+        self._told = now
+        text = self._plain(now - self._began, note or "")
+        if not self._silent:
+            logger.info(text, extra=PROGRESS)
+        return text
+
+    def _plain(self, seconds: float, note: str) -> str:
+        of = "" if self._total is None else f"/{self._total:,}"
+        rate = (self._done - self._before) / seconds if seconds > 0 else 0.0
+        parts = [f"{self._done:,}{of} {self._unit}", note or _speed(rate, self._unit)]
+        if self._total is not None and rate > 0:
+            parts.append(f"{in_words(max(self._total - self._done, 0) / rate)} left")
+        return f"{self._description:<10} {', '.join(parts)}"
 
 
 def track(

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,6 +156,17 @@ def image_size(source: str | Path | bytes) -> tuple[int, int]:
         return (image.height, image.width) if sideways else image.size
 
 
+def file_bytes(path: Path | str) -> bytes:
+    """The content of an image file, refused as ``read_image`` refuses what is not a regular file.
+
+    Raises:
+        ImageError: it cannot be read.
+    """
+    name = printable(str(path))
+    with _sentences(name), _regular(path, name) as file:
+        return file.read()
+
+
 def can_read_heif() -> bool:
     """Whether the extra ``heic`` is installed."""
     return importlib.util.find_spec("pillow_heif") is not None
@@ -170,14 +181,19 @@ def _opened(source: str | Path | bytes) -> Iterator[tuple[str, Image.Image]]:
             yield name, image
         return
     name = printable(str(source))
-    with _sentences(name):
-        _refuse_irregular(name, Path(source).stat().st_mode)
-        # Without waiting, should a named pipe have taken the file's place meanwhile: opening one waits for a writer.
-        handle = os.open(source, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
-        with os.fdopen(handle, "rb") as file:
-            _refuse_irregular(name, os.fstat(handle).st_mode)
-            with _identified(file, None, name) as image:
-                yield name, image
+    with _sentences(name), _regular(source, name) as file, _identified(file, None, name) as image:
+        yield name, image
+
+
+@contextmanager
+def _regular(path: Path | str, name: str) -> Iterator[BinaryIO]:
+    """An open file, if it is a regular one."""
+    _refuse_irregular(name, Path(path).stat().st_mode)
+    # Without waiting, should a named pipe have taken the file's place meanwhile: opening one waits for a writer.
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(handle, "rb") as file:
+        _refuse_irregular(name, os.fstat(handle).st_mode)
+        yield file
 
 
 def _identified(file: Any, start: bytes | None, name: str) -> Image.Image:

@@ -52,6 +52,12 @@ def available_bytes(root: Path = Path("/")) -> int:
     return min(sizes, default=UNKNOWN) // _processes()
 
 
+def resident_bytes(root: Path = Path("/")) -> int:
+    """Bytes that this process holds now: libraries, weights, everything; 0 where the system does not tell."""
+    held = _field(root / "proc/self/status", "VmRSS:")
+    return 0 if held is None else held * 1024
+
+
 def _processes() -> int:
     with contextlib.suppress(ValueError):
         return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

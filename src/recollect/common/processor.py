@@ -45,7 +45,7 @@ _sound: set[str | None] = set()  # values of the variable that were found to wor
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProbeOutcome:
     """How a child ended.
 
     Attributes:
@@ -179,7 +179,7 @@ def try_half_precision() -> None:
                 raise
 
 
-def _outcome(limit: str | None, child: Sequence[str] | None, seconds: float) -> Outcome:
+def _outcome(limit: str | None, child: Sequence[str] | None, seconds: float) -> ProbeOutcome:
     """Remembered, or tried now and remembered."""
     path = _file(limit)
     with contextlib.ExitStack() as stack:
@@ -196,7 +196,7 @@ def _outcome(limit: str | None, child: Sequence[str] | None, seconds: float) -> 
         return found
 
 
-def _try_in_child(limit: str | None, child: Sequence[str] | None, seconds: float) -> Outcome:
+def _try_in_child(limit: str | None, child: Sequence[str] | None, seconds: float) -> ProbeOutcome:
     # -P: a file torch.py in the folder we happen to be in is not torch.
     command = child or [sys.executable, "-P", "-c", _CHILD]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
@@ -208,16 +208,16 @@ def _try_in_child(limit: str | None, child: Sequence[str] | None, seconds: float
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired:
-        return Outcome(False, f"in a child process took more than {seconds:g} s", final=False)
+        return ProbeOutcome(False, f"in a child process took more than {seconds:g} s", final=False)
     except OSError as error:
-        return Outcome(False, f"in a child process could not be started ({error})", final=False)
+        return ProbeOutcome(False, f"in a child process could not be started ({error})", final=False)
     if done.returncode == 0:
-        return Outcome(True)
+        return ProbeOutcome(True)
     if done.returncode < 0:
         with contextlib.suppress(ValueError):
-            return Outcome(False, f"in a child process ended with {signal.Signals(-done.returncode).name}")
+            return ProbeOutcome(False, f"in a child process ended with {signal.Signals(-done.returncode).name}")
     last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-    return Outcome(False, f"in a child process ended with code {done.returncode}{f' ({last[0]})' if last else ''}")
+    return ProbeOutcome(False, f"in a child process ended with code {done.returncode}{f' ({last[0]})' if last else ''}")
 
 
 def _set_limit(limit: str) -> bool:
@@ -247,10 +247,10 @@ def _limit_holds(limit: str) -> bool:
     return "avx512_fp16" in _cpuinfo().get("flags", "").split() and not fp16
 
 
-def _remembered(path: Path) -> Outcome | None:
+def _remembered(path: Path) -> ProbeOutcome | None:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return Outcome(found["works"] is True, str(found["how"]))
+        return ProbeOutcome(found["works"] is True, str(found["how"]))
     except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged
         return None
 

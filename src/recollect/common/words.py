@@ -25,6 +25,16 @@ def in_words(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def in_digits(number: float) -> str:
+    """A number with three digits and no exponent.
+
+    Example:
+        >>> [in_digits(number) for number in (0.125, 2.5, 31.24, 3000)]
+        ['0.125', '2.5', '31.2', '3,000']
+    """
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """A sentence to append to "there is no ….": the choices closest to ``word``, or nothing.
 
@@ -36,7 +46,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(word, list(choices), n=3, cutoff=0.5)
     likeness = [difflib.SequenceMatcher(None, choice, word).ratio() for choice in close]
-    close = [choice for choice, ratio in zip(close, likeness, strict=True) if ratio >= likeness[0] - 0.1]
+    close = [choice for choice, ratio in zip(close, likeness, strict=True) if ratio >= likeness[0] - 0.03]
     return f" Did you mean {' or '.join(close)}?" if close else ""
 
 

@@ -25,6 +25,7 @@ from recollect.config.schema import Config, DataConfig
 __all__ = [
     "as_mapping",
     "as_written_before",
+    "as_written_now",
     "available_recipes",
     "from_mapping",
     "known_keys",
@@ -60,7 +61,11 @@ def resolve(recipe: str | Path | None = None, settings: Mapping[str, Any] | Iter
     pairs = settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings)
     for key, value in pairs:
         _assign(values, key, value)
-    config = from_mapping(values, "the settings" if recipe is None else str(recipe))
+    return as_written_now(from_mapping(values, "the settings" if recipe is None else str(recipe)))
+
+
+def as_written_now(config: Config) -> Config:
+    """A new configuration with what this version means without being told."""
     return replace(config, data=replace(config.data, options=_with_class_split(config.data, "balanced")))
 
 

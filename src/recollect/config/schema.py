@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 from recollect.common.errors import ConfigError
+from recollect.data.sources.revisited import SFM_NAME
 
 Auto = Literal["auto"]
 
@@ -266,11 +267,11 @@ def _refuse_combinations(config: Config) -> None:
             f"data.augmentation whole trains on images that keep their shape, but model.resize {model.resize} cuts squares "
             "for the test: set model.resize=null, or data.augmentation=crop."
         )
-    if config.data.validation == "sfm120k" and not run.select.startswith(("map", "mp@")):
+    if config.data.validation == SFM_NAME and not run.select.startswith(("map", "mp@")):
         raise ConfigError(
             f"run.select {run.select!r} is not measured on sfm120k, which has queries and no classes: set run.select=map."
         )
-    if config.data.validation != "sfm120k" and config.data.validation_root is not None:
+    if config.data.validation != SFM_NAME and config.data.validation_root is not None:
         raise ConfigError(
             "data.validation_root is the folder of sfm120k: set data.validation=sfm120k, or leave it out."
         )

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from recollect.common.imports import lazy_names
+from recollect.data.hugging_face import from_hugging_face
 from recollect.data.image_files import Listed, list_images, summary
 from recollect.data.image_set import ImageSet
 from recollect.data.registry import Counts, Source, available, load, only_splits
@@ -28,6 +29,7 @@ __all__ = [
     "available",
     "class_disjoint_split",
     "class_folds",
+    "from_hugging_face",
     "glyph_transform",
     "list_images",
     "load",

@@ -23,10 +23,13 @@ from recollect.common.decode import ImageSource, read_image
 from recollect.common.errors import DataError, InputError
 from recollect.common.words import printable
 
+Indices = NDArray[np.int64]
+"""Numbers of images."""
+
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """N images with integer labels, as files below a root or as arrays in memory.
+    """N images with integer labels: files below a root, arrays in memory, or items that are read when needed.
 
     Args:
         name: what it is, e.g. ``"sop"``; for messages and manifests.
@@ -41,6 +44,7 @@ class ImageSet:
         coarse_labels: N numbers of coarser classes, indices into ``coarse_names``, e.g. the kind of product beside the
             product; None where there is no such level. All images of a class have the same one.
         coarse_names: the name of every coarser class.
+        items: N images that are neither, each whatever the decoder takes, e.g. rows of another library's data set.
         facts: how the set was made, as plain values for a run's manifest: ``left_out`` (files by reason) and ``split``.
 
     Raises:
@@ -66,16 +70,17 @@ class ImageSet:
     allow_outside: bool = False
     coarse_labels: NDArray[np.int64] | None = None
     coarse_names: Sequence[str] = ()
+    items: Sequence[ImageSource] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", np.asarray(self.labels, dtype=np.int64))
         count = len(self.names)
-        if (self.root is None) == (self.arrays is None):
-            raise InputError(f"{self.name}: an image set has either a root folder or arrays, one of the two.")
+        if sum(kind is not None for kind in (self.root, self.arrays, self.items)) != 1:
+            raise InputError(f"{self.name}: an image set has a root folder, arrays or items, one of the three.")
         if self.coarse_labels is not None:
             object.__setattr__(self, "coarse_labels", np.asarray(self.coarse_labels, dtype=np.int64))
-        for what in ("labels", "arrays", "boxes", "coarse_labels"):
+        for what in ("labels", "arrays", "boxes", "coarse_labels", "items"):
             value = getattr(self, what)
             if value is not None and len(value) != count:
                 raise InputError(f"{self.name}: {count} names but {len(value)} {what}.")
@@ -109,10 +114,13 @@ class ImageSet:
         Nothing is decoded here; the embedder's threads do that.
         """
         for index in range(len(self)):
-            if self.boxes is not None:
-                yield partial(self.read, index)
-            else:
-                yield self.path(index) if self.arrays is None else self.arrays[index]
+            yield partial(self.read, index) if self.boxes is not None else self.source(index)
+
+    def source(self, index: int) -> ImageSource:
+        """Image ``index`` as it is kept: its file, its array or its item. Nothing is decoded."""
+        if self.items is not None:
+            return self.items[index]
+        return self.path(index) if self.arrays is None else self.arrays[index]
 
     @property
     def num_classes(self) -> int:
@@ -145,7 +153,7 @@ class ImageSet:
     def path(self, index: int) -> Path:
         """The file of image ``index``, refused when a symbolic link on its way leaves the root."""
         if self.root is None:
-            raise InputError(f"{self.name}: its images are arrays in memory and have no files.")
+            raise InputError(f"{self.name}: its images have no files.")
         path = self.root / self.names[index]
         # realpath, since Path.resolve fails on links that lead to themselves; reading such a file says so.
         if not self.allow_outside and not Path(os.path.realpath(path)).is_relative_to(self._real_root):
@@ -154,8 +162,7 @@ class ImageSet:
 
     def read(self, index: int, max_pixels: int | None = None, *, crop: bool = True) -> Image.Image:
         """Image ``index`` as upright RGB, cropped to its box if it has one; without ``crop`` always the whole."""
-        source = self.path(index) if self.arrays is None else self.arrays[index]
-        image = read_image(source, max_pixels=max_pixels)
+        image = read_image(self.source(index), max_pixels=max_pixels)
         if crop and self.boxes is not None and not np.isnan(self.boxes[index]).any():
             image = image.crop(tuple(self.boxes[index].tolist()))
         return image
@@ -178,6 +185,7 @@ class ImageSet:
             class_names=[self.class_names[c] for c in kept.tolist()],
             arrays=None if self.arrays is None else self.arrays[chosen],
             boxes=None if self.boxes is None else self.boxes[chosen],
+            items=None if self.items is None else _Chosen(self.items, chosen),
             split=self.split if split is None else split,
             coarse_labels=coarse,
             coarse_names=coarse_names,
@@ -190,8 +198,9 @@ class ImageSet:
             InputError: they lie below different roots, one has files and the other arrays, or arrays of another size.
         """
         fits = self.root == other.root and (self.arrays is None) == (other.arrays is None)
+        fits = fits and self.items is None and other.items is None
         if self.arrays is not None and other.arrays is not None:
-            fits = self.arrays.shape[1:] == other.arrays.shape[1:]
+            fits = fits and self.arrays.shape[1:] == other.arrays.shape[1:]
         if not fits or (self.coarse_labels is None) != (other.coarse_labels is None):
             raise InputError(
                 f"{self.name} and {other.name} cannot be joined: images of both must lie below one root, or be arrays of "
@@ -220,6 +229,19 @@ class ImageSet:
     def of_classes(self, classes: Sequence[int] | NDArray[np.int64], split: str | None = None) -> ImageSet:
         """All images of the given classes, in their present order."""
         return self.subset(np.flatnonzero(np.isin(self.labels, np.asarray(classes))), split)
+
+
+class _Chosen(Sequence[ImageSource]):
+    """Some items of a sequence, in an order of their own."""
+
+    def __init__(self, items: Sequence[ImageSource], chosen: NDArray[np.int64]) -> None:
+        self._items, self._chosen = items, chosen
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._items[int(self._chosen[index])]
 
 
 _Labelled = tuple[NDArray[np.int64], Sequence[str]]

@@ -25,11 +25,11 @@ from recollect.common.bad_images import BadImage
 from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.common.size_groups import grouped
 from recollect.data.cache import CacheStats
-from recollect.data.image_set import ImageSet
+from recollect.data.image_set import ImageSet, Indices
 from recollect.data.reader import Reader
 from recollect.data.transforms import FromTorchvision, Transform
 from recollect.data.transforms.crops import Pixels
-from recollect.data.transforms.draws import Indices, Uniforms, occurrences, uniforms
+from recollect.data.transforms.draws import Uniforms, occurrences, uniforms
 
 _CHUNK = 16  # images a task: small enough to share evenly, large enough that handing out tasks costs nothing
 _WINDOW = 2048  # images whose headers are read at a time, to find those of equal size

@@ -112,7 +112,9 @@ class Reader:
         return CacheStats() if self._cache is None else self._cache.stats()
 
     def _make_cache(self, cache: str, limit: int | None, folder: Path | str | None) -> Cache | None:
-        if cache == "none" or (self.images.arrays is not None and (self.transform.draws or cache == "disk")):
+        if cache == "none" or (self.images.arrays is not None and self.transform.draws):
+            return None
+        if cache == "disk" and self.images.root is None:
             return None
         if cache == "ram":
             return RamCache(limit)

@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recollect.common.errors import ConfigError, DataError, InputError
+from recollect.data.image_set import Indices
 
 POLICIES = ("paper", "epoch")
 SMALL_CLASSES = ("drop", "repeat")
-
-Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from recollect.common.console import ProgressLine
-from recollect.common.decode import read_image
+from recollect.common.decode import file_bytes, read_image
 from recollect.common.errors import DataError, DataWarning, InputError
 from recollect.data.image_set import ImageSet
 from recollect.data.listing import find_missing
@@ -132,17 +132,18 @@ def _blocks(items: list[Any]) -> Iterator[list[Any]]:
 
 def _read(images: ImageSet, index: int) -> tuple[str | None, str | None]:
     """The hash of an image's content and what is wrong with it, either of which may be None."""
-    if images.arrays is not None:
-        return hashlib.sha256(images.arrays[index].tobytes()).hexdigest(), None
+    if images.root is None:
+        try:
+            return hashlib.sha256(np.asarray(images.read(index)).tobytes()).hexdigest(), None
+        except DataError as error:
+            return None, str(error)
     digest = None
     try:
-        content = images.path(index).read_bytes()
+        content = file_bytes(images.path(index))
         digest = hashlib.sha256(content).hexdigest()
         read_image(content)
     except DataError as error:
         return digest, str(error)
-    except OSError as error:
-        return None, f"cannot be read ({error.strerror or error})."
     return digest, None
 
 

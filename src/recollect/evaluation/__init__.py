@@ -16,7 +16,7 @@ from recollect.evaluation.metrics import Metric, default_ks
 from recollect.evaluation.reid import ReidResult, evaluate_reid
 from recollect.evaluation.result import Evaluation
 from recollect.evaluation.retrieval import evaluate
-from recollect.evaluation.revisited import RevisitedResult, evaluate_rankings, evaluate_revisited
+from recollect.evaluation.revisited_protocol import RevisitedResult, evaluate_rankings, evaluate_revisited
 
 __all__ = [
     "Changes",

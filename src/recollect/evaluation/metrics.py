@@ -65,7 +65,7 @@ class Metric:
     """A metric and what it looks at.
 
     Attributes:
-        compute: (ranks, positives) → one value a query; with a third argument k if ``depth`` is ``"k"``. ``ranks`` is
+        compute: (ranks, positives) → one value per query; with a third argument k if ``depth`` is ``"k"``. ``ranks`` is
             q × P, float64, ascending, 1 for the top, +inf after a query's last positive; ``positives`` is q.
         depth: ranks beyond this one do not matter: ``"k"`` (the largest k asked for), ``"R"``, or None (all matter).
         first_only: whether only the best positive's rank is looked at.
@@ -187,7 +187,7 @@ def limits_for(metrics: Sequence[Metric], ks: Sequence[int]) -> Limits:
 
 
 def compute(tile: RankTile, metrics: Sequence[Metric], ks: Sequence[int]) -> dict[str, Tensor]:
-    """The asked metrics of a tile's queries: ``r@1``, ``recall@10``, ``map``, … → one value a query."""
+    """The asked metrics of a tile's queries: ``r@1``, ``recall@10``, ``map``, … → one value per query."""
     values: dict[str, Tensor] = {}
     for metric in metrics:
         for name, k in metric.columns(ks).items():
@@ -195,7 +195,7 @@ def compute(tile: RankTile, metrics: Sequence[Metric], ks: Sequence[int]) -> dic
             if not isinstance(found, Tensor) or found.shape != tile.positives.shape:
                 shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
                 raise InputError(
-                    f"metric {name!r} returned {shape} for {len(tile.positives)} queries: a tensor with one value a "
+                    f"metric {name!r} returned {shape} for {len(tile.positives)} queries: a tensor with one value per "
                     "query expected."
                 )
             values[name] = found.double()

@@ -40,7 +40,9 @@ _SMALLEST_MEMORY = MEBIBYTE
 
 # Smaller tiles are all calls and no work; larger ones save nothing.
 _SMALLEST_SIDE, _LARGEST_SIDE = 704, 2048
-_DEVICE_SIDE = 1024  # not on the processor
+# Where no tile worth its calls fits the cache, and on other devices. On a processor with 1 MiB per core 1,024 rows take a
+# tenth less time than 704.
+_USUAL_SIDE = 1024
 
 
 class _Sides(NamedTuple):
@@ -56,10 +58,11 @@ def _sides(device: torch.device) -> _Sides:
 
     What is larger passes through memory several times, at the mercy of everything else that uses it.
     """
-    side = _DEVICE_SIDE
+    side = _USUAL_SIDE
     if device.type == "cpu":
-        side = math.isqrt(torch.get_num_threads() * second_level_bytes() // (2 * 4)) // 64 * 64
-        side = min(max(side, _SMALLEST_SIDE), _LARGEST_SIDE)
+        room = torch.get_num_threads() * second_level_bytes()
+        if room >= 4 * _SMALLEST_SIDE**2:
+            side = min(max(math.isqrt(room // (2 * 4)) // 64 * 64, _SMALLEST_SIDE), _LARGEST_SIDE)
     return _Sides(side, side // 2, side * 2)
 
 

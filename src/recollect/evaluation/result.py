@@ -1,4 +1,4 @@
-"""What an evaluation returns: one value a query and metric, from which every mean, interval and comparison comes.
+"""What an evaluation returns: one value per query and metric, from which every mean, interval and comparison comes.
 
 Kept as ``.npz`` with one array a metric, so that ``numpy.load(path)["r@1"]`` is all it takes to look inside.
 ``bootstrap.py`` reads results; ``report`` and the command line print them.
@@ -122,13 +122,13 @@ class Evaluation:
 
 
 def as_ids(ids: Any | None, queries: int) -> NDArray[np.str_] | None:
-    """One string a query, or a sentence about what was given instead."""
+    """One string per query, or a sentence about what was given instead."""
     if ids is None:
         return None
     array = np.asarray(ids)
     if array.dtype.kind != "U" or array.shape != (queries,):
         raise InputError(
-            f"ids: {queries} strings expected, one a query, but the shape is {array.shape} and the type {array.dtype}."
+            f"ids: {queries} strings expected, one per query, but the shape is {array.shape} and the type {array.dtype}."
         )
     if len(np.unique(array)) != queries:
         raise InputError("ids: two queries are called the same; each needs a name of its own.")

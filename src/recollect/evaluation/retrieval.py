@@ -65,7 +65,7 @@ def evaluate(
             positives) of your own. All named ones by default. Without ``map`` (and what reads all ranks) the pass is
             faster: it stops counting where none looks.
         coarse_labels: N labels of a coarser level, for ``h_ap`` and ``ndcg``; gallery_coarse_labels: the gallery's.
-        ids: what each query is called, one string a query (file name, content hash): kept with the result, so that
+        ids: what each query is called, one string per query (file name, content hash): kept with the result, so that
             two results are compared only if they are of the same queries.
         junk: for each query, gallery indices that are neither right nor wrong and are taken out of its ranking.
         distractors: more vectors, appended to the gallery and wrong for every query.

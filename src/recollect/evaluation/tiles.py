@@ -26,6 +26,7 @@ Limits = Callable[[Tensor, int], Tensor]
 BYTES_A_POSITIVE = 104
 """Memory a tile takes for each positive: indices, similarity, count, limit, thresholds and their temporaries."""
 
+_DEEP = 1 << 32  # a limit that no gallery reaches
 _CROWDED, _CROWDED_ROWS = 4, 32
 """A row with entries that matter in more than a quarter of its groups is counted as a whole, if there are so many."""
 
@@ -96,11 +97,16 @@ class QueryTile:
     longest: float = field(init=False)
     _known: _Bounds | None = field(init=False, default=None)
     _longest_item: float = field(init=False, default=0.0)
+    _picks: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.above = torch.zeros_like(self.limits)
         self.open = bool((self.limits > 0).any())
         self.longest = longest(self.vectors)
+        # Picking pays where few entries lie above the thresholds that matter: not where every rank of every positive is
+        # asked for, nor with so many thresholds that rows are sorted.
+        width = self.limits.shape[1]
+        self._picks = width <= MANY_THRESHOLDS and not bool((self.limits[:, 1:] > _DEEP).any())
 
     def hide(self, similarities: Tensor, start: int, items: int) -> None:
         """Set what is not a negative to −∞ in the product with the ``items`` items at the places from ``start`` on."""
@@ -131,16 +137,12 @@ class QueryTile:
         if self._picks and int(crowded.sum()) < _CROWDED_ROWS:
             self._count_few(similarities, items, rows, groups, floors, bounds)
         else:
-            few = ~crowded[rows]
-            self._count_few(similarities, items, rows[few], groups[few], floors, bounds)
+            if self._picks:
+                few = ~crowded[rows]
+                self._count_few(similarities, items, rows[few], groups[few], floors, bounds)
             some = crowded.nonzero().flatten()
             self._count_rows(similarities, items, some, wanted[some], bounds, scratch)
         self.open = bool((self.above < self.limits).any())
-
-    @property
-    def _picks(self) -> bool:
-        """Whether entries may be compared one by one: with very many thresholds sorting whole rows is cheaper."""
-        return self.above.shape[1] <= MANY_THRESHOLDS
 
     def _count_few(
         self, similarities: Tensor, items: Tensor, rows: Tensor, groups: Tensor, floors: Tensor, bounds: _Bounds
@@ -166,7 +168,9 @@ class QueryTile:
         """Rows with many: all of a row's entries are compared with each threshold."""
         some = _rows(similarities[:, : len(items)], rows)
         low, high = bounds.low[rows], bounds.high[rows]
-        counts = count_above_each(some, high, wanted, scratch)
+        largest = some.amax(dim=1, keepdim=True)  # a threshold that it does not reach has nothing above it
+        wanted = wanted & (largest > low)
+        counts = count_above_each(some, high, wanted & (largest > high), scratch)
         if some.dtype == torch.float32:
             close = count_above_each(some, low, wanted, scratch) - counts
             row, column = close.nonzero().unbind(1)

@@ -1,1 +1,49 @@
-"""Model and images to vectors to metrics: what training, evaluation, reports and search share."""
+"""Model and images to vectors to metrics: what training, evaluation, reports and search share.
+
+``open_model`` opens whatever a user names, ``embed_set`` gives vectors of images (kept in the one ``VectorStore``), and
+``embed_test`` with ``evaluate_target`` measure a model on a test set.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from recollect.common.imports import lazy_names
+
+if TYPE_CHECKING:
+    from recollect.inference.embedding_sets import embed_files, embed_set
+    from recollect.inference.evaluating import embed_test, evaluate_target, target_from_file
+    from recollect.inference.opening import Opened, open_model, open_start
+    from recollect.inference.test_sets import choose_test, load_test
+    from recollect.inference.vector_store import VectorStore
+
+__all__ = [
+    "Opened",
+    "VectorStore",
+    "choose_test",
+    "embed_files",
+    "embed_set",
+    "embed_test",
+    "evaluate_target",
+    "load_test",
+    "open_model",
+    "open_start",
+    "target_from_file",
+]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Opened": "recollect.inference.opening",
+        "VectorStore": "recollect.inference.vector_store",
+        "choose_test": "recollect.inference.test_sets",
+        "embed_files": "recollect.inference.embedding_sets",
+        "embed_set": "recollect.inference.embedding_sets",
+        "embed_test": "recollect.inference.evaluating",
+        "evaluate_target": "recollect.inference.evaluating",
+        "load_test": "recollect.inference.test_sets",
+        "open_model": "recollect.inference.opening",
+        "open_start": "recollect.inference.opening",
+        "target_from_file": "recollect.inference.evaluating",
+    },
+)

@@ -1,114 +1,290 @@
-"""Features of a frozen part of the network: computed once, kept on disk, read by every later step.
+"""What a part of a network makes of a set of images: computed once in the life of a photo, kept in the vector store.
 
-With ``model.freeze`` nothing before the cut changes, so each image needs to pass through it once in its life. Features
-are a function of images, preprocessing, weights and the cut; a file is named by a digest of all of them and made
-whole or not at all, so runs share it. Training on them is the ordinary loop with another ``Feed`` (``training/batches.py``).
+The part is everything up to a stage of the embedder. ``"pooling"`` is where most of the time is spent and little room is
+needed, so all vectors are made from rows kept there (``embedding_sets.py``); a training with ``model.freeze`` keeps
+rows where it cuts the network. Pixels come through the pipeline, as for a test: no augmentation.
 """
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import PIL
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from recollect.common.console import ProgressLine
+from recollect.common.bad_images import BadImage
 from recollect.common.errors import ConfigError
-from recollect.common.files import atomic_write
-from recollect.common.locks import exclusive
-from recollect.common.reading import open_npy
+from recollect.common.preprocessing import Preprocessing
+from recollect.common.stopwatch import seconds_of
 from recollect.data import ImageSet, Pipeline, test_transform
+from recollect.data.transforms import Transform
+from recollect.inference.content_keys import Keys, content_keys
+from recollect.inference.vector_store import PART, Places, Rows, VectorStore, weights_digest
 from recollect.models import Embedder
+from recollect.models.stages import NativePool
 from recollect.step.model_inputs import take_rows
 
-Features = NDArray[np.float32]
+BATCH = 64
+"""Images in the network at once, at the model's own size. Fixed, because rounding depends on it."""
+_PROBE = 32  # images that tell how long all will take
 
 
-def frozen_features(
+@dataclass(frozen=True)
+class SetRows:
+    """Rows of a set's images, in order; not a number for those that were skipped."""
+
+    rows: Rows
+    keys: Keys
+    skipped: list[BadImage] = field(default_factory=list)
+
+
+def images_at_once(preprocessing: Preprocessing) -> int:
+    """As many as have the pixels of 128 images of 224, which any network that can be trained here can embed."""
+    return max(1, min(128, 128 * 224**2 // preprocessing.size**2))
+
+
+def part_rows(
     embedder: Embedder,
-    frozen: nn.Module,
     images: ImageSet,
-    upto: str,
+    upto: str = "pooling",
     *,
-    folder: Path,
-    batch_size: int = 64,
+    frozen: str | None = None,
+    keys: Keys | None = None,
+    transform: Transform | None = None,
+    batch_size: int = BATCH,
     workers: int | None = None,
-) -> Features:
-    """N × … float32 features of ``images`` behind the frozen part, memory-mapped from ``folder``.
+    on_bad_image: str = "error",
+    keep: bool = True,
+) -> SetRows:
+    """N × … float32 rows behind stage ``upto``, read from the store as far as they are known.
 
     Args:
-        embedder: whose frozen part it is, on its device.
-        frozen: the first module of ``embedder.split(upto)``.
-        images: what to embed, as for evaluation: no augmentation.
-        upto: the name of the cut.
-        folder: where features are kept.
-        batch_size: images at once.
+        embedder: the network, on its device.
+        images: what is put through it.
+        upto: the name of the cut, as in ``Embedder.split``.
+        frozen: a cut up to which training left the network as it was, if any. Rows that the training kept there are
+            gone on from, and for ``upto="pooling"`` rows of the backbone's own pooling, with which an untrained network
+            is measured, are kept in the same pass.
+        keys: of the images, if they are known already.
+        transform: how pixels are made; by default as the embedder expects them.
+        batch_size: images in the network at once.
         workers: threads that decode.
+        on_bad_image: ``"error"``, or ``"skip"``: rows of images that cannot be read are not a number.
+        keep: False only reads the store.
 
     Raises:
-        ConfigError: images of different sizes, whose features cannot be kept in one array.
+        ConfigError: images of different sizes, whose rows cannot be kept in one array.
     """
-    if embedder.preprocessing.resize is None:
+    whole = embedder.preprocessing.resize is None
+    if whole and upto != "pooling":
         raise ConfigError("a frozen part needs images of one size: set model.image_size, or model.freeze=none.")
-    path = folder / f"{images.name}-{images.split}-{_digest(embedder, frozen, images, upto)}.npy"
-    if not path.exists():
-        with exclusive(path.with_name(f".{path.name}.lock")):
-            if not path.exists():  # by another process, which was waited for
-                _compute(embedder, frozen, images, path, batch_size, workers)
-    features: Features = open_npy(path)
-    return features
+    keys = content_keys(images) if keys is None else keys
+    transform = test_transform(embedder.preprocessing) if transform is None else transform
+    store = VectorStore(_about(embedder, upto, transform))
+    skipped: list[BadImage] = []
+    below = frozen not in (None, "none", "auto", upto) and not whole
+    lower = _Lower(embedder, str(frozen), upto, transform) if below else None
+    native = _native(embedder, transform) if keep and upto == "pooling" and frozen in ("backbone", "pooling") else None
+
+    def compute(places: Places) -> Rows:
+        known = np.zeros(len(places), bool) if lower is None else lower.store.known(keys[places])
+        rows: dict[int, Rows] = {}
+        if lower is not None and known.any():
+            rows.update(zip(places[known].tolist(), lower.rows(keys[places[known]], embedder), strict=True))
+        left = places[~known]
+        if len(left):
+            pipeline = Pipeline(images.subset(left), transform, workers=workers, on_bad_image=on_bad_image)
+            found = _from_pixels(embedder, pipeline, upto, batch_size, native, keys[left])
+            rows.update(zip(left.tolist(), found.rows, strict=True))
+            skipped.extend(replace(bad, index=int(left[bad.index])) for bad in found.skipped)
+        return np.stack([rows[place] for place in places.tolist()])
+
+    rows = store.rows(
+        keys,
+        compute,
+        part=PART // 4 if whole else PART,
+        keep=keep,
+        description=f"{images.name}/{images.split}",
+    )
+    return SetRows(rows, keys, sorted(skipped, key=lambda bad: bad.index))
+
+
+def seconds_of_rows(
+    embedder: Embedder, frozen: nn.Module, images: ImageSet, upto: str, *, workers: int | None = None
+) -> float:
+    """How long ``part_rows`` will take, measured on a few images; nothing where all rows are kept already."""
+    if embedder.preprocessing.resize is None:
+        return 0.0
+    transform = test_transform(embedder.preprocessing)
+    left = np.flatnonzero(~VectorStore(_about(embedder, upto, transform)).known(content_keys(images)))
+    if not len(left):
+        return 0.0
+    some = images.subset(left[:: max(1, len(left) // _PROBE)][:_PROBE])
+    was_training = frozen.training
+    frozen.eval()
+    with Pipeline(some, transform, workers=workers) as pipeline, torch.inference_mode():
+
+        def work() -> None:
+            for batch in pipeline.sequential(len(some)):
+                frozen(take_rows(batch.images, slice(None), embedder.device)).float().cpu()
+
+        seconds = seconds_of(work)
+    frozen.train(was_training)
+    return seconds * len(left) / len(some)
 
 
 def first_feature(embedder: Embedder, frozen: nn.Module, images: ImageSet) -> Tensor:
     """What the frozen part makes of the first image, 1 × …, on the CPU: enough to plan with."""
-    was_training = frozen.training
-    frozen.eval()
-    with Pipeline(images, test_transform(embedder.preprocessing), workers=0) as pipeline, torch.no_grad():
-        row: Tensor = frozen(take_rows(pipeline.load([0]).images, slice(None), embedder.device)).float().cpu()
-    frozen.train(was_training)
-    return row
+    with Pipeline(images, test_transform(embedder.preprocessing), workers=0) as pipeline:
+        (row,) = (
+            row for row, _ in run_network(frozen, [(pipeline.load([0]).images, np.zeros(1, np.int64))], embedder.device)
+        )
+    return row.cpu()
 
 
-def _compute(
-    embedder: Embedder, frozen: nn.Module, images: ImageSet, path: Path, batch_size: int, workers: int | None
-) -> None:
-    was_training = frozen.training
-    frozen.eval()
-    pipeline = Pipeline(images, test_transform(embedder.preprocessing), workers=workers)
-    with (
-        atomic_write(path) as file,
-        pipeline,
-        torch.inference_mode(),
-        ProgressLine(f"features of {images.name}/{images.split}, once", len(images)) as line,
-    ):
-        for number, batch in enumerate(pipeline.sequential(batch_size)):
-            part = frozen(take_rows(batch.images, slice(None), embedder.device)).float().cpu().numpy()
-            if number == 0:
-                shape = (len(images), *part.shape[1:])
-                header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-                np.lib.format.write_array_header_2_0(file, header)
-            file.write(np.ascontiguousarray(part, dtype="<f4").tobytes())
-            line.advance(len(part))
-    frozen.train(was_training)
+def run_network(
+    network: nn.Module,
+    batches: Iterable[tuple[Any, Places]],
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+) -> Iterator[tuple[Tensor, Places]]:
+    """Float32 outputs of ``network`` for every batch, and which images they are of. Its mode is left as it was.
+
+    Args:
+        network: in evaluation mode while it is used here.
+        batches: inputs, and the numbers of their images.
+        device: where it is.
+        dtype: of autocast; None for float32.
+    """
+    was_training = network.training
+    network.eval()
+    try:
+        with torch.no_grad(), torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+            for inputs, places in batches:
+                yield network(take_rows(inputs, slice(None), device)).float(), places
+    finally:
+        network.train(was_training)
 
 
-def _digest(embedder: Embedder, frozen: nn.Module, images: ImageSet, upto: str) -> str:
-    """Changes with anything the features depend on."""
-    digest = hashlib.sha256()
-    about: list[Any] = [upto, embedder.config.architecture, embedder.preprocessing, images.fingerprint]
-    digest.update(repr(about).encode())
-    for name, tensor in frozen.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().numpy().tobytes())
-    # A fingerprint is of names; files under the same names may have changed since.
-    if images.arrays is not None:
-        digest.update(np.ascontiguousarray(images.arrays).tobytes())
-    else:
-        for index in range(len(images)):
-            stat = images.path(index).stat()
-            digest.update(f"{stat.st_size} {stat.st_mtime_ns}\n".encode())
-    return digest.hexdigest()[:24]
+def _from_pixels(
+    embedder: Embedder,
+    pipeline: Pipeline,
+    upto: str,
+    batch_size: int,
+    native: tuple[VectorStore, nn.Module] | None,
+    keys: Keys,
+) -> SetRows:
+    """Rows of all images of a pipeline; those of ``native`` are put into their store on the way."""
+    part = _Fitted(embedder, embedder.split(upto)[0]) if native is None else _TwoPoolings(embedder, native[1])
+    part.train(embedder.training)
+    whole, count = pipeline.transform.size is None, len(pipeline.images)
+    at_once = min(batch_size, images_at_once(embedder.preprocessing)) if whole else batch_size
+    found: dict[int, Rows] = {}
+    with pipeline:
+        batches = ((batch.images, batch.indices) for batch in pipeline.sequential(at_once))
+        for outputs, places in run_network(part, batches, embedder.device):
+            found.update(zip(places.tolist(), outputs.cpu().numpy(), strict=True))
+        skipped = pipeline.bad_images
+    if native is not None and found:
+        read = np.array(sorted(found), np.int64)
+        native[0].keep(keys[read], np.stack([found[place][embedder.feature_dim :] for place in read.tolist()]))
+        found = {place: row[: embedder.feature_dim] for place, row in found.items()}
+    shape = next(iter(found.values())).shape if found else _row_shape(embedder, upto)
+    return SetRows(rows_in_order(found, count, shape), keys, skipped)
+
+
+def _row_shape(embedder: Embedder, upto: str) -> tuple[int, ...]:
+    """The shape of a row, for a part of which no image could be read."""
+    if upto == "pooling":
+        return (embedder.feature_dim,)
+    side = embedder.preprocessing.size
+    blank = [(torch.zeros(1, 3, side, side, dtype=torch.uint8), np.zeros(1, np.int64))]
+    (row,) = (row for row, _ in run_network(embedder.split(upto)[0], blank, embedder.device))
+    return tuple(row.shape[1:])
+
+
+def rows_in_order(found: Mapping[int, Rows], count: int, shape: tuple[int, ...]) -> Rows:
+    """``count`` rows, those of ``found`` in their places and the others not a number."""
+    rows = np.full((count, *shape), np.nan, np.float32)
+    for place, row in found.items():
+        rows[place] = row
+    return rows
+
+
+class _Fitted(nn.Module):
+    """A part of an embedder that takes pixels of any size the embedder takes."""
+
+    def __init__(self, embedder: Embedder, part: nn.Module) -> None:
+        super().__init__()
+        self._embedder, self.part = (embedder,), part
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        outputs: Tensor = self.part(self._embedder[0].fitted(pixels))
+        return outputs
+
+
+class _TwoPoolings(nn.Module):
+    """Pixels to pooled features by the embedder's pooling, then by the backbone's own, side by side."""
+
+    def __init__(self, embedder: Embedder, native: nn.Module) -> None:
+        super().__init__()
+        self._embedder, self.native = (embedder,), native
+        self.backbone, self.pooling = embedder.split("backbone")[0], embedder.between("backbone", "pooling")
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        maps = self.backbone(self._embedder[0].fitted(pixels))
+        return torch.cat([self.pooling(maps), self.native(maps)], dim=1)
+
+
+class _Lower:
+    """Rows that a training kept below the cut that is asked for, and the way from there."""
+
+    def __init__(self, embedder: Embedder, frozen: str, upto: str, transform: Transform) -> None:
+        self.store = VectorStore(_about(embedder, frozen, transform))
+        self.between = embedder.between(frozen, upto)
+
+    def rows(self, keys: Keys, embedder: Embedder) -> Rows:
+        features = self.store.rows(keys, _never, keep=False)
+        starts = range(0, len(features), BATCH)
+        batches = ((torch.from_numpy(features[start : start + BATCH]), np.arange(0)) for start in starts)
+        return np.concatenate([rows.cpu().numpy() for rows, _ in run_network(self.between, batches, embedder.device)])
+
+
+def _never(places: Places) -> Rows:
+    raise AssertionError("rows that are known are not computed")
+
+
+def _native(embedder: Embedder, transform: Transform) -> tuple[VectorStore, nn.Module] | None:
+    """The store of rows of the backbone's own pooling, and that pooling; None if the embedder has no other."""
+    if embedder.pooling is None:
+        return None
+    return VectorStore(_about(embedder, "pooling", transform, native=True)), NativePool(embedder.backbone)
+
+
+def part_about(embedder: Embedder, transform: Transform) -> dict[str, Any]:
+    """What decides a row of any part of ``embedder``, besides image and weights."""
+    return {
+        "architecture": embedder.config.architecture,
+        "preprocessing": embedder.preprocessing.as_dict(),
+        "transform": transform.key,
+        "pillow": PIL.__version__,  # decoders change in small ways
+    }
+
+
+def _about(embedder: Embedder, upto: str, transform: Transform, native: bool = False) -> dict[str, Any]:
+    """Everything that decides a row besides the image. The device is left out: rows agree to rounding."""
+    about = part_about(embedder, transform) | {"upto": upto}
+    if upto != "pooling":
+        return {**about, "weights": weights_digest(embedder.split(upto)[0])}
+    own = native or embedder.pooling is None
+    pooling = NativePool(embedder.backbone) if own else embedder.pooling
+    return {
+        **about,
+        "weights": weights_digest(embedder.split("backbone")[0]),
+        "pooling": "native" if own else embedder.config.pooling,
+        "pooling_weights": weights_digest(pooling) if pooling is not None else "",
+    }

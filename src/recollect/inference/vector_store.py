@@ -1,105 +1,314 @@
-"""Vectors of many images in a file, made part by part: a process that ends in the middle loses one part at most.
+"""``VectorStore``: rows of numbers by the content of images, on disk, filled part by part. The only such store there is.
 
-While vectors are made, ``x.npy.part`` has room for all of them and ``x.npy.part.json`` says how many rows are there and
-what they are of; when all are, ``x.npy`` takes its name and ``x.npy.json`` stays to say what it holds. Parts are always
-cut alike, so the file does not depend on how often the work was interrupted; one process makes them, others wait for
-it. Used for the features that whitening is learned from and for the vectors of instance search, of which there may be a
-million.
+Features of a frozen part of a network, vectors of an evaluation, of a report and of a search are all rows that depend on
+an image and on what it was put through. A store is a folder named after the second (weights, preprocessing: ``about``);
+in it a row is found by the first (``content_keys.py``). So train, eval, embed, report and search share what any of them
+computed, whatever the files are called.
+
+Rows are written in files of one part each, whole or not at all, with a checksum that is verified on reading. A process that is
+killed loses one part. A damaged file is removed, with a warning, and its rows are computed again. Files are never
+changed, so any number of processes read and write at once; two that want the same rows of the same images wait for each other.
+
+To make room, remove the folder ``vectors`` in the cache folder, or folders in it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Mapping
+import json
+import os
+import struct
+import tempfile
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from recollect.common.console import ProgressLine
-from recollect.common.errors import ConfigError, DataError
-from recollect.common.files import write_json
+from recollect.common.errors import DataError, DataWarning, RecollectError
+from recollect.common.files import atomic_write, cache_folder, write_json
 from recollect.common.locks import exclusive
-from recollect.common.reading import open_npy, read_json
+from recollect.inference.content_keys import KEY_BYTES, Keys
+
+Rows = NDArray[np.float32]
+Places = NDArray[np.int64]
 
 PART = 1024
-"""Images a part: some minutes of work at most, and large enough that images of equal size find each other."""
+"""Images in a part: a minute of work for a small network on one core."""
+
+IN_MEMORY = 1 << 30
+"""Bytes up to which rows are gathered in memory; more go to a temporary file."""
+
+_MAGIC = b"recollV1"
+_HEADER = struct.Struct("<8sIIQ4Q")  # magic, checksum of what follows it, dimensions of a row, rows, shape of a row
+_ALIGNED = 64
 
 
-def stored_vectors(
-    path: Path,
-    embed: Callable[[range], Tensor],
-    count: int,
-    dim: int,
-    about: Mapping[str, Any],
-    *,
-    overwrite: bool = False,
-    description: str = "embedding",
-) -> NDArray[np.float32]:
-    """The ``count`` × ``dim`` vectors of ``path``, memory-mapped: made, completed or only opened, as far as they exist.
+class VectorStore:
+    """Rows that one network, or a part of it, makes of images.
 
     Args:
-        path: the ``.npy`` file.
-        embed: vectors of the images of a range, in order.
-        count: how many images there are.
-        dim: length of a vector.
-        about: what the vectors depend on (see ``weights_digest``), as plain values. A file of others is refused.
-        overwrite: throw such a file away instead.
-        description: for the progress line.
-
-    Raises:
-        ConfigError: the file holds vectors of something else.
+        about: everything that decides a row besides the image, as plain values (see ``weights_digest``).
+        folder: where stores lie; the cache folder's ``vectors`` by default.
 
     Example:
-        >>> import tempfile, torch
         >>> folder = Path(tempfile.mkdtemp())
-        >>> rows = stored_vectors(folder / "x.npy", lambda part: torch.ones(len(part), 2), 3, 2, {"model": "ones"})
-        >>> rows.shape, rows.sum()
-        ((3, 2), np.float32(6.0))
+        >>> keys = np.arange(48, dtype=np.uint8).reshape(3, 16)
+        >>> store = VectorStore({"model": "ones"}, folder)
+        >>> store.rows(keys, lambda missing: np.ones((len(missing), 2), np.float32)).shape
+        (3, 2)
+        >>> int(VectorStore({"model": "ones"}, folder).known(keys).sum())
+        3
     """
-    wanted = {**about, "images": count, "dim": dim, "part": PART}
 
-    def made() -> bool:
-        return path.exists() and _is_of(_notes_of(path), path, wanted, overwrite)
+    def __init__(self, about: Mapping[str, Any], folder: Path | None = None) -> None:
+        text = json.dumps(about, sort_keys=True, default=str)
+        self.about = about
+        self.folder = (folder or cache_folder() / "vectors") / hashlib.sha256(text.encode()).hexdigest()[:32]
+        self._files: dict[str, _File] = {}
+        self._refused: set[str] = set()
+        self._places: dict[bytes, tuple[str, int]] = {}
 
-    if not made():
-        with exclusive(path.with_name(f".{path.name}.lock")):
-            if not made():  # by another process, which was waited for
-                _make(path, embed, wanted, overwrite, description)
-    return _opened(path, count, dim)
+    def known(self, keys: Keys) -> NDArray[np.bool_]:
+        """Which rows are there."""
+        self._look()
+        return np.array([key.tobytes() in self._places for key in keys], bool)
+
+    def rows(
+        self,
+        keys: Keys,
+        compute: Callable[[Places], Rows],
+        *,
+        part: int | None = None,
+        keep: bool = True,
+        description: str = "embedding",
+    ) -> Rows:
+        """The rows of ``keys`` in order: read as far as they are there, the others computed and kept.
+
+        Args:
+            keys: N × 16, from ``content_keys``.
+            compute: rows of the images at the given positions. A row that is not finite is handed on but not kept.
+            part: how many are computed and written at a time. Parts are cut alike however often the work is
+                interrupted, so the rows are too.
+            keep: False only reads: what is computed is not written.
+            description: for the progress line.
+        """
+        given: dict[int, NDArray[np.float32]] = {}
+        if not self.known(keys).all():
+            with self._alone(keys) if keep else contextlib.nullcontext():
+                given = self._complete(keys, compute, part or PART, keep, description)
+        return self._gather(keys, given, compute)
+
+    def add(self, keys: Keys, rows: Rows) -> None:
+        """Write one part."""
+        content = np.ascontiguousarray(rows, "<f4")
+        shape = (*content.shape[1:], 0, 0, 0, 0)[:4]
+        digest = hashlib.sha256(keys.tobytes()).hexdigest()[:24]
+        gap = bytes(-(_HEADER.size + keys.nbytes) % _ALIGNED)
+        follows = struct.pack("<IQ4Q", content.ndim - 1, len(content), *shape) + keys.tobytes() + gap
+        checksum = zlib.crc32(content.data.cast("B"), zlib.crc32(follows))
+        if not (self.folder / "about.json").exists():
+            write_json(self.folder / "about.json", dict(self.about))  # for people who look at the folder
+        with atomic_write(self.folder / f"{digest}.rows") as file:
+            file.write(_HEADER.pack(_MAGIC, checksum, content.ndim - 1, len(content), *shape))
+            file.write(follows[struct.calcsize("<IQ4Q") :])
+            file.write(content.data.cast("B"))
+        self._refused.discard(f"{digest}.rows")
+
+    def keep(self, keys: Keys, rows: Rows) -> bool:
+        """``add``, if that is possible: a cache that cannot be written slows work down and must not end it."""
+        try:
+            self.add(keys, rows)
+        except (OSError, RecollectError) as error:
+            warnings.warn(f"vectors are not kept: {error}", DataWarning, stacklevel=2)
+            return False
+        return True
+
+    def _complete(
+        self, keys: Keys, compute: Callable[[Places], Rows], part: int, keep: bool, description: str
+    ) -> dict[int, NDArray[np.float32]]:
+        """Compute what is missing; returns the rows that are not in the store afterwards, by position."""
+        self._look()  # another process may have been waited for
+        missing = self._missing(keys)
+        given: dict[int, NDArray[np.float32]] = {}
+        with ProgressLine(description, len(missing)) as line:
+            for start in range(0, len(missing), part):
+                places = missing[start : start + part]
+                rows = np.asarray(compute(places), np.float32)
+                sound = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
+                if keep and sound.any():
+                    keep = self.keep(keys[places[sound]], rows[sound])
+                left = ~sound if keep else np.ones(len(rows), bool)
+                given.update(zip(places[left].tolist(), rows[left], strict=True))
+                line.advance(len(places))
+        self._look()
+        return given
+
+    @contextlib.contextmanager
+    def _alone(self, keys: Keys) -> Iterator[None]:
+        """One process at a time computes these rows. Without a folder to lock in, each does."""
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError, RecollectError):
+                stack.enter_context(exclusive(self.folder / f".{_digest(keys)}.lock"))
+            yield
+
+    def _missing(self, keys: Keys) -> Places:
+        """Positions to compute: of equal images the first."""
+        first: dict[bytes, int] = {}
+        for place, key in enumerate(keys):
+            name = key.tobytes()
+            if name not in self._places:
+                first.setdefault(name, place)
+        return np.array(list(first.values()), np.int64)
+
+    def _gather(self, keys: Keys, given: Mapping[int, NDArray[np.float32]], compute: Callable[[Places], Rows]) -> Rows:
+        by_key = {keys[place].tobytes(): row for place, row in given.items()}
+        for _ in range(2):
+            wanted: dict[str, list[tuple[int, int]]] = {}
+            for place, key in enumerate(keys):
+                name = key.tobytes()
+                if name not in by_key:
+                    if name not in self._places:
+                        break
+                    file, row = self._places[name]
+                    wanted.setdefault(file, []).append((place, row))
+            else:
+                opened = {name: self._verified(name) for name in wanted}
+                if all(file is not None for file in opened.values()):
+                    return self._copied(keys, wanted, {n: f for n, f in opened.items() if f is not None}, by_key)
+            # A damaged file was removed: its rows are computed again.
+            again = self._complete(keys, compute, PART, True, "embedding again")
+            by_key.update({keys[place].tobytes(): row for place, row in again.items()})
+        raise DataError(f"{self.folder}: vectors that were just written there cannot be read. Is the disk sound?")
+
+    def _copied(
+        self,
+        keys: Keys,
+        wanted: Mapping[str, list[tuple[int, int]]],
+        opened: Mapping[str, _File],
+        by_key: Mapping[bytes, NDArray[np.float32]],
+    ) -> Rows:
+        shapes = {file.shape for file in opened.values()} | {row.shape for row in by_key.values()}
+        if len(shapes) != 1:
+            raise DataError(f"{self.folder}: rows of different shapes {sorted(shapes)}. Remove the folder.")
+        rows = allocated((len(keys), *shapes.pop()))
+        for name, pairs in wanted.items():
+            places, there = np.array(pairs, np.int64).T
+            rows[places] = opened[name].rows[there]
+        if by_key:
+            for place, key in enumerate(keys):
+                if (row := by_key.get(key.tobytes())) is not None:
+                    rows[place] = row
+        return rows
+
+    # Files ------------------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Take notice of parts that were written since."""
+        try:
+            names = sorted(entry.name for entry in os.scandir(self.folder) if entry.name.endswith(".rows"))
+        except OSError:
+            return  # nothing was kept yet, or nothing can be
+        for name in names:
+            if name in self._files or name in self._refused:
+                continue
+            file = _opened(self.folder / name)
+            if file is None:
+                self._remove(name)
+                continue
+            self._files[name] = file
+            for row, key in enumerate(file.keys):
+                self._places.setdefault(key.tobytes(), (name, row))
+
+    def _verified(self, name: str) -> _File | None:
+        """The file, checked against its checksum once; None, and removed, if it is damaged."""
+        file = self._files[name]
+        if file.checked or file.is_sound():
+            file.checked = True
+            return file
+        self._remove(name)
+        return None
+
+    def _remove(self, name: str) -> None:
+        warnings.warn(
+            f"{self.folder / name}: damaged. It is removed, and its vectors are computed again.",
+            DataWarning,
+            stacklevel=2,
+        )
+        with contextlib.suppress(OSError):
+            (self.folder / name).unlink()
+        self._files.pop(name, None)
+        self._refused.add(name)  # where it cannot be removed
+        self._places = {key: place for key, place in self._places.items() if place[0] != name}
 
 
-def _make(
-    path: Path, embed: Callable[[range], Tensor], wanted: Mapping[str, Any], overwrite: bool, description: str
-) -> None:
-    part = path.with_name(path.name + ".part")
-    notes, count, done = _notes_of(part), int(wanted["images"]), 0
-    if part.exists() and notes.exists() and _is_of(notes, part, wanted, overwrite):
-        done = int(read_json(notes, dict)["done"])
-    rows = (
-        np.lib.format.open_memmap(part, mode="r+")
-        if done
-        else np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=(count, wanted["dim"]))
-    )
-    with ProgressLine(description, count) as line:
-        line.advance(done)
-        while done < count:
-            stop = min(done + PART, count)
-            rows[done:stop] = embed(range(done, stop)).numpy()
-            rows.flush()  # before it is said that they are there
-            line.advance(stop - done)
-            done = stop
-            write_json(notes, {"done": done, "about": wanted})
-    del rows
-    write_json(_notes_of(path), {"about": wanted})
-    part.replace(path)
-    notes.unlink(missing_ok=True)
+@dataclass
+class _File:
+    """One part, mapped into memory."""
+
+    path: Path
+    checksum: int
+    keys: Keys
+    rows: Rows
+    checked: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.rows.shape[1:]
+
+    def is_sound(self) -> bool:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(12)  # behind the magic and the checksum itself
+                found = 0
+                while block := file.read(1 << 20):
+                    found = zlib.crc32(block, found)
+        except OSError:
+            return False
+        return found == self.checksum
 
 
-def _notes_of(path: Path) -> Path:
-    return path.with_name(path.name + ".json")
+def _opened(path: Path) -> _File | None:
+    """A part whose size is what its header says; None for anything else."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(_HEADER.size)
+            if len(header) < _HEADER.size:
+                return None
+            magic, checksum, dimensions, count, *shape = _HEADER.unpack(header)
+            length = os.fstat(file.fileno()).st_size
+            begin = _HEADER.size + count * KEY_BYTES
+            begin += -begin % _ALIGNED
+            row = tuple(shape[:dimensions])
+            if magic != _MAGIC or not 1 <= dimensions <= 4 or not count or length != begin + 4 * count * prod(row):
+                return None
+            keys = np.frombuffer(file.read(count * KEY_BYTES), np.uint8).reshape(count, KEY_BYTES)
+        rows = np.memmap(path, "<f4", "r", begin, (count, *row))
+    except (OSError, ValueError, OverflowError, MemoryError):
+        return None
+    return _File(path, checksum, keys, rows)
+
+
+def allocated(shape: tuple[int, ...]) -> Rows:
+    """An array in memory or, if it is large, in a temporary file that is gone when it is no longer used."""
+    if 4 * prod(shape) <= IN_MEMORY:
+        return np.empty(shape, np.float32)
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder, suffix=".part") as file:
+        return np.memmap(file, np.float32, "w+", shape=shape)
+
+
+def _digest(keys: Keys) -> str:
+    return hashlib.sha256(np.ascontiguousarray(keys).tobytes()).hexdigest()[:24]
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -109,28 +318,3 @@ def weights_digest(model: nn.Module) -> str:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         digest.update(np.ascontiguousarray(tensor.detach().cpu().numpy()).data)
     return digest.hexdigest()
-
-
-def _is_of(notes: Path, path: Path, wanted: Mapping[str, Any], overwrite: bool) -> bool:
-    """Whether ``path`` holds what is wanted; False means that it may be replaced."""
-    known = read_json(notes, dict).get("about", {}) if notes.exists() else {}
-    if known == wanted:
-        return True
-    if overwrite:
-        return False
-    other = ", ".join(key for key in wanted if known.get(key) != wanted[key])
-    raise ConfigError(
-        f"{path} holds vectors of something else (different: {other}). Remove it, write elsewhere, or pass --overwrite."
-    )
-
-
-def _opened(path: Path, count: int, dim: int) -> NDArray[np.float32]:
-    try:
-        rows: NDArray[np.float32] = open_npy(path)
-    except DataError as error:
-        raise DataError(f"{error} Remove it to make it again.") from error
-    if rows.shape != (count, dim) or rows.dtype != np.float32:
-        raise DataError(
-            f"{path}: {rows.dtype} {rows.shape} instead of float32 {(count, dim)}. Remove it to make it again."
-        )
-    return rows

@@ -1,18 +1,21 @@
 """Binned AP: average precision on a soft histogram of similarities (Revaud et al. 2019, arXiv:1906.07589).
 
-One loss, one file. Its equation stands in ``reference_baselines.py``; the tiling in ``tiled.py``. Here each similarity
+One loss, one file. Its equation stands in ``reference_baselines.py``; the tiling in ``engine/``. Here each similarity
 goes to its two neighbouring bins directly, so the work is that of two bins a pair and not of all of them.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from recollect.common.errors import ConfigError
 from recollect.losses.checks import check_number, check_whole
-from recollect.losses.one_pass import MEMORY
-from recollect.losses.tiled import Tile, TiledLoss
+from recollect.losses.engine.rows import Rows, RowTile
+from recollect.losses.engine.tile_loop import Term
+from recollect.losses.rank_loss import TiledLoss, TileOptions
 
 
 class BinnedAP(TiledLoss):
@@ -26,7 +29,7 @@ class BinnedAP(TiledLoss):
         bins: number of bins. 25 is the default of the authors' released code.
         low: centre of the last bin. −1 is the paper's; the released code's default is 0.
         high: centre of the first bin.
-        memory: the most that one tile may take, in bytes (512 MiB).
+        **options: see ``recollect.losses.rank_loss.TileOptions``.
 
     Raises:
         ConfigError: fewer than 2 bins, or ``low`` not below ``high``.
@@ -37,16 +40,18 @@ class BinnedAP(TiledLoss):
         >>> loss.backward()
     """
 
-    bytes_per_pair = 48  # similarities, positions, indices, two weights, gradient and masks
-
-    def __init__(self, bins: int = 25, low: float = -1.0, high: float = 1.0, memory: int = MEMORY) -> None:
-        super().__init__(memory)
+    def __init__(self, bins: int = 25, low: float = -1.0, high: float = 1.0, **options: Any) -> None:
+        super().__init__(TileOptions(**options))
         self.bins = check_whole("bins", bins, 2, 10_000)
         self.low, self.high = check_number("low", low, -1e6, 1e6), check_number("high", high, -1e6, 1e6)
         if self.high - self.low < 1e-6:
             raise ConfigError(f"low {low} is not below high {high} by 1e-6 or more: bins lie from low to high.")
 
-    def rows(self, tile: Tile) -> tuple[Tensor, Tensor]:
+    def term(self) -> Term:
+        """Similarities, positions, indices, two weights, gradient and masks: 48 bytes per pair."""
+        return Rows(self.rows, 48)
+
+    def rows(self, tile: RowTile) -> tuple[Tensor, Tensor]:
         """The loss of a tile's queries and its gradient."""
         width = (self.high - self.low) / (self.bins - 1)
         # u counts bins from the top: u = 3.2 puts 0.8 of the pair into bin 3 and 0.2 into bin 4.
@@ -67,7 +72,7 @@ class BinnedAP(TiledLoss):
         h = u.new_zeros(rows, self.bins)  # h_m: what fell into bin m
         h[:, :-1].scatter_add_(1, bin_index, lower_weight)
         h[:, 1:].scatter_add_(1, bin_index, upper_weight)
-        row, column = tile.positives.nonzero(as_tuple=True)
+        row, column = tile.row, tile.column
         positive_bin = bin_index[row, column]
         h_pos = torch.zeros_like(h)
         h_pos.index_put_((row, positive_bin), lower_weight[row, column], accumulate=True)

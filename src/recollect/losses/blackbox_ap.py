@@ -1,17 +1,20 @@
 """Blackbox-AP: the exact AP, with a gradient by blackbox differentiation of the ranking (Rolínek et al. 2020).
 
 "Optimizing Rank-based Metrics with Blackbox Differentiation", arXiv:1912.03500. One loss, one file. Its definition
-stands in ``reference_baselines.py``; the tiling in ``tiled.py``.
+stands in ``reference_baselines.py``; the tiling in ``engine/``.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from recollect.losses.checks import check_number
-from recollect.losses.one_pass import MEMORY
-from recollect.losses.tiled import Tile, TiledLoss
+from recollect.losses.engine.rows import Rows, RowTile
+from recollect.losses.engine.tile_loop import Term
+from recollect.losses.rank_loss import TiledLoss, TileOptions
 
 
 class BlackboxAP(TiledLoss):
@@ -29,7 +32,7 @@ class BlackboxAP(TiledLoss):
         lambda_val: the interpolation's strength λ; larger is smoother and further from the true loss. 4 and a margin of
             0.02 are the settings of published comparisons on these benchmarks.
         margin: α, the margin between positives' and negatives' scores.
-        memory: the most that one tile may take, in bytes (512 MiB).
+        **options: see ``recollect.losses.rank_loss.TileOptions``.
 
     Raises:
         ConfigError: λ not from 1e-6 to 1e6, or a margin not from 0 to 1e6.
@@ -40,17 +43,19 @@ class BlackboxAP(TiledLoss):
         >>> loss.backward()
     """
 
-    bytes_per_pair = 64  # scores, two rankings with the indices of their sorts, and the gradient
-
-    def __init__(self, lambda_val: float = 4.0, margin: float = 0.02, memory: int = MEMORY) -> None:
-        super().__init__(memory)
+    def __init__(self, lambda_val: float = 4.0, margin: float = 0.02, **options: Any) -> None:
+        super().__init__(TileOptions(**options))
         self.lambda_val = check_number("lambda_val", lambda_val, 1e-6, 1e6)
         self.margin = check_number("margin", margin, 0, 1e6)
 
-    def rows(self, tile: Tile) -> tuple[Tensor, Tensor]:
+    def term(self) -> Term:
+        """Scores, two rankings with the indices of their sorts, and the gradient: 64 bytes per pair."""
+        return Rows(self.rows, 64)
+
+    def rows(self, tile: RowTile) -> tuple[Tensor, Tensor]:
         """The loss of a tile's queries and its gradient."""
         scores = tile.similarities
-        row, column = tile.positives.nonzero(as_tuple=True)
+        row, column = tile.row, tile.column
         length = scores.shape[1]
         scores += self.margin / 2
         scores[row, column] -= self.margin
@@ -61,7 +66,9 @@ class BlackboxAP(TiledLoss):
 
         rank, order = _rank(scores)
         rank_of = rank[row, column]
-        among_positives = tile.positives.gather(1, order).cumsum(1, dtype=torch.int32)
+        is_positive = torch.zeros_like(scores, dtype=torch.bool)
+        is_positive[row, column] = True
+        among_positives = is_positive.gather(1, order).cumsum(1, dtype=torch.int32)
         positive_rank_of = among_positives[row, rank_of.long() - 1]
         num_positives = tile.num_positives[row]
         precision = positive_rank_of / rank_of / num_positives

@@ -1,38 +1,34 @@
 """Cross-batch memory: a loss against the embeddings of earlier batches (Wang et al. 2020, arXiv:1912.06798).
 
-Wraps a pair loss of ``baselines.py``. Equal to pytorch-metric-learning's wrapper step by step; the queue is kept here
-because the library's loses its position in ``state_dict`` and is written to by evaluation as well.
+Wraps a pair loss of ``baselines.py`` or any loss on the tile loop. With pair losses it equals pytorch-metric-learning's
+wrapper step by step; the queue is kept here because the library's loses its position in ``state_dict`` and is written to by
+evaluation as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.imports import require
-from recollect.losses import baselines
-from recollect.losses.checks import check_whole
+from recollect.losses.checks import check_inputs, check_whole
+from recollect.losses.engine.layout import count_matches
+from recollect.losses.engine.tile_loop import Pairing, compute_dtype, same_set, zero_loss
 from recollect.losses.metric_learning import MetricLearningLoss, call_in
-from recollect.losses.one_pass import compute_dtype, same_set, zero_loss
-from recollect.losses.tiled import count_matches
+from recollect.losses.rank_loss import TiledLoss
 
-_WRAPPABLE: dict[str, Callable[..., MetricLearningLoss]] = {
-    "contrastive": baselines.contrastive,
-    "triplet": baselines.triplet,
-    "margin": baselines.margin,
-    "multi_similarity": baselines.multi_similarity,
-    "supcon": baselines.supcon,
-}
+_PAIR_LOSSES = ("contrastive", "triplet", "margin", "multi_similarity", "supcon")
+_TILED_LOSSES = ("recall_at_k", "smooth_ap", "sup_ap", "roadmap", "binned_ap", "blackbox_ap")
 # Wang et al. 2020 pair the memory with a contrastive loss on cosines: [1 − s⁺]₊ and [s⁻ − 0.5]₊.
 _PAPER_CONTRASTIVE = {"distance": "cosine", "pos_margin": 1.0, "neg_margin": 0.5}
 
 
 class CrossBatchMemory(nn.Module):
-    """A pair loss between the batch and the last ``memory_size`` embeddings, the batch's own among them.
+    """A pair or rank loss between the batch and the last ``memory_size`` embeddings, the batch's own among them.
 
     Each call in training mode first puts the batch, detached, into the memory, then compares the batch with all of it,
     leaving out each embedding's pair with itself. In ``eval()`` the memory is read and not written. One call is one
@@ -44,8 +40,9 @@ class CrossBatchMemory(nn.Module):
         dim: dimension of the embeddings.
         memory_size: how many embeddings are kept; at least the batch size. The paper's memories grow up to the whole
             training set; 8192 is our choice, to fit beside batches of 4000.
-        loss: contrastive, triplet, margin, multi_similarity or supcon.
-        loss_options: options of that loss; for contrastive the paper's if left out.
+        loss: contrastive, triplet, margin, multi_similarity, supcon, or a rank loss: recall_at_k, smooth_ap, sup_ap,
+            roadmap, binned_ap, blackbox_ap. A rank loss ranks the whole memory for each image of the batch.
+        loss_options: options of that loss, without SiMix; for contrastive the paper's if left out.
 
     Raises:
         ConfigError: a loss that cannot use a memory, an option it does not have, or a size below 1.
@@ -72,17 +69,21 @@ class CrossBatchMemory(nn.Module):
     ) -> None:
         super().__init__()
         dim, memory_size = check_whole("dim", dim, 1, 10**6), check_whole("memory_size", memory_size, 1, 10**8)
-        if not isinstance(loss, str) or loss not in _WRAPPABLE:
-            raise ConfigError(f"loss {loss!r} cannot use a memory: choose one of {', '.join(_WRAPPABLE)}.")
+        if not isinstance(loss, str) or loss not in _PAIR_LOSSES + _TILED_LOSSES:
+            choices = ", ".join(_PAIR_LOSSES + _TILED_LOSSES)
+            raise ConfigError(f"loss {loss!r} cannot use a memory: choose one of {choices}.")
         if loss_options is not None and not isinstance(loss_options, Mapping):
             raise ConfigError(f"loss_options must be a mapping of options, but is {loss_options!r}.")
         if loss_options is None:
             loss_options = _PAPER_CONTRASTIVE if loss == "contrastive" else {}
-        from recollect.losses.registry import check_options
+        if loss_options.get("simix"):
+            raise ConfigError(
+                "loss_options has simix, but SiMix mixes images of one batch: leave it out with a memory."
+            )
+        from recollect.losses.registry import create
 
-        check_options(loss, _WRAPPABLE[loss], loss_options)
-        self.wrapped = _WRAPPABLE[loss](**loss_options)
-        self.wrapped.dim = dim
+        self.wrapped = cast("MetricLearningLoss | TiledLoss", create(loss, **loss_options))
+        self.dim = dim
         self.memory_size = memory_size
         self.register_buffer("stored_embeddings", torch.zeros(memory_size, dim))
         self.register_buffer("stored_labels", torch.zeros(memory_size, dtype=torch.int64))
@@ -101,7 +102,15 @@ class CrossBatchMemory(nn.Module):
         """The loss of M × d embeddings against the memory."""
         if not same_set(embeddings, labels, ref_emb, ref_labels):
             raise InputError("cross_batch_memory takes no separate reference set: its memory is the reference set.")
-        self.wrapped.check(embeddings, labels)
+        if isinstance(self.wrapped, TiledLoss):
+            check_inputs(embeddings, labels)
+        else:
+            self.wrapped.check(embeddings, labels)
+        if embeddings.shape[1] != self.dim:
+            raise InputError(
+                f"the memory was made for embeddings of {self.dim} dimensions and got {embeddings.shape[1]}: "
+                f"make it with dim={embeddings.shape[1]}."
+            )
         if self.stored_embeddings.device != embeddings.device:
             raise InputError(
                 f"the memory is on {self.stored_embeddings.device} but the embeddings are on {embeddings.device}: "
@@ -120,8 +129,10 @@ class CrossBatchMemory(nn.Module):
         positives = count_matches(ids, ref_ids) - (0 if places is None else 1)
         if not bool((positives > 0).any()):
             return zero_loss(embeddings)
+        if isinstance(self.wrapped, TiledLoss):
+            return self.wrapped.of_pairing(Pairing(queries, ids, references, ref_ids, places))
         with torch.autocast(embeddings.device.type, enabled=False):
-            pairs = self._pairs(queries, ids, references, ref_ids, places)
+            pairs = self._pairs(self.wrapped, queries, ids, references, ref_ids, places)
             return call_in(self.wrapped.loss, queries.dtype, (queries, ids, pairs, references, ref_ids))
 
     def _store(self, queries: Tensor, ids: Tensor) -> Tensor:
@@ -134,14 +145,20 @@ class CrossBatchMemory(nn.Module):
         return places
 
     def _pairs(
-        self, queries: Tensor, ids: Tensor, references: Tensor, ref_ids: Tensor, places: Tensor | None
+        self,
+        wrapped: MetricLearningLoss,
+        queries: Tensor,
+        ids: Tensor,
+        references: Tensor,
+        ref_ids: Tensor,
+        places: Tensor | None,
     ) -> tuple[Tensor, ...]:
         """Pairs or triplets of batch and memory, without any embedding's pair with itself."""
         tools = require("pytorch_metric_learning.utils.loss_and_miner_utils", "baselines", "Cross-batch memory")
-        if self.wrapped.miner is None:
+        if wrapped.miner is None:
             pairs = tools.get_all_pairs_indices(ids, ref_ids)
         else:
-            pairs = self.wrapped.miner(queries, ids, references, ref_ids)
+            pairs = wrapped.miner(queries, ids, references, ref_ids)
         if places is not None:
             pairs = tools.remove_self_comparisons(pairs, places, self.memory_size)
         return tuple(pairs)

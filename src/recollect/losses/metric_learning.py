@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from recollect.common.errors import InputError
 from recollect.losses.checks import check_inputs
-from recollect.losses.one_pass import compute_dtype, same_set, zero_loss
-from recollect.losses.tiled import count_matches
+from recollect.losses.engine.layout import count_matches
+from recollect.losses.engine.tile_loop import compute_dtype, same_set, zero_loss
 
 
 class MetricLearningLoss(nn.Module):

@@ -1,61 +1,94 @@
-"""``RankLoss``: what every loss on the soft-rank engine shares — the call, SiMix, the share of one process.
+"""``TiledLoss`` and ``RankLoss``: what every loss on the tile loop shares — the call, SiMix, calibration, a process's share.
 
-To add a rank loss, subclass it in a file of its own: pass the step to ``super().__init__`` and write ``query_loss``.
+To add a loss on soft ranks, subclass ``RankLoss`` in a file of its own: pass the step to ``super().__init__`` and write
+``query_loss``. To add one on whole lists of similarities, subclass ``TiledLoss`` and give a ``Rows`` term.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError, InputError
-from recollect.losses.checks import check_flag, check_inputs, check_memory, check_whole
-from recollect.losses.one_pass import MEMORY, same_set
-from recollect.losses.simix import MAX_PAIRS, Mixing, draw_mixing
-from recollect.losses.soft_rank import Ranks, Settings, soft_rank_loss
-from recollect.losses.steps import Step
+from recollect.losses.checks import check_flag, check_inputs, check_memory, check_number, check_whole
+from recollect.losses.engine.calibration import Calibration
+from recollect.losses.engine.simix import MAX_PAIRS, Mixing, draw_mixing
+from recollect.losses.engine.soft_rank import Ranks, SoftRank
+from recollect.losses.engine.steps import Step
+from recollect.losses.engine.tile_loop import MEMORY, Pairing, Term, tiled_loss
 
 
-class RankLoss(nn.Module):
-    """Base of the losses that are functions of soft ranks; called as ``loss(embeddings, labels)``.
+@dataclass(frozen=True, kw_only=True)
+class TileOptions:
+    """Options of every tiled loss.
 
     Args:
-        step: how "z is ahead of x" is smoothed.
-        count_query: rank each query among its own references.
-        rank_limit: a rank beyond which a positive no longer matters to ``query_loss``; None if every rank does.
-        simix: enlarge the batch by mixtures of images of one class (see ``simix.py``).
-        max_pairs: with SiMix, at most so many mixtures a class; None for all n(n − 1)/2.
+        simix: enlarge the batch by mixtures of images of one class (see ``engine/simix.py``).
+        max_pairs: with SiMix, at most so many mixtures per class; None for all n(n − 1)/2.
         generator: a CPU generator that makes SiMix reproducible; its state is part of ``state_dict``.
+        calibration_weight: λ of ``(1 − λ) · loss + λ · calibration``, ROADMAP's calibration of similarities.
+        positive_margin, negative_margin: a positive pair should be more similar than the first, a negative pair less
+            similar than the second.
+        calibrate: ``"all"`` averages the calibration over all pairs, as the paper says; ``"violating"`` over the pairs
+            beyond their margin only, as the released code does.
         memory: bytes the computation may hold beside embeddings and gradient.
+    """
+
+    simix: bool = False
+    max_pairs: int | None = MAX_PAIRS
+    generator: torch.Generator | None = None
+    calibration_weight: float = 0.0
+    positive_margin: float = 0.9
+    negative_margin: float = 0.6
+    calibrate: Literal["all", "violating"] = "all"
+    memory: int = MEMORY
+
+    def __post_init__(self) -> None:
+        check_memory(self.memory)
+        check_flag("simix", self.simix)
+        if self.max_pairs is not None:
+            check_whole("max_pairs", self.max_pairs, 1, 10**9)
+        generator = self.generator
+        if generator is not None and (not isinstance(generator, torch.Generator) or generator.device.type != "cpu"):
+            raise ConfigError(f"generator must be a torch.Generator on the CPU, but is {generator!r}.")
+        check_number("calibration_weight", self.calibration_weight, 0, 1)
+        check_number("positive_margin", self.positive_margin, -1e6, 1e6)
+        check_number("negative_margin", self.negative_margin, -1e6, 1e6)
+        if not isinstance(self.calibrate, str) or self.calibrate not in ("all", "violating"):
+            raise ConfigError(f"calibrate {self.calibrate!r} is unknown: choose 'all' or 'violating'.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOptions(TileOptions):
+    """Options of every loss on soft ranks: those of ``TileOptions``, and
+
+    Args:
         prune: leave out what cannot change the result beyond rounding.
     """
 
-    def __init__(
-        self,
-        step: Step,
-        count_query: bool,
-        rank_limit: float | None,
-        *,
-        simix: bool = False,
-        max_pairs: int | None = MAX_PAIRS,
-        generator: torch.Generator | None = None,
-        memory: int = MEMORY,
-        prune: bool = True,
-    ) -> None:
-        super().__init__()
-        memory, simix = check_memory(memory), check_flag("simix", simix)
-        count_query, prune = check_flag("count_query", count_query), check_flag("prune", prune)
-        max_pairs = None if max_pairs is None else check_whole("max_pairs", max_pairs, 1, 10**9)
-        if generator is not None and (not isinstance(generator, torch.Generator) or generator.device.type != "cpu"):
-            raise ConfigError(f"generator must be a torch.Generator on the CPU, but is {generator!r}.")
-        self.simix, self.max_pairs, self.generator = simix, max_pairs, generator
-        self._settings = Settings(step, count_query, rank_limit, memory, prune)
+    prune: bool = True
 
-    def query_loss(self, ranks: Ranks) -> Tensor:
-        """The loss of each of T queries from the ranks of its positives."""
-        raise TypeError(f"{type(self).__name__} must define query_loss(ranks).")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_flag("prune", self.prune)
+
+
+class TiledLoss(nn.Module):
+    """Base of the losses on the tile loop; called as ``loss(embeddings, labels)``."""
+
+    options_type: ClassVar[type[TileOptions]] = TileOptions
+    """What ``**options`` of a subclass stands for."""
+
+    def __init__(self, options: TileOptions) -> None:
+        super().__init__()
+        self.options, self.simix, self.generator = options, options.simix, options.generator
+
+    def term(self) -> Term:
+        """What is computed of each tile."""
+        raise TypeError(f"{type(self).__name__} must define term().")
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
@@ -68,7 +101,8 @@ class RankLoss(nn.Module):
             ref_emb: references, N × d; without them the batch itself, each query excluded from its own references.
             ref_labels: N integers.
         """
-        return self._compute(embeddings, labels, ref_emb, ref_labels, (0, 1))
+        check_inputs(embeddings, labels, ref_emb, ref_labels)
+        return self.of_pairing(Pairing.of(embeddings, labels, ref_emb, ref_labels))
 
     def share(self, embeddings: Tensor, labels: Tensor, rank: int, world_size: int) -> Tensor:
         """The part of the loss that is due to one of ``world_size`` shares of the queries.
@@ -78,26 +112,26 @@ class RankLoss(nn.Module):
         """
         if not 0 <= rank < world_size:
             raise InputError(f"rank {rank} is not one of {world_size} shares.")
-        return self._compute(embeddings, labels, None, None, (rank, world_size))
+        check_inputs(embeddings, labels)
+        return self.of_pairing(Pairing.of(embeddings, labels, None, None), (rank, world_size))
 
-    def _compute(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        ref_emb: Tensor | None,
-        ref_labels: Tensor | None,
-        share: tuple[int, int],
-    ) -> Tensor:
-        check_inputs(embeddings, labels, ref_emb, ref_labels)
-        same = same_set(embeddings, labels, ref_emb, ref_labels)
-        mixing = self._mix(labels, None if same else ref_labels) if self.simix else None
-        return soft_rank_loss(self.query_loss, embeddings, labels, ref_emb, ref_labels, self._settings, mixing, share)
+    def of_pairing(self, pairing: Pairing, share: tuple[int, int] = (0, 1)) -> Tensor:
+        """The loss of queries against references, checked before."""
+        mixing = self._mix(pairing.labels, None if pairing.same else pairing.ref_labels) if self.simix else None
+        value = tiled_loss(self.term(), pairing, mixing, self.options.memory, share)
+        weight = self.options.calibration_weight
+        if weight == 0:
+            return value
+        margins = (self.options.positive_margin, self.options.negative_margin)
+        calibration = Calibration(margins, violating=self.options.calibrate == "violating")
+        calibrated = tiled_loss(calibration, pairing, None, self.options.memory, share)
+        return (1 - weight) * value + weight * calibrated
 
     def _mix(self, labels: Tensor, ref_labels: Tensor | None) -> tuple[Mixing, Mixing]:
-        queries = draw_mixing(labels.detach().cpu().long(), self.max_pairs, self.generator)
+        queries = draw_mixing(labels.detach().cpu().long(), self.options.max_pairs, self.generator)
         if ref_labels is None:
             return queries, queries
-        return queries, draw_mixing(ref_labels.detach().cpu().long(), self.max_pairs, self.generator)
+        return queries, draw_mixing(ref_labels.detach().cpu().long(), self.options.max_pairs, self.generator)
 
     def get_extra_state(self) -> dict[str, Any]:
         """The generator's state, so that a resumed run draws what the uninterrupted one would have drawn."""
@@ -108,3 +142,37 @@ class RankLoss(nn.Module):
         if "generator" in state:
             self.generator = self.generator or torch.Generator()
             self.generator.set_state(state["generator"].cpu())
+
+
+class RankLoss(TiledLoss):
+    """Base of the losses that are functions of soft ranks.
+
+    Args:
+        step: how "z is ahead of x" is smoothed.
+        query: whether a query is excluded from its own list, ranked in it, or a positive of itself.
+        rank_limit: a rank beyond which a positive no longer matters to ``query_loss``; None if every rank does.
+        **options: see ``RankOptions``.
+    """
+
+    options_type = RankOptions
+
+    def __init__(
+        self,
+        *,
+        step: Step,
+        query: Literal["excluded", "ranked", "positive"] = "excluded",
+        rank_limit: float | None = None,
+        **options: Any,
+    ) -> None:
+        chosen = RankOptions(**options)
+        super().__init__(chosen)
+        self.step = step
+        self._term = SoftRank(self.query_loss, step, query, rank_limit, chosen.prune)
+
+    def query_loss(self, ranks: Ranks) -> Tensor:
+        """The loss of each of T queries from the ranks of its positives."""
+        raise TypeError(f"{type(self).__name__} must define query_loss(ranks).")
+
+    def term(self) -> Term:
+        """Ranks, and the loss on them."""
+        return self._term

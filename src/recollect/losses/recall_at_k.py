@@ -12,9 +12,9 @@ from torch import Tensor
 
 from recollect.common.errors import ConfigError
 from recollect.losses.checks import check_flag, check_number, check_temperature, check_whole
+from recollect.losses.engine.soft_rank import Ranks
+from recollect.losses.engine.steps import Asymmetric, Sigmoid, Step, saturation
 from recollect.losses.rank_loss import RankLoss
-from recollect.losses.soft_rank import Ranks
-from recollect.losses.steps import Asymmetric, Sigmoid, Step, saturation
 
 K = (1, 2, 4, 8, 16)
 """The paper's values of k."""
@@ -31,14 +31,14 @@ class RecallAtK(RankLoss):
 
     Args:
         k: values of k to average over; by default the paper's, which differ with and without SiMix.
-        tau1: temperature of the step on ranks.
+        tau1: temperature of the step on ranks, one for all k or one for each.
         tau2: temperature of the step on similarities.
         simix: enlarge the batch by SiMix.
         count_query: rank over the batch with the query in it, as the authors' released code does; the paper, and the
             default, ranks over the batch without it.
         step: ``"sigmoid"``, ``"asymmetric"`` (ROADMAP's, with its published constants and ``tau2``), or a step object
-            of ``recollect.losses.steps``, whose own ``tau`` then counts.
-        **options: ``max_pairs``, ``generator``, ``memory``, ``prune``: see ``RankLoss``.
+            of ``recollect.losses.engine.steps``, whose own ``tau`` then counts.
+        **options: see ``recollect.losses.rank_loss.RankOptions``; with ``calibration_weight`` ROADMAP's calibration.
 
     Raises:
         ConfigError: (a ``ValueError``) for a k that is not a whole number from 1 to 1,000,000, more than 1,000 of them,
@@ -54,7 +54,7 @@ class RecallAtK(RankLoss):
     def __init__(
         self,
         k: int | Sequence[int] | None = None,
-        tau1: float = 1.0,
+        tau1: float | Sequence[float] = 1.0,
         tau2: float = 0.01,
         simix: bool = False,
         count_query: bool = False,
@@ -62,30 +62,43 @@ class RecallAtK(RankLoss):
         **options: Any,
     ) -> None:
         chosen = _check_k((K_SIMIX if check_flag("simix", simix) else K) if k is None else k)
-        tau1, tau2 = check_number("tau1", tau1, 1e-6, 1e6), check_temperature("tau2", tau2)
-        # A positive this far behind the largest k has σ_tau1(k − rank) below rounding, in float64 too.
-        limit = max(chosen) + tau1 * saturation(torch.float64)
-        super().__init__(make_step(step, tau2), count_query, limit, simix=simix, **options)
-        self.k, self.tau1, self.tau2 = chosen, tau1, tau2
+        each = tuple(check_number("tau1", v, 1e-6, 1e6) for v in (tau1 if isinstance(tau1, list | tuple) else [tau1]))
+        if len(each) not in (1, len(chosen)):
+            raise ConfigError(f"tau1 has {len(each)} values for {len(chosen)} k: give one for each, or one for all.")
+        # A positive this far behind every k has σ_tau1(k − rank) below rounding, in float64 too.
+        limit = max(chosen) + max(each) * saturation(torch.float64)
+        query: Literal["ranked", "excluded"] = "ranked" if check_flag("count_query", count_query) else "excluded"
+        tau2 = check_temperature("tau2", tau2)
+        super().__init__(step=make_step(step, tau2), query=query, rank_limit=limit, simix=simix, **options)
+        self.k, self.tau1, self.tau2 = chosen, each if len(each) > 1 else each[0], tau2
 
     def query_loss(self, ranks: Ranks) -> Tensor:
         """``mean_k 1 − min(hits_k, k) / min(k, |P_q|)``, T."""
-        k = torch.tensor(self.k, dtype=ranks.all.dtype, device=ranks.all.device)[:, None]
+        k, tau1 = (
+            torch.tensor(values, dtype=ranks.all.dtype, device=ranks.all.device).reshape(-1, 1)
+            for values in (self.k, self.tau1)
+        )
         # Beyond ±60 the sigmoid is 0 or 1 in float64 too; far beyond, it and its gradient would be subnormal.
-        ahead = ((k[:, None] - ranks.all) / self.tau1).clamp(-60, 60)
+        ahead = ((k[:, None] - ranks.all) / tau1[:, None]).clamp(-60, 60)
         hits = (torch.sigmoid(ahead) * ranks.mask).sum(1)  # number of k × T
         return (1 - torch.minimum(hits, k) / torch.minimum(k, ranks.count)).mean(0)
 
     def extra_repr(self) -> str:
         """What ``print(loss)`` shows."""
-        return f"k={self.k}, tau1={self.tau1}, tau2={self.tau2}, simix={self.simix}, step={self._settings.step}"
+        return f"k={self.k}, tau1={self.tau1}, tau2={self.tau2}, simix={self.simix}, step={self.step}"
 
 
 _STEPS: dict[str, Callable[[float], Step]] = {"sigmoid": Sigmoid, "asymmetric": Asymmetric}
 
 
 def _check_k(k: Any) -> tuple[int, ...]:
-    given = [k] if isinstance(k, int) else list(itertools.islice(k, 1001)) if isinstance(k, Iterable) else []
+    given = (
+        [k]
+        if isinstance(k, int)
+        else list(itertools.islice(k, 1001))
+        if isinstance(k, Iterable) and not isinstance(k, str)
+        else []
+    )
     if not given or len(given) > 1000:
         raise ConfigError(f"k must be 1 to 1,000 whole numbers, but is {reprlib.repr(k)}.")
     return tuple(check_whole("k", value, 1, 10**6) for value in given)
@@ -96,5 +109,7 @@ def make_step(step: str | Step, tau: float) -> Step:
     if isinstance(step, str) and step in _STEPS:
         return _STEPS[step](tau)
     if not hasattr(step, "bind"):
-        raise ConfigError(f"step {step!r} is unknown: use 'sigmoid', 'asymmetric' or a step of recollect.losses.steps.")
+        raise ConfigError(
+            f"step {step!r} is unknown: use 'sigmoid', 'asymmetric' or a step of recollect.losses.engine.steps."
+        )
     return cast(Step, step)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from recollect.losses.simix import Mixing
+from recollect.losses.engine.simix import Mixing
 
 StepFunction = Callable[[Tensor], Tensor]
 
@@ -47,9 +47,16 @@ def mixed_batch(embeddings: Tensor, labels: Tensor, mixing: Mixing) -> tuple[Ten
 
 
 def queries(
-    embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    embeddings: Tensor,
+    labels: Tensor,
+    ref_emb: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    own_positive: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    """For each query with a positive: similarities to positives, to negatives, and to itself (None for two sets)."""
+    """For each query with a positive: similarities to positives, to negatives, and to itself (None for two sets).
+
+    With ``own_positive`` a query that has a positive is a positive of itself.
+    """
     same = ref_emb is None or ref_labels is None
     references = embeddings if ref_emb is None else ref_emb
     others = labels if ref_labels is None else ref_labels
@@ -57,7 +64,7 @@ def queries(
         s = references @ embeddings[q]
         positive = others == labels[q]
         if same:
-            positive[q] = False
+            positive[q] = own_positive and bool(positive.sum() > 1)
         if positive.any():
             yield s[positive], s[others != labels[q]], s[q] if same else None
 
@@ -79,21 +86,22 @@ def recall_at_k(
     ref_emb: Tensor | None = None,
     ref_labels: Tensor | None = None,
     k: tuple[int, ...] = (1, 2, 4, 8, 16),
-    tau1: float = 1.0,
+    tau1: float | tuple[float, ...] = 1.0,
     tau2: float = 0.01,
     count_query: bool = False,
     step: StepFunction | None = None,
     step_positives: StepFunction | None = None,
 ) -> Tensor:
-    """RS@k: ``mean_q mean_k 1 − min(Σ_x σ_τ1(k − rank(q, x)), k) / min(k, |P_q|)``."""
+    """RS@k: ``mean_q mean_k 1 − min(Σ_x σ_τ1(k − rank(q, x)), k) / min(k, |P_q|)``; τ1 may differ for each k."""
+    temperatures = tau1 if isinstance(tau1, tuple) else (tau1,) * len(k)
     step = step or sigmoid_step(tau2)
     losses = []
     for positives, negatives, itself in queries(embeddings, labels, ref_emb, ref_labels):
         rank, _ = ranks(positives, negatives, step, step_positives)
         if count_query and itself is not None:
             rank = rank + (step_positives or step)(itself - positives)
-        for cut in k:
-            hits = torch.sigmoid((cut - rank) / tau1).sum()
+        for cut, tau in zip(k, temperatures, strict=True):
+            hits = torch.sigmoid((cut - rank) / tau).sum()
             losses.append(1 - hits.clamp(max=cut) / min(cut, len(positives)))
     return torch.stack(losses).mean() if losses else embeddings.sum() * 0
 
@@ -104,12 +112,13 @@ def smooth_ap(
     ref_emb: Tensor | None = None,
     ref_labels: Tensor | None = None,
     tau: float = 0.01,
+    count_query: bool = False,
     step: StepFunction | None = None,
     step_positives: StepFunction | None = None,
 ) -> Tensor:
     """Smooth-AP: ``1 − mean_q mean_x rank⁺(q, x) / rank(q, x)``; with ROADMAP's two steps, SupAP."""
     losses = []
-    for positives, negatives, _ in queries(embeddings, labels, ref_emb, ref_labels):
+    for positives, negatives, _ in queries(embeddings, labels, ref_emb, ref_labels, own_positive=count_query):
         rank, rank_positives = ranks(positives, negatives, step or sigmoid_step(tau), step_positives)
         losses.append(1 - (rank_positives / rank).mean())
     return torch.stack(losses).mean() if losses else embeddings.sum() * 0
@@ -122,8 +131,12 @@ def calibration(
     ref_labels: Tensor | None = None,
     positive_margin: float = 0.9,
     negative_margin: float = 0.6,
+    violating: bool = False,
 ) -> Tensor:
-    """ROADMAP's calibration: mean over positive pairs of ``[0.9 − s]₊`` plus mean over negative pairs of ``[s − 0.6]₊``."""
+    """ROADMAP's calibration: mean over positive pairs of ``[0.9 − s]₊`` plus mean over negative pairs of ``[s − 0.6]₊``.
+
+    With ``violating`` the means are over the pairs where the hinge is not 0.
+    """
     similarities = embeddings @ (embeddings if ref_emb is None else ref_emb).T
     positive = labels[:, None] == (labels if ref_labels is None else ref_labels)
     negative = ~positive
@@ -131,5 +144,7 @@ def calibration(
         positive = positive & ~torch.eye(len(labels), dtype=torch.bool)
     pull = (positive_margin - similarities[positive]).clamp(min=0)
     push = (similarities[negative] - negative_margin).clamp(min=0)
+    if violating:
+        pull, push = pull[pull > 0], push[push > 0]
     zero = embeddings.sum() * 0
     return (pull.mean() if len(pull) else zero) + (push.mean() if len(push) else zero)

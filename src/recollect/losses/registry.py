@@ -6,14 +6,14 @@ are the loss's options, so nothing is written twice. Listing the rows imports ne
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from recollect.common.errors import ConfigError, RecollectError, in_one_line
+from recollect.common.words import did_you_mean
 
 if TYPE_CHECKING:
     from torch import nn
@@ -103,7 +103,7 @@ _ENTRIES = (
         "cross_batch_memory",
         "recollect.losses.cross_batch_memory:CrossBatchMemory",
         "memory",
-        "a pair loss against earlier batches' embeddings",
+        "a pair or rank loss against earlier batches",
         "M·memory_size",
         "baselines",
         references=False,
@@ -178,7 +178,7 @@ def check_options(name: str, maker: Callable[..., Any], options: Mapping[str, An
     for option in options:
         if option not in parameters:
             raise ConfigError(
-                f"loss {name!r} has no option {option!r}{_did_you_mean(option, parameters)}; its options are: {known}."
+                f"loss {name!r} has no option {option!r}.{did_you_mean(option, parameters)} Its options are: {known}."
             )
     missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in options]
     if missing:
@@ -189,8 +189,8 @@ def check_options(name: str, maker: Callable[..., Any], options: Mapping[str, An
 def _entry(name: str) -> LossEntry:
     entries = available()
     if name not in entries:
-        guess = _did_you_mean(name.lower().replace("-", "_"), entries)
-        raise ConfigError(f"loss {name!r} is unknown{guess}; the losses are: {', '.join(entries)}.")
+        guess = did_you_mean(name.lower().replace("-", "_"), entries)
+        raise ConfigError(f"loss {name!r} is unknown.{guess} The losses are: {', '.join(entries)}.")
     return entries[name]
 
 
@@ -201,18 +201,14 @@ def _load(entry: LossEntry) -> Callable[..., Any]:
 
 
 def _parameters(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """A maker's options; ``**options`` of a class stands for the options of its base: its arguments with a default."""
+    """A maker's options; its ``**options``, if any, stand for the fields of its ``options_type``."""
     found = dict(inspect.signature(maker).parameters)
     catch_all = [name for name, parameter in found.items() if parameter.kind is parameter.VAR_KEYWORD]
     for name in catch_all:
         del found[name]
-    if catch_all and inspect.isclass(maker):
-        for name, parameter in _parameters(maker.__mro__[1]).items():
-            if parameter.default is not parameter.empty:
-                found.setdefault(name, parameter)
-    return found
-
-
-def _did_you_mean(word: str, choices: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(choices), n=3, cutoff=0.6)
-    return f" (did you mean {' or '.join(close)}?)" if close else ""
+    shared = getattr(maker, "options_type", None) if catch_all else None
+    return (
+        found
+        if shared is None
+        else found | {n: p for n, p in inspect.signature(shared).parameters.items() if n not in found}
+    )

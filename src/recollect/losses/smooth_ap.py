@@ -6,17 +6,39 @@ from typing import Any
 
 from torch import Tensor
 
+from recollect.losses.checks import check_flag
+from recollect.losses.engine.soft_rank import Ranks
+from recollect.losses.engine.steps import Sigmoid, Step
 from recollect.losses.rank_loss import RankLoss
-from recollect.losses.soft_rank import Ranks
-from recollect.losses.steps import Sigmoid
 
 
-class SmoothAP(RankLoss):
+class AveragePrecisionLoss(RankLoss):
+    """``1 − mean_q 1/|P_q| Σ_x rank⁺(q, x) / rank(q, x)`` with any step.
+
+    Args:
+        step: how "z is ahead of x" is smoothed.
+        count_query: rank the query among its references, as a positive of itself: the form of all released code. The
+            papers', and the default, leaves the query out.
+        **options: see ``recollect.losses.rank_loss.RankOptions``.
+    """
+
+    def __init__(self, *, step: Step, count_query: bool = False, **options: Any) -> None:
+        super().__init__(
+            step=step, query="positive" if check_flag("count_query", count_query) else "excluded", **options
+        )
+
+    def query_loss(self, ranks: Ranks) -> Tensor:
+        """``1 − AP``, T."""
+        return 1 - (ranks.positives / ranks.all * ranks.mask).sum(0) / ranks.count
+
+
+class SmoothAP(AveragePrecisionLoss):
     """Smooth-AP (Brown et al., 2020): ``1 − mean_q mean_x rank⁺(q, x) / rank(q, x)`` over the positives x.
 
     Args:
         tau: temperature of the step on similarities; 0.01 in its paper.
-        **options: ``simix``, ``max_pairs``, ``generator``, ``memory``, ``prune``: see ``RankLoss``.
+        count_query: rank the query too, as a positive of itself: the released code's form, not the paper's.
+        **options: see ``recollect.losses.rank_loss.RankOptions``.
 
     Example:
         >>> import torch
@@ -25,14 +47,5 @@ class SmoothAP(RankLoss):
         True
     """
 
-    def __init__(self, tau: float = 0.01, **options: Any) -> None:
-        super().__init__(Sigmoid(tau), False, None, **options)
-
-    def query_loss(self, ranks: Ranks) -> Tensor:
-        """``1 − AP``, T."""
-        return average_precision_loss(ranks)
-
-
-def average_precision_loss(ranks: Ranks) -> Tensor:
-    """``1 − 1/|P_q| Σ_x rank⁺(q, x) / rank(q, x)`` of each query, T."""
-    return 1 - (ranks.positives / ranks.all * ranks.mask).sum(0) / ranks.count
+    def __init__(self, tau: float = 0.01, count_query: bool = False, **options: Any) -> None:
+        super().__init__(step=Sigmoid(tau), count_query=count_query, **options)

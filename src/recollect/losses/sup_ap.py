@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from torch import Tensor
-
-from recollect.losses.calibration import calibration_loss
-from recollect.losses.checks import check_number
-from recollect.losses.rank_loss import RankLoss
-from recollect.losses.smooth_ap import average_precision_loss
-from recollect.losses.soft_rank import Ranks
-from recollect.losses.steps import Asymmetric
+from recollect.losses.engine.steps import Asymmetric
+from recollect.losses.smooth_ap import AveragePrecisionLoss
 
 
-class SupAP(RankLoss):
+class SupAP(AveragePrecisionLoss):
     """SupAP (Ramzi et al., 2021): Smooth-AP with a step that is an upper bound and never saturates ahead.
 
     Args:
-        tau, rho, delta, start, offset: the step, see ``recollect.losses.steps.Asymmetric``. The defaults are the
+        tau, rho, delta, start, offset: the step, see ``recollect.losses.engine.steps.Asymmetric``. The defaults are the
             published ones; for iNaturalist its authors use ``start=0, offset=1``.
-        **options: ``simix``, ``max_pairs``, ``generator``, ``memory``, ``prune``: see ``RankLoss``.
+        count_query: rank the query too, as a positive of itself: the released code's form, not the paper's.
+        **options: see ``recollect.losses.rank_loss.RankOptions``.
     """
 
     def __init__(
@@ -30,13 +25,10 @@ class SupAP(RankLoss):
         delta: float = 0.05,
         start: float = 0.5,
         offset: float = 1.44,
+        count_query: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(Asymmetric(tau, rho, delta, start, offset), False, None, **options)
-
-    def query_loss(self, ranks: Ranks) -> Tensor:
-        """``1 − AP`` with the asymmetric ranks, T."""
-        return average_precision_loss(ranks)
+        super().__init__(step=Asymmetric(tau, rho, delta, start, offset), count_query=count_query, **options)
 
 
 class Roadmap(SupAP):
@@ -44,11 +36,15 @@ class Roadmap(SupAP):
 
     The calibration draws positives above one similarity and negatives below another, so that scores of different
     queries can be compared: mean over positive pairs of ``[0.9 − s]₊`` plus mean over negative pairs of ``[s − 0.6]₊``.
+    SiMix enlarges the ranking part; calibration is of the images themselves. The released code is ``count_query=True,
+    calibrate="violating"``.
 
     Args:
         calibration_weight: λ.
         positive_margin, negative_margin: the two similarities.
-        **options: those of ``SupAP``. SiMix enlarges the ranking part; calibration is of the images themselves.
+        calibrate: ``"all"``: means over all pairs (the paper); ``"violating"``: over pairs beyond their margin only.
+        tau, rho, delta, start, offset, count_query: see ``SupAP``.
+        **options: see ``recollect.losses.rank_loss.RankOptions``.
     """
 
     def __init__(
@@ -56,24 +52,25 @@ class Roadmap(SupAP):
         calibration_weight: float = 0.5,
         positive_margin: float = 0.9,
         negative_margin: float = 0.6,
+        calibrate: Literal["all", "violating"] = "all",
+        tau: float = 0.01,
+        rho: float = 100.0,
+        delta: float = 0.05,
+        start: float = 0.5,
+        offset: float = 1.44,
+        count_query: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(**options)
-        self.calibration_weight = check_number("calibration_weight", calibration_weight, 0, 1)
-        self.margins = (
-            check_number("positive_margin", positive_margin, -1e6, 1e6),
-            check_number("negative_margin", negative_margin, -1e6, 1e6),
+        super().__init__(
+            tau,
+            rho,
+            delta,
+            start,
+            offset,
+            count_query,
+            calibration_weight=calibration_weight,
+            positive_margin=positive_margin,
+            negative_margin=negative_margin,
+            calibrate=calibrate,
+            **options,
         )
-
-    def _compute(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        ref_emb: Tensor | None,
-        ref_labels: Tensor | None,
-        share: tuple[int, int],
-    ) -> Tensor:
-        ranking = super()._compute(embeddings, labels, ref_emb, ref_labels, share)
-        memory = self._settings.memory
-        calibration = calibration_loss(embeddings, labels, ref_emb, ref_labels, self.margins, memory, share)
-        return (1 - self.calibration_weight) * ranking + self.calibration_weight * calibration

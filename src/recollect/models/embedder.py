@@ -202,11 +202,11 @@ class Embedder(nn.Module):
         a list, images of one size go through together; sides are rounded to a transformer's patches, as in ``embed``.
         """
         if isinstance(images, list):
-            return by_shape(lambda group: self.forward(self._fitted(group)), images)
+            return by_shape(lambda group: self.forward(self.fitted(group)), images)
         return unit(self.head(self.pooled(images)))
 
-    def _fitted(self, images: Tensor) -> Tensor:
-        """Normalized, with sides that the backbone takes."""
+    def fitted(self, images: Tensor) -> Tensor:
+        """B×3×H×W pixels normalized, with sides that the backbone takes."""
         if images.device.type != "meta":
             images = images.contiguous(memory_format=torch.channels_last)
         return multiscale.fit(self.normalize(images), 1.0, self._multiple)
@@ -247,6 +247,12 @@ class Embedder(nn.Module):
         policy = self.config.batch_norm
         frozen, rest = Part(stages[:cut], policy), Part(stages[cut:], policy)
         return frozen.train(self.training), rest.train(self.training)
+
+    def between(self, after: str, upto: str) -> nn.Module:
+        """The stages behind ``after`` up to and including ``upto``: what ``split(upto)`` has and ``split(after)`` lacks."""
+        stages = self.stages()
+        part = Part(stages[self._cut(stages, after) : self._cut(stages, upto)], self.config.batch_norm)
+        return part.train(self.training)
 
     def freeze(self, upto: str = "backbone") -> None:
         """Stop training everything up to and including stage ``upto`` (as in ``split``): no gradients from now on."""
@@ -375,9 +381,9 @@ class Embedder(nn.Module):
         if before_head:
             if scales is not None:
                 raise InputError("before_head gives one descriptor a picture: leave scales out.")
-            return self.head.inputs(self.pooled(self._fitted(batch)))
+            return self.head.inputs(self.pooled(self.fitted(batch)))
         if scales is None:
-            return self.forward(self._fitted(batch))
+            return self.forward(self.fitted(batch))
         if batch.device.type != "meta":
             batch = batch.contiguous(memory_format=torch.channels_last)
         return multiscale.multiscale(self.forward, self.normalize(batch), scales, self._multiple)
@@ -390,7 +396,10 @@ class Embedder(nn.Module):
 
     @classmethod
     def load(cls, folder: str | Path, device: str | torch.device | None = None) -> Embedder:
-        """Rebuild an embedder from what ``save`` wrote; its embeddings are the same to the bit. In evaluation mode."""
+        """Rebuild an embedder from what ``save`` wrote; its embeddings are the same to the bit. In evaluation mode.
+
+        ``folder`` may also be a finished run, whose embedder lies in its folder ``model``.
+        """
         from recollect.models.saving import load_embedder
 
         embedder = load_embedder(Path(folder))

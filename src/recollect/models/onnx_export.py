@@ -1,13 +1,17 @@
 """ONNX: the embedder as one file that other runtimes read, checked against torch before it is kept.
 
-The graph takes uint8 pixels and gives unit vectors; scaling and normalization are inside it. What has to be done to an
-image before (resize, crop, interpolation) stands in the file's metadata as JSON under ``recollect.preprocessing``.
+The graph takes uint8 pixels and gives unit vectors; scaling and normalization are inside it. What comes before — decoding,
+turning upright, resizing, cropping — is a Python file beside it that needs numpy and Pillow only: a copy of
+``common/pixels.py``, which recollect itself runs, with the model's settings. A file rather than a module of this package,
+because whoever deploys ONNX wants neither torch nor recollect; not inside the graph, because ONNX's Resize does not round as
+Pillow does.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import re
 import shutil
 import tempfile
 import warnings
@@ -17,9 +21,11 @@ from typing import Any
 import torch
 
 from recollect._version import __version__
+from recollect.common import pixels
 from recollect.common.errors import DataError, RecollectError
-from recollect.common.files import atomic_write, make_folder_for
+from recollect.common.files import atomic_write, make_folder_for, write_text
 from recollect.common.imports import require
+from recollect.common.preprocessing import Preprocessing
 from recollect.models.embedder import Embedder
 from recollect.models.saving import config_as_dict
 
@@ -33,7 +39,8 @@ def export_onnx(
     """Write ``embedder`` as ONNX and compare the two on random images.
 
     Input ``pixels`` is N×3×H×W uint8, any N; H and W are the model's size, or any for one that keeps images whole.
-    Output ``embedding`` is N×dim float32.
+    Output ``embedding`` is N×dim float32. The file of ``reference_path`` is written beside it: its ``preprocess`` gives
+    the pixels of an image as recollect computes them, to the bit.
 
     Returns:
         The largest absolute difference between torch and the exported file.
@@ -46,8 +53,10 @@ def export_onnx(
     onnx = require("onnx", "export", "ONNX export")
     require("onnxruntime", "export", "the parity check of ONNX export")
     path = Path(path)
-    if path.exists() and not overwrite:
-        raise DataError(f"{path}: already exists. Choose another name or overwrite it with --overwrite.")
+    reference = reference_path(path)
+    for file in (path, reference):
+        if file.exists() and not overwrite:
+            raise DataError(f"{file}: already exists. Choose another name or overwrite it with --overwrite.")
     was_training, device = embedder.training, embedder.device
     embedder.eval().cpu()
     try:
@@ -65,12 +74,56 @@ def export_onnx(
                     f"{path}: the exported file differs from the model by {difference:.2e}, above {tolerance:.0e}; it "
                     "was not kept. Please report the model and the versions of torch and onnxruntime."
                 )
+            write_text(reference, _reference(embedder, path))
             size = temporary.stat().st_size
-            with temporary.open("rb") as source, atomic_write(path, size=size) as file:
-                shutil.copyfileobj(source, file)
+            with temporary.open("rb") as source, atomic_write(path, size=size) as target:
+                shutil.copyfileobj(source, target)
     finally:
         embedder.train(was_training).to(device)
     return difference
+
+
+def reference_path(path: Path | str) -> Path:
+    """The Python file beside an ONNX file: ``photos.onnx`` has ``photos_preprocess.py``."""
+    path = Path(path)
+    return path.with_name(re.sub(r"\W", "_", path.stem) + "_preprocess.py")
+
+
+_REFERENCE = '''
+
+SETTINGS: dict[str, Any] = {settings!r}
+
+
+def preprocess(source: Any) -> NDArray[np.uint8]:
+    """An image file, its bytes, or a PIL image as the input of {name}: 3 x height x width, uint8."""
+    if isinstance(source, bytes):
+        source = io.BytesIO(source)
+    image = source.copy() if isinstance(source, Image.Image) else Image.open(source)
+    return channels_first(fitted(upright(image), **SETTINGS))
+
+
+def embed(session: Any, sources: Any) -> NDArray[np.float32]:
+    """Vectors of images, one row each, by an onnxruntime.InferenceSession of {name}."""
+    return np.concatenate([session.run(["embedding"], {{"pixels": preprocess(source)[None]}})[0] for source in sources])
+'''
+
+
+def _reference(embedder: Embedder, path: Path) -> str:
+    source = Path(pixels.__file__).read_text(encoding="utf-8")
+    body = source.split('"""', 2)[2].lstrip()  # without the docstring, which speaks to recollect's developers
+    title = (
+        f'"""Pixels for {path.name}, as recollect {__version__} computes them. Needs numpy and Pillow.\n\n'
+        "``preprocess(image)`` gives what the model takes; normalization is inside the model. Written by recollect export\n"
+        'and free to copy (Apache-2.0).\n"""\n\n'
+    )
+    body = body.replace("from collections.abc", "import io\nfrom collections.abc", 1)
+    return title + body + _REFERENCE.format(settings=_steps(embedder.preprocessing), name=path.name)
+
+
+def _steps(preprocessing: Preprocessing) -> dict[str, Any]:
+    """What is to be done to an image before the graph; mean and deviation are inside it."""
+    steps = preprocessing.as_dict()
+    return {name: steps[name] for name in ("size", "resize", "interpolation", "max_side")}
 
 
 def parity(embedder: Embedder, path: Path) -> float:
@@ -82,10 +135,10 @@ def parity(embedder: Embedder, path: Path) -> float:
     for count in (1, 3):
         size = embedder.preprocessing.size
         shape = (count, 3, size, size) if embedder.preprocessing.resize is not None else (count, 3, size, size + 32)
-        pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+        images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
         with torch.inference_mode():
-            ours = embedder(pixels)
-        theirs = torch.from_numpy(session.run(["embedding"], {"pixels": pixels.numpy()})[0])
+            ours = embedder(images)
+        theirs = torch.from_numpy(session.run(["embedding"], {"pixels": images.numpy()})[0])
         largest = max(largest, float((ours - theirs).abs().max()))
     return largest
 
@@ -114,10 +167,11 @@ def _write(embedder: Embedder, path: Path) -> None:
 
 def _metadata(embedder: Embedder) -> dict[str, str]:
     provenance = embedder.config.provenance
+    config = config_as_dict(embedder.config)
     return {
         "recollect.version": __version__,
-        "recollect.preprocessing": json.dumps(embedder.preprocessing.as_dict()),
+        "recollect.preprocessing": json.dumps(_steps(embedder.preprocessing)),
         "recollect.input": "pixels: uint8 RGB 0-255, images x 3 x height x width; normalization is inside the graph",
-        "recollect.embedder": json.dumps(config_as_dict(embedder.config)),
+        "recollect.embedder": json.dumps({key: value for key, value in config.items() if key != "preprocessing"}),
         "recollect.licence": provenance.licence + (" (non-commercial)" if provenance.non_commercial else ""),
     }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from recollect._version import __version__
-from recollect.common.errors import ConfigError, DataError, RecollectError, WeightsError
+from recollect.common.errors import ConfigError, DataError, WeightsError
 from recollect.common.files import atomic_write, sha256, write_json
 from recollect.common.preprocessing import Preprocessing
 from recollect.common.reading import read_json
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 TENSORS, DESCRIPTION = "model.safetensors", "embedder.json"
+MODEL = "model"
+"""The folder of a run that its embedder lies in."""
 
 
 def config_as_dict(config: EmbedderConfig) -> dict[str, Any]:
@@ -78,15 +80,19 @@ def save_embedder(embedder: Embedder, folder: Path, *, overwrite: bool = False) 
 
 
 def load_embedder(folder: Path) -> Embedder:
-    """Rebuild what ``save_embedder`` wrote, in evaluation mode on the CPU.
+    """Rebuild what ``save_embedder`` wrote, in evaluation mode on the CPU; of a run, what its folder ``model`` holds.
 
     Raises:
         WeightsError: files that are missing, damaged, of another format or not of each other.
     """
     from recollect.models.embedder import Embedder
 
+    if not (folder / DESCRIPTION).is_file() and (folder / MODEL / DESCRIPTION).is_file():
+        folder = folder / MODEL
     if not (folder / DESCRIPTION).is_file():
-        raise WeightsError(f"{folder}: no {DESCRIPTION} in it, so it is not a saved embedder.")
+        unfinished = (folder / "checkpoints").is_dir()
+        hint = " It is a run that is not finished: recollect.inference.open_model opens it." if unfinished else ""
+        raise WeightsError(f"{folder}: no {DESCRIPTION} in it, so it is not a saved embedder.{hint}")
     try:
         description = read_json(folder / DESCRIPTION, dict)
     except DataError as error:
@@ -109,19 +115,3 @@ def load_embedder(folder: Path) -> Embedder:
     fill_strictly(embedder, read_tensors(folder / TENSORS), str(folder / TENSORS), config.init)
     say_licence(config.init, config.provenance.licence, config.provenance.non_commercial)
     return embedder.eval()
-
-
-def find_embedder(run: Path) -> Path:
-    """The folder of the embedder of a run: the folder itself, or the first of a few usual names inside it.
-
-    Raises:
-        RecollectError: there is none.
-    """
-    places = [run, *(run / name for name in ("embedder", "model", "best", "last", "final"))]
-    for place in places:
-        if (place / DESCRIPTION).is_file():
-            return place
-    raise RecollectError(
-        f"{run}: no saved embedder here: neither it nor its folders embedder, model, best, last or final holds "
-        f"{DESCRIPTION}."
-    )

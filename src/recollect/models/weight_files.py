@@ -13,17 +13,16 @@ from pathlib import Path
 
 from recollect.common.console import ProgressLine
 from recollect.common.errors import WeightsError
-from recollect.common.files import atomic_write, sha256
+from recollect.common.files import atomic_write, cache_folder, sha256
 from recollect.models.zoo import Initialization
 
 FOLDER_VARIABLE = "RECOLLECT_WEIGHTS"
 """Environment variable that names the folder searched for weights."""
 
 
-def cache_folder() -> Path:
-    """Where downloads are kept: ``$XDG_CACHE_HOME/recollect/weights``, usually ``~/.cache/recollect/weights``."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "recollect" / "weights"
+def weights_folder() -> Path:
+    """Where downloads are kept: ``weights`` in the cache folder, usually ``~/.cache/recollect/weights``."""
+    return cache_folder() / "weights"
 
 
 def find_weights(init: Initialization, folder: Path | None = None) -> Path | None:
@@ -85,7 +84,7 @@ def check_digest(path: Path, digest: str, expected: str | None) -> None:
 
 def _folders() -> list[Path]:
     named = os.environ.get(FOLDER_VARIABLE)
-    return ([Path(named).expanduser()] if named else []) + [cache_folder()]
+    return ([Path(named).expanduser()] if named else []) + [weights_folder()]
 
 
 def _search(folder: Path, init: Initialization) -> Path | None:
@@ -117,7 +116,7 @@ def _download(init: Initialization) -> Path:
     if init.hub is not None:
         return _from_hub(init, init.hub)
     if init.url is not None:
-        return fetch(init.url, cache_folder() / init.url.rsplit("/", 1)[1], init.sha256)
+        return fetch(init.url, weights_folder() / init.url.rsplit("/", 1)[1], init.sha256)
     raise WeightsError(
         f"{init.name} has no address to download from safely. Fetch {init.files[0] if init.files else 'its file'} by "
         f"hand from {init.page} and give it with --weights PATH."

@@ -12,24 +12,23 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common.decode import IMAGE_SUFFIXES
-from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError, InputError
-from recollect.common.files import atomic_write, make_folder_for, sha256
+from recollect.common.errors import ConfigError, DataError, DataWarning, InputError
+from recollect.common.files import atomic_write, make_folder_for
 from recollect.common.reading import parse_json, read_npz, read_text
 from recollect.data import load
+from recollect.inference.embedding_sets import Embedded, embed_files
+from recollect.inference.opening import Opened, open_model
 from recollect.search.exact_search import Found, nearest
-
-if TYPE_CHECKING:
-    from recollect.models import Embedder
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedFiles:
     """Images to embed: where they are, what they are called, and their classes if folders tell them."""
 
     paths: list[Path]
@@ -52,7 +51,7 @@ class Catalogue:
         return Path(self.source.get("root") or ".") / self.names[index]
 
 
-def list_images(inputs: Sequence[Path | str]) -> Listed:
+def list_images(inputs: Sequence[Path | str]) -> ListedFiles:
     """Folders, image files, and ``.txt`` lists of paths (one a line, relative to the list) to images.
 
     A single folder whose images all lie in folders of their own gives labels: a folder a class, as for training.
@@ -75,10 +74,10 @@ def list_images(inputs: Sequence[Path | str]) -> Listed:
             raise DataError(f"{path}: no such file or folder.")
     if not paths:
         raise DataError("there are no images to embed: name folders, image files or a .txt list of them.")
-    return Listed(paths, [path.as_posix() for path in paths], None, None)
+    return ListedFiles(paths, [path.as_posix() for path in paths], None, None)
 
 
-def _folder(root: Path) -> Listed:
+def _folder(root: Path) -> ListedFiles:
     root = root.resolve()
     if any(entry.suffix.lower() in IMAGE_SUFFIXES for entry in root.iterdir() if entry.is_file()):
         # Sorted, so that the same folder gives the same rows everywhere.
@@ -88,10 +87,10 @@ def _folder(root: Path) -> Listed:
             for file in files
             if Path(file).suffix.lower() in IMAGE_SUFFIXES and not file.startswith(".")
         )
-        return Listed([root / name for name in names], names, None, root)
+        return ListedFiles([root / name for name in names], names, None, root)
     images = load("folder", root, "all")
     labels = [images.class_names[label] for label in images.labels.tolist()]
-    return Listed([images.path(index) for index in range(len(images))], list(images.names), labels, root)
+    return ListedFiles([images.path(index) for index in range(len(images))], list(images.names), labels, root)
 
 
 def _from_list(path: Path) -> list[Path]:
@@ -101,39 +100,6 @@ def _from_list(path: Path) -> list[Path]:
     if missing is not None:
         raise DataError(f"{path}: lists {missing}, which is not there.")
     return found
-
-
-def open_embedder(model: str, weights: str | None = None, *, download: bool = False) -> tuple[Embedder, dict[str, Any]]:
-    """An embedder from a run, a saved embedder's folder, or an initialisation's name, and what to remember of it.
-
-    An initialisation is taken as it comes: its features without a new last layer, as in the paper's *init* rows.
-    """
-    from recollect.models import Embedder
-    from recollect.models.zoo import find
-    from recollect.report.runs import read_run
-    from recollect.report.weights import trained
-
-    path = Path(model)
-    if path.is_dir():
-        if (path / "config.yaml").is_file():
-            run = read_run(path)
-            file = run.folder.model / "model.safetensors"
-            kept = file if file.is_file() else run.folder.last
-            embedder = trained(run)
-        else:
-            embedder, kept = Embedder.load(path), path / "model.safetensors"
-        return embedder, {"model": str(path.resolve()), "sha256": sha256(kept)}
-    if "/" in model or "\\" in model:
-        raise DataError(f"{model}: no such run or folder of a saved embedder.")
-    try:
-        pretrained = find(model).pretrained and weights != "none"
-    except ConfigError as error:
-        raise ConfigError(f"{model!r} is neither a folder nor an initialisation. {error}") from error
-    if not pretrained:
-        # Other numbers each time it is made: a query could never be compared with vectors made earlier.
-        raise ConfigError(f"{model} as it comes has random weights: train it first, and name the run.")
-    embedder = Embedder.create(model, weights=weights, dim=None, download=download)
-    return embedder, {"model": model, "weights": weights}
 
 
 def embed_catalogue(
@@ -168,21 +134,14 @@ def embed_catalogue(
         raise InputError(f"{out} exists already: choose another --out, or allow it to be replaced (--overwrite).")
     make_folder_for(out)
     listed = list_images(inputs)
-    embedder, source = open_embedder(model, weights, download=download)
-    bad: list[str] = []
-    try:
-        rows = embedder.embed(
-            listed.paths,
-            batch_size=batch_size,
-            device=device,
-            on_bad_image=(lambda index, error: bad.append(str(error))) if skip_bad else "error",
-        ).numpy()
-    except ImageError as error:
-        raise ImageError(f"{error} Repair or remove it, or leave such images out with --skip-bad.") from error
-    kept = np.flatnonzero(np.isfinite(rows).all(axis=1)).tolist()
-    if bad:
-        shown = "; ".join(bad[:5]) + ("; …" if len(bad) > 5 else "")
-        warnings.warn(f"{len(bad)} images could not be read and are left out: {shown}", DataWarning, stacklevel=2)
+    opened = open_model(model, weights=weights, download=download, device=device)
+    if opened.remark is not None:
+        warnings.warn(opened.remark, DataWarning, stacklevel=2)
+    source: dict[str, Any] = dict(opened.source)
+    found = _embedded(opened, listed.paths, skip_bad, batch_size=batch_size)
+    rows, kept = found.vectors, found.read.tolist()
+    if found.skipped:
+        source["skipped"] = [{"name": bad.name, "reason": bad.reason} for bad in found.skipped]
     if not kept:
         raise DataError("none of the images could be read.")
     labels = None if listed.labels is None else [listed.labels[index] for index in kept]
@@ -191,6 +150,18 @@ def embed_catalogue(
     catalogue = Catalogue(rows[kept], [listed.names[index] for index in kept], labels, source)
     _write(out, catalogue)
     return catalogue
+
+
+def _embedded(opened: Opened, paths: Sequence[Path], skip_bad: bool, **options: Any) -> Embedded:
+    """Vectors of files; those that cannot be read are named in a warning, or stop everything."""
+    policy = "skip" if skip_bad else "error"
+    found = embed_files(opened.embedder, paths, frozen=opened.frozen, on_bad_image=policy, **options)
+    if found.skipped:
+        shown = "; ".join(bad.reason for bad in found.skipped[:5]) + ("; …" if len(found.skipped) > 5 else "")
+        warnings.warn(
+            f"{len(found.skipped)} images could not be read and are left out: {shown}", DataWarning, stacklevel=3
+        )
+    return found
 
 
 def _write(path: Path, catalogue: Catalogue) -> None:
@@ -205,8 +176,10 @@ def _write(path: Path, catalogue: Catalogue) -> None:
         np.savez(file, **arrays)
 
 
-def read_catalogue(path: Path | str) -> Catalogue:
+def read_catalogue(path: Path | str, root: Path | str | None = None) -> Catalogue:
     """Read an ``.npz`` of vectors; one made elsewhere needs no more than ``embeddings``.
+
+    ``root`` is where its images are now, if they moved.
 
     Raises:
         DataError: it cannot be read, or its arrays do not fit together.
@@ -223,7 +196,7 @@ def read_catalogue(path: Path | str) -> Catalogue:
         raise DataError(f"{path}: {len(embeddings)} vectors, {len(names)} names: one each is expected, labels too.")
     note = f"{path}: its note about the model"
     source = parse_json(str(arrays["source"]), note, dict) if "source" in arrays else {}
-    return Catalogue(embeddings, names, labels, source)
+    return Catalogue(embeddings, names, labels, source if root is None else {**source, "root": str(root)})
 
 
 def search(
@@ -234,14 +207,16 @@ def search(
     model: str | None = None,
     weights: str | None = None,
     device: str | None = None,
-) -> Found:
-    """The catalogue's images nearest to each query image, by the model that made it.
+    skip_bad: bool = False,
+) -> tuple[list[str], Found]:
+    """The query images, and the catalogue's images nearest to each, by the model that made it.
 
     Args:
         catalogue: what to search in.
         images: files of the queries.
         top: results a query.
         model: where that model is now, if it moved, or for a catalogue that does not say. weights: of an initialisation.
+        skip_bad: leave out queries that cannot be read, with a warning, instead of stopping.
 
     Raises:
         ConfigError: it is not known which model made the catalogue. DataError: the model changed since.
@@ -251,12 +226,15 @@ def search(
         raise ConfigError("these vectors do not say which model made them: name it with --model.")
     if not catalogue.embeddings.shape[0]:
         raise InputError("there is nothing to search in: the catalogue holds no vector.")
-    embedder, source = open_embedder(str(chosen), weights or catalogue.source.get("weights"))
+    opened = open_model(str(chosen), weights=weights or catalogue.source.get("weights"), device=device)
     made_by = catalogue.source.get("sha256")
-    if made_by is not None and source.get("sha256") not in (None, made_by):
+    if made_by is not None and opened.source.get("sha256") not in (None, made_by):
         raise DataError(
             f"{chosen} is not the model that made these vectors (its weights differ): embed the images again, or name "
             "the right one with --model."
         )
-    queries = embedder.embed([Path(path) for path in images], device=device, progress=False).numpy()
-    return nearest(queries, catalogue.embeddings, top)
+    found = _embedded(opened, [Path(path) for path in images], skip_bad, keep=False)
+    read = found.read
+    if not len(read):
+        raise DataError("none of the images could be read.")
+    return [str(images[place]) for place in read.tolist()], nearest(found.vectors[read], catalogue.embeddings, top)

@@ -7,19 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.data.image_set import Indices
 from recollect.evaluation import Evaluation
 from recollect.report.markup import Markup, element, name_of
 from recollect.report.measured import Contender
+from recollect.report.shown_images import Shown
 from recollect.report.thumbnails import Pictures
-from recollect.report.vectors import Shown
 from recollect.search.exact_search import nearest
 
 QUERIES = 5
 """Queries of each kind."""
 TOP = 8
 """Results of each."""
-
-Indices = NDArray[np.int64]
 
 
 def worst(result: Evaluation, count: int = QUERIES) -> list[int]:

@@ -28,6 +28,8 @@ Child = str | Markup | None | Iterable["Child"]
 
 def clean(text: str) -> str:
     """``text`` without characters that cannot be shown or that rearrange what is around them."""
+    if text.isascii() and text.isprintable():  # nearly all of a page, pictures included, which are long
+        return text
     return "".join("\ufffd" if _is_unwanted(character) else character for character in text)
 
 

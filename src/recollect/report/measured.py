@@ -1,13 +1,15 @@
 """A run's vectors of its test images, before and after training, and what they are worth.
 
-``recollect train`` keeps no vectors, so the report makes them: at most ``limit`` images, whole classes where that is
-possible, the same images for every run on the same data. They are kept in ``RUN/report/vectors.npz``; a second report
-embeds nothing, and one made where the images are not at hand still has everything but its pictures.
+The report takes at most ``limit`` images, whole classes where that is possible, the same images for every run on the same
+data. Classes that the run was trained on are left out, as ``recollect eval`` does. Vectors come from ``inference``; a
+copy lies in ``RUN/report/vectors.npz``, so that a report made where the images are not at hand still has everything but
+its pictures.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,10 +19,14 @@ from recollect.common.errors import DataError, RecollectError
 from recollect.config.overrides import published_tests
 from recollect.data import ImageSet, load
 from recollect.evaluation import Evaluation, evaluate
+from recollect.inference.content_keys import content_keys, set_digest
+from recollect.inference.embedding_sets import embed_set
+from recollect.inference.opening import Opened, open_model, open_start
+from recollect.inference.test_sets import EVERY_K, published_ks
+from recollect.inference.trained_on import read_trained_on, screen
+from recollect.inference.vector_store import weights_digest
 from recollect.report.runs import Run
-from recollect.report.vectors import Kept, Shown, embed, read_kept, write_kept
-from recollect.report.weights import init_key, initial, initial_words, trained, trained_key, trained_words
-from recollect.training.validation import KS
+from recollect.report.shown_images import Kept, Shown, read_kept, write_kept
 
 LIMIT = 4000
 """Images that a report embeds by default: a minute or two on two cores with a small network."""
@@ -56,8 +62,9 @@ def measure(
     *,
     limit: int | None = LIMIT,
     split: str | None = None,
+    root: str | None = None,
     device: str | None = None,
-    shared: dict[tuple[str, str], NDArray[np.float32]] | None = None,
+    skip_bad: bool = True,
 ) -> Measured:
     """Embed and evaluate a run's test images with what it started from and what came out.
 
@@ -65,8 +72,9 @@ def measure(
         run: the run.
         limit: how many images at most; None for all.
         split: which part of its data; the run's ``data.test_split`` by default.
+        root: where its images are now; by default where the run found them.
         device: where to embed.
-        shared: vectors that several runs have in common, filled and used: runs compared often start from the same.
+        skip_bad: leave out images that cannot be read, with a remark, instead of stopping.
 
     Raises:
         RecollectError: neither images nor vectors kept from an earlier report are there.
@@ -75,38 +83,51 @@ def measure(
         raise DataError("its settings cannot be read, so it is not known which images it is about.")
     data, path = run.config.data, run.folder.path / "report" / "vectors.npz"
     chosen = split or data.test_split
-    remarks: list[str] = []
     try:
-        whole = load(data.name, data.root, chosen, **data.options)
+        whole = load(data.name, root or data.root, chosen, **data.options)
     except RecollectError as error:
-        kept = read_kept(path, None)
+        kept = read_kept(path)
         if kept is None or kept.shown.split != chosen:
             raise
-        remarks.append(f"The images are not at hand, so the vectors of an earlier report were used. ({error})")
-        return _evaluated(run, kept, remarks)
-    images = whole.subset(choose(whole, limit))
-    shown = Shown(images.name, chosen, list(images.names), images.labels, list(images.class_names), len(whole), images)
-    keys = {"images": f"{images.fingerprint} {len(whole)}", "init": init_key(run), "trained": trained_key(run)}
-    earlier = read_kept(path, images)
-    known: dict[tuple[str, str], NDArray[np.float32]] = {} if shared is None else shared
-    if earlier is not None and earlier.keys.get("images") == keys["images"]:
-        known.update({(keys["images"], earlier.keys[name]): rows for name, rows in earlier.vectors.items()})
-    vectors = {}
-    for name, key in (("init", keys["init"]), ("trained", keys["trained"])):
-        place = (keys["images"], key)
-        if place not in known:
-            try:
-                embedder = initial(run.config) if name == "init" else trained(run)
-            except RecollectError as error:
-                what = "initial" if name == "init" else "trained"
-                remarks.append(f"There are no {what} weights to embed with: {error}")
-                continue
-            known[place] = embed(embedder, images, device)
-        vectors[name] = known[place]
-    kept = Kept(shown, vectors, keys)
-    if earlier is None or earlier.keys != keys or earlier.vectors.keys() != vectors.keys():
+        remark = f"The images are not at hand, so the vectors of an earlier report were used. ({error})"
+        return _evaluated(run, kept, [remark])
+    screened = screen(whole, content_keys(whole), read_trained_on(run.folder.path))
+    some = choose(screened.images, limit)
+    images, keys = screened.images.subset(some), screened.keys[some]
+    remarks, count = screened.remarks(), len(screened.images)
+    shown = Shown(images.name, chosen, list(images.names), images.labels, list(images.class_names), count, images)
+    kept = Kept(shown, {}, {"images": set_digest(images, keys)}, {})
+    config = run.config
+
+    def start() -> Opened:
+        return open_start(config)
+
+    def end() -> Opened:
+        return open_model(run.folder.path)
+
+    ways: tuple[tuple[str, str, Callable[[], Opened]], ...] = (("init", "initial", start), ("trained", "trained", end))
+    for name, what, opening in ways:
+        try:
+            opened = opening()
+        except RecollectError as error:
+            remarks.append(f"There are no {what} weights to embed with: {error}")
+            continue
+        found = embed_set(
+            opened.embedder,
+            images,
+            frozen=config.model.freeze,
+            keys=keys,
+            device=device,
+            on_bad_image="skip" if skip_bad else "error",
+        )
+        remarks += [] if opened.remark is None else [opened.remark]
+        remarks += [f"Left out, because it cannot be read: {bad.name} ({bad.reason})" for bad in found.skipped[:20]]
+        kept.vectors[name], kept.words[name] = found.vectors, opened.weights
+        kept.keys[name] = weights_digest(opened.embedder)
+    earlier = read_kept(path)
+    if earlier is None or earlier.keys != kept.keys:
         write_kept(path, kept, remarks)
-    return _evaluated(run, kept, remarks)
+    return _evaluated(run, kept, list(dict.fromkeys(remarks)))
 
 
 def choose(images: ImageSet, limit: int | None) -> NDArray[np.int64]:
@@ -147,22 +168,19 @@ def _evaluated(run: Run, kept: Kept, remarks: list[str]) -> Measured:
             labels, classes = images.labels, list(images.class_names)
         shown = dataclasses.replace(shown, names=names, labels=labels, class_names=classes, images=images)
         vectors = {name: rows[places] for name, rows in vectors.items()}
-    asked = {int(key[2:]) for row in published_tests(run.setting("published")).values() for key in row if _is_r_at(key)}
-    ks = sorted({*KS, *asked})
+    asked = {k for row in published_tests(run.setting("published")).values() for k in published_ks(row)}
+    ks = sorted({*EVERY_K, *asked})
 
-    def contender(name: str, what: str) -> Contender | None:
+    def contender(name: str) -> Contender | None:
         if name not in vectors:
             return None
+        what = kept.words.get(name, name)
         metrics = ("r@k", "map@r", "first_rank", "map")
         result = evaluate(vectors[name], shown.labels, ks=ks, metrics=metrics, progress=True)
         return Contender(run.name if name == "trained" else "init", what, vectors[name], result)
 
     try:
-        before, after = contender("init", initial_words(run)), contender("trained", trained_words(run))
+        before, after = contender("init"), contender("trained")
     except RecollectError as error:
         raise DataError(f"{shown.data} ({shown.split}) cannot be evaluated: {error}") from error
-    return Measured(shown, before, after, init_key(run), remarks)
-
-
-def _is_r_at(key: str) -> bool:
-    return key.startswith("r@") and key[2:].isdigit() and int(key[2:]) > 0
+    return Measured(shown, before, after, kept.keys.get("init", ""), remarks)

@@ -16,8 +16,8 @@ from torch import Tensor
 from recollect.common.errors import InputError
 from recollect.common.files import atomic_write
 from recollect.losses import RecallAtK
-from recollect.losses.soft_rank import Ranks
-from recollect.losses.steps import Sigmoid
+from recollect.losses.engine.soft_rank import Ranks
+from recollect.losses.engine.steps import Sigmoid
 
 _COLOURS = ("#1d4ed8", "#b45309", "#047857", "#1c1b19")
 _DASHES: tuple[Any, ...] = ((0, (8, 2, 2, 2)), (0, (6, 2)), (0, (1.5, 1.5)), "-")

@@ -6,14 +6,13 @@ Reads as a table of contents; what each part shows is in ``sections.py`` and ``g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from recollect._version import __version__
 from recollect.common.errors import InputError, RecollectError
@@ -22,9 +21,10 @@ from recollect.report import gallery, plots, sections
 from recollect.report.markup import Child, Markup, element, join, name_of
 from recollect.report.measured import LIMIT, Contender, Measured, measure
 from recollect.report.runs import Run, distinct_names, read_run
+from recollect.report.shown_images import Shown
 from recollect.report.thumbnails import Pictures
-from recollect.report.vectors import Shown
 
+logger = logging.getLogger(__name__)
 GENERATOR = "recollect report"
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
@@ -36,11 +36,12 @@ def write_report(
     names: Sequence[str] | None = None,
     limit: int | None = LIMIT,
     split: str | None = None,
+    root: Path | str | None = None,
     device: str | None = None,
+    skip_bad: bool = True,
     overwrite: bool = False,
     title: str | None = None,
     introduction: str | None = None,
-    say: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Write the report of a run, or of several compared.
 
@@ -49,10 +50,10 @@ def write_report(
         out: the file; by default ``report.html`` in the run, or beside the first of several.
         names: what to call the runs; their folders' names by default.
         limit: test images to embed at most, None for all. split: of which part of the data.
-        device: where to embed them.
+        root: where the images of all runs are now; by default where each run found them.
+        device: where to embed them. skip_bad: leave out those that cannot be read, with a remark.
         overwrite: replace a file that is no report. An earlier report is always replaced.
         title: of the page. introduction: a paragraph below it.
-        say: receives remarks, a line each.
 
     Returns:
         The file.
@@ -70,11 +71,11 @@ def write_report(
     folder = read[0].folder.path
     path = Path(out) if out is not None else (folder if len(read) == 1 else folder.parent) / "report.html"
     check_target(path, overwrite)
-    shared: dict[tuple[str, str], NDArray[np.float32]] = {}
-    measured = [_measured(run, limit, split, device, shared) for run in read]
+    place = None if root is None else str(root)
+    measured = [_measured(run, limit=limit, split=split, root=place, device=device, skip_bad=skip_bad) for run in read]
     shown, contenders, remarks = _side_by_side(read, measured)
     for remark in remarks:
-        say(remark)
+        logger.info(remark)
     write_text(path, _page(read, shown, contenders, remarks, title, introduction))
     return path
 
@@ -94,16 +95,10 @@ def check_target(path: Path, overwrite: bool, generator: str = GENERATOR) -> Non
     raise InputError(f"{path} exists and is no page of {generator!r}: choose another --out, or allow it: --overwrite.")
 
 
-def _measured(
-    run: Run,
-    limit: int | None,
-    split: str | None,
-    device: str | None,
-    shared: dict[tuple[str, str], NDArray[np.float32]],
-) -> Measured | str:
+def _measured(run: Run, **options: Any) -> Measured | str:
     """What the run's weights are worth, or why that is not known."""
     try:
-        return measure(run, limit=limit, split=split, device=device, shared=shared)
+        return measure(run, **options)
     except RecollectError as error:
         return f"No images to search in for {run.name}: {error}"
 

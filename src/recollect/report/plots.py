@@ -12,8 +12,8 @@ from recollect.report.charts import Line, histogram_pair, line_chart
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.measured import Contender
 from recollect.report.runs import Run, number
+from recollect.report.shown_images import Shown
 from recollect.report.similarities import count_similarities
-from recollect.report.vectors import Shown
 
 _CURVE_KS = ("r@1", "r@10")
 

@@ -22,7 +22,7 @@ Picture = Path | bytes | None
 
 
 @dataclass(frozen=True)
-class Result:
+class ShownResult:
     """One image found. ``title`` is its label or name; ``verdict`` is shown if there is one."""
 
     name: str
@@ -38,7 +38,7 @@ class Asked:
 
     name: str
     picture: Picture
-    results: list[Result]
+    results: list[ShownResult]
 
 
 def from_catalogue(catalogue: Catalogue, images: Sequence[Path | str], found: Found) -> list[Asked]:
@@ -49,7 +49,7 @@ def from_catalogue(catalogue: Catalogue, images: Sequence[Path | str], found: Fo
         for index, similarity in zip(places, values, strict=True):
             name = catalogue.names[index]
             label = None if catalogue.labels is None else catalogue.labels[index]
-            results.append(Result(name, label or name, similarity, catalogue.path(index)))
+            results.append(ShownResult(name, label or name, similarity, catalogue.path(index)))
         asked.append(Asked(Path(image).name, Path(image), results))
     return asked
 

@@ -15,7 +15,7 @@ from recollect.evaluation import paired_bootstrap
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.measured import Contender
 from recollect.report.runs import Run, number
-from recollect.report.vectors import Shown
+from recollect.report.shown_images import Shown
 
 _CLASSES_LISTED = 15
 

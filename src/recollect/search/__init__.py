@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from recollect.search.exact_search import nearest
     from recollect.search.index import Index, Match
     from recollect.search.opened_index import OtherModelError
-    from recollect.search.vector_store import Hit, IndexBusyError, Item, Store, StoreError
+    from recollect.search.store_protocol import Hit, IndexBusyError, Item, Store, StoreError
 
 __all__ = [
     "Hit",
@@ -32,14 +32,14 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "Hit": "recollect.search.vector_store",
+        "Hit": "recollect.search.store_protocol",
         "Index": "recollect.search.index",
         "Match": "recollect.search.index",
         "OtherModelError": "recollect.search.opened_index",
-        "IndexBusyError": "recollect.search.vector_store",
-        "Item": "recollect.search.vector_store",
-        "Store": "recollect.search.vector_store",
-        "StoreError": "recollect.search.vector_store",
+        "IndexBusyError": "recollect.search.store_protocol",
+        "Item": "recollect.search.store_protocol",
+        "Store": "recollect.search.store_protocol",
+        "StoreError": "recollect.search.store_protocol",
         "nearest": "recollect.search.exact_search",
         "open_store": "recollect.search.addresses",
     },

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from recollect.common.errors import ConfigError
-from recollect.search.vector_store import Store
+from recollect.search.store_protocol import Store
 
 SCHEMES = {
     "postgresql": "recollect.search.postgres_store:PostgresStore",

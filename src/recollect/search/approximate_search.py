@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from recollect.common.errors import InputError
 from recollect.search.graph import DEFAULTS
 from recollect.search.settings import Generation
-from recollect.search.vector_store import Store
+from recollect.search.store_protocol import Store
 
 QUERIES = 200
 """Items of the index asked for their neighbours to measure the recall."""

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from recollect.common.console import ProgressLine
 from recollect.common.errors import DataError, InputError, RecollectError
 from recollect.data import load
+from recollect.inference.trained_on import read_trained_on
 from recollect.search.addresses import is_index
 from recollect.search.encoder import Encoder, open_encoder
 from recollect.search.filling import stored_vectors
-from recollect.search.image_files import list_images
 from recollect.search.index import Index
-from recollect.search.thresholds import Calibration, calibrate, write_calibration
+from recollect.search.indexed_files import list_images
+from recollect.search.thresholds import ThresholdCalibration, calibrate, write_calibration
 
 Labelled = tuple[list[Any], list[str]]
 """Images with their labels."""
@@ -35,7 +36,7 @@ def calibrate_target(
     similar_rate: float = 5e-2,
     wait: float = 0.0,
     **opening: Any,
-) -> tuple[Calibration, list[str]]:
+) -> tuple[ThresholdCalibration, list[str]]:
     """Measure thresholds and keep them with a run, a saved embedder or an index.
 
     Args:
@@ -123,7 +124,9 @@ def _training_classes(run: Path, data: str) -> set[str]:
         name, root = settings["name"], settings.get("root")
         if name != data and (root is None or Path(root).resolve() != Path(data).resolve()):
             return set()
-        with warnings.catch_warnings():
+        if (noted := read_trained_on(run)) is not None:
+            return set(noted.classes | noted.validation_classes)
+        with warnings.catch_warnings():  # a run of an earlier version, which noted nothing
             warnings.simplefilter("ignore")
             return set(
                 load(name, root, settings.get("train_split", "train"), **(settings.get("options") or {})).class_names

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.common.errors import ImageError
+from recollect.common.errors import DataWarning, ImageError
 
 if TYPE_CHECKING:
     from recollect.models import Embedder
@@ -89,11 +90,13 @@ def open_encoder(
         if isinstance(model, Encoder):
             return model
         return ModelEncoder(model, {"model": None}, device=device, batch_size=batch_size)
-    from recollect.report.catalogue import open_embedder
+    from recollect.inference.opening import open_model
 
-    embedder, source = open_embedder(str(model), weights, download=download)
-    note = {"model": source["model"], "weights": source.get("weights")}
-    return ModelEncoder(embedder, note, device=device, batch_size=batch_size)
+    opened = open_model(str(model), weights=weights, download=download)
+    if opened.remark is not None:
+        warnings.warn(opened.remark, DataWarning, stacklevel=2)
+    note = {"model": opened.source["model"], "weights": opened.source.get("weights")}
+    return ModelEncoder(opened.embedder, note, device=device, batch_size=batch_size)
 
 
 def fingerprint(embedder: Embedder) -> str:

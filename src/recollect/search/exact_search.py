@@ -16,9 +16,8 @@ from torch import Tensor
 from recollect.common.errors import InputError
 
 _TILE_BYTES = 64 << 20
-_HALF_ROWS = (
-    1024  # rows of half-precision vectors converted at a time: 2 MB at 512 dimensions, which stays in the cache
-)
+_ROWS = 16384  # rows of the gallery multiplied at a time
+_HALF_ROWS = 1024  # rows of half-precision vectors converted at a time: 2 MB at 512 dimensions stay in the cache
 
 
 @dataclass(frozen=True)
@@ -102,14 +101,19 @@ def nearest_unchecked(
 
 
 def _products(queries: Tensor, gallery: Tensor) -> Tensor:
-    """Q × N dot products in float32."""
-    if gallery.dtype == torch.float32:
-        # The gallery on the left: for a few queries a third faster than the other way round.
-        return (gallery @ queries.T).T.contiguous()
+    """Q × N dot products in float32, some rows of the gallery at a time.
+
+    The gallery stands on the left, and a single query is asked twice: over 1,000,000 × 512 the product with one vector takes
+    200 ms of processor time, that with two 108 ms (faiss 105 ms), and with the gallery on the right 400 ms.
+    """
+    few = queries if len(queries) > 1 else queries.repeat(2, 1)  # not expand(): a stride of 0 is five times slower
+    half = gallery.dtype != torch.float32
     products = torch.empty(len(queries), len(gallery))
-    for start in range(0, len(gallery), _HALF_ROWS):
-        some = slice(start, start + _HALF_ROWS)
-        products[:, some] = queries @ gallery[some].float().T
+    rows = _HALF_ROWS if half else _ROWS
+    for start in range(0, len(gallery), rows):
+        some = slice(start, start + rows)
+        items = gallery[some].float() if half else gallery[some]
+        products[:, some] = (items @ few.T).T[: len(queries)]
     return products
 
 

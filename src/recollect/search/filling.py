@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from recollect.common.console import ProgressLine
 from recollect.common.errors import DataError, ImageError
 from recollect.search.encoder import Encoder
-from recollect.search.image_files import Listed, digest_of, stamp_of
+from recollect.search.indexed_files import IndexedFile, digest_of, stamp_of
 from recollect.search.settings import Generation
-from recollect.search.vector_store import Item, Store, clean_metadata
+from recollect.search.store_protocol import Item, Store, clean_metadata
 
 BATCH = 256
 """Images embedded and written together: what an interruption may cost."""
 
 
 @dataclass
-class Changes:
+class SyncChanges:
     """What a call did to the index.
 
     Attributes:
@@ -71,9 +71,9 @@ def add_images(
     images: Sequence[Any],
     ids: Sequence[str],
     metadata: Sequence[Mapping[str, object] | None],
-) -> Changes:
+) -> SyncChanges:
     """Add images by their ids; an image that is there with the same contents is not embedded again."""
-    changes = Changes()
+    changes = SyncChanges()
     with ProgressLine("indexing", len(images)) as line:
         for start in range(0, len(images), BATCH):
             some = range(start, min(start + BATCH, len(images)))
@@ -87,7 +87,7 @@ def add_images(
     return changes
 
 
-def _wanted(image: Any, name: str, metadata: dict[str, str], changes: Changes) -> _Wanted | None:
+def _wanted(image: Any, name: str, metadata: dict[str, str], changes: SyncChanges) -> _Wanted | None:
     try:
         stamp = stamp_of(image) if isinstance(image, Path) else ""
         digest, picture = digest_of(image)
@@ -104,12 +104,12 @@ def sync_images(
     store: Store,
     generation: Generation,
     encoder: Encoder,
-    listed: Sequence[Listed],
+    listed: Sequence[IndexedFile],
     folder: Path,
     *,
     prune: bool,
     rehash: bool,
-) -> Changes:
+) -> SyncChanges:
     """Bring the index up to date with the images of a folder.
 
     Args:
@@ -118,7 +118,7 @@ def sync_images(
         prune: remove items of that folder whose files are gone.
         rehash: read every file again instead of trusting its size and time.
     """
-    changes = Changes()
+    changes = SyncChanges()
     known = {item.id: item for item in store.iterate(generation.number)}
     digests = {item.digest: item.id for item in known.values() if item.digest}
     pending = [entry for entry in listed if rehash or not _is_current(known.get(entry.id), entry)]
@@ -149,7 +149,7 @@ def sync_images(
     return changes
 
 
-def _is_current(item: Item | None, entry: Listed) -> bool:
+def _is_current(item: Item | None, entry: IndexedFile) -> bool:
     if item is None or item.metadata != entry.metadata or item.source != str(entry.path.resolve()):
         return False
     try:
@@ -158,7 +158,7 @@ def _is_current(item: Item | None, entry: Listed) -> bool:
         return False
 
 
-def _check_conflicts(known: Mapping[str, Item], pending: Sequence[Listed]) -> None:
+def _check_conflicts(known: Mapping[str, Item], pending: Sequence[IndexedFile]) -> None:
     """Refuse ids that belong to other files that still exist: two folders with equal names inside."""
     for entry in pending:
         item = known.get(entry.id)
@@ -183,7 +183,7 @@ def _put(
     wanted: Sequence[_Wanted],
     known: Mapping[str, Item],
     digests: dict[str, str],
-    changes: Changes,
+    changes: SyncChanges,
 ) -> None:
     """Embed what is new in one batch and write it."""
     if not wanted:
@@ -226,7 +226,7 @@ def _put(
 
 
 def _embedded(
-    encoder: Encoder, generation: Generation, wanted: Sequence[_Wanted], places: Sequence[int], changes: Changes
+    encoder: Encoder, generation: Generation, wanted: Sequence[_Wanted], places: Sequence[int], changes: SyncChanges
 ) -> dict[int, NDArray[np.float32]]:
     if not places:
         return {}
@@ -253,9 +253,9 @@ def _unchanged(entry: _Wanted) -> bool:
         return False
 
 
-def refill(store: Store, old: Generation, new: Generation, encoder: Encoder) -> Changes:
+def refill(store: Store, old: Generation, new: Generation, encoder: Encoder) -> SyncChanges:
     """Embed all items of one generation into another; what is there already from an interrupted call is kept."""
-    changes = Changes()
+    changes = SyncChanges()
     done = {item.id: item for item in store.iterate(new.number)}
     total = store.count(old.number)
     seen: set[str] = set()
@@ -278,7 +278,7 @@ def refill(store: Store, old: Generation, new: Generation, encoder: Encoder) -> 
     return changes
 
 
-def _again(store: Store, item: Item, changes: Changes) -> _Wanted | None:
+def _again(store: Store, item: Item, changes: SyncChanges) -> _Wanted | None:
     if item.source:
         entry = _wanted(Path(item.source), item.id, dict(item.metadata), changes)
         # The metadata stays to the letter, file name included.

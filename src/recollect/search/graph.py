@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from recollect.common.imports import require
 from recollect.search.exact_search import Found
 from recollect.search.loaded_vectors import LoadedVectors, merged
-from recollect.search.vector_store import StoreError
+from recollect.search.store_protocol import StoreError
 
 DEFAULTS = {"m": 32, "ef_construction": 100, "ef_search": 128}
 """Links of an item, candidates looked at while building, candidates looked at in a search."""
@@ -109,7 +109,9 @@ class Graph:
             options["sel"] = selector
         if inside:
             parameters = self._faiss.SearchParametersHNSW(**options)
-            similarities, places = self._index.search(queries, inside, params=parameters)
+            # Under its other name where something imported faiss.contrib.torch_utils, which replaces it by one without params.
+            search = getattr(self._index, "search_numpy", self._index.search)
+            similarities, places = search(queries, inside, params=parameters)
             if (places < 0).any():  # too few were reached from the entry point: a full list matters more than time
                 return loaded.search(queries, k)
             near = Found(self.slots[places], similarities.astype(np.float32))

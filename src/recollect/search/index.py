@@ -19,12 +19,12 @@ from recollect.common.errors import DataError, InputError
 from recollect.search import approximate_search as approximation
 from recollect.search.addresses import open_store
 from recollect.search.encoder import Encoder, open_encoder
-from recollect.search.filling import Changes, add_images, refill, stored_vectors, sync_images
-from recollect.search.image_files import list_images
+from recollect.search.filling import SyncChanges, add_images, refill, stored_vectors, sync_images
+from recollect.search.indexed_files import list_images
 from recollect.search.opened_index import OpenedIndex, OtherModelError
 from recollect.search.settings import Generation, Settings, read_settings, write_settings
+from recollect.search.store_protocol import Item, NoIndexError, clean_metadata, clean_where
 from recollect.search.thresholds import verdict
-from recollect.search.vector_store import Item, NoIndexError, clean_metadata, clean_where
 
 if TYPE_CHECKING:
     from recollect.models import Embedder
@@ -137,7 +137,7 @@ class Index(OpenedIndex):
         rehash: bool = False,
         allow_outside: bool = False,
         wait: float = 0.0,
-    ) -> Changes:
+    ) -> SyncChanges:
         """Bring the index up to date with a folder or a CSV file: only new and changed images are embedded.
 
         May be interrupted at any moment; the next call goes on. Ids and metadata: see ``image_files.list_images``.
@@ -169,7 +169,7 @@ class Index(OpenedIndex):
         metadata: Sequence[Mapping[str, object] | None] | None = None,
         *,
         wait: float = 0.0,
-    ) -> Changes:
+    ) -> SyncChanges:
         """Add images, replacing those with the same ids.
 
         Args:
@@ -322,7 +322,7 @@ class Index(OpenedIndex):
         skip_missing: bool = False,
         wait: float = 0.0,
         **opening: Any,
-    ) -> Changes:
+    ) -> SyncChanges:
         """Embed all images with another model into a new generation, then switch to it in one step.
 
         The old generation answers meanwhile, and stays if anything goes wrong; after an interruption the next call goes on.
@@ -340,7 +340,7 @@ class Index(OpenedIndex):
             old = self._tidied()
             kept = old.half if half is None else half
             if (encoder.fingerprint, dim or encoder.dim, kept) == (old.fingerprint, old.dim, old.half):
-                return Changes(unchanged=self._store.count(old.number))  # it is of this model already
+                return SyncChanges(unchanged=self._store.count(old.number))  # it is of this model already
             new = Generation(
                 old.number + 1, _model(encoder), dim or encoder.dim, kept, calibration=_calibration(encoder, dim)
             )

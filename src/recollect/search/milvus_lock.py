@@ -16,7 +16,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from recollect.search.vector_store import IndexBusyError
+from recollect.search.store_protocol import IndexBusyError
 
 if TYPE_CHECKING:
     from recollect.search.milvus_store import MilvusStore

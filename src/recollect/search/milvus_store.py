@@ -27,7 +27,7 @@ from recollect.common.errors import ConfigError, InputError
 from recollect.common.imports import require
 from recollect.search.loaded_vectors import LoadedVectors
 from recollect.search.milvus_lock import ClaimLock
-from recollect.search.vector_store import (
+from recollect.search.store_protocol import (
     Hit,
     Item,
     NoIndexError,
@@ -47,7 +47,7 @@ _COUNTED = 20_000  # items looked at for the values of a column; Milvus cannot g
 
 
 class MilvusStore:
-    """See ``recollect.search.vector_store.Store`` for what the methods do."""
+    """See ``recollect.search.store_protocol.Store`` for what the methods do."""
 
     def __init__(
         self, client: Any, error: type[Exception], types: Any, name: str, address: str, consistency: str

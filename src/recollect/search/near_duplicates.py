@@ -18,9 +18,9 @@ from recollect.common.console import ProgressLine
 from recollect.common.errors import DataError, InputError
 from recollect.search.addresses import is_index
 from recollect.search.encoder import open_encoder
-from recollect.search.image_files import digest_of, list_images
 from recollect.search.index import Index
-from recollect.search.vector_store import Item
+from recollect.search.indexed_files import digest_of, list_images
+from recollect.search.store_protocol import Item
 
 _ROWS = 2048
 

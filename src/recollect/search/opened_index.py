@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.search.encoder import Encoder, open_encoder
 from recollect.search.settings import Generation, Settings, read_settings, write_settings
-from recollect.search.vector_store import Item, Store, StoreError, clean_where
+from recollect.search.store_protocol import Item, Store, StoreError, clean_where
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.imports import require
-from recollect.search.vector_store import (
+from recollect.search.store_protocol import (
     Hit,
     IndexBusyError,
     Item,
@@ -36,17 +36,20 @@ from recollect.search.vector_store import (
 
 _COLUMNS = "id, digest, source, stamp, metadata"
 _PAGE = 1000  # items read at a time
+_CONNECTIONS = 8  # of one process; a server takes 100 in all unless told otherwise
 
 
 class PostgresStore:
-    """See ``recollect.search.vector_store.Store`` for what the methods do."""
+    """See ``recollect.search.store_protocol.Store`` for what the methods do."""
 
     def __init__(self, target: str, name: str, address: str) -> None:
         self.address = address
         self._psycopg = require("psycopg", "postgres", "an index in PostgreSQL")
         self._target, self._name = target, name
         self._local = threading.local()
-        self._all: list[Any] = []
+        self._idle: list[Any] = []
+        self._slots = threading.BoundedSemaphore(_CONNECTIONS)
+        self._lock_holder: Any = None
         self._writing = threading.RLock()
         self._depth = 0
 
@@ -80,17 +83,35 @@ class PostgresStore:
 
     def close(self) -> None:
         """Close all connections."""
-        while self._all:
-            self._all.pop().close()
+        while self._idle:
+            self._idle.pop().close()
+        if self._lock_holder is not None:
+            self._lock_holder.close()
+            self._lock_holder = None
 
-    def _connection(self) -> Any:
-        """This thread's connection; a new one if the server closed it."""
-        found = getattr(self._local, "connection", None)
-        if found is None or found.closed:
-            found = self._psycopg.connect(self._target, autocommit=True)
-            self._local.connection = found
-            self._all.append(found)
-        return found
+    def _connect(self) -> Any:
+        return self._psycopg.connect(self._target, autocommit=True)
+
+    @contextmanager
+    def _connection(self) -> Iterator[Any]:
+        """A connection for this thread; inside another such block the same, and so in the same transaction."""
+        held = getattr(self._local, "connection", None)
+        if held is not None:
+            yield held
+            return
+        with self._slots:
+            connection = self._idle.pop() if self._idle else self._connect()
+            self._local.connection = connection
+            try:
+                yield connection
+            finally:
+                self._local.connection = None
+                if not connection.closed:  # as after the server went away
+                    self._idle.append(connection)
+
+    def _rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._spoken(), self._connection() as connection:
+            return list(connection.execute(query, values).fetchall())
 
     @contextmanager
     def _spoken(self) -> Iterator[None]:
@@ -111,15 +132,12 @@ class PostgresStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[Any]:
-        with self._spoken():
-            connection = self._connection()
-            with connection.transaction(), connection.cursor() as cursor:
-                yield cursor
+        with self._spoken(), self._connection() as connection, connection.transaction(), connection.cursor() as cursor:
+            yield cursor
 
     def _one(self, query: str, values: Sequence[Any] = ()) -> Any:
-        with self._spoken():
-            row = self._connection().execute(query, values).fetchone()
-        return None if row is None else row[0]
+        rows = self._rows(query, values)
+        return rows[0][0] if rows else None
 
     @contextmanager
     def writing(self, wait: float = 0.0) -> Iterator[None]:
@@ -133,7 +151,7 @@ class PostgresStore:
         try:
             lock = "(hashtextextended(%s, 0))"
             if self._depth == 0:
-                while not self._one(f"SELECT pg_try_advisory_lock{lock}", (self._name,)):
+                while not self._locking(f"SELECT pg_try_advisory_lock{lock}"):
                     if time.monotonic() >= end:
                         raise busy
                     time.sleep(0.05)
@@ -143,9 +161,16 @@ class PostgresStore:
             finally:
                 self._depth -= 1
                 if self._depth == 0:
-                    self._one(f"SELECT pg_advisory_unlock{lock}", (self._name,))
+                    self._locking(f"SELECT pg_advisory_unlock{lock}")
         finally:
             self._writing.release()
+
+    def _locking(self, query: str) -> bool:
+        """A lock belongs to a session, so it has a connection of its own."""
+        with self._spoken():
+            if self._lock_holder is None or self._lock_holder.closed:
+                self._lock_holder = self._connect()
+            return bool(self._lock_holder.execute(query, (self._name,)).fetchone()[0])
 
     def read_document(self, key: str) -> dict[str, Any] | None:
         """A document."""
@@ -165,12 +190,11 @@ class PostgresStore:
 
     def generations(self) -> list[int]:
         """Numbers of the generations."""
-        with self._spoken():
-            rows = self._connection().execute(
-                "SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ %s AND pg_table_is_visible(oid)",
-                (f"^{self._name}_items_[0-9]+$",),
-            )
-            return sorted(int(row[0].rsplit("_", 1)[1]) for row in rows.fetchall())
+        rows = self._rows(
+            "SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ %s AND pg_table_is_visible(oid)",
+            (f"^{self._name}_items_[0-9]+$",),
+        )
+        return sorted(int(row[0].rsplit("_", 1)[1]) for row in rows)
 
     def create_generation(self, generation: int, dim: int, half: bool = False) -> None:
         """Make the table of a generation."""
@@ -236,11 +260,8 @@ class PostgresStore:
     def get(self, generation: int, ids: Sequence[str], *, vectors: bool = False) -> dict[str, Item]:
         """Items by id."""
         self._state(generation)
-        with self._spoken():
-            rows = self._connection().execute(
-                f"SELECT {_COLUMNS}{_vector(vectors)} FROM {self._table(generation)} WHERE id = ANY(%s)", (list(ids),)
-            )
-            return {row[0]: _item(row) for row in rows.fetchall()}
+        query = f"SELECT {_COLUMNS}{_vector(vectors)} FROM {self._table(generation)} WHERE id = ANY(%s)"
+        return {row[0]: _item(row) for row in self._rows(query, (list(ids),))}
 
     def picture(self, digest: str) -> bytes | None:
         """A picture by the digest of its bytes."""
@@ -253,8 +274,7 @@ class PostgresStore:
         last = ""
         query = f"SELECT {_COLUMNS}{_vector(vectors)} FROM {self._table(generation)} WHERE id > %s ORDER BY id LIMIT {_PAGE}"
         while True:
-            with self._spoken():
-                rows = self._connection().execute(query, (last,)).fetchall()
+            rows = self._rows(query, (last,))
             for row in rows:
                 yield _item(row)
             if len(rows) < _PAGE:
@@ -270,13 +290,11 @@ class PostgresStore:
     def values(self, generation: int, column: str, limit: int = 1000) -> dict[str, int]:
         """Most frequent values of a column."""
         self._state(generation)
-        with self._spoken():
-            rows = self._connection().execute(
-                f"SELECT value, times FROM (SELECT metadata->>%s AS value, count(*) AS times FROM {self._table(generation)} "
-                'WHERE jsonb_exists(metadata, %s) GROUP BY 1) AS counted ORDER BY times DESC, value COLLATE "C" LIMIT %s',
-                (column, column, limit),
-            )
-            return dict(rows.fetchall())
+        query = (
+            f"SELECT value, times FROM (SELECT metadata->>%s AS value, count(*) AS times FROM {self._table(generation)} "
+            'WHERE jsonb_exists(metadata, %s) GROUP BY 1) AS counted ORDER BY times DESC, value COLLATE "C" LIMIT %s'
+        )
+        return dict(self._rows(query, (column, column, limit)))
 
     def search(
         self,

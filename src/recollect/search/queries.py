@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recollect.common.errors import InputError
-from recollect.search.image_files import list_images
 from recollect.search.index import Index, Match
+from recollect.search.indexed_files import list_images
 
 _TOGETHER = 64
 """Query images embedded and searched at once."""

@@ -29,9 +29,9 @@ from recollect.common.errors import ImageError, InputError, RecollectError
 from recollect.search.batching import Batcher, TooBusyError
 from recollect.search.guards import Guard
 from recollect.search.index import Index, Match
+from recollect.search.served_images import Thumbnails, check_upload
 from recollect.search.service_metrics import ServiceMetrics
-from recollect.search.thumbnails import Thumbnails, check_upload
-from recollect.search.vector_store import IndexBusyError, clean_metadata, clean_where
+from recollect.search.store_protocol import IndexBusyError, clean_metadata, clean_where
 
 PAGE = Path(__file__).parent / "page"
 MOST = 1000
@@ -56,7 +56,7 @@ class Limits:
     hosts: frozenset[str] | None = None
 
 
-class Result(BaseModel):
+class SearchResult(BaseModel):
     """One image found."""
 
     id: str
@@ -66,10 +66,10 @@ class Result(BaseModel):
     thumbnail: str
 
 
-class Results(BaseModel):
+class SearchResults(BaseModel):
     """The answer to a search, best first."""
 
-    results: list[Result]
+    results: list[SearchResult]
 
 
 class ItemAnswer(BaseModel):
@@ -150,7 +150,7 @@ def _routes(service: _Service) -> list[tuple[str, Any, dict[str, Any]]]:
     return [
         ("/", service.page, hidden),
         ("/page.{kind}", service.asset, hidden),
-        ("/search", service.search, {**taken, "response_model": Results, "openapi_extra": _SEARCH}),
+        ("/search", service.search, {**taken, "response_model": SearchResults, "openapi_extra": _SEARCH}),
         ("/items", service.add, {**taken, "status_code": 201, "response_model": ItemAnswer, "openapi_extra": _ADD}),
         (item, service.item, {**found, "response_model": ItemAnswer}),
         (item, service.remove, {**gone, "status_code": 204, "response_class": Response, "response_model": None}),
@@ -189,7 +189,7 @@ class _Service:
             raise HTTPException(404, "there is no such page.")
         return FileResponse(PAGE / f"page.{kind}", media_type=types[kind])
 
-    async def search(self, request: Request) -> Results:
+    async def search(self, request: Request) -> SearchResults:
         """Find the images most similar to an uploaded one, or to one of the index."""
         image, fields = await self._read(request, "image")
         k, where = _count(fields.get("k", 10)), _where(fields.get("where"))
@@ -203,7 +203,7 @@ class _Service:
             if name not in await run_in_threadpool(self.index.get, [name]):
                 raise HTTPException(404, "there is no image with this id.")
             matches = await self.batcher.search(k, where, name=name)
-        return Results(results=[_result(match) for match in matches])
+        return SearchResults(results=[_result(match) for match in matches])
 
     async def add(self, request: Request) -> ItemAnswer:
         """Add an image, or replace the one with the same id."""
@@ -350,8 +350,8 @@ def _address(name: str) -> str:
     return f"/thumbnails/{quote(name, safe='')}"
 
 
-def _result(match: Match) -> Result:
-    return Result(
+def _result(match: Match) -> SearchResult:
+    return SearchResult(
         id=match.id,
         similarity=match.similarity,
         verdict=match.verdict,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from recollect.search.vector_store import Store, StoreError
+from recollect.search.store_protocol import Store, StoreError
 
 DOCUMENT = "settings"
 FORMAT = 1

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from recollect.common.files import make_folder_for
-from recollect.search.vector_store import NoIndexError, StoreError
+from recollect.search.store_protocol import NoIndexError, StoreError
 
 FORMAT = 1
 APPLICATION = 0x7265636F  # "reco": tells an index from any other SQLite file
@@ -35,12 +35,13 @@ CREATE TABLE generations (
 CREATE TABLE items (
     generation INTEGER NOT NULL, slot INTEGER NOT NULL, id TEXT NOT NULL, digest TEXT NOT NULL, source TEXT NOT NULL,
     stamp TEXT NOT NULL, metadata TEXT NOT NULL, changed INTEGER NOT NULL,
+    label TEXT AS (json_extract(metadata, '$.label')),  -- what most filters ask for
     PRIMARY KEY (generation, slot)
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX items_id ON items (generation, id);
 CREATE INDEX items_changed ON items (generation, changed);
 CREATE INDEX items_digest ON items (digest);
-CREATE INDEX items_label ON items (generation, json_extract(metadata, '$."label"'));
+CREATE INDEX items_label ON items (generation, label);
 CREATE TABLE free (
     generation INTEGER NOT NULL, slot INTEGER NOT NULL, changed INTEGER NOT NULL, PRIMARY KEY (generation, slot)
 ) WITHOUT ROWID;

@@ -26,7 +26,7 @@ from recollect.search import sqlite_vectors
 from recollect.search.graph import Graph
 from recollect.search.loaded_vectors import LoadedVectors
 from recollect.search.sqlite_schema import BLOCK, connect, spoken
-from recollect.search.vector_store import (
+from recollect.search.store_protocol import (
     Hit,
     IndexBusyError,
     Item,
@@ -42,7 +42,7 @@ _COLUMNS = "slot, id, digest, source, stamp, metadata"
 
 
 class SQLiteStore:
-    """See ``recollect.search.vector_store.Store`` for what the methods do."""
+    """See ``recollect.search.store_protocol.Store`` for what the methods do."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.address = str(path)
@@ -343,7 +343,9 @@ def _item(row: Any, vector: NDArray[np.float32] | None = None) -> Item:
 
 
 def _field(column: str) -> str:
-    """The expression for a metadata column; exactly the one of the index on labels."""
+    """The expression for a metadata column."""
+    if column == "label":
+        return column  # a column of the table, with an index
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", column):
         return f"json_extract(metadata, '$.\"{column}\"')"
     # SQLite's paths cannot name every key (quotes, for one), but keys can be compared.

@@ -50,7 +50,7 @@ class Threshold:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class ThresholdCalibration:
     """Thresholds of a model.
 
     Attributes:
@@ -84,7 +84,7 @@ def calibrate(
     similar_rate: float = 5e-2,
     fingerprint: str,
     data: str = "",
-) -> Calibration:
+) -> ThresholdCalibration:
     """Thresholds from vectors of labelled images.
 
     Args:
@@ -120,7 +120,7 @@ def calibrate(
             f"{1 / same_rate:,.0f} pairs (more images), or choose a larger rate."
         )
     curve = [_threshold(one, two, rate) for rate in _RATES if other * rate >= 1]
-    return Calibration(
+    return ThresholdCalibration(
         same=_threshold(one, two, same_rate),
         similar=_threshold(one, two, similar_rate),
         curve=curve,
@@ -172,7 +172,7 @@ def verdict(similarity: float, calibration: Mapping[str, Any] | None) -> str | N
     return SIMILAR if similarity >= float(calibration["similar"]["similarity"]) else UNKNOWN
 
 
-def write_calibration(folder: Path, calibration: Calibration) -> Path:
+def write_calibration(folder: Path, calibration: ThresholdCalibration) -> Path:
     """Keep a calibration with a run or a saved embedder, as ``calibration.json`` in its folder."""
     path = folder / FILE
     write_json(path, calibration.as_dict())

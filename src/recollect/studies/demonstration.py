@@ -7,11 +7,12 @@ never seen in training. A second demonstration makes new folders and leaves the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from recollect.common.console import lines_every
 from recollect.common.errors import ConfigError, RecollectError
 from recollect.config.overrides import resolve
 from recollect.data import load
@@ -19,22 +20,22 @@ from recollect.report.page import write_report
 from recollect.training.run_folder import refuse_used
 from recollect.training.trainer import train
 
+logger = logging.getLogger(__name__)
 STEPS = 150
 """Steps of each training: together about two minutes on two cores."""
 LOSSES = {"RS@k": "recall_at_k", "contrastive": "contrastive"}
+SECONDS_BETWEEN_LINES = 8.0
+"""At most about ten pass without a word, the step that is being taken included."""
 _EVALUATIONS = 3
 
 
-def run_demo(
-    out: Path | str | None = None, *, steps: int = STEPS, seed: int = 0, say: Callable[[str], None] = print
-) -> Path:
+def run_demo(out: Path | str | None = None, *, steps: int = STEPS, seed: int = 0) -> Path:
     """Train twice, evaluate before, on the way and after, and write the report.
 
     Args:
         out: a new folder for both runs and the report; by default ``runs/demo-<date>-<time>``.
         steps: of each training.
         seed: of everything random.
-        say: receives what happens, a line each.
 
     Returns:
         The report.
@@ -43,17 +44,22 @@ def run_demo(
         raise ConfigError(f"steps is {steps}: take at least one.")
     folder = Path(out) if out is not None else _new_folder()
     refuse_used(folder)
-    say(f"demo       characters in many typefaces; {steps} steps with each of {len(LOSSES)} losses")
+    with lines_every(SECONDS_BETWEEN_LINES):
+        return _demo(folder, steps, seed)
+
+
+def _demo(folder: Path, steps: int, seed: int) -> Path:
+    logger.info(f"demo       characters in many typefaces; {steps} steps with each of {len(LOSSES)} losses")
     options = _data_options()
     runs = []
     for name, loss in LOSSES.items():
-        say(f"\n{name}")
+        logger.info(f"\n{name}")
         config = resolve("glyphs", demo_settings(loss, steps, seed, options))
-        outcome = train(config, folder / loss, say=say)
+        outcome = train(config, folder / loss)
         before_and_after = outcome.metrics.get("test", {})
-        say(f"{name:<10} r@1 {100 * before_and_after.get('r@1', float('nan')):.1f} % on characters never seen")
+        logger.info(f"{name:<10} r@1 {100 * before_and_after.get('r@1', float('nan')):.1f} % on characters never seen")
         runs.append(outcome.folder)
-    say("\nreport")
+    logger.info("\nreport     embeds test characters with the networks before and after training")
     introduction = (
         "A network of four layers learned to recognise characters across typefaces, once with RS@k and once with the "
         "contrastive loss: the same random start, the same batches, as many steps. It is tested on characters that "
@@ -63,10 +69,8 @@ def run_demo(
         runs,
         folder / "report.html",
         names=list(LOSSES),
-        limit=None,
         title="Characters never seen before",
         introduction=introduction,
-        say=say,
     )
 
 

@@ -76,7 +76,7 @@ class Matrix:
                 return paths
             rates = sorted([*rates, further])
 
-    def choice(self, bench: Bench, cell: Cell) -> Choice | None:
+    def choice(self, bench: Bench, cell: Cell) -> RateChoice | None:
         """The learning rate and the number of steps that validation classes chose; None while the search goes on."""
         searches = self.searches(bench, cell)
         choice = _best(searches, bench.rates)
@@ -84,7 +84,7 @@ class Matrix:
             return choice
         return replace(choice, at_the_end=True)
 
-    def final(self, bench: Bench, cell: Cell, choice: Choice, seed: int) -> Path:
+    def final(self, bench: Bench, cell: Cell, choice: RateChoice, seed: int) -> Path:
         """The run that is reported. Its folder says what was chosen: another choice is another run."""
         return self.folder(bench, cell) / f"lr-{choice.rate:g}-steps-{choice.steps}" / f"seed-{seed}"
 
@@ -113,7 +113,7 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Choice:
+class RateChoice:
     """What a search run found at its best evaluation."""
 
     rate: float
@@ -127,7 +127,7 @@ class Choice:
     """The search gave up walking: a rate beyond those tried might be better still."""
 
 
-def _best(searches: dict[float, Path], own: Sequence[float]) -> Choice | None:
+def _best(searches: dict[float, Path], own: Sequence[float]) -> RateChoice | None:
     """The best of finished searches; of equals the one nearest to the bench's ``own`` rates. None before all are."""
     found = [best_of(path, rate) for rate, path in searches.items()]
     known = [choice for choice in found if choice is not None]
@@ -153,11 +153,11 @@ def beyond(rates: Sequence[float], best: float) -> float | None:
     return LADDER[place - 1] if best == min(rates) and place else None
 
 
-def best_of(run: Path, rate: float) -> Choice | None:
+def best_of(run: Path, rate: float) -> RateChoice | None:
     """The best evaluation of a finished search run; None for one that is not finished. One that diverged counts 0."""
     outcome = outcome_of(run)
     if outcome is None:
-        return Choice(rate, 1, 0.0, 0) if failure_of(run) else None
+        return RateChoice(rate, 1, 0.0, 0) if failure_of(run) else None
     from recollect.training.run_folder import RunFolder
 
     folder = RunFolder(run)
@@ -167,7 +167,7 @@ def best_of(run: Path, rate: float) -> Choice | None:
     best = max(evaluations, key=lambda line: (line["r@1"], -line["step"]))
     last = len(evaluations) > 1 and best["step"] == outcome["steps"]
     batch = int(folder.read_manifest().get("plan", {}).get("batch", 0))
-    return Choice(rate, int(best["step"]), float(best["r@1"]), batch, last)
+    return RateChoice(rate, int(best["step"]), float(best["r@1"]), batch, last)
 
 
 def outcome_of(run: Path) -> dict[str, Any] | None:

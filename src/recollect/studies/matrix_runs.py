@@ -8,12 +8,13 @@ loses nothing but time. One process at a time works on a study.
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
@@ -29,6 +30,7 @@ from recollect.studies.matrix import Matrix, Task, pending, tasks
 from recollect.tuning import trial
 from recollect.tuning.trial import has_diverged
 
+logger = logging.getLogger(__name__)
 SECONDS_TO_SAVE = 10
 """How long a run may take to save its state when the study was killed or is stopped."""
 _idle = threading.Event()
@@ -41,7 +43,6 @@ def run_matrix(
     *,
     jobs: int | None = None,
     minutes: float | None = None,
-    say: Callable[[str], None] = print,
 ) -> bool:
     """Do what is left of the claims, in their order; whether everything is done.
 
@@ -50,7 +51,6 @@ def run_matrix(
         claims: what to measure.
         jobs: runs at a time; by default one for every core, or one where there is a GPU.
         minutes: start no new run after so many.
-        say: receives what goes wrong, a line each.
 
     Raises:
         ConfigError: the folder holds something else, or another process works on it.
@@ -62,7 +62,7 @@ def run_matrix(
     if lock is None:
         raise ConfigError(f"{matrix.out} is being worked on by another process: wait for it, or choose another --out.")
     with lock:
-        _run(matrix, claims, *_share(jobs), None if minutes is None else time.monotonic() + 60 * minutes, say)
+        _run(matrix, claims, *_share(jobs), None if minutes is None else time.monotonic() + 60 * minutes)
     return not _left(matrix, claims)
 
 
@@ -72,7 +72,6 @@ def _run(
     jobs: int,
     threads: int,
     end: float | None,
-    say: Callable[[str], None],
 ) -> None:
     context = multiprocessing.get_context("spawn")
     running: dict[Future[str | None], Task] = {}
@@ -97,7 +96,7 @@ def _run(
                 task = running.pop(future)
                 if (trouble := _result(future)) is not None:
                     troubled.add(task.folder)
-                    say(f"{task.folder.relative_to(matrix.out)}: {trouble}")
+                    logger.warning(f"{task.folder.relative_to(matrix.out)}: {trouble}")
                 line.advance()
 
 
@@ -211,7 +210,7 @@ def _train(task: Task) -> None:
     # A run of the search has no way to the test set, whatever its settings say.
     sealed = contextlib.nullcontext() if config.run.watch_test else only_splits(config.data.train_split)
     with sealed:
-        trial.run(task.folder, config, _silent)
+        trial.run(task.folder, config)
 
 
 def _measure_untrained(task: Task) -> None:
@@ -219,8 +218,9 @@ def _measure_untrained(task: Task) -> None:
     from recollect.config.automatic import choose_device
     from recollect.config.overrides import resolve
     from recollect.data import load
-    from recollect.evaluation import evaluate
-    from recollect.training.build import make_embedder
+    from recollect.inference.embedding_sets import embed_set
+    from recollect.inference.evaluating import measure_labelled
+    from recollect.inference.opening import make_embedder
     from recollect.training.run_folder import RunFolder, circumstances
 
     begun = time.monotonic()
@@ -231,8 +231,8 @@ def _measure_untrained(task: Task) -> None:
     folder.write_config(config)
     images = load(config.data.name, config.data.root, config.data.test_split, **config.data.options)
     embedder = make_embedder(config.model, config.run.seed)
-    vectors = embedder.embed(images, device=device, progress=False)
-    metrics = evaluate(vectors, images.labels, ks=(1, 2, 4, 8), metrics=("r@k",)).metrics
+    vectors = embed_set(embedder, images, device=device).vectors
+    metrics = measure_labelled(vectors, images.labels, ks=(1, 2, 4, 8))
     folder.update_manifest(
         **circumstances(device, 1),
         data={"name": config.data.name, "root": config.data.root, "fingerprints": {"test": images.fingerprint}},
@@ -244,7 +244,3 @@ def _measure_untrained(task: Task) -> None:
             "metrics": {"test": metrics},
         },
     )
-
-
-def _silent(line: str) -> None:
-    """What single runs say; their folders keep it."""

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from recollect.evaluation.metrics import recall_at_k as exact_recall
 from recollect.losses import RecallAtK, reference
-from recollect.losses.simix import draw_mixing
+from recollect.losses.engine.simix import draw_mixing
 
 
 @dataclass(frozen=True)
-class Listed:
+class RankedList:
     """A query's database: similarities, and which items are positives."""
 
     title: str
@@ -33,17 +33,19 @@ class Listed:
 
 
 MOTIVATION = (
-    Listed("positives first, but not yet similar", (0.70, 0.65, 0.55, 0.50), (True, True, False, False)),
-    Listed("a negative between the positives", (0.86, 0.80, 0.83, 0.40), (True, True, False, False)),
-    Listed("a negative just ahead of both positives", (0.93, 0.92, 0.94, 0.30), (True, True, False, False)),
+    RankedList("positives first, but not yet similar", (0.70, 0.65, 0.55, 0.50), (True, True, False, False)),
+    RankedList("a negative between the positives", (0.86, 0.80, 0.83, 0.40), (True, True, False, False)),
+    RankedList("a negative just ahead of both positives", (0.93, 0.92, 0.94, 0.30), (True, True, False, False)),
 )
 """Batches of a query, two positives and two negatives, on which a loss on pairs and RS@k disagree."""
 
 COMPARED = (
-    Listed("one positive first, one fourth", (0.90, 0.79, 0.85, 0.82, 0.70), (True, True, False, False, False)),
-    Listed("the second closer to those before it", (0.90, 0.815, 0.85, 0.82, 0.70), (True, True, False, False, False)),
-    Listed("the second third", (0.90, 0.835, 0.85, 0.82, 0.70), (True, True, False, False, False)),
-    Listed("the second second", (0.90, 0.88, 0.85, 0.82, 0.70), (True, True, False, False, False)),
+    RankedList("one positive first, one fourth", (0.90, 0.79, 0.85, 0.82, 0.70), (True, True, False, False, False)),
+    RankedList(
+        "the second closer to those before it", (0.90, 0.815, 0.85, 0.82, 0.70), (True, True, False, False, False)
+    ),
+    RankedList("the second third", (0.90, 0.835, 0.85, 0.82, 0.70), (True, True, False, False, False)),
+    RankedList("the second second", (0.90, 0.88, 0.85, 0.82, 0.70), (True, True, False, False, False)),
 )
 """One list while the similarity of its second positive rises; negatives stay as they are."""
 
@@ -58,7 +60,7 @@ class Pull:
     recall: float
 
 
-def pulls(scenes: Sequence[Listed] = MOTIVATION, k: Sequence[int] = (1, 2)) -> list[list[Pull]]:
+def pulls(scenes: Sequence[RankedList] = MOTIVATION, k: Sequence[int] = (1, 2)) -> list[list[Pull]]:
     """Minus the gradients of a loss on pairs and of RS@k by each similarity, for each scene.
 
     Each loss is scaled so that its strongest pull over all scenes is 1: what counts is where it pulls.
@@ -81,7 +83,7 @@ def pulls(scenes: Sequence[Listed] = MOTIVATION, k: Sequence[int] = (1, 2)) -> l
     ]
 
 
-def compared(listed: Listed, ks: Sequence[int] = (1, 2, 3)) -> list[tuple[int, float, float]]:
+def compared(listed: RankedList, ks: Sequence[int] = (1, 2, 3)) -> list[tuple[int, float, float]]:
     """For each k: recall@k as evaluation counts it, and rs@k as the loss has it."""
     query, items, labels = _batch(listed)
     ranks = torch.tensor([[listed.order.index(item) + 1 for item, is_one in enumerate(listed.positive) if is_one]])
@@ -117,7 +119,7 @@ def mixed_similarities(classes: int = 3, each: int = 2, seed: int = 2) -> Mixed:
     return Mixed(whole, labels[mixing.first].tolist(), virtual)
 
 
-def _batch(listed: Listed) -> tuple[Tensor, Tensor, Tensor]:
+def _batch(listed: RankedList) -> tuple[Tensor, Tensor, Tensor]:
     """A query and items of length 1 that have just these similarities to it, with labels: 1 is the query's class."""
     similarities = torch.tensor(listed.similarities, dtype=torch.float64)
     count = len(similarities)

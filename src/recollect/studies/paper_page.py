@@ -154,11 +154,11 @@ def _idea() -> Markup:
     )
 
 
-def _scenes() -> list[tuple[paper_figures.Listed, list[paper_figures.Pull]]]:
+def _scenes() -> list[tuple[paper_figures.RankedList, list[paper_figures.Pull]]]:
     return list(zip(paper_figures.MOTIVATION, paper_figures.pulls(), strict=True))
 
 
-def _pull_table(listed: paper_figures.Listed, pulls: Sequence[paper_figures.Pull]) -> Markup:
+def _pull_table(listed: paper_figures.RankedList, pulls: Sequence[paper_figures.Pull]) -> Markup:
     rows = [
         [
             "● positive" if pull.positive else "○ negative",
@@ -171,7 +171,7 @@ def _pull_table(listed: paper_figures.Listed, pulls: Sequence[paper_figures.Pull
     return table(["item", "similarity", "pull, loss on pairs", "pull, RS@k"], rows, caption=listed.title.capitalize())
 
 
-def _ranking(listed: paper_figures.Listed) -> str:
+def _ranking(listed: paper_figures.RankedList) -> str:
     return "  ".join(
         f"{'●' if listed.positive[item] else '○'} {listed.similarities[item]:.3g}" for item in listed.order
     )

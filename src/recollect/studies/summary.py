@@ -15,7 +15,7 @@ from typing import Literal
 
 from recollect.studies.benches import Bench
 from recollect.studies.claims import Cell, Claim, Contrast
-from recollect.studies.matrix import Choice, Matrix, failure_of, outcome_of
+from recollect.studies.matrix import Matrix, RateChoice, failure_of, outcome_of
 
 Verdict = Literal["holds here", "does not hold here", "undecided", "not run"]
 
@@ -33,7 +33,7 @@ class CellResult:
 
     cell: Cell
     by_seed: dict[int, float]
-    choice: Choice | None
+    choice: RateChoice | None
     steps: int | None = None
     """That the final runs took."""
     failures: tuple[str, ...] = ()

@@ -12,11 +12,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError
-from recollect.common.files import cache_folder
 from recollect.config.schema import Config
 from recollect.data import (
     ClassBalancedSampler,
@@ -27,11 +25,11 @@ from recollect.data import (
     train_transform,
     whole_transform,
 )
+from recollect.data.image_set import Indices
 from recollect.data.transforms.longer_side import LongerSide
-from recollect.inference.features import Features, first_feature, frozen_features
+from recollect.inference.features import first_feature, part_rows, seconds_of_rows
+from recollect.inference.vector_store import Rows
 from recollect.models import Embedder
-
-Indices = NDArray[np.int64]
 
 
 class Fed(NamedTuple):
@@ -60,8 +58,14 @@ class Feed(Protocol):
     def example(self) -> tuple[Tensor, float]:
         """One input as large as any, with a first dimension of 1; and how much of that an input has on average."""
 
+    def some(self, count: int, number: int = 0) -> Fed:
+        """At most ``count`` inputs from all over the set, read now; other ones for each ``number``. To plan with."""
+
     def prepare(self) -> None:
         """Do now what takes long and is done once, before anything is written."""
+
+    def seconds_to_prepare(self) -> float:
+        """How long ``prepare`` will take, measured on a few images."""
 
     def close(self) -> None:
         """Let go of threads."""
@@ -97,12 +101,26 @@ class PixelFeed:
         average = float(np.mean([height * width for height, width in sizes])) if sizes else side * side
         return torch.zeros(1, 3, side, side, dtype=torch.uint8), average / side**2
 
+    def some(self, count: int, number: int = 0) -> Fed:
+        """See ``Feed``."""
+        return Fed(*self.pipeline.load(_spread(len(self.pipeline.images), count, number), number=number))
+
     def prepare(self) -> None:
         """See ``Feed``."""
+
+    def seconds_to_prepare(self) -> float:
+        """See ``Feed``."""
+        return 0.0
 
     def close(self) -> None:
         """See ``Feed``."""
         self.pipeline.close()
+
+
+def _spread(total: int, count: int, number: int) -> Indices:
+    count = min(count, total)
+    indices: Indices = (np.arange(count) * (total // count) + number) % total
+    return indices
 
 
 class FeatureFeed:
@@ -111,16 +129,23 @@ class FeatureFeed:
     Args:
         compute: gives all of them; called when they are first needed, so that a plan need not wait for them.
         example: gives the first alone, 1 × ….
+        seconds: tells how long ``compute`` will take.
         labels: of the images.
     """
 
     whole_images = False
 
-    def __init__(self, compute: Callable[[], Features], example: Callable[[], Tensor], labels: Indices) -> None:
-        self._compute, self._example, self.labels = compute, example, labels
+    def __init__(
+        self,
+        compute: Callable[[], Rows],
+        example: Callable[[], Tensor],
+        seconds: Callable[[], float],
+        labels: Indices,
+    ) -> None:
+        self._compute, self._example, self._seconds, self.labels = compute, example, seconds, labels
 
     @cached_property
-    def features(self) -> Features:
+    def features(self) -> Rows:
         """All features."""
         return self._compute()
 
@@ -135,11 +160,25 @@ class FeatureFeed:
 
     def example(self) -> tuple[Tensor, float]:
         """See ``Feed``."""
-        return self._example(), 1.0
+        return self._first, 1.0
+
+    @cached_property
+    def _first(self) -> Tensor:
+        return self._example()
+
+    def some(self, count: int, number: int = 0) -> Fed:
+        """See ``Feed``. The features need not be there yet, so it is the first, several times."""
+        indices = _spread(len(self.labels), count, number)
+        rows = self._first.expand(len(indices), *self._first.shape[1:]).clone()
+        return Fed(rows, torch.from_numpy(self.labels[indices]), indices)
 
     def prepare(self) -> None:
         """See ``Feed``."""
         _ = self.features
+
+    def seconds_to_prepare(self) -> float:
+        """See ``Feed``."""
+        return self._seconds()
 
     def close(self) -> None:
         """See ``Feed``."""
@@ -202,11 +241,17 @@ def make_feed(
     """Batches of ``images``: varied for training, plain for evaluation; features behind the ``frozen`` part, if any."""
     data = config.data
     if frozen is not None:
-        folder = cache_folder() / "features"
-        compute = partial(
-            frozen_features, embedder, frozen, images, config.model.freeze, folder=folder, workers=data.workers
+        upto, workers = config.model.freeze, data.workers
+
+        def compute() -> Rows:
+            return part_rows(embedder, images, upto, frozen=upto, workers=workers).rows
+
+        return FeatureFeed(
+            compute,
+            partial(first_feature, embedder, frozen, images),
+            partial(seconds_of_rows, embedder, frozen, images, upto, workers=workers),
+            images.labels,
         )
-        return FeatureFeed(compute, partial(first_feature, embedder, frozen, images), images.labels)
     transform = test_transform(embedder.preprocessing)
     if training and data.augmentation == "crop":
         transform = train_transform(embedder.preprocessing, scale=data.crop_scale, flip=data.flip)

@@ -20,8 +20,11 @@ from recollect.common import processor
 from recollect.common.decode import set_max_pixels
 from recollect.common.errors import ConfigError
 from recollect.config.automatic import Choice, choose_device, is_pretrained, settle
-from recollect.config.schema import Config, DataConfig, ModelConfig
+from recollect.config.schema import Config, DataConfig
 from recollect.data import ImageSet, RevisitedBenchmark, class_disjoint_split, load, load_revisited
+from recollect.data.sources.revisited import SFM_NAME
+from recollect.inference.features import images_at_once
+from recollect.inference.opening import make_embedder
 from recollect.models import Embedder
 from recollect.step import team as teams
 from recollect.step.large_batch import check_trainable_in_chunks, find_chunk
@@ -30,7 +33,7 @@ from recollect.training.batches import Feed, Sampler, make_feed, make_sampler
 from recollect.training.checkpoint import Trained
 from recollect.training.optimizer import make_optimizer
 from recollect.training.step_threads import step_threads
-from recollect.training.validation import Watched, images_at_once
+from recollect.training.validation import Watched
 
 _PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -192,8 +195,8 @@ def load_sets(config: Config) -> Sets:
     set_max_pixels(data.max_pixels)
     train = _load(data, data.train_split)
     validation = benchmark = None
-    if data.validation == "sfm120k":
-        benchmark = load_revisited("sfm120k", data.validation_root or data.root or ".")
+    if data.validation == SFM_NAME:
+        benchmark = load_revisited(SFM_NAME, data.validation_root or data.root or ".")
         validation = benchmark.database
     elif data.validation != "none":
         train, validation = class_disjoint_split(train, data.validation, config.run.seed)
@@ -225,26 +228,6 @@ def make_network(config: Config, device: torch.device) -> Network:
     embedder.freeze(upto)
     frozen, rest = embedder.split(upto)
     return Network(embedder, rest, frozen)
-
-
-def make_embedder(model: ModelConfig, seed: int) -> Embedder:
-    """The embedder to train, its new layers seeded."""
-    torch.manual_seed(seed)
-    return Embedder.create(
-        model.init,
-        weights=model.weights,
-        dim=model.dim,
-        pooling=model.pooling,
-        p=model.p,
-        learn_p=model.learn_p,
-        layer_norm=model.layer_norm,
-        l2_before_head=model.l2_before_head,
-        batch_norm=model.batch_norm,
-        size=model.image_size,
-        resize=model.resize,
-        normalization=model.normalization,
-        download=model.download,
-    )
 
 
 def make_loss(config: Config, num_classes: int, dim: int) -> nn.Module:

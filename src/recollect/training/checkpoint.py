@@ -17,11 +17,9 @@ from torch import Tensor, nn
 
 from recollect.common.errors import DataError, in_one_line
 from recollect.common.files import atomic_write
-from recollect.common.reading import read_torch
+from recollect.inference.run_files import CHECKPOINT_FORMAT, CHECKPOINT_REMEDY, read_checkpoint
 from recollect.step.randomness import random_state, set_random_state
 from recollect.step.team import Team
-
-FORMAT = 1
 
 _PARTS: dict[str, type] = {
     "progress": dict,
@@ -33,10 +31,6 @@ _PARTS: dict[str, type] = {
     "scaler": dict,
     "random": list,
 }
-
-_WHAT_TO_DO = (
-    "Put a whole copy of it back, or remove checkpoints/last.pt: the run then starts again from its first step."
-)
 
 
 @dataclass
@@ -51,7 +45,7 @@ class Progress:
     seconds: float = 0.0
     """Time spent, over all resumptions."""
     best: dict[str, Any] = field(default_factory=dict)
-    """``step`` and ``value`` of the best evaluation so far; empty without validation."""
+    """``step``, ``value`` and ``tie`` of the best evaluation so far; empty without validation."""
 
 
 @dataclass
@@ -71,7 +65,7 @@ def save_checkpoint(path: Path, trained: Trained, progress: Progress, sampler: d
     states = _all_random_states(trained)
     if trained.team.rank == 0:
         content = {
-            "format": FORMAT,
+            "format": CHECKPOINT_FORMAT,
             "progress": vars(progress),
             "sampler": sampler,
             "chunk": chunk,
@@ -101,11 +95,11 @@ def load_checkpoint(path: Path, trained: Trained) -> tuple[Progress, dict[str, A
         DataError: the file is damaged, of another training, or was written with another number of processes.
     """
     content = read_checkpoint(path)
-    if "optimizer" in content:  # the key's former spelling
-        content["optimizer"] = content.pop("optimizer")
+    if "optimiser" in content:  # the key's former spelling
+        content["optimizer"] = content.pop("optimiser")
     missing = [key for key in _PARTS if not isinstance(content.get(key), _PARTS[key])]
     if missing:
-        raise DataError(f"{path}: not a whole checkpoint, it lacks {', '.join(missing)}. {_WHAT_TO_DO}")
+        raise DataError(f"{path}: not a whole checkpoint, it lacks {', '.join(missing)}. {CHECKPOINT_REMEDY}")
     states = content["random"]
     if len(states) != trained.team.size:
         raise DataError(
@@ -125,28 +119,9 @@ def load_checkpoint(path: Path, trained: Trained) -> tuple[Progress, dict[str, A
         set_random_state(trained.device, mine)
     except Exception as error:
         raise DataError(
-            f"{path}: not a checkpoint of this training ({type(error).__name__}: {in_one_line(error)}). {_WHAT_TO_DO}"
+            f"{path}: not a checkpoint of this training ({type(error).__name__}: {in_one_line(error)}). {CHECKPOINT_REMEDY}"
         ) from error
     return progress, content["sampler"], content["chunk"]
-
-
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The content of a file that holds at least a model's weights, on the CPU; no code in the file is ever run.
-
-    Raises:
-        DataError: it cannot be read, or holds something else.
-    """
-    try:
-        content = read_torch(path)
-    except DataError as error:
-        raise DataError(f"{error} {_WHAT_TO_DO}") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: holds a {type(content).__name__} and is not a checkpoint. {_WHAT_TO_DO}")
-    if content.get("format") != FORMAT:
-        raise DataError(f"{path}: checkpoint format {content.get('format')} is not {FORMAT}, the one known here.")
-    if not isinstance(content.get("model"), dict):
-        raise DataError(f"{path}: not a whole checkpoint, it lacks model. {_WHAT_TO_DO}")
-    return content
 
 
 def _refuse_other(path: Path, name: str, module: nn.Module, state: dict[str, Any]) -> None:
@@ -156,7 +131,7 @@ def _refuse_other(path: Path, name: str, module: nn.Module, state: dict[str, Any
     if other:
         raise DataError(
             f"{path}: of another {name}; {len(other)} of its entries are missing, unknown or of another shape, the "
-            f"first {other[0]!r}. {_WHAT_TO_DO}"
+            f"first {other[0]!r}. {CHECKPOINT_REMEDY}"
         )
 
 
@@ -174,7 +149,7 @@ def _form(value: Any) -> Any:
 def save_best(path: Path, model: nn.Module, step: int, value: float) -> None:
     """Write the weights that are best so far."""
     with atomic_write(path) as file:
-        torch.save({"format": FORMAT, "step": step, "value": value, "model": model.state_dict()}, file)
+        torch.save({"format": CHECKPOINT_FORMAT, "step": step, "value": value, "model": model.state_dict()}, file)
 
 
 def _all_random_states(trained: Trained) -> list[list[Tensor]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,22 +10,36 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
+from recollect.common.memory import resident_bytes
 from recollect.common.threads import limited_threads
-from recollect.common.words import in_words
+from recollect.common.words import in_digits, in_words
 from recollect.config.automatic import Choice
 from recollect.config.schema import Config
-from recollect.losses.simix import MAX_PAIRS
+from recollect.losses.engine.simix import MAX_PAIRS
 from recollect.models.zoo import find
-from recollect.step.chunking import GraphWeight, graph_weight
-from recollect.step.model_inputs import call_model
 from recollect.step.randomness import random_state, set_random_state
-from recollect.training.build import Machine, Training
+from recollect.training.batches import PixelFeed
+from recollect.training.build import Training
+from recollect.training.probes import (
+    NetworkProbe,
+    both_at_once,
+    passing_bytes,
+    probe_loss,
+    probe_network,
+    probe_optimizer,
+    probe_ranking,
+    probe_reading,
+)
+from recollect.training.validation import FEW_QUERIES, Watched
+from recollect.training.whitened_start import whitening_images
 
-_PROBE = 32  # images: enough that their time is that of a large chunk
-_PROBE_SECONDS = 1.0  # a probe goes on for about so long, if it is short
 _LOSS_MEMORY = 512 << 20  # what the rank losses allow themselves beside embeddings
+_LOSS_MATRICES = 6  # of a small batch: similarities, soft ranks and their gradients
+_FEATURES_AT_ONCE = 64  # images in ``frozen_features``
+_BYTES_PER_SECOND = 200e6  # to a disk
+_BESIDE = 1.4  # gradients and copies of activations beside them, and what is freed but kept; measured with Lite0
 
 
 @dataclass(frozen=True)
@@ -38,6 +52,8 @@ class DataFigures:
     classes_used: int
     validation_classes: int
     validation_queries: int
+    """Of sfm120k."""
+    validation_images: int
 
     def lines(self) -> list[str]:
         """As text."""
@@ -49,7 +65,14 @@ class DataFigures:
             parts.append(f"{self.validation_classes:,} classes validate")
         if self.validation_queries:
             parts.append(f"{self.validation_queries:,} queries of sfm120k validate")
-        return [f"data       {self.data}: {'; '.join(parts)}"]
+        text = [f"data       {self.data}: {'; '.join(parts)}"]
+        queries = self.validation_queries or self.validation_images
+        if 0 < queries < FEW_QUERIES:
+            text.append(
+                f"note       {queries:,} validation queries decide little: chance alone moves r@1 by about "
+                f"{50 / math.sqrt(queries):.0f} points"
+            )
+        return text
 
 
 @dataclass(frozen=True)
@@ -106,25 +129,50 @@ class LengthFigures:
 
     def lines(self) -> list[str]:
         """As text."""
-        return [f"length     {self.steps:,} steps: {self.epochs:.3g} epochs of {self.batches_per_epoch:,} batches"]
+        batches = "1 batch" if self.batches_per_epoch == 1 else f"{self.batches_per_epoch:,} batches"
+        return [f"length     {self.steps:,} steps: {in_digits(self.epochs)} epochs of {batches}"]
 
 
 @dataclass(frozen=True)
-class CostFigures:
-    """What it takes, measured on a few images."""
+class MachineFigures:
+    """Where it runs."""
 
     device: str
     precision: str
     memory_mb: int
+    """Of the whole process at its largest; on a GPU, of the GPU."""
+
+    def lines(self) -> list[str]:
+        """As text."""
+        return [f"machine    {self.device}, {self.precision}; about {self.memory_mb:,} MB"]
+
+
+@dataclass(frozen=True)
+class TimeFigures:
+    """How long it takes from here on, measured on a few images."""
+
+    seconds: float
+    """In all."""
+    seconds_features: float
+    """Features of a frozen part, once."""
+    seconds_whitening: float
     seconds_per_step: float
+    """Reading, network, loss, optimizer."""
+    evaluations: int
+    seconds_per_evaluation: float
+    seconds_saving: float
 
     def lines(self, steps: int) -> list[str]:
-        """As text."""
-        return [
-            f"machine    {self.device}, {self.precision}; about {self.memory_mb:,} MB",
-            f"time       about {in_words(self.seconds_per_step * steps)} for the network "
-            f"({self.seconds_per_step:.2g} s a step), loss and evaluation not counted",
-        ]
+        """As text: the whole, then whatever makes up a twentieth of it and more."""
+        parts = {
+            "features": self.seconds_features,
+            "whitening": self.seconds_whitening,
+            f"steps ({self.seconds_per_step:.2g} s each)": self.seconds_per_step * steps,
+            "evaluations": self.evaluations * self.seconds_per_evaluation,
+            "saving": self.seconds_saving,
+        }
+        told = [f"{name} {in_words(value)}" for name, value in parts.items() if value >= max(0.05 * self.seconds, 1e-9)]
+        return [f"time       about {in_words(self.seconds)}: {', '.join(told)}"]
 
 
 @dataclass(frozen=True)
@@ -135,7 +183,8 @@ class Plan:
     network: NetworkFigures
     batch: BatchFigures
     length: LengthFigures
-    cost: CostFigures
+    machine: MachineFigures
+    time: TimeFigures
 
     def as_dict(self) -> dict[str, Any]:
         """All figures in one mapping of plain values, for the manifest: their names are unique."""
@@ -143,13 +192,22 @@ class Plan:
 
     def lines(self, choices: Sequence[Choice] = ()) -> list[str]:
         """The plan as text."""
-        groups = (self.data, self.network, self.batch, self.length)
-        text = [line for group in groups for line in group.lines()] + self.cost.lines(self.length.steps)
+        groups = (self.data, self.network, self.batch, self.length, self.machine)
+        text = [line for group in groups for line in group.lines()] + self.time.lines(self.length.steps)
         return text + [f"chosen     {choice}" for choice in choices]
 
 
 def estimate(training: Training) -> Plan:
     """Measure a few images and put the figures together. Leaves no trace in ``training``."""
+    device = training.machine.device
+    state = random_state(device)
+    try:
+        return _estimate(training)
+    finally:
+        set_random_state(device, state)
+
+
+def _estimate(training: Training) -> Plan:
     config, sets, batches = training.config, training.sets, training.batches
     images, batch = sets.train, config.batch
     whole = batch.size == "all"
@@ -157,6 +215,10 @@ def estimate(training: Training) -> Plan:
     used = sizes if whole or batch.small_classes == "repeat" else sizes[sizes >= batch.samples_per_class]
     inputs, share = batches.feed.example()
     per_epoch, epochs = len(batches.sampler), config.run.epochs
+    held_before = resident_bytes()
+    with limited_threads(batches.threads):
+        probe = probe_network(training.network.trained, inputs, batches.chunk, training.machine)
+    network, virtual = _network(training), _virtual(config, batches.size, used)
     return Plan(
         DataFigures(
             data=config.data.name,
@@ -165,18 +227,24 @@ def estimate(training: Training) -> Plan:
             classes_used=len(used),
             validation_classes=0 if sets.validation is None or sets.benchmark else sets.validation.num_classes,
             validation_queries=0 if sets.benchmark is None else len(sets.benchmark.queries),
+            validation_images=0 if sets.validation is None else len(sets.validation),
         ),
-        _network(training),
+        network,
         BatchFigures(
             batch=batches.size,
             classes_per_batch=len(used) if whole else batches.size // batch.samples_per_class,
-            virtual_batch=_virtual(config, batches.size, used),
+            virtual_batch=virtual,
             chunk=batches.chunk,
             processes=training.machine.team.size,
             longer_side=inputs.shape[-1] if batches.feed.whole_images else 0,
         ),
         LengthFigures(batches.steps, epochs if isinstance(epochs, int) else batches.steps / per_epoch, per_epoch),
-        _cost(training, inputs, share),
+        MachineFigures(
+            device=str(training.machine.device),
+            precision=config.run.precision,
+            memory_mb=int(_memory(training, network, probe, inputs, share, virtual, held_before) / 2**20),
+        ),
+        _time(training, network, probe, share),
     )
 
 
@@ -192,49 +260,107 @@ def _network(training: Training) -> NetworkFigures:
     )
 
 
-def _cost(training: Training, inputs: Tensor, share: float) -> CostFigures:
-    """``inputs``: at least one input, as large as any; ``share``: how much of that an input has on average."""
-    machine, batches, network = training.machine, training.batches, _network(training)
+def _memory(
+    training: Training,
+    network: NetworkFigures,
+    probe: NetworkProbe,
+    inputs: Tensor,
+    share: float,
+    virtual: int,
+    held_before: int,
+) -> float:
+    """Bytes. ``inputs``: one, as large as any; ``share``: how much of that an input has on average."""
+    batches, machine = training.batches, training.machine
     mine = -(-batches.size // machine.team.size)
-    with limited_threads(batches.threads):
-        weight, seconds = _probe(training.network.trained, inputs, min(_PROBE, batches.chunk), machine)
-    # Weights, gradients and the optimizer's two moments; one chunk's graph; the batch and the one being read ahead.
-    held = 4 * network.parameters + 12 * network.trained_parameters + weight.of(batches.chunk)
-    held += 2 * mine * inputs[0].nbytes * share + _LOSS_MEMORY
-    passes = 1.0 if batches.chunk >= mine else 4 / 3
-    return CostFigures(
-        device=str(machine.device),
-        precision=training.config.run.precision,
-        memory_mb=int(held / 2**20),
-        seconds_per_step=seconds * share * mine * passes,
+    # Weights are held already where the process is what counts; gradients and the optimizer's two moments are not yet.
+    held = float(held_before) if machine.device.type == "cpu" else 4.0 * network.parameters
+    held += 12 * network.trained_parameters
+    # One chunk's graph; the batch, the one being read ahead, and what else the pipeline may read ahead.
+    held += _BESIDE * probe.graph.of(batches.chunk) + 2 * mine * inputs[0].nbytes * share
+    if isinstance(batches.feed, PixelFeed) and machine.device.type == "cpu":
+        ahead = mine * inputs[0].nbytes * share * batches.steps
+        held += min(training.config.data.prefetch_mb << 20, ahead)
+    held += min(_LOSS_MEMORY, 4 * _LOSS_MATRICES * virtual * virtual)
+    # Embedding for an evaluation, or features of the frozen part, before or between steps.
+    passing = max((probe.passing * each.at_once for each in training.watched), default=0.0)
+    if training.network.frozen is not None and machine.device.type == "cpu":
+        passing = max(passing, _FEATURES_AT_ONCE * _passing_of_frozen(training))
+    vectors = max((2 * 4 * len(each.images) * training.network.embedder.dim for each in training.watched), default=0)
+    return max(held, float(held_before) + _BESIDE * passing) + vectors
+
+
+def _passing_of_frozen(training: Training) -> float:
+    """Bytes per image that computing features holds at once."""
+    embedder, frozen = training.network.embedder, training.network.frozen
+    if frozen is None:
+        return 0.0
+    side = embedder.preprocessing.size
+    image = torch.zeros(1, 3, side, side, dtype=torch.uint8, device=embedder.device)
+    with torch.no_grad():
+        return passing_bytes(frozen, lambda: frozen(image))
+
+
+def _time(training: Training, network: NetworkFigures, probe: NetworkProbe, share: float) -> TimeFigures:
+    config, sets, batches, machine = training.config, training.sets, training.batches, training.machine
+    dim, device, processes = training.network.embedder.dim, machine.device, machine.team.size
+    mine = -(-batches.size // processes)
+    each = config.batch.samples_per_class
+    labels = sets.train.labels if config.batch.size == "all" else np.repeat(np.arange(batches.size // each), each)
+    compute = probe.step(mine, batches.chunk) * share
+    # Processes share the loss where it can be shared; one that cannot takes as long everywhere.
+    compute += probe_loss(config, labels, len(sets.train.class_names), dim, device) / processes
+    compute += probe_optimizer(config, network.trained_parameters, device)
+    reading = probe_reading(batches.feed) * mine
+    step = both_at_once(compute, reading, device)
+    features = sum(feed.seconds_to_prepare() for feed in training.feeds)
+    evaluation = sum(_evaluation(training, watched, probe, share) for watched in training.watched)
+    chosen = whitening_images(config, sets.train)
+    whitening = 0.0 if chosen is None else len(chosen) * (probe.forward * share + reading / mine)
+    count = _evaluations(training)
+    saving = _saving(training, network, step * batches.steps, count)
+    return TimeFigures(
+        seconds=features + whitening + step * batches.steps + count * evaluation + saving,
+        seconds_features=features,
+        seconds_whitening=whitening,
+        seconds_per_step=step,
+        evaluations=count,
+        seconds_per_evaluation=evaluation,
+        seconds_saving=saving,
     )
 
 
-def _probe(network: nn.Module, inputs: Tensor, count: int, machine: Machine) -> tuple[GraphWeight, float]:
-    """What the graph weighs, and seconds of forward and backward per image; leaves no trace."""
-    device, dtype = machine.device, machine.dtype
-    state = random_state(device)
-    some = inputs[torch.arange(count) % len(inputs)].to(device)
-    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+def _evaluation(training: Training, watched: Watched, probe: NetworkProbe, share: float) -> float:
+    """Seconds of one evaluation of a set: reading, embedding, ranking."""
+    machine, images = training.machine, watched.images
+    mine = -(-len(images) // machine.team.size)
+    embedding = both_at_once(probe.forward * share, probe_reading(watched.feed), machine.device) * mine
+    if watched.benchmark is not None:  # a few queries
+        return embedding
+    return embedding + probe_ranking(images.labels, training.network.embedder.dim, machine.device) / machine.team.size
 
-    def forward(number: int) -> Tensor:
-        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False):
-            embeddings: Tensor = call_model(network, some[:number])
-        return embeddings
 
-    weight = graph_weight(forward, network, count)
-    seconds: list[float] = []
-    # The first pays for memory and kernels that later ones reuse; of a small network more are needed, and cost nothing.
-    while len(seconds) < 2 or (len(seconds) < 8 and sum(seconds) < _PROBE_SECONDS):
-        start = time.perf_counter()
-        with torch.enable_grad():
-            embeddings = forward(count)
-            torch.autograd.grad(embeddings, parameters, torch.zeros_like(embeddings), allow_unused=True)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    set_random_state(device, state)
-    return weight, min(seconds) / count
+def _evaluations(training: Training) -> int:
+    """How often the watched sets are measured."""
+    run, batches = training.config.run, training.batches
+    if not training.watched:
+        return 0
+    per_epoch = max(len(batches.sampler), 1)
+    epochs, rest = divmod(batches.steps, per_epoch)
+    every = run.evaluate_every if isinstance(run.evaluate_every, int) else 1
+    at_the_end = bool(rest) or epochs % every != 0
+    return int(run.evaluate_first) + epochs // every + int(at_the_end)
+
+
+def _saving(training: Training, network: NetworkFigures, seconds: float, evaluations: int) -> float:
+    """Seconds of checkpoints, best weights and the model at the end."""
+    run = training.config.run
+    checkpoints = seconds / (60 * run.checkpoint_minutes) if run.checkpoint_minutes else training.batches.steps
+    if run.checkpoint_steps:
+        checkpoints = max(checkpoints, training.batches.steps / run.checkpoint_steps)
+    weights, moments = 4 * network.parameters, 8 * network.trained_parameters
+    # Of many evaluations about a third are the best so far.
+    best = evaluations / 3 if training.sets.validation is not None else 0
+    return float(checkpoints * (weights + moments) + (best + 1) * weights) / _BYTES_PER_SECOND
 
 
 def _virtual(config: Config, batch: int, sizes: NDArray[np.int64]) -> int:

@@ -1,7 +1,8 @@
-"""Where a training's figures go: ``metrics.jsonl`` always, the live line in a terminal, TensorBoard on request."""
+"""Where a training's figures go: ``metrics.jsonl`` always, the progress line, ``train.log``, TensorBoard on request."""
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping
 from importlib import import_module
@@ -10,9 +11,11 @@ from typing import Any
 
 import torch
 
-from recollect.common.console import ProgressLine
+from recollect.common.console import PROGRESS, ProgressLine
 from recollect.common.imports import require
 from recollect.training.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
 
 resource: ModuleType | None
 try:
@@ -22,11 +25,11 @@ except ImportError:  # Windows has none
 
 
 class Log:
-    """Takes a record a step and one an evaluation.
+    """Takes one record per step and one per evaluation.
 
     Args:
         folder: the run; None on all processes but the first, which then keep quiet.
-        line: the live line.
+        line: the progress line.
         tensorboard: also write event files into the run.
     """
 
@@ -46,11 +49,14 @@ class Log:
     def step(self, **record: Any) -> None:
         """One optimizer step."""
         memory = record["memory_mb"]
+        # What matters most comes first: a narrow terminal cuts the rest.
         note = (
-            f"epoch {record['epoch']:.1f} loss {record['loss']:.4f} {record['images_per_second']:,.0f} images/s"
-            f"{'' if memory is None else f' {memory:,} MB'}{self._watched}"
+            f"loss {record['loss']:.4f} {record['images_per_second']:,.0f} images/s{self._watched} "
+            f"epoch {record['epoch']:.1f}{'' if memory is None else f' {memory:,} MB'}"
         )
-        self.line.advance(1, note=note)
+        told = self.line.advance(1, note=note)
+        if told is not None and self.folder is not None:
+            self.folder.append_log(told)
         self._write({"kind": "step", **record})
 
     def evaluation(self, name: str, step: int, metrics: Mapping[str, float]) -> None:
@@ -58,6 +64,11 @@ class Log:
         self.latest[name] = dict(metrics)
         first = next(iter(metrics))
         self._watched = f" {name} {first} {100 * metrics[first]:.1f}"
+        if self.folder is not None:
+            figures = "  ".join(f"{key} {100 * value:.1f}" for key, value in metrics.items())
+            line = f"{name:<10} after step {step:,}, in %: {figures}"
+            logger.info(line, extra=PROGRESS)
+            self.folder.append_log(line)
         self._write({"kind": "evaluation", "step": step, "split": name, **metrics})
 
     def close(self) -> None:

@@ -49,9 +49,14 @@ def make_optimizer(config: OptimizerConfig, model: HasGroups, loss: nn.Module) -
         raise ConfigError("nothing is left to train: the whole model is frozen. Set model.freeze to an earlier stage.")
     for group in groups:
         group["base_lr"] = group["lr"]
+    return optimizer_of(config, groups)
+
+
+def optimizer_of(config: OptimizerConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """The optimizer called ``config.name`` over ``groups``, each with its learning rate."""
     if config.name == "sgd":
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
-    return (torch.optim.Adam if config.name == "adam" else torch.optim.AdamW)(groups, lr=config.lr)
+        return torch.optim.SGD(groups, momentum=config.momentum)
+    return (torch.optim.Adam if config.name == "adam" else torch.optim.AdamW)(groups)
 
 
 @dataclass(frozen=True)

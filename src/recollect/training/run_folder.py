@@ -2,15 +2,16 @@
 
     config.yaml      every setting, resolved; ``recollect train RUN/config.yaml`` does it again
     manifest.json    versions, machine, command, data fingerprints, weights, plan, and the outcome once there is one
-    metrics.jsonl    a line a step and a line an evaluation, in order
+    metrics.jsonl    one line per step and one per evaluation, in order
+    train.log        the plan, remarks, and how far it was every 30 seconds, with the time of day
     checkpoints/     last.pt to go on from, best-STEP.pt by validation
     model/           the final embedder
     stopped/         the batch at which a run stopped on a loss that is no number
-    whitening/       only before the first step: features that the last layer's whitening is learned from
+    trained_on.npz   names of the training classes and digests of the training images
     .lock            held by the process that trains; never removed, since another process may be waiting on it
 
-Everything is written whole or not at all, the folder itself with its configuration included. A folder that holds
-anything is never written over, except for what an interrupted start of a run left.
+Everything but ``metrics.jsonl`` and ``train.log`` is written whole or not at all, the folder itself with its configuration
+included. A folder that holds anything is never written over, except for what an interrupted start of a run left.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -34,12 +36,12 @@ from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import append_line, atomic_write, make_folder_for, new_folder, write_json, write_text
 from recollect.common.processor import VARIABLE, processor_name
 from recollect.common.reading import read_json, read_json_lines
-from recollect.common.yaml_text import parse_yaml, read_yaml_text
-from recollect.config.overrides import as_mapping, as_written_before, from_mapping, missing_groups
+from recollect.config.overrides import as_mapping
 from recollect.config.schema import Config
+from recollect.inference.run_files import END, TO_END, RunFiles, absolute_roots
+from recollect.inference.trained_on import FILE as TRAINED_ON
+from recollect.inference.trained_on import TrainedOn
 
-_TO_END, _END = ", up to the line of its end.", "# The end."
-"""What a ``config.yaml`` begins and ends with, so that a truncated one is known; those of former versions do not."""
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "pytorch-metric-learning")
 
 
@@ -61,21 +63,17 @@ def _is_left_over(entry: Path) -> bool:
             return "recollect" in read_json(entry, dict).get("versions", {})
         except DataError:
             return False
-    return entry.name == ".lock" or (entry.name.startswith(".") and entry.name.endswith(".part"))
+    return entry.name in (".lock", TRAINED_ON) or (entry.name.startswith(".") and entry.name.endswith(".part"))
 
 
-class RunFolder:
+class RunFolder(RunFiles):
     """Paths of a run and the small files in it. Make one with ``create`` or ``open``."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.config_file = path / "config.yaml"
-        self.manifest_file = path / "manifest.json"
+        super().__init__(path)
         self.metrics_file = path / "metrics.jsonl"
-        self.last = path / "checkpoints" / "last.pt"
-        self.model = path / "model"
+        self.log_file = path / "train.log"
         self.stopped = path / "stopped"
-        self.whitening = path / "whitening"
         self.lock = path / ".lock"
 
     @classmethod
@@ -98,20 +96,24 @@ class RunFolder:
         make_folder_for(path / "config.yaml" if path.is_dir() else path)
         return cls(path)
 
-    def begin(self, config: Config, manifest: Mapping[str, Any]) -> None:
-        """Make the folder with its first two files: all of it, or nothing.
+    def begin(self, config: Config, manifest: Mapping[str, Any], trained_on: TrainedOn | None = None) -> None:
+        """Make the folder with its first files: all of it, or nothing.
 
         Raises:
             StorageError: the system refuses, or another process began a run there meanwhile.
         """
         if self.path.is_dir():  # perhaps a mount point, which cannot be replaced; without a configuration it is no run
-            write_json(self.manifest_file, manifest)
-            self.write_config(config)
+            self._write_first(config, manifest, trained_on)
             return
         with new_folder(self.path) as folder:
-            begun = RunFolder(folder)
-            write_json(begun.manifest_file, manifest)
-            begun.write_config(config)
+            RunFolder(folder)._write_first(config, manifest, trained_on)
+
+    def _write_first(self, config: Config, manifest: Mapping[str, Any], trained_on: TrainedOn | None) -> None:
+        """The configuration comes last: with it the folder is a run."""
+        write_json(self.manifest_file, manifest)
+        if trained_on is not None:
+            trained_on.write(self.path)
+        self.write_config(config)
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
@@ -139,56 +141,15 @@ class RunFolder:
                 path.unlink(missing_ok=True)
 
     def write_config(self, config: Config) -> None:
-        """Write the resolved configuration."""
+        """Write the resolved configuration, its images by absolute paths."""
+        config = replace(config, data=absolute_roots(config.data))
         text = yaml.safe_dump(as_mapping(config), sort_keys=False, allow_unicode=True, width=120)
-        head = f"# Written by recollect {__version__}: every setting of this run{_TO_END}"
-        write_text(self.config_file, f"{head}\n{text}{_END}\n")
-
-    def read_config(self) -> Config:
-        """The configuration that was written.
-
-        Raises:
-            DataError: the file is not whole: what is missing would silently become a default. ConfigError: it is not
-                valid.
-        """
-        text = read_yaml_text(self.config_file)
-        values = parse_yaml(text, str(self.config_file))
-        missing = missing_groups(values) if isinstance(values, Mapping) else ["everything"]
-        if _TO_END in text.partition("\n")[0] and f"\n{_END}" not in text:
-            missing = missing or ["the end"]
-        if missing:
-            raise DataError(
-                f"{self.config_file}: not whole, it lacks {', '.join(missing)}. Put a whole copy of it back; a run is not "
-                "resumed on settings that it did not have."
-            )
-        return as_written_before(from_mapping(values, str(self.config_file)))
+        head = f"# Written by recollect {__version__}: every setting of this run{TO_END}"
+        write_text(self.config_file, f"{head}\n{text}{END}\n")
 
     def update_manifest(self, **values: Any) -> None:
         """Add entries to ``manifest.json``."""
         write_json(self.manifest_file, {**self.read_manifest(), **values})
-
-    def read_manifest(self) -> dict[str, Any]:
-        """What ``manifest.json`` says; empty without one.
-
-        Raises:
-            DataError: it is damaged.
-        """
-        if not self.manifest_file.exists():
-            return {}
-        found = read_json(self.manifest_file, dict)
-        groups = ("versions", "machine", "data", "weights", "plan", "outcome", "pruned")
-        sound = all(found.get(key) is None or isinstance(found[key], dict) for key in groups)
-        sound = sound and isinstance(found.get("resumed", []), list)
-        if sound and (outcome := found.get("outcome")):
-            numbers = [outcome.get(key, 0) for key in ("steps", "seconds", "chosen_step")]
-            metrics = outcome.get("metrics", {})
-            sound = all(isinstance(number, int | float) for number in numbers) and isinstance(metrics, dict)
-            sound = sound and all(isinstance(values, dict) for values in metrics.values())
-        if not sound:
-            raise DataError(
-                f"{self.manifest_file}: entries of other types than recollect writes. Put a whole copy back."
-            )
-        return found
 
     def keep_batch(self, rank: int, batch: Mapping[str, Any], about: Mapping[str, Any]) -> Path:
         """Keep the batch at which a training lost its way, so that someone can look at it.
@@ -206,6 +167,11 @@ class RunFolder:
             torch.save(dict(batch), file)
         write_json(folder / "batch.json", dict(about))
         return folder
+
+    def append_log(self, *lines: str) -> None:
+        """Add lines to ``train.log``."""
+        with self.log_file.open("a", encoding="utf-8") as file:
+            file.writelines(f"{now()} {line}\n" for line in lines)
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add a line to ``metrics.jsonl``."""

@@ -8,8 +8,8 @@ state (``checkpoint.py``), files (``run_folder.py``, ``logs.py``), interruptions
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
-import shutil
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
@@ -26,20 +26,25 @@ from recollect.common.refusals import StorageError
 from recollect.common.threads import limited_threads
 from recollect.config.schema import Config
 from recollect.data import shard
+from recollect.data.image_set import Indices
+from recollect.data.sources.revisited import SFM_NAME
+from recollect.inference.run_files import read_checkpoint, relative_roots
+from recollect.inference.trained_on import refuse_other_training_images, trained_on
 from recollect.step.chunking import is_out_of_memory
 from recollect.step.large_batch import StepInfo, large_batch_step
 from recollect.step.team import Team, losing_no_process
-from recollect.training.batches import Fed, Indices
+from recollect.training.batches import Fed
 from recollect.training.build import Training, built
-from recollect.training.checkpoint import Progress, load_checkpoint, read_checkpoint, save_best, save_checkpoint
+from recollect.training.checkpoint import Progress, load_checkpoint, save_best, save_checkpoint
 from recollect.training.estimate import Plan, estimate
 from recollect.training.logs import Log, peak_memory_mb
 from recollect.training.optimizer import Position, clip_gradients, set_learning_rates
 from recollect.training.run_folder import RunFolder, circumstances, now
 from recollect.training.signals import StopRequest, stop_on_signals
-from recollect.training.validation import chosen_value, measure
-from recollect.training.whitened_start import whiten_last_layer
+from recollect.training.validation import measure, merit
+from recollect.training.whitened_start import whiten_last_layer, whitening_images
 
+logger = logging.getLogger(__name__)
 OnValidation = Callable[[int, dict[str, float]], None]
 """Receives the step and the metrics, as fractions."""
 
@@ -70,7 +75,6 @@ def train(
     out: Path | str | None = None,
     *,
     resume: Path | str | None = None,
-    say: Callable[[str], None] = print,
     on_validation: OnValidation | None = None,
 ) -> Outcome:
     """Train, from the start or from where a run was left.
@@ -79,7 +83,6 @@ def train(
         config: what to do (see ``recipes.resolve``); not with ``resume``.
         out: the run folder to make; by default a new one in ``runs``.
         resume: a run folder to go on with. The result is that of the uninterrupted run, to the bit on a CPU.
-        say: receives the plan and remarks, a line each.
         on_validation: called after each evaluation of the validation classes. What it raises ends the run, which can
             be resumed from its last checkpoint.
 
@@ -89,7 +92,7 @@ def train(
     """
     run = None if resume is None else RunFolder.open(resume)
     if run is not None and (finished := run.read_manifest().get("outcome")):
-        say(f"{run.path} is finished; nothing is left to do.")
+        logger.info(f"{run.path} is finished; nothing is left to do.")
         known = {"steps": 0, "seconds": 0.0, "chosen_step": 0, "metrics": {}} | finished
         return Outcome(run.path, **{name: known[name] for name in ("steps", "seconds", "chosen_step", "metrics")})
     if (config is None) == (run is None):
@@ -100,17 +103,22 @@ def train(
         losing_no_process(training.machine.team, lambda: advice),
     ):
         team, figures = training.machine.team, estimate(training)
-        speak = say if team.rank == 0 else _silent
-        for line in figures.lines(training.choices):
-            speak(line)
+        lines = figures.lines(training.choices) if team.rank == 0 else []
+        for line in lines:
+            logger.info(line)
+        if run is not None:
+            refuse_other_training_images(run.path, training.sets.train)  # on every process: all of them end
         training.prepare()
         folder = _place(training, figures, run, out)
         advice = f"Go on from the last checkpoint: start all of them again with --resume {folder.path}."
         with _alone(folder, team), stop_on_signals() as stop, _resumable(folder):
-            if team.rank == 0 and run is not None:
-                folder.update_manifest(resumed=[*folder.read_manifest().get("resumed", []), now()])
-            speak(f"run        {folder.path}")
-            return Trainer(training, folder, stop, speak, on_validation).run()
+            if team.rank == 0:
+                if run is not None:
+                    folder.update_manifest(resumed=[*folder.read_manifest().get("resumed", []), now()])
+                folder.append_log(*lines)
+            trainer = Trainer(training, folder, stop, on_validation)
+            trainer.remark(f"run        {folder.path}")
+            return trainer.run()
 
 
 def plan(config: Config) -> tuple[Plan, list[str]]:
@@ -122,19 +130,24 @@ def plan(config: Config) -> tuple[Plan, list[str]]:
 
 def _place(training: Training, figures: Plan, run: RunFolder | None, out: Path | str | None) -> RunFolder:
     """The folder of ``run``, or of a new one, made with its configuration. Every process calls it."""
-    team = training.machine.team
+    team, sets = training.machine.team, training.sets
     if team.rank == 0 and run is None:
         run = RunFolder.create(out, training.config.name)
-        run.begin(training.config, _beginning(training, figures))
+        run.begin(training.config, _beginning(training, figures, run.path), trained_on(sets.train, sets.validation))
     return RunFolder(Path(team.from_first(None if run is None else str(run.path))))
 
 
-def _beginning(training: Training, figures: Plan) -> dict[str, Any]:
+def _beginning(training: Training, figures: Plan, run: Path) -> dict[str, Any]:
     """What the manifest of a new run says."""
     config, machine = training.config, training.machine
     return {
         **circumstances(machine.device, machine.team.size),
-        "data": {"name": config.data.name, "root": config.data.root, "fingerprints": training.sets.fingerprints()},
+        "data": {
+            "name": config.data.name,
+            "root": config.data.root,
+            "relative": relative_roots(config.data, run),
+            "fingerprints": training.sets.fingerprints(),
+        },
         "weights": training.network.embedder.config.provenance.as_dict(),
         "choices": [str(choice) for choice in training.choices],
         "plan": figures.as_dict(),
@@ -175,12 +188,17 @@ class Trainer:
         training: Training,
         folder: RunFolder,
         stop: StopRequest,
-        say: Callable[[str], None],
         on_validation: OnValidation | None = None,
     ) -> None:
-        self.training, self.folder, self.stop, self.say, self.on_validation = training, folder, stop, say, on_validation
+        self.training, self.folder, self.stop, self.on_validation = training, folder, stop, on_validation
         self.config, self.machine, self.team = training.config, training.machine, training.machine.team
         self.chunk, self.progress, self.first = training.batches.chunk, Progress(), self.team.rank == 0
+
+    def remark(self, line: str) -> None:
+        """Log a line and keep it in the run."""
+        if self.first:
+            logger.info(line)
+            self.folder.append_log(line)
 
     def run(self) -> Outcome:
         """The whole training."""
@@ -205,13 +223,14 @@ class Trainer:
             self.training.batches.sampler.load_state_dict(sampler)
             if self.progress.best:  # needed after the last step; better missed now
                 read_checkpoint(self.folder.best(self.progress.best["step"]))
-            self.say(f"resumed    after step {self.progress.step:,}")
-        elif whiten_last_layer(self.training, self.say, self.folder.whitening):
+            self.remark(f"resumed    after step {self.progress.step:,}")
+        elif (chosen := whitening_images(self.config, self.training.sets.train)) is not None:
+            self.remark(f"whitening  the last layer starts from {len(chosen):,} training images")
+            whiten_last_layer(self.training, chosen)
             self._save()  # so that it is learned once, however early the run is interrupted
         if self.first:
-            shutil.rmtree(self.folder.whitening, ignore_errors=True)
             # Before the first step the first evaluation is taken again.
-            self.folder.forget_after(self.progress.step or -1, self.say)
+            self.folder.forget_after(self.progress.step or -1, self.remark)
             self.folder.forget_best_but(self.progress.best.get("step"))
         self.saved_at = time.monotonic()
         self.started_at = time.monotonic() - self.progress.seconds
@@ -219,8 +238,8 @@ class Trainer:
     @contextlib.contextmanager
     def _logging(self) -> Iterator[None]:
         quiet = None if self.first else True
-        with ProgressLine("training", self.training.batches.steps, "steps", quiet) as line:
-            line.advance(self.progress.step)
+        done, steps = self.progress.step, self.training.batches.steps
+        with ProgressLine("training", steps, "steps", quiet, done=done) as line:
             self.log = Log(self.folder if self.first else None, line, self.config.run.tensorboard)
             try:
                 yield
@@ -356,17 +375,17 @@ class Trainer:
             metrics = measure(network, watched, self.team, machine.device, machine.dtype)
             self.log.evaluation(watched.name, self.progress.step, metrics)
             if watched.name == "val":
-                self._keep_if_best(chosen_value(metrics, self.config.run.select))
+                self._keep_if_best(metrics)
                 if self.on_validation is not None:
                     self.on_validation(self.progress.step, metrics)
 
-    def _keep_if_best(self, value: float) -> None:
-        if value > self.progress.best.get("value", -1.0):
-            self.progress.best = {"step": self.progress.step, "value": value}
+    def _keep_if_best(self, metrics: dict[str, float]) -> None:
+        value, tie, step = merit(metrics, self.config.run.select, self.progress.step)
+        best = self.progress.best
+        if (value, tie, step) > (best.get("value", -1.0), best.get("tie", 0.0), best.get("step", -1)):
+            self.progress.best = {"step": step, "value": value, "tie": tie}
             if self.first:
-                save_best(
-                    self.folder.best(self.progress.step), self.training.network.embedder, self.progress.step, value
-                )
+                save_best(self.folder.best(step), self.training.network.embedder, step, value)
 
     def _save_if_due(self) -> None:
         every = self.config.run.checkpoint_steps
@@ -410,7 +429,7 @@ class Trainer:
         )
         if self.first:
             embedder.save(self.folder.model, overwrite=True)
-            set_name = "sfm120k" if self.training.sets.benchmark is not None else "the validation classes"
+            set_name = SFM_NAME if self.training.sets.benchmark is not None else "the validation classes"
             by = f"{self.config.run.select} of {set_name}" if best else "being the last"
             known: dict[str, Any] = {**vars(outcome), "chosen_by": by}
             self.folder.update_manifest(finished=now(), outcome={k: v for k, v in known.items() if k != "folder"})
@@ -422,7 +441,3 @@ class Trainer:
 def _closable(stream: Iterator[Fed]) -> Generator[Fed]:
     """A stream that can be closed early, ending its read-ahead."""
     yield from stream
-
-
-def _silent(line: str) -> None:
-    """What processes other than the first say."""

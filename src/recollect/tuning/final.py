@@ -8,43 +8,40 @@ is shown, never repeated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
 from pathlib import Path
 from typing import Any
 
 from recollect.common.errors import DataError
 from recollect.common.reading import read_json
-from recollect.config.overrides import published_tests
 from recollect.config.schema import Config
 from recollect.data import ImageSet, load
 from recollect.data.registry import find_source
-from recollect.evaluation import evaluate
-from recollect.evaluation.result import write_summary
-from recollect.models import Embedder
+from recollect.inference.evaluating import measure_and_keep
+from recollect.inference.opening import open_model
+from recollect.inference.test_sets import TestChoice, as_test_set
 from recollect.training.run_folder import RunFolder
 from recollect.tuning.protocol import Protocol, final_config
 from recollect.tuning.results import TrialRecord
-from recollect.tuning.study_database import Lease, Store
+from recollect.tuning.study_database import Lease, StudyDatabase
 from recollect.tuning.trial import run
 
-KS = (1, 10, 100, 1000)
-"""Where the recipe has no published r@k that say which are looked at; the default of ``recollect eval``."""
+logger = logging.getLogger(__name__)
 
 
-def read_final(store: Store) -> dict[str, Any] | None:
+def read_final(store: StudyDatabase) -> dict[str, Any] | None:
     """What came of the final training, if it is done."""
     done = [trial for trial in store.trials() if trial.state.name == "COMPLETE"]
     return dict(done[0].user_attrs["result"]) if done else None
 
 
-def finish_study(store: Store, protocol: Protocol, best: TrialRecord, say: Callable[[str], None]) -> None:
+def finish_study(store: StudyDatabase, protocol: Protocol, best: TrialRecord) -> None:
     """Train and test, unless that is done or being done.
 
     Args:
         store: the study of one trial that the final training is.
         protocol: what was searched.
         best: the chosen trial. A choice written down before is kept to.
-        say: receives what happens.
 
     Raises:
         DataError: the test set is not there. Nothing is lost, and the study stays open; the same command goes on once it
@@ -52,44 +49,45 @@ def finish_study(store: Store, protocol: Protocol, best: TrialRecord, say: Calla
     """
     done = read_final(store)
     if done is not None:
-        say(f"final      done before, with trial {done['trial']:04d}: it is shown, not repeated")
-        _say_metrics(done["metrics"], say)
+        logger.info(f"final      done before, with trial {done['trial']:04d}: it is shown, not repeated")
+        _log_metrics(done["metrics"])
         return
     # Before hours of training, not after; and before the study is closed, which without a test set it has no reason to be.
     tests = sets_to_test(protocol.base)
     lease = store.claim(1)
     if lease is None:
-        say("final      is being trained by another process")
+        logger.info("final      is being trained by another process")
         return
     with store.at_work(lease):
         chosen = lease.trial.user_attrs.get("chosen")
         if chosen is None:
             chosen = {"trial": best.number, "settings": best.settings, "epoch": best.best_epoch, "value": best.value}
             lease.trial.set_user_attr("chosen", chosen)
-        _finish(store, lease, protocol, chosen, tests, say)
+        _finish(store, lease, protocol, chosen, tests)
 
 
 def _finish(
-    store: Store,
+    store: StudyDatabase,
     lease: Lease,
     protocol: Protocol,
     chosen: dict[str, Any],
     tests: dict[str, ImageSet],
-    say: Callable[[str], None],
 ) -> None:
     epochs = max(1, round(chosen["epoch"]))
     config = final_config(protocol, chosen["settings"], epochs)
-    say(
+    logger.info(
         f"chosen     trial {chosen['trial']:04d}: validation {config.run.select} {100 * chosen['value']:.2f} %, best at epoch "
         f"{chosen['epoch']:g}"
     )
     folder = store.folder / "final"
-    say(f"final      {epochs} epochs on all training classes, in {folder}")
-    outcome = run(folder, config, lambda line: None)
-    metrics = {name: _test(folder, config, name, images) for name, images in tests.items()}
-    _say_metrics(metrics, say)
+    logger.info(f"final      {epochs} epochs on all training classes, in {folder}")
+    outcome = run(folder, config)
+    metrics = {name: _test(folder, config, images) for name, images in tests.items()}
+    _log_metrics(metrics)
     if not tests:
-        say(f"test       {config.data.name} has no test split of its own: measure it with recollect eval {folder}")
+        logger.info(
+            f"test       {config.data.name} has no test split of its own: measure it with recollect eval {folder}"
+        )
     plan = RunFolder(folder).read_manifest().get("plan", {})
     result = {
         "folder": str(folder),
@@ -106,10 +104,10 @@ def _finish(
     store.finish(lease, "COMPLETE", chosen["value"], {"result": result})
 
 
-def _say_metrics(metrics: dict[str, dict[str, float]], say: Callable[[str], None]) -> None:
+def _log_metrics(metrics: dict[str, dict[str, float]]) -> None:
     for name, values in metrics.items():
         told = [f"{key} {100 * value:.2f}" for key, value in values.items() if key.startswith(("r@", "map@r"))]
-        say(f"test       {name}, in %: {'  '.join(told)}")
+        logger.info(f"test       {name}, in %: {'  '.join(told)}")
 
 
 def sets_to_test(config: Config) -> dict[str, ImageSet]:
@@ -119,25 +117,16 @@ def sets_to_test(config: Config) -> dict[str, ImageSet]:
     return {f"{data.name}/{split}": load(data.name, data.root, split, **data.options) for split in splits}
 
 
-def _test(folder: Path, config: Config, name: str, images: ImageSet) -> dict[str, float]:
+def _test(folder: Path, config: Config, images: ImageSet) -> dict[str, float]:
     """Metrics of one test set, measured once and kept where ``recollect eval`` keeps them."""
-    place = folder / "eval" / name.replace("/", "-")
+    device = None if config.run.device == "auto" else config.run.device
+    choice = TestChoice(config.data.name, config.data.root, images.split, config.data.options)
+    # The search is over and the set is the data set's own: nothing is left out of it.
+    test = as_test_set(choice, images, folder, trained_classes="keep")
+    place = folder / "eval" / test.name
     if (place / "metrics.json").exists():
         known = read_json(place / "metrics.json", dict).get("metrics")
         if isinstance(known, dict) and all(isinstance(value, int | float) for value in known.values()):
             return known
         raise DataError(f"{place / 'metrics.json'}: holds no metrics. Remove it to measure again.")
-    published = published_tests(config.published)
-    ks = [int(key.removeprefix("r@")) for key in published.get(name, {}) if key.startswith("r@")]
-    device = None if config.run.device == "auto" else config.run.device
-    vectors = Embedder.load(RunFolder(folder).model).embed(_pictures(images), device=device)
-    result = evaluate(vectors, images.labels, ks=ks or KS)
-    result.save(place / "queries.npz", overwrite=True)
-    source = {"model": str(folder), "data": config.data.name, "split": images.split, "fingerprint": images.fingerprint}
-    write_summary(place / "metrics.json", {**result.summary(), "protocol": "all", "source": source})
-    return result.metrics
-
-
-def _pictures(images: ImageSet) -> Iterator[Any]:
-    as_files = images.arrays is None and images.boxes is None
-    return (images.path(index) if as_files else images.read(index) for index in range(len(images)))
+    return measure_and_keep(open_model(folder, device=device), test, place)

@@ -33,13 +33,12 @@ def plan_lines(
     middle = {name: _middle(parameter) for name, parameter in protocol.space.items()}
     with only_splits(config.data.train_split):
         trial, said = trainer.plan(trial_config(protocol, as_settings(middle)))
-    seconds = trial.cost.seconds_per_step * trial.length.steps * trials
+    seconds = trial.time.seconds * trials
     return [
         *lines(protocol, study_folder(config, out), trials, sampler, pruner),
         *(line for line in said if line.startswith(("model", "batch", "chunk", "machine"))),
         f"a trial    of {middle['epochs']} epochs is {trial.length.steps:,} steps",
-        f"time       about {in_words(seconds)} for {trials} trials, loss and evaluation not counted; then one training on "
-        "all training classes, and the test",
+        f"time       about {in_words(seconds)} for {trials} trials; then one training on all training classes, and the test",
     ]
 
 

@@ -19,11 +19,12 @@ from recollect.config.overrides import as_mapping, with_settings
 from recollect.config.schema import Config
 from recollect.data import ImageSet, class_disjoint_split, load, only_splits
 from recollect.data.registry import find_source
+from recollect.data.sources.revisited import SFM_NAME
+from recollect.inference.test_sets import EVERY_K
 from recollect.models.weight_files import obtain_weights
 from recollect.models.zoo import find
 from recollect.training.batches import make_sampler
 from recollect.training.build import make_loss
-from recollect.training.validation import KS
 from recollect.tuning.space import Parameter, Space, as_settings, corners, default_space, read_space
 
 LOCAL = (
@@ -33,7 +34,7 @@ LOCAL = (
 """Settings that may differ between machines that share a study: they say where and how fast, not what. Which weights a
 network starts from is in a study's identity by their content."""
 
-MEASURED = (*(f"r@{k}" for k in KS), "map@r")
+MEASURED = (*(f"r@{k}" for k in EVERY_K), "map@r")
 """What ``run.select`` can be where held-out classes validate."""
 
 
@@ -171,7 +172,7 @@ def _refuse(config: Config) -> None:
 def _validated_by_classes(config: Config) -> tuple[Config, list[str]]:
     """The recipe without a validation of its own, selected by what held-out classes can measure; and remarks."""
     select, remarks = config.run.select, []
-    if config.data.validation == "sfm120k":
+    if config.data.validation == SFM_NAME:
         remarks.append(
             "The search validates on the second half of the training classes instead of the queries of sfm120k."
         )

@@ -17,7 +17,7 @@ from typing import Any
 from recollect._version import __version__
 from recollect.common.files import write_json, write_text
 from recollect.tuning.protocol import Protocol
-from recollect.tuning.study_database import Store
+from recollect.tuning.study_database import StudyDatabase
 
 _STATES = {"COMPLETE": "done", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "queued"}
 MIN_FOR_IMPORTANCE = 20
@@ -46,7 +46,7 @@ class TrialRecord:
 
 
 @dataclass(frozen=True)
-class Results:
+class StudyResults:
     """A study.
 
     Attributes:
@@ -89,12 +89,12 @@ class Results:
         return {"written_by": f"recollect {__version__}", **asdict(self)}
 
 
-def read_results(store: Store, protocol: Protocol, final: dict[str, Any] | None = None) -> Results:
+def read_results(store: StudyDatabase, protocol: Protocol, final: dict[str, Any] | None = None) -> StudyResults:
     """Everything the database knows of a study."""
     trials = [_record(slot, trial) for slot, trial in store.slots().items()]
     best = best_trial(trials)
     base = protocol.base
-    return Results(
+    return StudyResults(
         name=store.study.study_name,
         folder=str(store.folder),
         recipe=base.name,
@@ -129,7 +129,7 @@ def best_trial(trials: list[TrialRecord]) -> TrialRecord | None:
     return max(done, key=lambda trial: (trial.value or 0.0, -trial.number), default=None)
 
 
-def write_tables(folder: Path, results: Results) -> None:
+def write_tables(folder: Path, results: StudyResults) -> None:
     """``trials.csv`` and ``study.json``."""
     write_json(folder / "study.json", results.as_dict())
     text = io.StringIO()

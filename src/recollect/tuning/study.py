@@ -7,9 +7,9 @@ processes may call ``tune`` on the same study at once.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ from recollect.data import only_splits
 from recollect.training.trainer import TrainingStoppedError
 from recollect.tuning.final import finish_study, read_final
 from recollect.tuning.protocol import Protocol, read_protocol, trial_config
-from recollect.tuning.results import Results, read_results, write_tables
+from recollect.tuning.results import StudyResults, read_results, write_tables
 from recollect.tuning.space import as_settings
-from recollect.tuning.study_database import Lease, LostTrialError, Store
+from recollect.tuning.study_database import Lease, LostTrialError, StudyDatabase
 from recollect.tuning.study_page import write_page
 from recollect.tuning.trial import ForeignRunError, Validated, has_diverged, mark_pruned, run, validated
 
+logger = logging.getLogger(__name__)
 TRIALS = 20
 
 
@@ -39,8 +40,7 @@ def tune(
     seed: int = 0,
     storage: str | None = None,
     final: bool = True,
-    say: Callable[[str], None] = print,
-) -> Results:
+) -> StudyResults:
     """Search for settings on the training classes; then train once on all of them and test once.
 
     Args:
@@ -53,7 +53,6 @@ def tune(
         seed: of the draws; that of the trainings is ``run.seed``.
         storage: a database's address or an SQLite file, shared by processes on several machines.
         final: whether to train on all classes and test when all trials are done.
-        say: receives what happens, a line each.
 
     Returns:
         Every trial, the chosen one, and the final result if there is one.
@@ -67,11 +66,11 @@ def tune(
     folder = study_folder(config, out)
     protocol = read_protocol(config, space)
     store = _open(folder, protocol, storage, sampler, pruner, seed)
-    closing = Store(folder, storage, part="final")
+    closing = StudyDatabase(folder, storage, part="final")
     for line in lines(protocol, folder, trials, sampler, pruner):
-        say(line)
+        logger.info(line)
     if not closing.slots():
-        _search(store, closing, protocol, trials, say)
+        _search(store, closing, protocol, trials)
     elif len(store.slots()) < trials:
         raise ConfigError(
             f"{folder} is closed: its choice is made among {len(store.slots())} trials, and trials after the test would "
@@ -81,13 +80,13 @@ def tune(
     unfinished = results.count("running", "queued") + max(0, trials - len(results.trials))
     if unfinished:
         what = "1 trial is" if unfinished == 1 else f"{unfinished} trials are"
-        say(f"{what} not done yet; the same command goes on, or the process that ends last does.")
+        logger.info(f"{what} not done yet; the same command goes on, or the process that ends last does.")
     elif results.best is None:
-        say(f"no trial came to its end, so there is nothing to choose. {_reasons(results)}")
+        logger.info(f"no trial came to its end, so there is nothing to choose. {_reasons(results)}")
     elif final:
-        finish_study(closing, protocol, results.best, say)
+        finish_study(closing, protocol, results.best)
         results = write_results(store, closing, protocol)
-    say(f"report     {folder / 'report.html'}")
+    logger.info(f"report     {folder / 'report.html'}")
     return results
 
 
@@ -110,7 +109,7 @@ def lines(protocol: Protocol, folder: Path, trials: int, sampler: str, pruner: s
     ]
 
 
-def write_results(store: Store, closing: Store, protocol: Protocol) -> Results:
+def write_results(store: StudyDatabase, closing: StudyDatabase, protocol: Protocol) -> StudyResults:
     """Write tables and page, and return what they hold."""
     results = read_results(store, protocol, read_final(closing))
     write_tables(store.folder, results)
@@ -128,38 +127,40 @@ def _refuse(trials: int) -> None:
         )
 
 
-def _open(folder: Path, protocol: Protocol, storage: str | None, sampler: str, pruner: str, seed: int) -> Store:
+def _open(folder: Path, protocol: Protocol, storage: str | None, sampler: str, pruner: str, seed: int) -> StudyDatabase:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file: choose another --out.")
     # The lock is there a moment before the database: a second process may come in between.
     known = storage is not None or any((folder / name).exists() for name in ("study.db", "study.db.lock"))
     if not known and folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty and no study: choose another --out.")
-    store = Store(folder, storage, sampler=sampler, pruner=pruner, seed=seed)
+    store = StudyDatabase(folder, storage, sampler=sampler, pruner=pruner, seed=seed)
     store.agree({**protocol.identity(), "sampler": sampler, "pruner": pruner, "seed": seed})
     return store
 
 
-def _search(store: Store, closing: Store, protocol: Protocol, trials: int, say: Callable[[str], None]) -> None:
+def _search(store: StudyDatabase, closing: StudyDatabase, protocol: Protocol, trials: int) -> None:
     """Trials until there are enough. Nothing but the training split can be read in here."""
     with only_splits(protocol.base.data.train_split):
         while (lease := store.claim(trials)) is not None:
             try:
                 with store.at_work(lease):
-                    _do(store, lease, protocol, trials, say)
+                    _do(store, lease, protocol, trials)
             except LostTrialError as error:
-                say(f"note       {error}")
+                logger.info(f"note       {error}")
             write_results(store, closing, protocol)  # a long search can be looked at
 
 
-def _do(store: Store, lease: Lease, protocol: Protocol, trials: int, say: Callable[[str], None]) -> None:
+def _do(store: StudyDatabase, lease: Lease, protocol: Protocol, trials: int) -> None:
     drawn = {name: parameter.draw(lease.trial) for name, parameter in protocol.space.items()}
     lease.trial.set_user_attr("drawn", drawn)
     path, select = store.folder / "trials" / f"{lease.slot:04d}", protocol.base.run.select
     label = f"trial {lease.slot:04d}"
     place = list(store.slots()).index(lease.slot) + 1
     again = ", going on" if (path / "config.yaml").exists() else ""
-    say(f"{label} ({place} of {trials}{again}): {', '.join(f'{name} {shown(value)}' for name, value in drawn.items())}")
+    logger.info(
+        f"{label} ({place} of {trials}{again}): {', '.join(f'{name} {shown(value)}' for name, value in drawn.items())}"
+    )
     pruned = store.optuna.TrialPruned
 
     def on_validation(step: int, metrics: dict[str, float]) -> None:
@@ -172,32 +173,32 @@ def _do(store: Store, lease: Lease, protocol: Protocol, trials: int, say: Callab
         settings = as_settings(drawn)
         lease.trial.set_user_attr("settings", settings)
         _report(lease, validated(path, select))
-        run(path, trial_config(protocol, settings), _silent, on_validation)
+        run(path, trial_config(protocol, settings), on_validation)
     except pruned:
         found = validated(path, select)
         mark_pruned(path, max(found.curve) if found else 0.0)
         store.finish(lease, "PRUNED", None, _facts(found))
-        say(f"{label} ended early: {_told(found, select)}")
+        logger.info(f"{label} ended early: {_told(found, select)}")
     except TrainingStoppedError as error:
         if not has_diverged(error):
             raise TrainingStoppedError(
                 f"asked to stop: trial {lease.slot:04d} is saved and queued. The same command goes on.", error.exit_code
             ) from error
         store.finish(lease, "FAIL", None, {**_facts(validated(path, select)), "failure": str(error)})
-        say(f"{label} failed: {error}")
+        logger.info(f"{label} failed: {error}")
     except ForeignRunError:
         raise
     except (ConfigError, InputError) as error:
         # Settings that contradict each other only together, or that only the network refuses. The next draw may be
         # sound, and the same one would fail again.
         store.finish(lease, "FAIL", None, {"failure": str(error)})
-        say(f"{label} failed: {error}")
+        logger.info(f"{label} failed: {error}")
     else:
         found = validated(path, select)
         if found is None:
             raise ConfigError(f"run.select {select!r} is not measured in {path}.")
         store.finish(lease, "COMPLETE", found.value, _facts(found))
-        say(f"{label} {_told(found, select)}")
+        logger.info(f"{label} {_told(found, select)}")
 
 
 def _report(lease: Lease, found: Validated | None) -> None:
@@ -212,7 +213,7 @@ def _report(lease: Lease, found: Validated | None) -> None:
             lease.trial.report(value, round(epoch))
 
 
-def _reasons(results: Results) -> str:
+def _reasons(results: StudyResults) -> str:
     """Why trials failed: the three most frequent reasons; those that differ in numbers only are one."""
     alike: dict[str, list[str]] = {}
     for trial in results.trials:
@@ -240,7 +241,3 @@ def _told(found: Validated | None, select: str) -> str:
 def shown(value: Any) -> str:
     """A drawn value in few digits."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _silent(line: str) -> None:
-    """A trial's own plan is in its run folder."""

@@ -63,7 +63,7 @@ def check_words(sampler: str, pruner: str) -> None:
             raise ConfigError(f"{what} {word} is unknown: choose one of {', '.join(known)}.")
 
 
-class Store:
+class StudyDatabase:
     """One study in a database.
 
     Args:

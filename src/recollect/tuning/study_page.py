@@ -1,6 +1,6 @@
 """``report.html`` of a study: the chosen trial, every trial, how much each parameter mattered, the cost, the final test.
 
-Built from ``Results`` alone, with the report room's elements and charts: no script, no network, every text escaped.
+Built from ``StudyResults`` alone, with the report room's elements and charts: no script, no network, every text escaped.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from recollect.config.overrides import published_tests
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.page import check_target, document
 from recollect.tuning import study_page_parts
-from recollect.tuning.results import Results
+from recollect.tuning.results import StudyResults
 from recollect.tuning.study_page_parts import percent, shown, title_of
 
 GENERATOR = "recollect tune"
 
 
-def write_page(path: Path, results: Results) -> Path:
+def write_page(path: Path, results: StudyResults) -> Path:
     """Write the page; an earlier one of its kind is replaced, any other file is not."""
     check_target(path, False, GENERATOR)
     heading = f"Settings for {results.recipe}"
@@ -46,7 +46,7 @@ def _today() -> str:
     return f"{datetime.now():%-d %B %Y}"
 
 
-def _introduction(results: Results) -> str:
+def _introduction(results: StudyResults) -> str:
     halves = results.protocol
     return (
         f"{len(results.trials)} settings were each trained on the first half of the training classes "
@@ -55,14 +55,14 @@ def _introduction(results: Results) -> str:
     )
 
 
-def _state(results: Results) -> str:
+def _state(results: StudyResults) -> str:
     open_ = results.count("running", "queued")
     if open_:
         return f"The search is under way: {'1 trial is' if open_ == 1 else f'{open_} trials are'} not done."
     return "The study is closed: it has been tested." if results.final else "The final training is not done yet."
 
 
-def _tiles(results: Results) -> Markup | None:
+def _tiles(results: StudyResults) -> Markup | None:
     best = results.best
     if best is None:
         return None
@@ -86,7 +86,7 @@ def _tiles(results: Results) -> Markup | None:
     )
 
 
-def _result(results: Results) -> Markup:
+def _result(results: StudyResults) -> Markup:
     best = results.best
     if best is None:
         return element("p", "No trial has come to its end yet.")
@@ -102,7 +102,7 @@ def _result(results: Results) -> Markup:
     return join(element("div", chosen, _test(results), class_="columns"), _rule(results))
 
 
-def _test(results: Results) -> Markup | None:
+def _test(results: StudyResults) -> Markup | None:
     if results.final is None:
         return element("p", "Not tested yet.")
     published = published_tests(results.protocol["published"])
@@ -119,7 +119,7 @@ def _test(results: Results) -> Markup | None:
     return join(*tables) if tables else element("p", "This data set has no test split of its own.")
 
 
-def _rule(results: Results) -> Markup | None:
+def _rule(results: StudyResults) -> Markup | None:
     final, best = results.final, results.best
     if best is None:
         return None
@@ -133,7 +133,7 @@ def _rule(results: Results) -> Markup | None:
     return element("p", text, class_="note")
 
 
-def _protocol(results: Results) -> Markup:
+def _protocol(results: StudyResults) -> Markup:
     halves = results.protocol
     varied: list[list[Child]] = [[title_of(name), said] for name, said in results.space.items()]
     sets: list[list[Child]] = [

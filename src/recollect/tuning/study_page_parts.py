@@ -9,7 +9,7 @@ from recollect.common.words import in_words
 from recollect.report.charts import Line, line_chart
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.scatter import Point, scatter_chart
-from recollect.tuning.results import BEST_SHARE, MIN_FOR_IMPORTANCE, Results, TrialRecord
+from recollect.tuning.results import BEST_SHARE, MIN_FOR_IMPORTANCE, StudyResults, TrialRecord
 
 TITLES = {
     "lr": "learning rate",
@@ -31,7 +31,7 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.2f} %"
 
 
-def trials(results: Results) -> Markup:
+def trials(results: StudyResults) -> Markup:
     """The course of the search and every trial."""
     known = [trial for trial in results.trials if trial.value is not None]
     order = sorted(known, key=lambda trial: (-(trial.value or 0.0), trial.number))
@@ -52,7 +52,7 @@ def trials(results: Results) -> Markup:
     )
 
 
-def _row(trial: TrialRecord, names: Sequence[str], results: Results) -> list[Child]:
+def _row(trial: TrialRecord, names: Sequence[str], results: StudyResults) -> list[Child]:
     chosen = trial.number == results.chosen
     return [
         join(f"{trial.number:04d}", element("strong", " ◆ chosen") if chosen else None),
@@ -74,7 +74,7 @@ def shown(value: Any) -> str:
     return "–" if value is None else str(value)
 
 
-def _course(results: Results) -> Markup | None:
+def _course(results: StudyResults) -> Markup | None:
     """Each trial's value, in the order of trials."""
     known = [(trial, trial.value) for trial in results.trials if trial.value is not None]
     return scatter_chart(
@@ -103,7 +103,7 @@ def _curves(order: Sequence[TrialRecord]) -> Markup | None:
     )
 
 
-def parameters(results: Results) -> Markup:
+def parameters(results: StudyResults) -> Markup:
     """How much each parameter mattered, and validation over each."""
     charts = []
     for name, said in results.space.items():
@@ -131,11 +131,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _share(results: Results, name: str) -> str | None:
+def _share(results: StudyResults, name: str) -> str | None:
     return f"Importance {100 * results.importance[name]:.0f} %." if name in results.importance else None
 
 
-def _importance(results: Results) -> Markup:
+def _importance(results: StudyResults) -> Markup:
     if not results.importance:
         return element(
             "p",
@@ -158,7 +158,7 @@ def _importance(results: Results) -> Markup:
     )
 
 
-def cost(results: Results) -> Markup:
+def cost(results: StudyResults) -> Markup:
     """Seconds and images."""
     final = results.final
     rows: list[list[Child]] = [

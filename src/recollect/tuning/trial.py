@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recollect.common.console import only_warnings
 from recollect.common.errors import ConfigError
 from recollect.config.overrides import as_mapping
 from recollect.config.schema import Config
 from recollect.training.run_folder import RunFolder, now
 from recollect.training.trainer import OnValidation, Outcome, TrainingStoppedError, train
+from recollect.training.validation import merit
 
 
 class ForeignRunError(ConfigError):
@@ -28,7 +30,7 @@ class Validated:
 
     Attributes:
         value: the best value of the metric that selects, of all evaluations after training has begun.
-        step, epoch: where it was reached first.
+        step, epoch: where it was reached; of equals the one with the highest mAP@R, then the last.
         curve: epoch → value, every evaluation.
         steps, seconds, images: what it cost.
     """
@@ -53,17 +55,19 @@ class Validated:
         }
 
 
-def run(path: Path, config: Config, say: Any, on_validation: OnValidation | None = None) -> Outcome:
-    """Train in ``path``, from the start or from where it was left.
+def run(path: Path, config: Config, on_validation: OnValidation | None = None) -> Outcome:
+    """Train in ``path``, from the start or from where it was left. Its plan and remarks stand in its folder alone.
 
     Raises:
         ForeignRunError: the folder holds a run with other settings.
     """
     folder = RunFolder(path)
     if not folder.config_file.exists():
-        return train(config, path, say=say, on_validation=on_validation)
+        with only_warnings("recollect.training"):
+            return train(config, path, on_validation=on_validation)
     _check_same(folder, config)
-    return train(resume=path, say=say, on_validation=on_validation)
+    with only_warnings("recollect.training"):
+        return train(resume=path, on_validation=on_validation)
 
 
 def _check_same(folder: RunFolder, config: Config) -> None:
@@ -91,6 +95,7 @@ def validated(path: Path, select: str) -> Validated | None:
     folder = RunFolder(path)
     epochs: dict[int, float] = {0: 0.0}
     curve: dict[int, float] = {}
+    merits: dict[int, tuple[float, float, int]] = {}
     seconds = 0.0
     for record in folder.read_metrics():
         if record["kind"] == "step":
@@ -98,10 +103,11 @@ def validated(path: Path, select: str) -> Validated | None:
             seconds = float(record.get("seconds") or 0)
         elif record.get("split") == "val" and select in record:
             curve[record["step"]] = float(record[select])
-    trained = {step: value for step, value in curve.items() if step > 0}
+            merits[record["step"]] = merit(record, select, record["step"])
+    trained = [step for step in curve if step > 0]
     if not trained:
         return None
-    best = max(trained, key=lambda step: (trained[step], -step))
+    best = max(trained, key=merits.__getitem__)
     manifest = folder.read_manifest()
     outcome: Mapping[str, Any] = manifest.get("outcome") or {}
     steps = max(epochs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,10 @@ from recollect.data.safe_pickle import read_plain_pickle
 
 UNLABELLED = "unlabelled"
 SFM = "retrieval-SfM-120k"
+
+
+SFM_NAME: Final = "sfm120k"
+"""The data set whose queries validate instance search."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +75,7 @@ def load_revisited(
         raise ConfigError(f"There is no benchmark {name!r}: choose one of {', '.join(_BENCHMARKS)}.")
     if missing == "drop":
         raise ConfigError("missing='drop' would shift the indices of the ground truth: use 'error' or 'keep'.")
-    source, benchmark = _BENCHMARKS[name], _parse_sfm if name == "sfm120k" else _parse_revisited
+    source, benchmark = _BENCHMARKS[name], _parse_sfm if name == SFM_NAME else _parse_revisited
     if not Path(root).is_dir():
         raise source.trouble(f"there is no folder {root}.")
     parsed = benchmark(source, Path(root))
@@ -234,9 +238,9 @@ R1M = Source(
     test_splits=(),
 )
 SFM120K = Source(
-    name="sfm120k",
+    name=SFM_NAME,
     title="SfM-120k, validation: landmarks, to choose settings for instance search",
-    read=_reader("sfm120k"),
+    read=_reader(SFM_NAME),
     splits=("database", "queries"),
     layout=f"root/{SFM}/{SFM}-val-eccv2020.pkl and root/{SFM}/ims/ (or root/train/{SFM}/, or root itself)",
     homepage="http://cmp.felk.cvut.cz/cnnimageretrieval/ (images); the pickle comes with https://github.com/gtolias/how",

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Indices = NDArray[np.int64]
+from recollect.data.image_set import Indices
+
 Uniforms = NDArray[np.float64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

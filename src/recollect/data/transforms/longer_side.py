@@ -101,4 +101,4 @@ def _upright_size(images: ImageSet, index: int) -> tuple[int, int]:
     """Width and height of the whole image, turned upright, without decoding it."""
     if images.arrays is not None:
         return images.arrays[index].shape[1], images.arrays[index].shape[0]
-    return image_size(images.path(index))
+    return image_size(images.path(index)) if images.items is None else images.read(index, crop=False).size

@@ -3,7 +3,7 @@
 For two images x, z of one class and a random α, the virtual example is ``v = α x + (1 − α) z``, labelled with that class and
 not normalized again. Similarities are linear in the embedding, so every similarity of a virtual example is a mixture of
 similarities that are there already: with the sparse mixing matrix A (one row an example, its parents' α and 1 − α in it),
-``S_mixed = A S Aᵀ``. The engine (``soft_rank.py``) mixes tiles of similarities with ``mix_rows`` and returns their gradient
+``S_mixed = A S Aᵀ``. The tile loop mixes tiles of similarities with ``mix_rows`` and returns their gradient
 with ``unmix_rows``.
 """
 

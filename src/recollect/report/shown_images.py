@@ -1,11 +1,14 @@
-"""The images of a report and their vectors, embedded once and kept in the run as ``report/vectors.npz``."""
+"""The images of a report and their vectors, with a copy in the run (``report/vectors.npz``).
+
+The copy is for a report that is written where the images are not at hand; where they are, vectors come from
+``inference``, which puts no image through a network twice.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +17,6 @@ from recollect.common.errors import DataError
 from recollect.common.files import atomic_write
 from recollect.common.reading import parse_json, read_npz
 from recollect.data import ImageSet
-
-if TYPE_CHECKING:
-    from recollect.models import Embedder
 
 
 @dataclass(frozen=True)
@@ -48,24 +48,19 @@ class Shown:
 
 @dataclass(frozen=True)
 class Kept:
-    """What ``vectors.npz`` holds."""
+    """What ``vectors.npz`` holds: images, vectors before and after training, and what tells when they are outdated."""
 
     shown: Shown
     vectors: dict[str, NDArray[np.float32]]
     keys: dict[str, str]
-
-
-def embed(embedder: Embedder, images: ImageSet, device: str | None) -> NDArray[np.float32]:
-    """Vectors of all images; a row of NaN for one that cannot be read."""
-    rows = embedder.embed(images, device=device, on_bad_image=lambda index, error: None)
-    vectors: NDArray[np.float32] = rows.numpy()
-    return vectors
+    words: dict[str, str]
 
 
 def write_kept(path: Path, kept: Kept, remarks: list[str]) -> None:
     """Keep vectors for the next report."""
     shown = kept.shown
     facts = {"data": shown.data, "split": shown.split, "whole": shown.whole, "keys": kept.keys}
+    facts["words"] = kept.words
     try:
         with atomic_write(path) as file:
             np.savez(
@@ -80,7 +75,7 @@ def write_kept(path: Path, kept: Kept, remarks: list[str]) -> None:
         remarks.append(f"The vectors could not be kept in {path}: {error}")
 
 
-def read_kept(path: Path, images: ImageSet | None) -> Kept | None:
+def read_kept(path: Path) -> Kept | None:
     """What an earlier report kept; None when there is nothing, or nothing whole."""
     try:
         archive = read_npz(path)
@@ -93,12 +88,13 @@ def read_kept(path: Path, images: ImageSet | None) -> Kept | None:
             labels,
             [str(name) for name in archive["class_names"]],
             int(facts["whole"]),
-            images,
         )
         vectors = {name[8:]: rows for name, rows in archive.items() if name.startswith("vectors_")}
-        keys = {str(name): str(value) for name, value in facts["keys"].items()}
+        keys, words = (
+            {str(name): str(value) for name, value in facts.get(key, {}).items()} for key in ("keys", "words")
+        )
     except (DataError, KeyError, ValueError, TypeError, AttributeError):
         return None
     sound = all(rows.ndim == 2 and len(rows) == len(shown.names) == len(labels) for rows in vectors.values())
     sound = sound and bool(len(labels)) and 0 <= labels.min() <= labels.max() < len(shown.class_names)
-    return Kept(shown, vectors, keys) if sound else None
+    return Kept(shown, vectors, keys, words) if sound else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recollect.losses.steps import Step, saturation
+from recollect.losses.engine.steps import Step, saturation
 
 _NEGLIGIBLE = 2.0**-40
 """A sum of weighted slopes below this is set to 0: products with SiMix's α and small coordinates could be subnormal.
@@ -19,7 +19,7 @@ Weights arrive scaled (``soft_rank.py``): this is 1e-30 of a loss in float32.
 """
 
 
-class Comparison:
+class StepSums:
     """All rows of ``z`` against all ``x``.
 
     Args:

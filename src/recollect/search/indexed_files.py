@@ -22,7 +22,7 @@ SPLITS = ("train", "test", "val")
 
 
 @dataclass(frozen=True)
-class Listed:
+class IndexedFile:
     """One image file to be in the index."""
 
     id: str
@@ -30,7 +30,9 @@ class Listed:
     metadata: dict[str, str] = field(default_factory=dict)
 
 
-def list_images(source: Path | str, *, prefix: str = "", allow_outside: bool = False) -> tuple[list[Listed], list[str]]:
+def list_images(
+    source: Path | str, *, prefix: str = "", allow_outside: bool = False
+) -> tuple[list[IndexedFile], list[str]]:
     """The images of a folder or of a CSV file, and remarks about what was left out.
 
     A folder: every image below it. The id is its path relative to the folder, ``label`` the first folder on that path
@@ -62,7 +64,7 @@ def list_images(source: Path | str, *, prefix: str = "", allow_outside: bool = F
     return found, remarks
 
 
-def _folder(root: Path, prefix: str, allow_outside: bool, remarks: list[str]) -> Iterator[Listed]:
+def _folder(root: Path, prefix: str, allow_outside: bool, remarks: list[str]) -> Iterator[IndexedFile]:
     tops = {entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")}
     in_splits = "train" in tops and tops <= set(SPLITS)
     for name in _walk(root, "", allow_outside, remarks, frozenset()):
@@ -73,7 +75,7 @@ def _folder(root: Path, prefix: str, allow_outside: bool, remarks: list[str]) ->
             metadata["split"] = folders.pop(0)
         if folders:
             metadata["label"] = folders[0]
-        yield Listed(prefix + name, root / name, metadata)
+        yield IndexedFile(prefix + name, root / name, metadata)
 
 
 def _walk(root: Path, folder: str, allow_outside: bool, remarks: list[str], above: frozenset[str]) -> Iterator[str]:
@@ -108,7 +110,7 @@ def _stays(root: Path, path: Path) -> bool:
     return path.resolve().is_relative_to(root.resolve())
 
 
-def _csv(path: Path, prefix: str, allow_outside: bool, remarks: list[str]) -> Iterator[Listed]:
+def _csv(path: Path, prefix: str, allow_outside: bool, remarks: list[str]) -> Iterator[IndexedFile]:
     seen: dict[str, int] = {}
     missing = 0
     try:
@@ -139,7 +141,7 @@ def _csv(path: Path, prefix: str, allow_outside: bool, remarks: list[str]) -> It
                 columns = {
                     key: value.strip() for key, value in row.items() if key and isinstance(value, str) and value.strip()
                 }
-                yield Listed(identity, file_path, {"name": file_path.name, **columns})
+                yield IndexedFile(identity, file_path, {"name": file_path.name, **columns})
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: not a CSV file in UTF-8 ({error}).") from error
     if missing > 5:

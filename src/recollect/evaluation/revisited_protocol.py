@@ -43,7 +43,7 @@ class RevisitedResult:
     """Per-query values of each set-up; NaN for a query without a positive there.
 
     Attributes:
-        per_query: set-up → name (``map``, ``mp@1``, …) → one value a query.
+        per_query: set-up → name (``map``, ``mp@1``, …) → one value per query.
     """
 
     per_query: dict[str, dict[str, Floats]]
@@ -135,7 +135,7 @@ def evaluate_revisited(
     if number == 0 or len(items) == 0:
         raise InputError(f"there are {number} queries and {len(items)} database vectors; both are needed.")
     if len(gnd) != number:
-        raise InputError(f"gnd has {len(gnd)} entries for {number} queries; give one a query, in order.")
+        raise InputError(f"gnd has {len(gnd)} entries for {number} queries; give one per query, in order.")
     in_database = len(Vectors([database], "database", place))
     chosen = [_lists(entry, setup, query, in_database) for setup in setups for query, entry in enumerate(gnd)]
     relevance = ByLists([ok for ok, _ in chosen], [ignored for _, ignored in chosen], len(items))
@@ -185,7 +185,7 @@ def evaluate_rankings(
     ks = checked_ks(ks)
     _check_setups(setups)
     if len(gnd) != len(rankings):
-        raise InputError(f"gnd has {len(gnd)} entries for {len(rankings)} ranked lists; give one a query, in order.")
+        raise InputError(f"gnd has {len(gnd)} entries for {len(rankings)} ranked lists; give one per query, in order.")
     names = _names(ks)
     per_query: dict[str, dict[str, Floats]] = {}
     for setup in setups:

@@ -11,8 +11,8 @@ from PIL import Image, UnidentifiedImageError
 
 from recollect.common.decode import FORMATS, read_image
 from recollect.common.errors import ImageError, RecollectError
-from recollect.search.image_files import stamp_of
 from recollect.search.index import Index
+from recollect.search.indexed_files import stamp_of
 
 SIDE = 256
 """Longer side of a thumbnail in pixels."""

@@ -1,7 +1,7 @@
 """Who is positive to whom: labels turned into the index tables a tile of queries needs.
 
-Everything here depends on labels alone and is worked out on the CPU once a call. Queries without a positive are left out;
-the rest are ordered by the size of their class, so that a tile's queries have about as many positives and padding is rare.
+Everything here depends on labels alone and is worked out on the CPU once a call. Queries with too few positives are left
+out; the rest are ordered by the size of their class, so that a tile's queries have about as many positives and padding is rare.
 With SiMix, rows are those of the mixed batch: the originals, then the virtual examples.
 """
 
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recollect.losses.simix import Mixing
+from recollect.losses.engine.simix import Mixing
 
 
 @dataclass(frozen=True)
-class Tile:
+class TileIndices:
     """The indices of T queries.
 
     Args:
@@ -25,7 +25,7 @@ class Tile:
         mixing: with SiMix, U × T weights that turn columns of parents into columns of queries.
         positives: P × T rows of the (mixed) references; padding repeats a query's first positive.
         mask: P × T, whether it is one.
-        own: T rows of the references that are the queries themselves; None where the two sets differ.
+        own: T rows of the references that are the queries themselves; None if these are ordinary references.
         count: T numbers of positives.
     """
 
@@ -36,9 +36,9 @@ class Tile:
     own: Tensor | None
     count: Tensor
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Tile:
+    def to(self, device: torch.device, dtype: torch.dtype) -> TileIndices:
         """The same indices where they are needed, with weights and counts in the type of the computation."""
-        return Tile(
+        return TileIndices(
             self.rows.to(device),
             None if self.mixing is None else self.mixing.to(device, dtype),
             self.positives.to(device),
@@ -49,14 +49,15 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Layout:
+class LabelLayout:
     """The index tables of a batch.
 
     Args:
-        queries: rows of the (mixed) queries that have a positive, smallest classes first.
+        queries: rows of the (mixed) queries that take part, smallest classes first.
         start, size: for each of those, where its class begins in ``members`` and how many references it has.
         members: rows of the (mixed) references, class by class.
-        place: for each of those queries, its own position in its class; None where the two sets differ.
+        own: for each of those queries, its own row among the references, which is not a positive; None if there is none.
+        place: for each of those queries, where its own row stands in its class.
         mixing: SiMix of queries and references, or None.
     """
 
@@ -64,42 +65,52 @@ class Layout:
     start: Tensor
     size: Tensor
     members: Tensor
+    own: Tensor | None
     place: Tensor | None
     mixing: tuple[Mixing, Mixing] | None
 
     @classmethod
-    def of(cls, labels: Tensor, ref_labels: Tensor | None, mixing: tuple[Mixing, Mixing] | None) -> Layout:
-        """Work out the tables; ``ref_labels`` is None where queries and references are one set."""
-        same = ref_labels is None
-        labels = labels.detach().cpu().long()
-        others = labels if ref_labels is None else ref_labels.detach().cpu().long()
+    def of(
+        cls,
+        labels: Tensor,
+        ref_labels: Tensor,
+        *,
+        own: Tensor | None = None,
+        least: int = 1,
+        mixing: tuple[Mixing, Mixing] | None = None,
+    ) -> LabelLayout:
+        """Work out the tables.
+
+        Args:
+            labels: of the queries.
+            ref_labels: of the references.
+            own: for each query, the row of the references that is the query itself; with SiMix both are one set.
+            least: how many references of its class a query needs to take part, its own row among them.
+            mixing: SiMix of queries and of references.
+        """
+        labels, others = labels.detach().cpu().long(), ref_labels.detach().cpu().long()
         if mixing is not None:
             labels, others = labels[mixing[0].first], others[mixing[1].first]
+            own = None if own is None else torch.arange(len(labels))
         classes, others = torch.unique(others, return_inverse=True)
         members = torch.argsort(others, stable=True)
         sizes = torch.bincount(others, minlength=len(classes))
         starts = sizes.cumsum(0) - sizes
         group = torch.searchsorted(classes, labels).clamp_(max=len(classes) - 1)
         size = torch.where(classes[group] == labels, sizes[group], 0)
-        place = None
-        if same:
+        queries = (size >= least).nonzero()[:, 0]
+        queries = queries[torch.argsort(size[queries] * len(classes) + group[queries], stable=True)]
+        start, place = starts[group[queries]], None
+        if own is not None:
+            own = own.cpu()[queries]
             place = torch.empty_like(members)
             place[members] = torch.arange(len(members))
-            place -= starts[group]
-        queries = (size > (1 if same else 0)).nonzero()[:, 0]
-        queries = queries[torch.argsort(size[queries] * len(classes) + group[queries], stable=True)]
-        return cls(
-            queries,
-            starts[group[queries]],
-            size[queries],
-            members,
-            None if place is None else place[queries],
-            mixing,
-        )
+            place = place[own] - start
+        return cls(queries, start, size[queries], members, own, place, mixing)
 
     @property
     def num_queries(self) -> int:
-        """How many queries have a positive: what the loss is averaged over."""
+        """How many queries take part: what the loss is averaged over."""
         return len(self.queries)
 
     @property
@@ -107,24 +118,37 @@ class Layout:
         """How many (mixed) references there are."""
         return len(self.members)
 
-    def tiles(self, width: int, share: tuple[int, int] = (0, 1)) -> Iterator[Tile]:
+    @property
+    def num_pairs(self) -> tuple[int, int]:
+        """How many positive and how many negative pairs of a query and a reference there are."""
+        same_class = int(self.size.sum())
+        positives = same_class - (0 if self.own is None else self.num_queries)
+        return positives, self.num_queries * self.num_references - same_class
+
+    def tiles(self, width: int, share: tuple[int, int] = (0, 1)) -> Iterator[TileIndices]:
         """Tiles of at most ``width`` queries, on the CPU; share ``(r, W)`` takes every W-th, which spreads large classes."""
         rank, world = share
         width = max(1, min(width, -(-self.num_queries // world)))
         for begin in range(rank * width, self.num_queries, world * width):
             yield self._tile(slice(begin, begin + width))
 
-    def _tile(self, part: slice) -> Tile:
+    def _tile(self, part: slice) -> TileIndices:
         start, size, queries = self.start[part], self.size[part], self.queries[part]
         count = size if self.place is None else size - 1
         slot = torch.arange(int(count.max()))[:, None]
         mask = slot < count
         position = torch.where(mask, slot, 0)
-        own = None
         if self.place is not None:
             position = position + (position >= self.place[part])  # step over the query itself
-            own = queries
+        # Where a query has no positive at all, its padding must stand somewhere.
+        positives = self.members[(start + position).clamp_(max=len(self.members) - 1)]
         rows, mixing = queries, None
         if self.mixing is not None:
             rows, mixing = self.mixing[0].dense(queries)
-        return Tile(rows, mixing, self.members[start + position], mask, own, count)
+        return TileIndices(rows, mixing, positives, mask, None if self.own is None else self.own[part], count)
+
+
+def count_matches(ids: Tensor, ref_ids: Tensor) -> Tensor:
+    """For each id, how many of ``ref_ids`` equal it."""
+    ordered = ref_ids.sort().values
+    return torch.searchsorted(ordered, ids, right=True) - torch.searchsorted(ordered, ids)

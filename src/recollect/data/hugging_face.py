@@ -1,0 +1,125 @@
+"""A ``datasets.Dataset`` of Hugging Face as an ``ImageSet``; the package itself is not needed here.
+
+Anything that gives rows by number, and columns by name, will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from recollect.common.decode import ImageSource
+from recollect.common.errors import DataError, ImageError, InputError
+from recollect.common.words import did_you_mean
+from recollect.data.image_set import ImageSet
+
+
+def from_hugging_face(
+    dataset: Any,
+    *,
+    image: str = "image",
+    label: str = "label",
+    coarse: str | None = None,
+    name: str = "hugging-face",
+    split: str | None = None,
+) -> ImageSet:
+    """Images and labels of a Hugging Face data set; no image is decoded before it is needed.
+
+    Args:
+        dataset: a ``datasets.Dataset``, not a streamed one.
+        image: the column of images: decoded ones, or files and bytes as ``Image(decode=False)`` gives them.
+        label: the column of classes: numbers, with the names of a ``ClassLabel`` if it has them, or text.
+        coarse: a column of coarser classes.
+        name: what to call it in messages and manifests.
+        split: which part it is; by default what the data set says, else ``"all"``.
+
+    Raises:
+        InputError: it has no such column, or is streamed.
+        DataError: rows without a class.
+
+    Example:
+        >>> class Rows(list):
+        ...     column_names = ["image", "label"]
+        ...
+        ...     def __getitem__(self, key):
+        ...         return [row[key] for row in self] if isinstance(key, str) else super().__getitem__(key)
+        >>> rows = Rows([{"image": np.zeros((2, 3), np.uint8), "label": "cat"}])
+        >>> images = from_hugging_face(rows)
+        >>> images.class_names, images.read(0).size
+        (['cat'], (3, 2))
+    """
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise InputError(
+            "a data set that is streamed has no number of images: load it without streaming=True, and one split of it, "
+            "e.g. load_dataset(…, split='train')."
+        )
+    columns = getattr(dataset, "column_names", None)
+    if not isinstance(columns, list | tuple):
+        raise InputError("a Dataset has one list of columns; take one split of a DatasetDict, e.g. data['train'].")
+    for column in (image, label, *([] if coarse is None else [coarse])):
+        if column not in columns:
+            raise InputError(
+                f"the data set has no column {column!r}: it has {', '.join(columns)}.{did_you_mean(column, columns)}"
+            )
+    labels, class_names = _labels(dataset, label)
+    coarse_labels, coarse_names = (None, []) if coarse is None else _labels(dataset, coarse)
+    # Names stand for images where there are no files; the data set's own fingerprint makes them its own.
+    prefix = f"{mark}/" if isinstance(mark := getattr(dataset, "_fingerprint", None), str) else ""
+    part = split or (str(dataset.split) if getattr(dataset, "split", None) is not None else "all")
+    return ImageSet(
+        name,
+        [f"{prefix}{number:08}" for number in range(len(dataset))],
+        labels,
+        class_names,
+        items=_Rows(dataset, image),
+        split=part,
+        coarse_labels=coarse_labels,
+        coarse_names=coarse_names,
+    )
+
+
+class _Rows(Sequence[ImageSource]):
+    """The images of the rows, each a function that fetches it."""
+
+    def __init__(self, dataset: Any, column: str) -> None:
+        self._dataset, self._column = dataset, column
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return _Fetch(self._dataset, self._column, index)
+
+
+class _Fetch:
+    def __init__(self, dataset: Any, column: str, index: int) -> None:
+        self._dataset, self._column, self._index = dataset, column, index
+
+    def __call__(self) -> Any:
+        try:
+            value = self._dataset[self._index][self._column]
+        except OSError as error:  # it decodes by itself, and fails as PIL does
+            raise ImageError(f"row {self._index}: its image cannot be read ({error}).") from error
+        if isinstance(value, dict):
+            value = value.get("bytes") or value.get("path")
+        if not isinstance(value, Image.Image | np.ndarray | bytes | str | Path):
+            raise ImageError(f"row {self._index}: holds no image but {type(value).__name__}.", "not an image")
+        return value
+
+
+def _labels(dataset: Any, column: str) -> tuple[NDArray[np.int64], list[str]]:
+    values = list(dataset[column])
+    missing = next((row for row, value in enumerate(values) if value is None or value == -1), None)
+    if missing is not None:
+        raise DataError(f"row {missing} has no {column}: filter such rows out, or choose another column.")
+    named: Callable[[Any], str] = str
+    feature = (getattr(dataset, "features", None) or {}).get(column)
+    if isinstance(names := getattr(feature, "names", None), list | tuple):
+        named = names.__getitem__
+    keys, labels = np.unique(np.asarray(values), return_inverse=True)
+    return labels.astype(np.int64), [str(named(key)) for key in keys.tolist()]

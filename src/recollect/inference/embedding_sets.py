@@ -1,0 +1,175 @@
+"""``embed_set``: a network and a set of images to vectors. Training's validation has its own loop; everybody else is here.
+
+What comes out of the pooling is kept in the vector store and the last layer is applied when it is read, so a photo that
+any verb has put through a network does not go through it again: not even after training, if training left the
+backbone as it was. Vectors averaged over several scales are kept themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recollect.common.bad_images import BadImage
+from recollect.data import ImageSet, Pipeline
+from recollect.data.transforms import Transform
+from recollect.data.transforms.transform import test_transform
+from recollect.inference.content_keys import Keys, content_keys
+from recollect.inference.features import BATCH, SetRows, images_at_once, part_about, part_rows, rows_in_order
+from recollect.inference.vector_store import PART, Places, Rows, VectorStore, allocated, weights_digest
+from recollect.models import Embedder
+
+_AT_ONCE = 4096  # pooled rows in the last layer at once
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Vectors of a set.
+
+    Attributes:
+        vectors: N × dim of length 1, in the set's order; not a number for images that were skipped.
+        keys: what identifies the images' contents, N × 16.
+        skipped: images that could not be read.
+    """
+
+    vectors: NDArray[np.float32]
+    keys: Keys
+    skipped: list[BadImage] = field(default_factory=list)
+
+    @property
+    def read(self) -> NDArray[np.int64]:
+        """Positions of the images that could be read."""
+        return np.flatnonzero(np.isfinite(self.vectors[:, 0]))
+
+
+def embed_set(
+    embedder: Embedder,
+    images: ImageSet,
+    *,
+    frozen: str | None = None,
+    scales: Sequence[float] | None = None,
+    transform: Transform | None = None,
+    keys: Keys | None = None,
+    batch_size: int = BATCH,
+    device: str | torch.device | None = None,
+    workers: int | None = None,
+    on_bad_image: str = "error",
+    keep: bool = True,
+) -> Embedded:
+    """Vectors of every image of a set, as ``Embedder.embed`` gives them; known ones are read instead of computed.
+
+    Args:
+        embedder: the network.
+        images: the set.
+        frozen: up to where training left the network as it was (``model.freeze``), if that is known.
+        scales: average over these scales; None for one.
+        transform: how pixels are made; by default as the embedder expects them.
+        keys: of the images, if they are known already.
+        batch_size: images in the network at once, at its own size; of larger ones fewer.
+        device: moves the embedder there first; None computes where it is.
+        workers: threads that decode.
+        on_bad_image: ``"error"`` raises the first unreadable image's ``ImageError``; ``"skip"`` makes its vector not a
+            number and lists it.
+        keep: False reads the store and writes nothing, for a few images that are asked for once.
+    """
+    if device is not None:
+        embedder.to(device)
+    if scales is not None:
+        found = _at_scales(embedder, images, tuple(scales), transform, keys, batch_size, workers, on_bad_image, keep)
+        return Embedded(found.rows, found.keys, found.skipped)
+    found = part_rows(
+        embedder,
+        images,
+        frozen=frozen,
+        transform=transform,
+        keys=keys,
+        batch_size=batch_size,
+        workers=workers,
+        on_bad_image=on_bad_image,
+        keep=keep,
+    )
+    return Embedded(_through_head(embedder, found.rows), found.keys, found.skipped)
+
+
+def embed_files(embedder: Embedder, paths: Sequence[Path], **options: object) -> Embedded:
+    """``embed_set`` of single files, wherever they lie; one may be named twice."""
+    absolute = [path.absolute() for path in paths]
+    distinct = list(dict.fromkeys(absolute))
+    found = embed_set(embedder, files_as_set(distinct), **options)  # type: ignore[arg-type]
+    order = np.array([distinct.index(path) for path in absolute])
+    skipped = [replace(bad, name=str(distinct[bad.index])) for bad in found.skipped]
+    return Embedded(found.vectors[order], found.keys[order], skipped)
+
+
+def files_as_set(paths: Sequence[Path], name: str = "images") -> ImageSet:
+    """Files of any folders as a set without classes."""
+    absolute = [path.absolute() for path in paths]
+    root = Path(absolute[0].anchor)
+    # The user named these files one by one, so that none is outside of what may be read.
+    names = [path.as_posix() for path in absolute]
+    return ImageSet(name, names, np.zeros(len(names), np.int64), ["images"], root=root, allow_outside=True)
+
+
+def head_inputs(embedder: Embedder, images: ImageSet, *, batch_size: int = BATCH) -> Tensor:
+    """What the last layer is given for every image, N × feature_dim: what whitening is learned from."""
+    rows = part_rows(embedder, images, batch_size=batch_size).rows
+    with torch.no_grad():
+        inputs = embedder.head.inputs(torch.from_numpy(np.asarray(rows)).to(embedder.device))
+    return inputs.float().cpu()
+
+
+def _through_head(embedder: Embedder, pooled: Rows) -> Rows:
+    """The last layer and the length of 1. A tensor at a time: a million rows need not be in memory."""
+    _, rest = embedder.split("pooling")
+    rest.eval()
+    vectors = allocated((len(pooled), embedder.dim))
+    with torch.inference_mode():
+        for start in range(0, len(pooled), _AT_ONCE):
+            rows = torch.from_numpy(np.ascontiguousarray(pooled[start : start + _AT_ONCE])).to(embedder.device)
+            vectors[start : start + _AT_ONCE] = rest(rows).float().cpu().numpy()
+    rest.train(embedder.training)
+    return vectors
+
+
+def _at_scales(
+    embedder: Embedder,
+    images: ImageSet,
+    scales: tuple[float, ...],
+    transform: Transform | None,
+    keys: Keys | None,
+    batch_size: int,
+    workers: int | None,
+    on_bad_image: str,
+    keep: bool,
+) -> SetRows:
+    keys = content_keys(images) if keys is None else keys
+    transform = test_transform(embedder.preprocessing) if transform is None else transform
+    about = part_about(embedder, transform) | {
+        "upto": "vectors",
+        "weights": weights_digest(embedder),
+        "head": [embedder.config.pooling, embedder.config.layer_norm, embedder.config.l2_before_head],
+        "scales": list(scales),
+    }
+    skipped: list[BadImage] = []
+    at_once = max(1, int(min(batch_size, images_at_once(embedder.preprocessing)) / max(1.0, *(s * s for s in scales))))
+
+    def compute(places: Places) -> Rows:
+        found: dict[int, Rows] = {}
+        with Pipeline(images.subset(places), transform, workers=workers, on_bad_image=on_bad_image) as pipeline:
+            for batch in pipeline.sequential(at_once):
+                pixels = batch.images
+                rows = embedder.embed(pixels, batch_size=len(batch.indices), scales=scales, progress=False)
+                found.update(zip(batch.indices.tolist(), rows.numpy(), strict=True))
+            skipped.extend(replace(bad, index=int(places[bad.index])) for bad in pipeline.bad_images)
+        return rows_in_order(found, len(places), (embedder.dim,))
+
+    rows = VectorStore(about).rows(
+        keys, compute, part=PART // 4, keep=keep, description=f"{images.name}/{images.split}"
+    )
+    return SetRows(rows, keys, sorted(skipped, key=lambda bad: bad.index))

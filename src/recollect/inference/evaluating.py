@@ -1,0 +1,415 @@
+"""A model and a test set to metrics, by the protocol that fits: retrieval, re-identification, or Revisited's.
+
+``recollect eval``, the end of ``tune``, the validation of a training and the studies measure here; which vectors they
+measure comes from ``embedding_sets.py``, what is counted from ``evaluation``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recollect.common.errors import ConfigError, DataError
+from recollect.common.files import atomic_write
+from recollect.common.reading import parse_json, read_npz
+from recollect.config.schema import Config
+from recollect.data import RevisitedBenchmark
+from recollect.data.transforms import Transform
+from recollect.data.transforms.longer_side import LongerSide
+from recollect.evaluation import Evaluation, evaluate, evaluate_reid, evaluate_revisited
+from recollect.evaluation.result import write_summary
+from recollect.inference.content_keys import set_digest
+from recollect.inference.embedding_sets import embed_set
+from recollect.inference.features import BATCH
+from recollect.inference.opening import Opened, check_model, open_model
+from recollect.inference.run_files import RunFiles
+from recollect.inference.test_sets import (
+    EVERY_K,
+    TestSet,
+    choose_test,
+    default_ks,
+    load_test,
+    name_of_test,
+    published_row,
+)
+from recollect.models import INSTANCE_SEARCH_SCALES
+
+PROTOCOLS = ("all", "reid")
+
+
+@dataclass
+class Target:
+    """Vectors to evaluate, and what is known of them.
+
+    Attributes:
+        name: for titles. place: where results go by default.
+        embeddings, labels, gallery, gallery_labels: as ``evaluate`` takes them; for instance search ``gallery`` is the
+            database and ``gnd`` the ground truth.
+        distractors: more of the gallery, an array or a file, wrong for every query.
+        ks: to measure when nobody says which.
+        published: metric → percent, the recipe's row in the paper; ``published_without``: the same without distractors.
+        source: what was embedded, for ``metrics.json``. identity: what ``--compare`` compares.
+    """
+
+    name: str
+    place: Path
+    embeddings: Any
+    labels: Any = None
+    gallery: Any = None
+    gallery_labels: Any = None
+    gnd: list[dict[str, Any]] | None = None
+    distractors: Any = None
+    ks: tuple[int, ...] = (1, 10, 100, 1000)
+    published: dict[str, float] = field(default_factory=dict)
+    published_without: dict[str, float] = field(default_factory=dict)
+    source: dict[str, Any] = field(default_factory=dict)
+    identity: dict[str, Any] = field(default_factory=dict)
+
+    def save_vectors(self, path: Path) -> None:
+        """Write the vectors as ``.npz``, as ``target_from_file`` reads them."""
+        arrays = {
+            name: np.asarray(getattr(self, name))
+            for name in ("embeddings", "labels", "gallery", "gallery_labels")
+            if getattr(self, name) is not None
+        }
+        if self.gnd is not None:
+            arrays["gnd"] = np.array(json.dumps(self.gnd))
+        with atomic_write(path) as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def target_from_file(path: Path) -> Target:
+    """Vectors from an ``.npz``: ``embeddings``, ``labels``, and possibly ``gallery``, ``gallery_labels``, ``gnd``.
+
+    Raises:
+        DataError: not such a file.
+    """
+    arrays = read_npz(path)
+    if "embeddings" not in arrays:
+        raise DataError(f"{path}: has no array 'embeddings' (it has {', '.join(arrays) or 'nothing'}).")
+    gnd = None
+    if "gnd" in arrays:
+        gnd = parse_json(str(arrays["gnd"]), f"{path}: its array 'gnd'", list)
+    elif "labels" not in arrays:
+        raise DataError(f"{path}: has no array 'labels' beside 'embeddings' (it has {', '.join(arrays)}).")
+    searched = arrays.get("gallery", arrays["embeddings"])
+    names = arrays.get("names")
+    return Target(
+        name=path.stem,
+        place=path.with_name(f"{path.stem}-eval"),
+        embeddings=arrays["embeddings"],
+        labels=arrays.get("labels"),
+        gallery=arrays.get("gallery"),
+        gallery_labels=arrays.get("gallery_labels"),
+        gnd=gnd,
+        ks=default_ks("", {}, len(searched) if searched.ndim else 0),
+        source={"vectors": str(path)},
+        identity={} if names is None else {"names": _digest_of(names)},
+    )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is to be evaluated, before anything is embedded.
+
+    Attributes:
+        place: where results go by default. notes: what the result cannot be understood without.
+        distractors: a ``.npy`` of vectors. recipe: see ``embed_test``.
+        target: vectors from a file; else the model and the test set they come from.
+    """
+
+    place: Path
+    notes: list[str]
+    distractors: Path | None = None
+    recipe: Config | None = None
+    target: Target | None = None
+    opened: Opened | None = None
+    test: TestSet | None = None
+
+
+def prepare_target(
+    model: str,
+    *,
+    recipe: Config | None = None,
+    data: str | None = None,
+    root: Path | None = None,
+    split: str | None = None,
+    weights: str | None = None,
+    download: bool = False,
+    device: str | None = None,
+    allow_outside: bool = False,
+    distractors: Path | None = None,
+    trained_classes: str = "auto",
+) -> Prepared:
+    """Open what is to be evaluated: an ``.npz`` of vectors, or a model (``open_model``) with a test set (``load_test``)."""
+    if model.endswith(".npz"):
+        target = target_from_file(Path(model))
+        target.distractors = distractors
+        return Prepared(target.place, [], target=target)
+    check_model(model)
+    run = RunFiles(Path(model))
+    choice = choose_test(run if run.is_run else None, data=data, root=root, split=split, recipe=recipe)
+    opened = open_model(model, weights=weights, download=download, device=device, recipe=recipe)
+    test = load_test(
+        choice,
+        opened.folder,
+        allow_outside=allow_outside,
+        distractors=distractors,
+        trained_classes=trained_classes,
+    )
+    notes = [] if opened.remark is None else [opened.remark]
+    notes += [] if test.screened is None else test.screened.remarks()
+    vectors = distractors if test.distractors is None else None
+    return Prepared(opened.results / test.name, notes, vectors, recipe, opened=opened, test=test)
+
+
+def target_vectors(prepared: Prepared, **options: Any) -> Target:
+    """The vectors of what was prepared; options as for ``embed_test``."""
+    if prepared.target is not None:
+        return prepared.target
+    if prepared.opened is None or prepared.test is None:
+        raise TypeError("a model comes with a test set")
+    return embed_test(
+        prepared.opened, prepared.test, recipe=prepared.recipe, distractors=prepared.distractors, **options
+    )
+
+
+def embed_test(
+    opened: Opened,
+    test: TestSet,
+    *,
+    recipe: Config | None = None,
+    distractors: Path | None = None,
+    multiscale: bool | None = None,
+    batch_size: int = BATCH,
+    skip_bad: bool = False,
+) -> Target:
+    """The vectors of a test set.
+
+    Args:
+        opened: the model.
+        test: the images.
+        recipe: says how many scales there are and which numbers are published; without it the run's own settings do.
+        distractors: a ``.npy`` of vectors for the gallery.
+        multiscale: average each image over three scales; by default instance search does, as the recipe says.
+        batch_size: images in the network at once.
+        skip_bad: leave out images that cannot be read, and list them. Not those of a benchmark, whose ground truth
+            counts them.
+    """
+    choice, settings = test.choice, recipe or opened.config
+    published = None if settings is None else settings.published
+    with_them = distractors is not None or test.distractors is not None
+    row = published_row(published, name_of_test(choice.data, choice.split, with_them))
+    target = Target(
+        name=opened.name if opened.folder is not None else opened.weights,
+        place=opened.results / test.name,
+        embeddings=None,
+        distractors=distractors if test.distractors is None else None,
+        published=row,
+        published_without=published_row(published, name_of_test(choice.data, choice.split)),
+    )
+    if test.benchmark is not None:
+        own = () if settings is None else settings.model.scales
+        scales = tuple(own or INSTANCE_SEARCH_SCALES) if multiscale or (multiscale is None and own) else None
+        skipped = _embed_benchmark(target, opened, test, scales, batch_size)
+    else:
+        scales = INSTANCE_SEARCH_SCALES if multiscale else None
+        skipped = _embed_labelled(target, opened, test, scales, batch_size, skip_bad)
+        target.ks = default_ks(choice.data, row, len(target.labels))
+    preprocessing = opened.embedder.preprocessing
+    facts = {
+        "model": str(opened.folder) if opened.folder is not None else f"init {opened.name}",
+        "weights": opened.weights,
+        "data": choice.data,
+        "root": None if choice.root is None else str(choice.root),
+        "split": choice.split,
+        "fingerprint": test.images.fingerprint,
+        "scales": [1.0] if scales is None else list(scales),
+        "image_size": preprocessing.max_side if preprocessing.resize is None else preprocessing.size,
+        "distractors": 0 if not with_them else str(distractors or "revisitop1m"),
+        "skipped": [{"name": name, "reason": reason} for name, reason in skipped],
+    }
+    if test.screened is not None:
+        facts |= test.screened.as_dict()
+    target.source = facts
+    target.identity |= {
+        "init": opened.embedder.config.init,
+        "image size": facts["image_size"],
+        "dimensions": opened.embedder.dim,
+        "scales": facts["scales"],
+        "interpolation": preprocessing.interpolation,
+    }
+    return target
+
+
+def _embed_labelled(
+    target: Target, opened: Opened, test: TestSet, scales: Sequence[float] | None, batch_size: int, skip_bad: bool
+) -> list[tuple[str, str]]:
+    if test.screened is None:
+        raise TypeError("labelled images were screened")
+    images, keys = test.screened.images, test.screened.keys
+    found = embed_set(
+        opened.embedder,
+        images,
+        frozen=opened.frozen,
+        scales=scales,
+        keys=keys,
+        batch_size=batch_size,
+        on_bad_image="skip" if skip_bad else "error",
+    )
+    places = found.read
+    if not len(places):
+        raise DataError(f"none of the {len(images):,} images can be read.")
+    whole = len(places) == len(images)
+    target.embeddings = found.vectors if whole else found.vectors[places]
+    target.labels = images.labels[places]
+    target.identity["images"] = set_digest(images if whole else images.subset(places), keys[places])
+    return [(bad.name, bad.reason) for bad in found.skipped]
+
+
+def _embed_benchmark(
+    target: Target, opened: Opened, test: TestSet, scales: Sequence[float] | None, batch_size: int
+) -> list[tuple[str, str]]:
+    benchmark, keys, model = test.benchmark, test.benchmark_keys, opened.embedder
+    if benchmark is None or keys is None:
+        raise TypeError("a benchmark has keys")
+    # A query is a crop, to be shown at the scale its whole picture would have had.
+    whole = model.preprocessing.resize is None
+    transform: Transform | None = LongerSide(model.preprocessing.max_side or 1024) if whole else None
+
+    def embedded(number: int) -> NDArray[np.float32]:
+        images = (benchmark.database, benchmark.queries)[number]
+        return embed_set(
+            model, images, scales=scales, transform=transform, keys=keys[number], batch_size=batch_size
+        ).vectors
+
+    target.gnd = list(benchmark.ground_truth)
+    target.gallery = embedded(0)
+    target.embeddings = embedded(1) if benchmark.query_rows is None else target.gallery[benchmark.query_rows]
+    target.identity["images"] = test.name
+    if test.distractors is None:
+        return []
+    more = embed_set(
+        model, test.distractors, scales=scales, transform=transform, batch_size=batch_size, on_bad_image="skip"
+    )
+    target.distractors = more.vectors if not more.skipped else more.vectors[more.read]
+    return [(bad.name, bad.reason) for bad in more.skipped]
+
+
+def check_protocol(protocol: str) -> None:
+    """Refuse an unknown protocol: worth a call before an hour of embedding."""
+    if protocol not in PROTOCOLS:
+        raise ConfigError(f"--protocol {protocol} is unknown: choose all or reid.")
+
+
+def evaluate_target(
+    target: Target, ks: Sequence[int] | None = None, protocol: str = "all", **options: Any
+) -> tuple[Any, dict[str, Any]]:
+    """Run the protocol that fits; what it returned, and plain values for ``metrics.json``.
+
+    Args:
+        target: the vectors.
+        ks: the k of r@k; the target's own by default.
+        protocol: ``"all"``: everything against everything; ``"reid"``: a random gallery. Ground truth decides by itself.
+        options: of ``evaluate``.
+    """
+    check_protocol(protocol)
+    wanted = list(target.ks if ks is None else ks)
+    if target.gnd is not None:
+        return _revisited(target, options)
+    if protocol == "reid":
+        drawn = evaluate_reid(target.embeddings, target.labels, wanted, **options)
+        shown = {"metrics": drawn.metrics, "deviations": drawn.deviations, "draws": len(drawn.draws)}
+        return drawn, {**shown, "protocol": "reid", "source": target.source}
+    result = evaluate(
+        target.embeddings,
+        target.labels,
+        target.gallery,
+        target.gallery_labels,
+        wanted,
+        distractors=target.distractors,
+        progress=True,
+        **options,
+    )
+    result = replace(result, settings={**result.settings, "identity": target.identity})
+    return result, {**result.summary(), "protocol": "all", "source": target.source}
+
+
+def _revisited(target: Target, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def ranked(distractors: Any) -> tuple[Any, dict[str, float]]:
+        found = evaluate_revisited(
+            target.embeddings, target.gallery, target.gnd or [], distractors, progress=True, **options
+        )
+        return found, {name: value for name, value in found.metrics.items() if value == value}
+
+    found, known = ranked(target.distractors)
+    # A hundredth of the work, and the numbers that tell what distractors cost.
+    more = {} if target.distractors is None else {"without_distractors": ranked(None)[1]}
+    return found, {"metrics": known, "protocol": "revisited", **more, "source": target.source}
+
+
+def compare_settings(other: Evaluation, result: Evaluation) -> list[str]:
+    """In what two results differ besides the model, in words, to be said beside their difference.
+
+    Raises:
+        ConfigError: they are of other images, so that no query of one is a query of the other.
+    """
+    first, second = (dict(found.settings.get("identity") or {}) for found in (other, result))
+    for what in ("images", "names"):
+        if what in first and what in second and first[what] != second[what]:
+            raise ConfigError(
+                "the two results are of other images, so that their queries cannot be compared one by one: evaluate both "
+                "models on the same test set."
+            )
+    said = [
+        f"{name}: {first[name]} there, {second[name]} here"
+        for name in second
+        if name in first and name not in ("images", "names") and first[name] != second[name]
+    ]
+    if not any(what in first and what in second for what in ("images", "names")):
+        said.append("the results do not both say which images they are of; only labels were compared")
+    return said
+
+
+def measure_and_keep(
+    opened: Opened, test: TestSet, place: Path | None = None, *, recipe: Config | None = None
+) -> dict[str, float]:
+    """Embed and evaluate a labelled test set and write both files of its result; returns its metrics."""
+    target = embed_test(opened, test, recipe=recipe)
+    result, summary = evaluate_target(target)
+    folder = place or target.place
+    result.save(folder / "queries.npz", overwrite=True)
+    write_summary(folder / "metrics.json", summary, overwrite=True)
+    return dict(summary["metrics"])
+
+
+def measure_labelled(
+    vectors: Tensor | NDArray[np.float32], labels: Any, *, ks: Sequence[int] = EVERY_K, distributed: bool = False
+) -> dict[str, float]:
+    """r@k and mAP@R of labelled vectors, everything against everything: what training watches."""
+    return evaluate(vectors, labels, ks=ks, metrics=("r@k", "map@r"), distributed=distributed).metrics
+
+
+def measure_benchmark(
+    database: Tensor, benchmark: RevisitedBenchmark, *, distributed: bool = False
+) -> dict[str, float]:
+    """``map`` and ``mp@k`` of queries that are images of the database, as validation measures them."""
+    queries = database[torch.from_numpy(benchmark.query_rows).to(database.device)]
+    # Every positive of a validation query counts as easy.
+    found = evaluate_revisited(
+        queries, database, benchmark.ground_truth, setups=("easy",), device=database.device, distributed=distributed
+    )
+    return {name.removeprefix("easy/"): value for name, value in found.metrics.items()}
+
+
+def _digest_of(names: NDArray[Any]) -> str:
+    return hashlib.sha256("\n".join(str(name) for name in names).encode("utf-8", "replace")).hexdigest()

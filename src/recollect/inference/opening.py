@@ -1,0 +1,231 @@
+"""``open_model``: the one way from what a user names (a run, a saved embedder, an initialisation) to a network.
+
+One rule for every verb. A finished run gives the embedder in its folder ``model``; if that is incomplete, it is refused
+and never replaced by other weights. A run that is not finished gives the weights of its last checkpoint, and ``remark``
+says so. A name gives the pre-trained network without training, as in the paper's *init* rows. ``open_start`` gives the
+weights a run started from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from recollect.common.errors import ConfigError, DataError
+from recollect.common.files import sha256
+from recollect.config.automatic import is_pretrained
+from recollect.config.schema import Config, ModelConfig
+from recollect.inference.run_files import RunFiles, read_checkpoint
+from recollect.models import Embedder
+from recollect.models.saving import DESCRIPTION, MODEL, TENSORS
+from recollect.models.zoo import find
+
+_OF_AN_EMBEDDER = (DESCRIPTION, TENSORS, f"{MODEL}/{DESCRIPTION}")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A network and what is known of it.
+
+    Attributes:
+        embedder: in evaluation mode.
+        name: short, for titles.
+        weights: in a few words, which weights these are.
+        source: what to remember of it: ``model``, and ``sha256`` of the weights or ``weights``, the user's choice of them.
+        folder: of the run or the embedder; None for an initialisation.
+        run: the run it comes from, if any. config: its settings, if they can be read.
+        remark: what the user should know, if anything.
+    """
+
+    embedder: Embedder
+    name: str
+    weights: str
+    source: dict[str, str | None]
+    folder: Path | None = None
+    run: RunFiles | None = None
+    config: Config | None = None
+    remark: str | None = None
+
+    @property
+    def frozen(self) -> str | None:
+        """Up to which stage training left the network as it was."""
+        return None if self.config is None else self.config.model.freeze
+
+    @property
+    def results(self) -> Path:
+        """Where results of evaluations go by default."""
+        return (self.folder or Path("runs") / f"init-{self.name}") / "eval"
+
+
+def open_model(
+    model: str | Path,
+    *,
+    weights: str | None = None,
+    download: bool = False,
+    device: str | torch.device | None = None,
+    recipe: Config | None = None,
+) -> Opened:
+    """Open a run, a saved embedder or an initialisation.
+
+    Args:
+        model: the folder of a run, the folder of an embedder, or a name of ``recollect models`` (or ``timm:…``).
+        weights: file or folder of an initialisation's weights.
+        download: fetch them if they are not here.
+        device: where to; the CPU by default.
+        recipe: how an initialisation is built, if it is the recipe's; by default its features as they are.
+
+    Raises:
+        DataError: no such folder, or neither a run nor an embedder. WeightsError: weights that are missing or damaged.
+        ConfigError: an initialisation that is unknown, or that has random weights.
+    """
+    check_model(model)
+    path = Path(model)
+    if path.is_dir():
+        opened = _run(RunFiles(path)) if RunFiles(path).is_run else _embedder(path)
+    else:
+        opened = _initialisation(str(model), weights, download, recipe)
+    if device is not None:
+        opened.embedder.to(device)
+    opened.embedder.eval()
+    return opened
+
+
+def check_model(model: str | Path) -> None:
+    """Refuse what ``open_model`` could not open, without opening it.
+
+    Raises:
+        DataError: no such folder, or neither a run nor an embedder. ConfigError: no such initialisation.
+    """
+    path, text = Path(model), str(model)
+    if path.is_dir():
+        if not RunFiles(path).is_run and not any((path / name).exists() for name in _OF_AN_EMBEDDER):
+            raise DataError(f"{path} is neither a run (no config.yaml in it) nor a saved embedder (no {DESCRIPTION}).")
+        return
+    if isinstance(model, Path) or (("/" in text or "\\" in text) and not text.startswith("timm:")):
+        raise DataError(f"{model}: no such run or folder of a saved embedder.")
+    try:
+        find(text)
+    except ConfigError as error:
+        raise ConfigError(f"{text!r} is neither a folder nor an initialisation. {error}") from error
+
+
+def open_start(config: Config) -> Opened:
+    """What a run started from. A pre-trained network comes without the new, random last layer."""
+    model = config.model
+    if not is_pretrained(model):
+        words = f"{model.init}, random weights"
+        embedder = make_embedder(model, config.run.seed)
+    else:
+        words = f"{model.init} without training, without the new last layer"
+        embedder = Embedder.create(
+            model.init,
+            weights=model.weights,
+            dim=None,
+            size=model.image_size,
+            resize=model.resize,
+            normalization=model.normalization,
+        )
+    return Opened(embedder.eval(), "init", words, {"model": model.init, "weights": model.weights}, config=config)
+
+
+def make_embedder(model: ModelConfig, seed: int) -> Embedder:
+    """The embedder of a configuration as training starts from it, its new layers seeded."""
+    torch.manual_seed(seed)
+    return Embedder.create(
+        model.init,
+        weights=model.weights,
+        dim=model.dim,
+        pooling=model.pooling,
+        p=model.p,
+        learn_p=model.learn_p,
+        layer_norm=model.layer_norm,
+        l2_before_head=model.l2_before_head,
+        batch_norm=model.batch_norm,
+        size=model.image_size,
+        resize=model.resize,
+        normalization=model.normalization,
+        download=model.download,
+    )
+
+
+def _run(run: RunFiles) -> Opened:
+    path, manifest = run.path, run.read_manifest()
+    outcome = manifest.get("outcome")
+    if isinstance(outcome, dict) or (run.model / DESCRIPTION).is_file():
+        missing = [name for name in (TENSORS, DESCRIPTION) if not (run.model / name).is_file()]
+        if missing:
+            raise DataError(
+                f"{path}: the run is finished, but {run.model / missing[0]} is missing. Put it back from a copy; "
+                "other weights are not used in its place."
+            )
+        step = outcome.get("chosen_step") if isinstance(outcome, dict) else None
+        return Opened(
+            Embedder.load(run.model),
+            path.resolve().name,
+            "trained" if step is None else f"weights of step {step:,}",
+            _source(path, run.model / TENSORS),
+            path,
+            run,
+            _config(run),
+        )
+    if not run.last.is_file():
+        raise DataError(
+            f"{path}: the run has neither a model nor a checkpoint yet. Resume it with recollect train --resume {path}."
+        )
+    config = run.read_config()
+    # Without its pre-trained weights, which the checkpoint replaces anyway and which may not be here.
+    embedder = make_embedder(dataclasses.replace(config.model, weights="none"), config.run.seed)
+    content = read_checkpoint(run.last)
+    try:
+        embedder.load_state_dict(content["model"])
+    except RuntimeError as error:
+        raise DataError(f"{run.last}: not a checkpoint of this network ({str(error).splitlines()[0]}).") from error
+    progress = content.get("progress")
+    step = progress.get("step") if isinstance(progress, dict) else None
+    words = "the last checkpoint" if step is None else f"the last checkpoint, after step {step:,},"
+    return Opened(
+        embedder,
+        path.resolve().name,
+        "last checkpoint of a run that is not finished",
+        _source(path, run.last),
+        path,
+        run,
+        config,
+        f"{path} is not finished: {words} is used ({run.last}).",
+    )
+
+
+def _config(run: RunFiles) -> Config | None:
+    """Settings, where they can be read: a finished model needs none."""
+    try:
+        return run.read_config()
+    except (ConfigError, DataError):
+        return None
+
+
+def _embedder(folder: Path) -> Opened:
+    embedder = Embedder.load(folder)
+    place = folder if (folder / DESCRIPTION).is_file() else folder / MODEL
+    return Opened(embedder, folder.resolve().name, "trained", _source(folder, place / TENSORS), folder)
+
+
+def _source(folder: Path, weights: Path) -> dict[str, str | None]:
+    return {"model": str(folder.resolve()), "sha256": sha256(weights)}
+
+
+def _initialisation(name: str, weights: str | None, download: bool, recipe: Config | None) -> Opened:
+    pretrained = find(name).pretrained and weights != "none"
+    if recipe is not None and recipe.model.init == name:
+        model = recipe.model
+        model = dataclasses.replace(model, weights=weights or model.weights, download=download or model.download)
+        embedder = make_embedder(model, recipe.run.seed)
+    elif not pretrained:
+        # Other numbers each time it is made: nothing could ever be compared with vectors made earlier.
+        raise ConfigError(f"{name} without training has random weights: train it first, and name the run.")
+    else:
+        embedder = Embedder.create(name, weights=weights, dim=None, download=download)
+    words = f"{name} without training"
+    return Opened(embedder, name, words, {"model": name, "weights": weights}, config=recipe)

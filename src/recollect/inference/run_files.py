@@ -1,0 +1,153 @@
+"""A run folder as it is read: its settings, what it noted, and where its images are now.
+
+``training/run_folder.py`` writes what is read here. Reading lies below training because evaluation, reports and search
+need it and have no need to train.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from recollect.common.errors import DataError
+from recollect.common.reading import read_json, read_torch
+from recollect.common.yaml_text import parse_yaml, read_yaml_text
+from recollect.config.overrides import as_written_before, from_mapping, missing_groups
+from recollect.config.schema import Config, DataConfig
+
+TO_END, END = ", up to the line of its end.", "# The end."
+"""What a ``config.yaml`` begins and ends with, so that a truncated one is known; those of former versions do not."""
+
+CHECKPOINT_FORMAT = 1
+
+CHECKPOINT_REMEDY = (
+    "Put a whole copy of it back, or remove checkpoints/last.pt: the run then starts again from its first step."
+)
+
+
+class RunFiles:
+    """Paths of a run, and what its small files say."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"
+        self.manifest_file = path / "manifest.json"
+        self.last = path / "checkpoints" / "last.pt"
+        self.model = path / "model"
+
+    @property
+    def is_run(self) -> bool:
+        """Whether there is a run at all."""
+        return self.config_file.is_file()
+
+    def read_config(self) -> Config:
+        """The configuration that was written, with its images where they are now.
+
+        Raises:
+            DataError: the file is not whole: what is missing would silently become a default. ConfigError: it is not
+                valid.
+        """
+        text = read_yaml_text(self.config_file)
+        values = parse_yaml(text, str(self.config_file))
+        missing = missing_groups(values) if isinstance(values, Mapping) else ["everything"]
+        if TO_END in text.partition("\n")[0] and f"\n{END}" not in text:
+            missing = missing or ["the end"]
+        if missing:
+            raise DataError(
+                f"{self.config_file}: not whole, it lacks {', '.join(missing)}. Put a whole copy of it back; a run is not "
+                "resumed on settings that it did not have."
+            )
+        config = as_written_before(from_mapping(values, str(self.config_file)))
+        data, relative = config.data, self._relative_roots()
+        root = self._found(data.root, relative.get("root"))
+        validation_root = self._found(data.validation_root, relative.get("validation_root"))
+        return replace(config, data=replace(data, root=root, validation_root=validation_root))
+
+    def read_manifest(self) -> dict[str, Any]:
+        """What ``manifest.json`` says; empty without one.
+
+        Raises:
+            DataError: it is damaged.
+        """
+        if not self.manifest_file.exists():
+            return {}
+        found = read_json(self.manifest_file, dict)
+        groups = ("versions", "machine", "data", "weights", "plan", "outcome", "pruned")
+        sound = all(found.get(key) is None or isinstance(found[key], dict) for key in groups)
+        sound = sound and isinstance(found.get("resumed", []), list)
+        if sound and (outcome := found.get("outcome")):
+            numbers = [outcome.get(key, 0) for key in ("steps", "seconds", "chosen_step")]
+            metrics = outcome.get("metrics", {})
+            sound = all(isinstance(number, int | float) for number in numbers) and isinstance(metrics, dict)
+            sound = sound and all(isinstance(values, dict) for values in metrics.values())
+        if not sound:
+            raise DataError(
+                f"{self.manifest_file}: entries of other types than recollect writes. Put a whole copy back."
+            )
+        return found
+
+    @property
+    def finished(self) -> bool:
+        """Whether training came to its end."""
+        return isinstance(self.read_manifest().get("outcome"), Mapping)
+
+    def _relative_roots(self) -> Mapping[str, str]:
+        try:
+            noted = self.read_manifest().get("data")
+        except DataError:
+            return {}  # said by whoever needs the manifest
+        found = noted.get("relative") if isinstance(noted, Mapping) else None
+        return found if isinstance(found, Mapping) else {}
+
+    def _found(self, root: str | None, relative: str | None) -> str | None:
+        """Where the images are: as they were, or where they lie seen from the run if both were moved together."""
+        if root is None or Path(root).expanduser().exists():
+            return root
+        moved = None if relative is None else Path(os.path.normpath(self.path.absolute() / relative))
+        return str(moved) if moved is not None and moved.exists() else root
+
+
+def absolute_roots(data: DataConfig) -> DataConfig:
+    """``data`` with its folders as absolute paths, as ``config.yaml`` keeps them: a run is used from any folder."""
+    return replace(data, root=_absolute(data.root), validation_root=_absolute(data.validation_root))
+
+
+def _absolute(root: str | None) -> str | None:
+    # Not resolved: a link is a name that people chose.
+    return None if root is None else os.path.abspath(Path(root).expanduser())  # noqa: PTH100
+
+
+def relative_roots(data: DataConfig, run: Path) -> dict[str, str]:
+    """The same folders as seen from the run, for ``manifest.json``."""
+    found: dict[str, str] = {}
+    for name in ("root", "validation_root"):
+        if (root := getattr(data, name)) is not None:
+            try:
+                found[name] = Path(os.path.relpath(Path(root).expanduser(), run)).as_posix()
+            except ValueError:  # another drive
+                continue
+    return found
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """The content of a file that holds at least a model's weights, on the CPU; no code in the file is ever run.
+
+    Raises:
+        DataError: it cannot be read, or holds something else.
+    """
+    try:
+        content = read_torch(path)
+    except DataError as error:
+        raise DataError(f"{error} {CHECKPOINT_REMEDY}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: holds a {type(content).__name__} and is not a checkpoint. {CHECKPOINT_REMEDY}")
+    if content.get("format") != CHECKPOINT_FORMAT:
+        raise DataError(
+            f"{path}: checkpoint format {content.get('format')} is not {CHECKPOINT_FORMAT}, the one known here."
+        )
+    if not isinstance(content.get("model"), dict):
+        raise DataError(f"{path}: not a whole checkpoint, it lacks model. {CHECKPOINT_REMEDY}")
+    return content

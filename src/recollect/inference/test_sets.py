@@ -1,0 +1,205 @@
+"""What a model is tested on: which images, under which name the result is kept, which k, which published numbers.
+
+A test set is a part of a data set, a folder of images, or a benchmark of instance search. Its result has a name of its
+own, made from the set's name and a digest of its images, so that results of two sets never meet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recollect.common.errors import ConfigError, DataError
+from recollect.config.overrides import published_tests
+from recollect.config.schema import Config, DataConfig
+from recollect.data import ImageSet, RevisitedBenchmark, available, load, load_distractors, load_revisited
+from recollect.data.sources.revisited import SFM_NAME
+from recollect.inference.content_keys import Keys, content_keys, set_digest
+from recollect.inference.run_files import RunFiles
+from recollect.inference.trained_on import Screened, read_trained_on, screen
+
+REVISITED = ("roxford5k", "rparis6k", SFM_NAME)
+"""Data sets of queries with ground truth instead of classes."""
+
+EVERY_K = (1, 2, 4, 8, 10, 16, 32, 100, 1000)
+"""Every k that the paper's benchmarks report, and powers of two between: what training and reports measure."""
+
+_KS = {"cars196": (1, 2, 4, 8), "cub": (1, 2, 4, 8), "inaturalist": (1, 4, 16, 32), "vehicleid": (1, 5)}
+_OTHERWISE = (1, 10, 100, 1000)
+
+
+@dataclass(frozen=True)
+class TestChoice:
+    """Which part of which data set."""
+
+    __test__ = False  # not a test of pytest's
+
+    data: str
+    root: str | Path | None = None
+    split: str = "test"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """A test set as it is embedded.
+
+    Attributes:
+        choice: what was chosen. name: of its result.
+        screened: labelled images, compared with what the run was trained on; None for instance search.
+        benchmark: of instance search. distractors: images that are wrong for every query.
+    """
+
+    __test__ = False
+
+    choice: TestChoice
+    name: str
+    screened: Screened | None = None
+    benchmark: RevisitedBenchmark | None = None
+    benchmark_keys: tuple[Keys, Keys] | None = None
+    distractors: ImageSet | None = None
+
+    @property
+    def images(self) -> ImageSet:
+        """The labelled images, or the database."""
+        if self.benchmark is not None:
+            return self.benchmark.database
+        if self.screened is None:
+            raise TypeError("a test set has images")
+        return self.screened.images
+
+
+def choose_test(
+    run: RunFiles | None = None,
+    *,
+    data: str | None = None,
+    root: Path | None = None,
+    split: str | None = None,
+    recipe: Config | None = None,
+) -> TestChoice:
+    """What ``--data``, ``--root`` and ``--split`` mean: by default the test part of the recipe's data, or of the run's.
+
+    A name that is not a data set's but an existing folder is that folder.
+
+    Raises:
+        ConfigError: nothing says which images.
+    """
+    own = None if run is None else _own_data(run, needed=data is None and recipe is None)
+    name = data or (recipe.data.name if recipe is not None else None) or (own.name if own is not None else None)
+    if name is None:
+        raise ConfigError("--data NAME says which images to embed; only an .npz of vectors does without.")
+    if own is not None and own.name == name and (data is None or root is None):
+        chosen = TestChoice(name, root or own.root, split or own.test_split, own.options)
+    elif name not in available() and root is None and Path(name).exists():
+        chosen = TestChoice("folder", Path(name), split or "test")
+    else:
+        theirs = recipe.data if recipe is not None and recipe.data.name == name else None
+        chosen = TestChoice(
+            name,
+            root or (theirs.root if theirs else None),
+            split or (theirs.test_split if theirs else "test"),
+            theirs.options if theirs else {},
+        )
+    if chosen.data in REVISITED and chosen.root is None:
+        raise ConfigError(f"--root says where the folder {chosen.data} lies.")
+    return chosen
+
+
+def _own_data(run: RunFiles, needed: bool) -> DataConfig | None:
+    try:
+        return run.read_config().data
+    except (ConfigError, DataError):
+        if needed:
+            raise
+        return None
+
+
+def load_test(
+    choice: TestChoice,
+    run: Path | None = None,
+    *,
+    allow_outside: bool = False,
+    distractors: Path | None = None,
+    trained_classes: str = "auto",
+) -> TestSet:
+    """Load a test set and compare it with what ``run`` was trained on, see ``trained_on.screen``.
+
+    Args:
+        choice: which one.
+        run: the folder of the run to be tested, if it is one.
+        allow_outside: whether listed names and links may leave the root.
+        distractors: for instance search, the folder that holds ``revisitop1m``, or a ``.npy``; else a ``.npy``.
+        trained_classes: ``"auto"``, ``"exclude"`` or ``"keep"``.
+    """
+    if choice.data in REVISITED:
+        benchmark = load_revisited(choice.data, str(choice.root), allow_outside=allow_outside)
+        keys = content_keys(benchmark.database), content_keys(benchmark.queries)
+        both = set_digest(benchmark.database, keys[0]) + set_digest(benchmark.queries, keys[1])
+        more = _distractors(distractors, allow_outside)
+        added = "" if distractors is None else "+revisitop1m" if more is not None else f"+{distractors.stem}"
+        digest = hashlib.sha256(both.encode()).hexdigest()
+        return TestSet(choice, _named(choice.data + added, None, digest), None, benchmark, keys, more)
+    outside = {"allow_outside": True} if allow_outside else {}
+    images = load(choice.data, choice.root, choice.split, **{**choice.options, **outside})
+    added = "" if distractors is None else f"+{distractors.stem}"
+    return as_test_set(choice, images, run, trained_classes=trained_classes, added=added)
+
+
+def as_test_set(
+    choice: TestChoice, images: ImageSet, run: Path | None = None, *, trained_classes: str = "auto", added: str = ""
+) -> TestSet:
+    """Loaded images as a test set, compared with what ``run`` was trained on; ``added`` becomes part of its name."""
+    known = None if run is None else read_trained_on(run)
+    screened = screen(images, content_keys(images), known, trained_classes)
+    name = choice.data if choice.data != "folder" else Path(str(choice.root)).resolve().name or "folder"
+    return TestSet(choice, _named(name + added, choice.split, set_digest(screened.images, screened.keys)), screened)
+
+
+def _named(name: str, split: str | None, digest: str) -> str:
+    plain = re.sub(r"[^\w.+-]+", "_", name)[:80]
+    return "-".join(part for part in (plain, split, digest[:8]) if part)
+
+
+def _distractors(path: Path | None, allow_outside: bool) -> ImageSet | None:
+    if path is None or path.is_file():
+        return None
+    if not path.is_dir():
+        raise ConfigError(
+            f"--distractors {path}: no such file or folder; a .npy of vectors or the folder that holds revisitop1m is "
+            "expected."
+        )
+    return load_distractors(path, allow_outside=allow_outside)
+
+
+def name_of_test(data: str, split: str, distractors: bool = False) -> str:
+    """What the test is called among published numbers: ``sop/test``, ``roxford5k+revisitop1m``."""
+    if data in REVISITED:
+        return f"{data}+revisitop1m" if distractors else data
+    return f"{data}/{split}"
+
+
+def published_row(published: Any, test: str) -> dict[str, float]:
+    """Published numbers of one test, metric to percent; those a recipe gives without naming a test count for any."""
+    tests = published_tests(published)
+    # "test" alone means the first of several, as VehicleID's small list.
+    name = next((name for name in tests if name == test or name.startswith(f"{test}_")), "")
+    return {**tests.get("", {}), **tests.get(name, {})}
+
+
+def published_ks(row: Mapping[str, float]) -> tuple[int, ...]:
+    """The k of the published r@k, in order."""
+    return tuple(
+        sorted(int(name[2:]) for name in row if name.startswith("r@") and name[2:].isdigit() and int(name[2:]))
+    )
+
+
+def default_ks(data: str, published: Mapping[str, float], count: int) -> tuple[int, ...]:
+    """The k to measure when nobody says which: the published ones, the data set's own, or 1, 10, 100, 1000.
+
+    Of the last, those that cannot fail are left out: among ``count`` images a query finds at most ``count - 1`` others.
+    """
+    return published_ks(published) or _KS.get(data) or tuple(k for k in _OTHERWISE if k < count - 1) or (1,)

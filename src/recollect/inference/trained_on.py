@@ -1,0 +1,203 @@
+"""What a run was trained on: the names of its classes and the contents of its images, kept in ``RUN/trained_on.npz``.
+
+The border between training and test classes must not move after training: a folder may get new classes, a test set may
+hold trained ones. Whoever is given images for a run compares them with this file. A class counts as trained if the run
+knows its name from the same data set, or if at least half of its images are training images by content, whatever they
+are called.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recollect.common.errors import ConfigError, DataError
+from recollect.common.files import atomic_write
+from recollect.common.reading import parse_json, read_npz
+from recollect.data import ImageSet
+from recollect.inference.content_keys import KEY_BYTES, Keys, content_keys, set_digest
+
+FILE = "trained_on.npz"
+
+
+@dataclass(frozen=True)
+class TrainedOn:
+    """Classes and images of a training.
+
+    Attributes:
+        data: the name of the data set. digest: of the whole training set, names and labels included.
+        classes: names of the trained classes. validation_classes: of those that chose the weights.
+        keys: contents of the training images, M × 16.
+    """
+
+    data: str
+    digest: str
+    classes: frozenset[str]
+    validation_classes: frozenset[str]
+    keys: Keys
+
+    def write(self, run: Path) -> None:
+        """Keep it in the run folder."""
+        facts = {
+            "data": self.data,
+            "digest": self.digest,
+            "classes": sorted(self.classes),
+            "validation_classes": sorted(self.validation_classes),
+        }
+        text = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+        with atomic_write(run / FILE) as file:
+            np.savez(file, facts=text, images=self.keys)
+
+
+def trained_on(train: ImageSet, validation: ImageSet | None = None) -> TrainedOn:
+    """What a run is about to be trained on. Reads every training image once, unless its digest is remembered."""
+    keys = content_keys(train)
+    chose = validation is not None and validation.name == train.name
+    held_out = frozenset(_classes(validation)) if chose and validation is not None else frozenset[str]()
+    return TrainedOn(train.name, set_digest(train, keys), frozenset(_classes(train)), held_out, np.unique(keys, axis=0))
+
+
+def read_trained_on(run: Path) -> TrainedOn | None:
+    """What a run noted; None for one that noted nothing (written by an earlier version).
+
+    Raises:
+        DataError: a damaged file.
+    """
+    if not (run / FILE).is_file():
+        return None
+    arrays = read_npz(run / FILE)
+    try:
+        facts = parse_json(arrays["facts"].astype(np.uint8).tobytes().decode(), str(run / FILE), dict)
+        keys = arrays["images"].astype(np.uint8).reshape(-1, KEY_BYTES)
+        trained, validating = (frozenset(map(str, facts[key])) for key in ("classes", "validation_classes"))
+        return TrainedOn(str(facts["data"]), str(facts["digest"]), trained, validating, keys)
+    except (KeyError, ValueError, TypeError) as error:
+        raise DataError(f"{run / FILE}: damaged ({error}). Put a whole copy of it back, or remove it.") from error
+
+
+def refuse_other_training_images(run: Path, train: ImageSet) -> None:
+    """For a run that is resumed: its images must be those it began with, in names, classes and contents.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    known = read_trained_on(run)
+    if known is None:
+        return
+    keys = content_keys(train)
+    if set_digest(train, keys) == known.digest:
+        return
+    before, now = {key.tobytes() for key in known.keys}, {key.tobytes() for key in keys}
+    classes = frozenset(_classes(train))
+    reasons = [
+        f"{len(now - before):,} images it has not seen" if now - before else "",
+        f"{len(before - now):,} images fewer" if before - now else "",
+        f"other classes ({', '.join(sorted(classes ^ known.classes)[:3])})" if classes != known.classes else "",
+    ]
+    told = "; ".join(reason for reason in reasons if reason) or "other names or labels"
+    raise ConfigError(
+        f"{run} was begun with other training images: {told}. Bring back those it was begun with, or start a new run."
+    )
+
+
+@dataclass(frozen=True)
+class Screened:
+    """A test set beside what its run was trained on.
+
+    Attributes:
+        images: what is to be tested, without excluded classes. keys: of these.
+        trained_classes: names of classes in the test set that were trained on.
+        validation_classes: names of those that chose the weights.
+        trained_images: how many of ``images`` were trained on, by content.
+        excluded: whether trained classes were left out.
+    """
+
+    images: ImageSet
+    keys: Keys
+    trained_classes: tuple[str, ...] = ()
+    validation_classes: tuple[str, ...] = ()
+    trained_images: int = 0
+    excluded: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for ``metrics.json``."""
+        return {
+            "trained_classes": len(self.trained_classes),
+            "trained_classes_excluded": self.excluded,
+            "trained_class_names": list(self.trained_classes[:100]),
+            "validation_classes": len(self.validation_classes),
+            "trained_images": self.trained_images,
+        }
+
+    def remarks(self) -> list[str]:
+        """What to say loudly; nothing for a test on unseen classes."""
+        said = []
+        if self.trained_classes:
+            names = ", ".join(self.trained_classes[:3]) + (", …" if len(self.trained_classes) > 3 else "")
+            count = len(self.trained_classes)
+            if self.excluded:
+                said.append(
+                    f"WARNING: {count:,} classes of the test set were trained on ({names}). They are left out; "
+                    "--trained-classes keep measures them too."
+                )
+            else:
+                said.append(
+                    f"WARNING: {count:,} classes of the test set were trained on ({names}). The result does not tell how the "
+                    "model does on classes it has not seen."
+                )
+        if self.validation_classes:
+            said.append(
+                f"{len(self.validation_classes):,} classes of the test set chose the weights during training; their "
+                "result is somewhat too good."
+            )
+        if self.trained_images and (self.excluded or not self.trained_classes):
+            said.append(f"WARNING: {self.trained_images:,} images of the test set were trained on, in other classes.")
+        return said
+
+
+def screen(images: ImageSet, keys: Keys, known: TrainedOn | None, trained_classes: str = "auto") -> Screened:
+    """Compare a test set with what its run was trained on.
+
+    Args:
+        images, keys: the set.
+        known: of the run; None leaves everything as it is.
+        trained_classes: ``"auto"`` leaves trained classes out if others are there, and keeps them if the set has no
+            others; ``"exclude"`` and ``"keep"`` always do one.
+
+    Raises:
+        ConfigError: nothing is left.
+    """
+    if trained_classes not in ("auto", "exclude", "keep"):
+        raise ConfigError(f"--trained-classes {trained_classes}: choose auto, exclude or keep.")
+    if known is None:
+        return Screened(images, keys)
+    names = np.array(images.class_names, object)
+    seen = _contained(keys, known.keys)
+    share = np.bincount(images.labels, weights=seen, minlength=len(names)) / np.maximum(images.class_sizes, 1)
+    same_data = images.name == known.data
+    by_name = np.array([same_data and name in known.classes for name in images.class_names], bool)
+    trained = (by_name | (share >= 0.5)) & (images.class_sizes > 0)
+    others = int(((images.class_sizes > 0) & ~trained).sum())
+    exclude = trained_classes == "exclude" or (trained_classes == "auto" and others > 0)
+    found = tuple(str(name) for name in names[trained])
+    if exclude and trained.any():
+        if not others:
+            raise ConfigError("every class of the test set was trained on: --trained-classes keep measures them.")
+        left = np.flatnonzero(~trained[images.labels])
+        images, keys, seen = images.subset(left), keys[left], seen[left]
+    validating = tuple(name for name in _classes(images) if same_data and name in known.validation_classes)
+    return Screened(images, keys, found, validating, int(seen.sum()), bool(exclude and found))
+
+
+def _classes(images: ImageSet) -> Sequence[str]:
+    return [images.class_names[label] for label in np.unique(images.labels).tolist()]
+
+
+def _contained(keys: Keys, others: Keys) -> np.typing.NDArray[np.bool_]:
+    known = {key.tobytes() for key in others}
+    return np.array([key.tobytes() in known for key in keys], bool)

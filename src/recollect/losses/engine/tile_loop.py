@@ -1,0 +1,246 @@
+"""The one tile loop: similarities, a term of the loss on them, and the gradient of the embeddings, in a single pass.
+
+For one tile of queries the loop multiplies (all references × the tile's queries, mixed if SiMix is on), asks a term for its
+value and for ``G = ∂loss/∂similarities``, and multiplies back: ``∂loss/∂E = (G + Gᵀ) E``. Nothing of size M × M is ever
+held: a tile needs its own columns of S and G and nothing else. ``backward`` only scales what ``forward`` has found.
+
+To add a kind of loss, subclass ``Term``. Its equation belongs into ``reference.py``, and tests hold the term to it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from recollect.losses.checks import check_scale
+from recollect.losses.engine.layout import LabelLayout, TileIndices
+from recollect.losses.engine.simix import Mixing
+
+MEMORY = 512 * 2**20
+"""Default memory budget of a loss in bytes, beside the embeddings and their gradient."""
+
+TileFunction = Callable[[Tensor, TileIndices], tuple[Tensor, Tensor]]
+"""Similarities (references × queries; may be overwritten) and indices of a tile to its part of the loss, and G."""
+
+Gradients = tuple[Tensor, Tensor]
+
+
+class Term:
+    """A part of a loss that is a sum over queries. The defaults are those of a loss on plain similarities."""
+
+    tau: float = 1.0
+    """Similarities arrive divided by this."""
+    mixes: bool = True
+    """Whether SiMix's virtual examples take part."""
+    query: Literal["excluded", "ranked", "positive"] = "excluded"
+    """What a query is in its own list: left out, known as ``TileIndices.own``, or a positive like any other."""
+    every_query: bool = False
+    """Whether queries without a positive take part."""
+
+    def scale(self, dtype: torch.dtype) -> float:
+        """What G is multiplied by on its way through the loop."""
+        return 1.0
+
+    def width(self, run: TileRun) -> int:
+        """Queries of a tile at most."""
+        raise TypeError(f"{type(self).__name__} must define width(run).")
+
+    def start(self, run: TileRun) -> TileFunction:
+        """What is done with each tile; buffers and counts for the whole run are made here."""
+        raise TypeError(f"{type(self).__name__} must define start(run).")
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Who is compared with whom.
+
+    Args:
+        embeddings: queries, M × d.
+        labels: M integers.
+        references: N × d; ``embeddings`` itself where the batch is its own reference set.
+        ref_labels: N integers.
+        own: for each query, the row of the references that is the query itself; None where there is none.
+    """
+
+    embeddings: Tensor
+    labels: Tensor
+    references: Tensor
+    ref_labels: Tensor
+    own: Tensor | None
+
+    @classmethod
+    def of(cls, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None, ref_labels: Tensor | None) -> Pairing:
+        """The batch with a reference set, or with itself."""
+        if ref_emb is None or ref_labels is None or same_set(embeddings, labels, ref_emb, ref_labels):
+            return cls(embeddings, labels, embeddings, labels, torch.arange(len(labels)))
+        return cls(embeddings, labels, ref_emb, ref_labels, None)
+
+    @property
+    def same(self) -> bool:
+        """Whether the batch is its own reference set."""
+        return self.references is self.embeddings
+
+
+def tiled_loss(
+    term: Term,
+    pairing: Pairing,
+    mixing: tuple[Mixing, Mixing] | None = None,
+    memory: int = MEMORY,
+    share: tuple[int, int] = (0, 1),
+) -> Tensor:
+    """The term of a batch, differentiable in embeddings and references.
+
+    Args:
+        term: what is computed of a tile.
+        pairing: queries and references.
+        mixing: SiMix of queries and of references; the same object twice when both are one set.
+        memory: bytes the computation may hold beside embeddings and gradient.
+        share: ``(r, W)``: only the r-th of W shares of the queries; the W results add up to the whole.
+
+    Returns:
+        A scalar in float32, or float64 if the embeddings are.
+    """
+    layout = LabelLayout.of(
+        pairing.labels,
+        pairing.ref_labels,
+        own=None if term.query == "positive" else pairing.own,
+        least=0 if term.every_query else 1 if pairing.own is None else 2,
+        mixing=mixing if term.mixes else None,
+    )
+    embeddings, references = pairing.embeddings, pairing.references
+    if not layout.num_queries:
+        return zero_loss(embeddings, None if pairing.same else references)
+    check_scale(embeddings, references, term.tau, compute_dtype(embeddings, references))
+    wanted = torch.is_grad_enabled() and (embeddings.requires_grad or references.requires_grad)
+    value: Tensor = _TiledLoss.apply(embeddings, references, term, layout, memory, share, wanted)
+    return value
+
+
+class _TiledLoss(torch.autograd.Function):
+    """Value and gradient in one pass; backward only scales what forward has found."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        embeddings: Tensor,
+        references: Tensor,
+        term: Term,
+        layout: LabelLayout,
+        memory: int,
+        share: tuple[int, int],
+        wanted: bool,
+    ) -> Tensor:
+        dtype, same = compute_dtype(embeddings, references), references is embeddings
+        # Autocast would turn the products into half precision, where a step of tau = 0.01 drowns in rounding.
+        with torch.autocast(embeddings.device.type, enabled=False):
+            queries = embeddings.detach().to(dtype)
+            run = TileRun(queries, queries if same else references.detach().to(dtype), term, layout, memory, wanted)
+            value, grads = run.total(share)
+        if grads is not None:
+            # In the type they were computed in: a loss scale must reach them before they are rounded to float16.
+            ctx.save_for_backward(embeddings, references, grads[0], None if same else grads[1])  # type: ignore[arg-type]
+        return value
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        queries, references, *grads = ctx.saved_tensors  # type: ignore[attr-defined]
+        scaled = [
+            None if grad is None else _Once.apply(grad, grad_outputs[0], queries, references).to(side.dtype)
+            for grad, side in zip(grads, (queries, references), strict=True)
+        ]
+        return (*scaled, None, None, None, None, None)
+
+
+class _Once(torch.autograd.Function):
+    """``gradient · factor``; it knows its inputs, so that differentiating it again is refused in words."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, gradient: Tensor, factor: Tensor, queries: Tensor, references: Tensor) -> Tensor:
+        return gradient * factor.to(gradient.dtype)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> Tensor:
+        raise RuntimeError(
+            "recollect's losses give first derivatives only: a second backward through one is not supported."
+        )
+
+
+class TileRun:
+    """One evaluation of a term: the two sides and the tiles."""
+
+    def __init__(
+        self, queries: Tensor, references: Tensor, term: Term, layout: LabelLayout, memory: int, wanted: bool
+    ) -> None:
+        self.queries, self.references, self.term, self.layout = queries, references, term, layout
+        self.memory, self.wanted = memory, wanted
+        self.on_cpu, self.item_bytes = queries.device.type == "cpu", queries.element_size()
+        self.mixing = None if layout.mixing is None else layout.mixing[1].to(queries.device, queries.dtype)
+
+    def tiles(self, share: tuple[int, int] = (0, 1)) -> Iterator[tuple[Tensor, TileIndices]]:
+        """Similarities / tau of (mixed) references to a tile's queries, and the tile's indices."""
+        for tile in self.layout.tiles(self.term.width(self), share):
+            tile = tile.to(self.queries.device, self.queries.dtype)
+            queries = self.queries.index_select(0, tile.rows)
+            similarities = torch.mm(self.references, queries.T / self.term.tau)
+            if tile.mixing is not None and self.mixing is not None:
+                similarities = self.mixing.mix_rows(torch.mm(similarities, tile.mixing))
+            yield similarities, tile
+
+    def total(self, share: tuple[int, int]) -> tuple[Tensor, Gradients | None]:
+        """The share's part of the loss and, if wanted, of the gradient of queries and references."""
+        value = self.queries.new_zeros((), dtype=torch.float64)
+        of_queries = torch.zeros_like(self.queries) if self.wanted else None
+        same = self.references is self.queries
+        of_references = of_queries if same or of_queries is None else torch.zeros_like(self.references)
+        of_tile = self.term.start(self)
+        for similarities, tile in self.tiles(share):
+            part, gradient = of_tile(similarities, tile)
+            value += part
+            if of_queries is not None and of_references is not None:
+                self._back(tile, gradient, of_queries, of_references)
+        if of_queries is None or of_references is None:
+            return value.to(self.queries.dtype), None
+        # Once for all tiles; what would be subnormal becomes 0.
+        unit = 1 / (self.term.tau * self.term.scale(self.queries.dtype))
+        for grad in (of_queries,) if same else (of_queries, of_references):
+            torch.hardshrink(grad, 2 * torch.finfo(grad.dtype).tiny / unit, out=grad).mul_(unit)
+        return value.to(self.queries.dtype), (of_queries, of_references)
+
+    def _back(self, tile: TileIndices, gradient: Tensor, of_queries: Tensor, of_references: Tensor) -> None:
+        """Add ``G Q`` to the references' gradient and ``Gᵀ R`` to the queries'."""
+        if tile.mixing is not None and self.mixing is not None:
+            gradient = self.mixing.unmix_rows(gradient, len(self.references))
+            gradient = torch.mm(gradient, tile.mixing.T)
+        of_references.addmm_(gradient, self.queries.index_select(0, tile.rows))
+        of_queries.index_add_(0, tile.rows, torch.mm(gradient.T, self.references))
+
+
+def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
+    """The widest floating type among the tensors, float32 at least."""
+    dtype = torch.float32
+    for tensor in tensors:
+        if tensor is not None:
+            dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def same_set(embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None, ref_labels: Tensor | None) -> bool:
+    """Whether the batch is its own reference set, so that a query is not to be compared with itself."""
+    if ref_emb is None or ref_labels is None:
+        return True
+    return ref_emb is embeddings and (ref_labels is labels or torch.equal(ref_labels, labels))
+
+
+def zero_loss(embeddings: Tensor, ref_emb: Tensor | None = None) -> Tensor:
+    """0 with a zero gradient, for a batch in which nothing has a positive; warns, since it trains nothing."""
+    warnings.warn(
+        "No image of this batch has a positive, so the loss is 0: sample at least 2 images per class.", stacklevel=3
+    )
+    zero = (embeddings * 0).sum(dtype=compute_dtype(embeddings))
+    return zero if ref_emb is None else zero + (ref_emb * 0).sum(dtype=compute_dtype(ref_emb))

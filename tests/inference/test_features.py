@@ -1,0 +1,170 @@
+"""Rows behind a part of a network: what they are, and that a photo goes through a network once."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recollect.common.errors import ConfigError, ImageError
+from recollect.data import ImageSet, load
+from recollect.inference.features import part_rows, run_network
+from recollect.models import Embedder
+from training.small_runs import make_images
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = make_images(tmp_path_factory.mktemp("images"), classes=4)
+    return make_images(root, classes=3, split="test", seed=1)
+
+
+@pytest.fixture
+def embedder() -> Embedder:
+    return Embedder.create("tiny", dim=16, size=24)
+
+
+class Passes:
+    """Counts images that go through the first layer of a network."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self.images = 0
+        first = next(module for module in embedder.backbone.modules() if isinstance(module, torch.nn.Conv2d))
+        first.register_forward_pre_hook(self._count)
+
+    def _count(self, module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        self.images += len(inputs[0])
+
+
+def pixels(images: ImageSet) -> list[Path]:
+    return [images.path(index) for index in range(len(images))]
+
+
+@pytest.mark.parametrize("upto", ["backbone", "pooling"])
+def test_rows_are_those_of_the_part(root: Path, embedder: Embedder, upto: str) -> None:
+    images = load("folder", root, "train")
+    found = part_rows(embedder, images, upto, batch_size=7, workers=0)
+    _, rest = embedder.split(upto)
+    rest.eval()
+    with torch.no_grad():
+        ours = rest(torch.from_numpy(found.rows))
+    assert torch.allclose(ours, embedder.embed(pixels(images), progress=False), atol=1e-5)
+    assert embedder.training, "the network's mode is left as it was"
+
+
+def test_an_image_goes_through_once_whatever_it_is_called(root: Path, embedder: Embedder, tmp_path: Path) -> None:
+    images, passes = load("folder", root, "train"), Passes(embedder)
+    before = part_rows(embedder, images)
+    assert passes.images == len(images) == 24
+    shutil.copytree(root, tmp_path / "moved")
+    (tmp_path / "moved" / "train" / "train-00").rename(tmp_path / "moved" / "train" / "renamed")
+    moved = load("folder", tmp_path / "moved", "train")
+    after = part_rows(embedder, moved)
+    assert passes.images == 24
+    order = {key.tobytes(): row for row, key in zip(before.rows, before.keys, strict=True)}
+    assert all(np.array_equal(order[key.tobytes()], row) for key, row in zip(after.keys, after.rows, strict=True))
+    part_rows(embedder, load("folder", root, "all"))
+    assert passes.images == 24 + 18
+
+
+def test_a_changed_file_is_noticed(tmp_path: Path, embedder: Embedder) -> None:
+    root = make_images(tmp_path / "images", classes=3)
+    before = part_rows(embedder, load("folder", root, "train")).rows.copy()
+    first, second = (root / "train" / "train-00" / f"{i}.png" for i in (0, 1))
+    first.write_bytes(second.read_bytes())
+    after = part_rows(embedder, load("folder", root, "train")).rows
+    assert np.array_equal(after[0], before[1])
+
+
+def test_other_weights_sizes_and_cuts_have_rows_of_their_own(root: Path, embedder: Embedder) -> None:
+    images, passes = load("folder", root, "test"), Passes(embedder)
+    part_rows(embedder, images)
+    part_rows(embedder, images, "backbone")
+    with torch.no_grad():
+        embedder.head.linear.weight.add_(1)  # type: ignore[union-attr]
+    part_rows(embedder, images)
+    assert passes.images == 36, "the last layer is behind the cut"
+    with torch.no_grad():
+        next(embedder.backbone.parameters()).add_(1)
+    part_rows(embedder, images)
+    assert passes.images == 54
+    larger = Embedder.create("tiny", dim=16, size=32)
+    larger.load_state_dict(embedder.state_dict())
+    more = Passes(larger)
+    part_rows(larger, images)
+    assert more.images == 18
+
+
+def test_gem_s_exponent_is_part_of_the_pooling(root: Path, embedder: Embedder) -> None:
+    images = load("folder", root, "test")
+    before = part_rows(embedder, images).rows.copy()
+    with torch.no_grad():
+        embedder.pooling.p.add_(1)  # type: ignore[union-attr, operator]
+    assert not np.allclose(before, part_rows(embedder, images).rows)
+
+
+def test_rows_below_the_cut_are_gone_on_from(root: Path, embedder: Embedder) -> None:
+    """Trained with a frozen backbone: pooling and head changed, the backbone did not."""
+    images, passes = load("folder", root, "train"), Passes(embedder)
+    part_rows(embedder, images, "backbone", frozen="backbone")
+    with torch.no_grad():
+        embedder.pooling.p.add_(0.5)  # type: ignore[union-attr, operator]
+    found = part_rows(embedder, images, frozen="backbone")
+    assert passes.images == len(images)
+    with torch.no_grad():
+        expected = embedder.eval().pooled(torch.stack([embedder.preprocessing(images.read(0))]))
+    np.testing.assert_allclose(found.rows[0], expected[0].numpy(), atol=1e-5)
+
+
+def test_the_network_without_training_comes_with_the_frozen_one(root: Path, embedder: Embedder) -> None:
+    """Features by the backbone's own pooling are kept in the same pass: what a verdict compares with."""
+    images = load("folder", root, "train")
+    part_rows(embedder, images, "pooling", frozen="pooling")
+    start = Embedder.create("tiny", dim=None, size=24)
+    start.backbone.load_state_dict(embedder.backbone.state_dict())
+    passes = Passes(start)
+    found = part_rows(start, images)
+    assert passes.images == 0
+    with torch.no_grad():
+        expected = start.eval().pooled(torch.stack([start.preprocessing(images.read(0))]))
+    np.testing.assert_allclose(found.rows[0], expected[0].numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("upto", ["backbone", "pooling"])
+def test_bad_images(tmp_path: Path, embedder: Embedder, upto: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_images(tmp_path / "images", classes=2)
+    (root / "train" / "train-00" / "3.png").write_bytes(b"no image")
+    images = load("folder", root, "train")
+    with pytest.raises(ImageError, match=r"3\.png"):
+        part_rows(embedder, images, upto)
+    # A part of one image that cannot be read has no row whose shape could be taken.
+    monkeypatch.setattr("recollect.inference.features.PART", 1)
+    found = part_rows(embedder, images, upto, on_bad_image="skip")
+    assert [bad.index for bad in found.skipped] == [3]
+    finite = np.isfinite(found.rows).reshape(len(images), -1).all(axis=1)
+    assert finite.tolist() == [index != 3 for index in range(len(images))]
+
+
+def test_whole_images(tmp_path: Path, root: Path) -> None:
+    images = load("folder", root, "test")
+    embedder = Embedder.create("tiny", dim=16, resize=None)
+    rows = torch.from_numpy(part_rows(embedder, images).rows)
+    expected = embedder.embed([images.read(index) for index in range(len(images))], before_head=True, progress=False)
+    assert torch.allclose(embedder.head.inputs(rows), expected, atol=1e-5)
+    with pytest.raises(ConfigError, match="one size"):
+        part_rows(embedder, images, "backbone")
+
+
+def test_the_mode_is_left_as_it_was_even_by_an_error() -> None:
+    network = torch.nn.Linear(2, 2)
+    with pytest.raises(RuntimeError):
+        list(run_network(network, [(torch.zeros(1, 3), np.zeros(1, np.int64))], torch.device("cpu")))
+    assert network.training

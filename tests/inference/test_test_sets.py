@@ -1,0 +1,101 @@
+"""What is tested on: which data, which name a result has, which k."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recollect.common.errors import ConfigError, DataError
+from recollect.config.overrides import resolve
+from recollect.data import available
+from recollect.inference.run_files import RunFiles
+from recollect.inference.test_sets import (
+    TestChoice,
+    choose_test,
+    default_ks,
+    load_test,
+    name_of_test,
+    published_ks,
+    published_row,
+)
+from recollect.training.run_folder import RunFolder
+from training.small_runs import make_images
+
+OPTIONS = {"csv": "x", "class_split": "alphabet"}
+
+
+def test_what_data_means(tmp_path: Path) -> None:
+    photos, folder = tmp_path / "photos", tmp_path / "run"
+    photos.mkdir()
+    folder.mkdir()
+    own = {"data.name": "folder", "data.root": str(photos), "data.test_split": "val", "data.options": OPTIONS}
+    RunFolder(folder).write_config(resolve(None, own))
+    run = RunFiles(folder)
+    assert choose_test(run) == TestChoice("folder", str(photos), "val", OPTIONS), "a run is tested on its own data"
+    assert choose_test(run, root=tmp_path) == TestChoice("folder", tmp_path, "val", OPTIONS)
+    assert choose_test(run, split="all") == TestChoice("folder", str(photos), "all", OPTIONS)
+    assert choose_test(run, data="sop", root=tmp_path) == TestChoice("sop", tmp_path)
+    assert choose_test(run, data=str(photos)) == TestChoice("folder", photos)
+    assert choose_test(data="glyphs") == TestChoice("glyphs")
+    for arguments in ({}, {"root": tmp_path}):
+        with pytest.raises(ConfigError, match="--data NAME"):
+            choose_test(None, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="--root says where"):
+        choose_test(data="roxford5k")
+
+
+def test_a_recipe_beside_a_run_keeps_the_run_s_root(tmp_path: Path) -> None:
+    RunFolder(tmp_path).write_config(resolve(None, {"data.name": "sop", "data.root": str(tmp_path)}))
+    recipe = resolve("sop/r50-512/rsk")
+    assert choose_test(RunFiles(tmp_path), recipe=recipe).root == str(tmp_path)
+    other = resolve("cars196/r50-512/rsk")
+    assert choose_test(RunFiles(tmp_path), recipe=other) == TestChoice("cars196", None, "test", other.data.options)
+
+
+def test_settings_of_another_version_matter_only_where_they_are_needed(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("unheard_of: 1\n")
+    assert choose_test(RunFiles(tmp_path), data="glyphs").data == "glyphs"
+    with pytest.raises(DataError, match="not whole"):
+        choose_test(RunFiles(tmp_path))
+
+
+def test_every_set_has_a_result_name_of_its_own(tmp_path: Path) -> None:
+    one = make_images(tmp_path / "one" / "photos", classes=3)
+    other = make_images(tmp_path / "other" / "photos", classes=3, seed=1)
+    names = [load_test(TestChoice("folder", root, "train")).name for root in (one, other)]
+    assert names[0] != names[1]
+    assert all(name.startswith("photos-train-") for name in names)
+    again = load_test(TestChoice("folder", str(one), "train")).name
+    assert again == names[0]
+    (one / "train" / "train-00" / "0.png").write_bytes((one / "train" / "train-01" / "0.png").read_bytes())
+    assert load_test(TestChoice("folder", one, "train")).name != names[0], "a photo was exchanged"
+    with_more = load_test(TestChoice("folder", one, "train"), distractors=tmp_path / "many.npy").name
+    assert with_more.startswith("photos+many-train-")
+    (tmp_path / "a b ü#1").mkdir()
+    odd = make_images(tmp_path / "a b ü#1" / "x y", classes=2)
+    assert load_test(TestChoice("folder", odd, "train")).name.startswith("x_y-train-")
+
+
+def test_default_ks() -> None:
+    assert default_ks("cars196", {}, 8131) == (1, 2, 4, 8)
+    assert default_ks("inaturalist", {}, 136_093) == (1, 4, 16, 32)
+    assert default_ks("vehicleid", {}, 6493) == (1, 5)
+    assert default_ks("folder", {}, 60_502) == (1, 10, 100, 1000)
+    assert default_ks("folder", {"r@1": 80.0, "r@7": 1.0, "map@r": 3.0}, 500) == (1, 7)
+    assert default_ks("folder", {}, 40) == (1, 10)
+    assert default_ks("folder", {}, 3) == (1,)
+    assert {"cars196", "cub", "inaturalist", "vehicleid"} <= set(available())
+
+
+def test_published_row_of_the_test_that_is_measured() -> None:
+    published = {"sop/test": {"r@1": 80.1}, "vehicleid/test_small": {"r@5": 7}, "vehicleid/test_large": {"r@5": 6}}
+    assert published_row(published, "sop/test") == {"r@1": 80.1}
+    assert published_row(published, "cars196/test") == {}
+    assert published_row(published, "vehicleid/test") == {"r@5": 7.0}  # "test" is the small list
+    assert published_row(published, "vehicleid/test_large") == {"r@5": 6.0}
+    assert published_row({"r@10": 95, "note": "x", "ok": True}, "any/test") == {"r@10": 95.0}
+    assert published_row(None, "sop/test") == {}
+    assert published_ks({"r@10": 2, "r@1": 1, "map@r": 3, "r@x": 1}) == (1, 10)
+    assert name_of_test("roxford5k", "test", distractors=True) == "roxford5k+revisitop1m"
+    assert name_of_test("rparis6k", "test") == "rparis6k"

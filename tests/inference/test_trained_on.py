@@ -1,0 +1,170 @@
+"""The border between training and test classes is remembered."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from recollect.cli.app import app
+from recollect.common.errors import ConfigError, DataError
+from recollect.data import ImageSet, load
+from recollect.inference.content_keys import content_keys
+from recollect.inference.trained_on import (
+    FILE,
+    Screened,
+    read_trained_on,
+    refuse_other_training_images,
+    screen,
+    trained_on,
+)
+from recollect.report.measured import measure
+from recollect.report.runs import read_run
+from recollect.training.trainer import train
+from training.small_runs import make_images, small_config
+
+
+def flat(root: Path, classes: int = 8, seed: int = 0) -> Path:
+    """``root/class/image``: half of the classes, by the alphabet, train."""
+    made = make_images(root.with_name(root.name + "-made"), classes=classes, each=4, seed=seed)
+    shutil.move(made / "train", root)
+    return root
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return flat(tmp_path / "photos")
+
+
+def fitted(root: Path, out: Path, **settings: object) -> Path:
+    return train(small_config(root, **{"run.epochs": 1, **settings}), out).folder
+
+
+def screened(root: Path, split: str, run: Path, how: str = "auto") -> Screened:
+    images = load("folder", root, split)
+    return screen(images, content_keys(images), read_trained_on(run), how)
+
+
+def evaluated(*arguments: object) -> tuple[dict[str, object], str]:
+    done = CliRunner().invoke(app, ["eval", *map(str, arguments), "--json", "--overwrite"])
+    assert done.exit_code == 0, (done.output, done.exception)
+    return json.loads(done.stdout), done.stderr
+
+
+def test_a_run_knows_its_classes_and_images(photos: Path, tmp_path: Path) -> None:
+    run = fitted(photos, tmp_path / "run", **{"data.validation": "paper", "batch.size": 8})
+    known = read_trained_on(run)
+    assert known is not None
+    held_out = set(load("folder", photos, "test").class_names)
+    assert len(known.classes) == len(known.validation_classes) == 2
+    assert not known.classes & known.validation_classes
+    assert not (known.classes | known.validation_classes) & held_out
+    assert len(known.keys) == 8
+    assert read_trained_on(tmp_path) is None
+    (run / FILE).write_bytes(b"PK no archive")
+    with pytest.raises(DataError):
+        read_trained_on(run)
+
+
+def test_classes_added_later_do_not_move_the_border(photos: Path, tmp_path: Path) -> None:
+    run = fitted(photos, tmp_path / "run")
+    fresh, said = evaluated(run)
+    assert fresh["source"]["trained_classes"] == 0
+    assert "WARNING" not in said
+    known = read_trained_on(run)
+    assert known is not None
+    # More classes, until the folder's test half holds some that were trained on.
+    for number in range(20):
+        shutil.copytree(flat(tmp_path / "more", 1, seed=10 + number) / "train-00", photos / f"a{number}")
+        shutil.rmtree(tmp_path / "more")
+        test = load("folder", photos, "test")
+        mixed = known.classes & set(test.class_names)
+        if mixed and number >= 2:
+            break
+    later, said = evaluated(run)
+    assert later["source"]["trained_classes"] == len(mixed) > 0
+    assert later["source"]["trained_classes_excluded"] is True
+    assert later["queries"] == len(test) - 4 * len(mixed)
+    assert f"WARNING: {len(mixed)} classes of the test set were trained on" in said
+    kept, said = evaluated(run, "--trained-classes", "keep")
+    assert kept["source"]["trained_classes_excluded"] is False
+    assert kept["queries"] == len(test)
+    assert "does not tell" in said
+    table = CliRunner().invoke(app, ["eval", str(run), "--overwrite", "--quiet"])
+    assert f"WARNING: {len(mixed)} classes" in " ".join(table.stdout.split()), "part of the result, so quiet or not"
+    assert table.stderr == ""
+    found = measure(read_run(run))
+    assert set(found.shown.class_names) == set(test.class_names) - known.classes
+    assert any(f"WARNING: {len(mixed)} classes" in remark for remark in found.remarks)
+
+
+def test_a_set_of_trained_classes_only_is_measured_and_announced(photos: Path, tmp_path: Path) -> None:
+    run = fitted(photos, tmp_path / "run")
+    found, said = evaluated(run, "--split", "train")
+    assert found["source"]["trained_classes"] == 4
+    assert found["source"]["trained_classes_excluded"] is False
+    assert found["source"]["trained_images"] == 16
+    assert "WARNING: 4 classes" in said
+    refused = CliRunner().invoke(app, ["eval", str(run), "--split", "train", "--trained-classes", "exclude"])
+    assert isinstance(refused.exception, ConfigError)
+    wrong = CliRunner().invoke(app, ["eval", str(run), "--trained-classes", "perhaps"])
+    assert isinstance(wrong.exception, ConfigError)
+
+
+def test_train_and_test_folders_that_share_classes(tmp_path: Path) -> None:
+    root = make_images(make_images(tmp_path / "x", classes=4), classes=3, split="test", seed=5)
+    (root / "test" / "test-00").rename(root / "test" / "train-00")
+    run = fitted(root, tmp_path / "run")
+    found = screened(root, "test", run)
+    assert found.trained_classes == ("train-00",)
+    assert found.excluded
+    assert found.trained_images == 0, "other photos of a trained class"
+    assert set(found.images.class_names) == {"test-01", "test-02"}
+
+
+def test_renamed_classes_and_single_photos_are_known_by_content(photos: Path, tmp_path: Path) -> None:
+    run = fitted(photos, tmp_path / "run")
+    test = flat(tmp_path / "others", 4, seed=7)
+    known = load("folder", photos, "train")
+    shutil.copytree(known.path(0).parent, test / "renamed")
+    (test / "train-03").rename(test / "new")
+    shutil.copy(known.path(len(known) - 1), test / "new" / "stray.png")
+    for name in ("train-00", "train-01", "train-02"):
+        (test / name).rename(test / f"other-{name}")
+    found = screened(test, "all", run)
+    assert found.trained_classes == ("renamed",)
+    assert found.trained_images == 1
+    assert any("1 images of the test set were trained on" in remark for remark in found.remarks())
+
+
+def test_other_data_sets_have_classes_of_their_own(photos: Path, tmp_path: Path) -> None:
+    run = fitted(photos, tmp_path / "run")
+    pixels = np.random.default_rng(0).integers(0, 255, (4, 8, 8), np.uint8)
+    names = list(load("folder", photos, "train").class_names)[:2]
+    named = ImageSet("other", list("abcd"), [0, 0, 1, 1], names, arrays=pixels)
+    found = screen(named, content_keys(named), read_trained_on(run))
+    assert found.trained_classes == ()
+    assert len(found.images) == 4
+
+
+def test_resuming_with_other_photos_is_refused(photos: Path, tmp_path: Path) -> None:
+    run = fitted(photos, tmp_path / "run")
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest.pop("outcome")
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    train_images, test_images = (load("folder", photos, split) for split in ("train", "test"))
+    first, other = train_images.path(0), test_images.path(0)
+    original = first.read_bytes()
+    first.write_bytes(other.read_bytes())
+    with pytest.raises(ConfigError, match="other training images: 1 images it has not seen"):
+        train(resume=run)
+    first.write_bytes(original)
+    train(resume=run)
+    trained_on(load("folder", photos, "test")).write(run)
+    images = load("folder", photos, "train")
+    with pytest.raises(ConfigError, match="other classes"):
+        refuse_other_training_images(run, images)

@@ -1,0 +1,210 @@
+"""Rows by content on disk: part by part, checked, resumed after a kill, shared by processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from recollect.common.errors import DataWarning
+from recollect.inference import vector_store
+from recollect.inference.vector_store import Places, Rows, VectorStore, weights_digest
+
+
+def keys_of(numbers: list[int]) -> vector_store.Keys:
+    return np.array([list(number.to_bytes(16, "little")) for number in numbers], np.uint8).reshape(-1, 16)
+
+
+class Counting:
+    """Row i is (number, number + 1), and every call is noted."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self.numbers, self.calls = np.array(numbers, np.float32), []  # type: ignore[var-annotated]
+
+    def __call__(self, places: Places) -> Rows:
+        self.calls.append(places.tolist())
+        return np.stack([self.numbers[places], self.numbers[places] + 1], axis=1)
+
+    @property
+    def computed(self) -> int:
+        return sum(map(len, self.calls))
+
+
+@given(st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=12), min_size=1, max_size=5), st.integers(1, 5))
+def test_every_row_is_computed_once_and_comes_in_order(asked: list[list[int]], part: int) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        seen: set[int] = set()
+        for numbers in asked:
+            compute = Counting(numbers)
+            rows = VectorStore({"of": "x"}, Path(folder)).rows(keys_of(numbers), compute, part=part)
+            assert rows.tolist() == [[float(n), float(n + 1)] for n in numbers]
+            assert compute.computed == len(set(numbers) - seen)
+            assert all(len(call) <= part for call in compute.calls)
+            seen |= set(numbers)
+
+
+def test_another_network_is_another_store(tmp_path: Path) -> None:
+    numbers = [1, 2]
+    VectorStore({"weights": "a"}, tmp_path).rows(keys_of(numbers), Counting(numbers))
+    compute = Counting(numbers)
+    VectorStore({"weights": "b"}, tmp_path).rows(keys_of(numbers), compute)
+    assert compute.computed == 2
+
+
+def test_rows_of_any_shape(tmp_path: Path) -> None:
+    maps = np.random.default_rng(0).normal(size=(3, 2, 5, 4)).astype(np.float32)
+    store = VectorStore({"of": "maps"}, tmp_path)
+    assert np.array_equal(store.rows(keys_of([0, 1, 2]), lambda places: maps[places]), maps)
+    again = VectorStore({"of": "maps"}, tmp_path)
+    assert np.array_equal(again.rows(keys_of([2, 0]), lambda places: maps[:0]), maps[[2, 0]])
+
+
+def test_rows_that_are_not_numbers_are_handed_on_and_not_kept(tmp_path: Path) -> None:
+    def compute(places: Places) -> Rows:
+        rows = np.ones((len(places), 2), np.float32)
+        rows[places == 1] = np.nan
+        return rows
+
+    store = VectorStore({}, tmp_path)
+    rows = store.rows(keys_of([5, 6, 7, 6]), compute)
+    assert np.isnan(rows).any(axis=1).tolist() == [False, True, False, True]
+    assert VectorStore({}, tmp_path).known(keys_of([5, 6, 7])).tolist() == [True, False, True]
+
+
+def test_only_reading_writes_nothing(tmp_path: Path) -> None:
+    VectorStore({}, tmp_path).rows(keys_of([1]), Counting([1]), keep=False)
+    assert not list(tmp_path.rglob("*.rows"))
+    VectorStore({}, tmp_path).rows(keys_of([1]), Counting([1]))
+    compute = Counting([1, 2])
+    rows = VectorStore({}, tmp_path).rows(keys_of([1, 2]), compute, keep=False)
+    assert rows.tolist() == [[1, 2], [2, 3]]
+    assert compute.calls == [[1]]
+
+
+def damages(content: bytes) -> dict[str, bytes]:
+    flipped = bytearray(content)
+    flipped[-3] ^= 0x10
+    key = bytearray(content)
+    key[vector_store._HEADER.size + 2] ^= 1
+    count = bytearray(content)
+    count[16] ^= 0x40
+    return {
+        "empty": b"",
+        "cut": content[:-5],
+        "header": content[:20],
+        "a bit of a row": bytes(flipped),
+        "a bit of a key": bytes(key),
+        "another count": bytes(count),
+        "something else": b"\x00" * len(content),
+        "longer": content + b"x",
+    }
+
+
+@pytest.mark.parametrize("damage", damages(bytes(1000)))
+def test_damaged_parts_are_made_again_with_a_remark(tmp_path: Path, damage: str) -> None:
+    numbers = list(range(10))
+    VectorStore({}, tmp_path).rows(keys_of(numbers), Counting(numbers), part=5)
+    path = sorted(tmp_path.rglob("*.rows"))[0]
+    path.write_bytes(damages(path.read_bytes())[damage])
+    compute = Counting(numbers)
+    with pytest.warns(DataWarning, match="damaged"):
+        rows = VectorStore({}, tmp_path).rows(keys_of(numbers), compute, part=5)
+    assert rows.tolist() == [[n, n + 1] for n in numbers]
+    assert compute.computed == 5
+    compute = Counting(numbers)
+    VectorStore({}, tmp_path).rows(keys_of(numbers), compute)
+    assert compute.computed == 0
+
+
+def test_a_place_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    store = VectorStore({}, tmp_path / "file")
+    with pytest.warns(DataWarning, match="not kept"):
+        rows = store.rows(keys_of([1, 2, 3]), Counting([1, 2, 3]), part=2)
+    assert rows.tolist() == [[1, 2], [2, 3], [3, 4]]
+
+
+_KILLED = """
+import os, signal, sys
+import numpy as np
+from pathlib import Path
+from recollect.inference.vector_store import VectorStore
+numbers = np.arange(100)
+keys = np.array([list(int(n).to_bytes(16, "little")) for n in numbers], np.uint8)
+def compute(places):
+    if places[0] >= 60:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return np.stack([numbers[places], numbers[places] + 1], axis=1).astype(np.float32)
+VectorStore({}, Path(sys.argv[1])).rows(keys, compute, part=10)
+"""
+
+
+def test_a_killed_process_loses_one_part(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], env=environment)
+    assert ended.returncode == -signal.SIGKILL
+    numbers = list(range(100))
+    compute = Counting(numbers)
+    rows = VectorStore({}, tmp_path).rows(keys_of(numbers), compute, part=10)
+    assert compute.calls == [list(range(start, start + 10)) for start in range(60, 100, 10)]
+    assert rows.tolist() == [[n, n + 1] for n in numbers]
+
+
+def test_two_that_want_the_same_wait_for_each_other(tmp_path: Path) -> None:
+    numbers, begun, go_on = [1, 2, 3], threading.Event(), threading.Event()
+    first, second, found = Counting(numbers), Counting(numbers), {}
+
+    def slowly(places: Places) -> Rows:
+        begun.set()
+        assert go_on.wait(60)
+        return first(places)
+
+    def ask(name: str, compute: Counting) -> None:
+        found[name] = VectorStore({}, tmp_path).rows(keys_of(numbers), slowly if compute is first else compute)
+
+    threads = [
+        threading.Thread(target=ask, args=("first", first)),
+        threading.Thread(target=ask, args=("other", second)),
+    ]
+    threads[0].start()
+    assert begun.wait(60)
+    threads[1].start()
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert first.computed == 3
+    assert second.computed == 0
+    assert np.array_equal(found["first"], found["other"])
+
+
+def test_large_results_lie_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
+    monkeypatch.setattr(vector_store, "IN_MEMORY", 8)
+    numbers = [4, 5, 6]
+    rows = VectorStore({}).rows(keys_of(numbers), Counting(numbers))
+    assert isinstance(rows, np.memmap)
+    assert rows.tolist() == [[4, 5], [5, 6], [6, 7]]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["vectors"], "nothing is left beside the store"
+
+
+def test_the_digest_takes_weights_in_any_memory_order() -> None:
+    import torch
+
+    plain = nn.Conv2d(4, 6, 1)
+    last = nn.Conv2d(4, 6, 1).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    last.load_state_dict(plain.state_dict())
+    assert weights_digest(plain) == weights_digest(last)
+    with torch.no_grad():
+        plain.weight[0, 0] += 1
+    assert weights_digest(plain) != weights_digest(last)

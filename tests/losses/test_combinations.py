@@ -1,0 +1,100 @@
+"""Combinations of parts that stand alone elsewhere: a rank loss with a memory, class vectors in the large-batch step."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tiled_inputs import unit
+from torch import Tensor, nn
+
+from recollect.common.errors import ConfigError
+from recollect.losses import create, reference
+from recollect.losses.cross_batch_memory import CrossBatchMemory
+from recollect.step.large_batch import large_batch_step
+
+RANKED = {
+    "recall_at_k": ({}, reference.recall_at_k),
+    "smooth_ap": ({"tau": 0.05}, lambda *a: reference.smooth_ap(*a, tau=0.05)),
+    "sup_ap": (
+        {},
+        lambda *a: reference.smooth_ap(*a, step=reference.asymmetric_step(), step_positives=reference.heaviside_step),
+    ),
+}
+
+
+def against_memory(equation, queries: Tensor, labels: Tensor, stored: Tensor, stored_labels: Tensor, own) -> Tensor:
+    """Each query against the memory without its own copy; the mean over queries with a positive."""
+    values = []
+    for q in range(len(queries)):
+        others = torch.ones(len(stored), dtype=torch.bool)
+        if own is not None:
+            others[own[q]] = False
+        if bool((stored_labels[others] == labels[q]).any()):
+            one = slice(q, q + 1)
+            values.append(equation(queries[one], labels[one], stored[others], stored_labels[others]))
+    return torch.stack(values).mean()
+
+
+@pytest.mark.parametrize("name", RANKED)
+@pytest.mark.parametrize("memory_size", [8, 20, 100])
+def test_a_rank_loss_against_a_memory(name: str, memory_size: int) -> None:
+    options, equation = RANKED[name]
+    loss = CrossBatchMemory(5, memory_size, name, options).double()
+    stored, stored_labels = torch.empty(0, 5, dtype=torch.float64), torch.empty(0, dtype=torch.int64)
+    for step in range(5):
+        batch, labels = unit(8, 5, 30 + step), (torch.arange(8) + step) % 4
+        stored, stored_labels = torch.cat([stored, batch]), torch.cat([stored_labels, labels])
+        stored, stored_labels = stored[-memory_size:], stored_labels[-memory_size:]
+        own = torch.arange(len(stored) - 8, len(stored))
+        fast, plain = batch.clone().requires_grad_(), batch.clone().requires_grad_()
+        value, expected = loss(fast, labels), against_memory(equation, plain, labels, stored, stored_labels, own)
+        results = [(v.detach(), *torch.autograd.grad(v, leaf)) for v, leaf in ((value, fast), (expected, plain))]
+        torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-10)
+    assert loss.filled == min(memory_size, 40)
+    loss.eval()
+    queries = unit(4, 5, 99)
+    expected = against_memory(equation, queries, torch.arange(4), stored, stored_labels, None)
+    torch.testing.assert_close(loss(queries, torch.arange(4)), expected, rtol=0, atol=1e-10)
+
+
+def test_a_memory_does_not_mix() -> None:
+    with pytest.raises(ConfigError, match="simix"):
+        CrossBatchMemory(5, 8, "recall_at_k", {"simix": True})
+
+
+@pytest.mark.parametrize("name", ["norm_softmax", "proxy_nca", "proxy_anchor", "arcface", "cosface"])
+def test_class_vectors_in_the_large_batch_step(name: str) -> None:
+    """In chunks, the gradient of the network and of the class vectors is that of one ordinary backward pass."""
+    pytest.importorskip("pytorch_metric_learning")
+    loss = create(name, num_classes=4, dim=5).double()
+    model = nn.Linear(7, 5).double()
+    plain_model, plain_loss = copy.deepcopy(model), copy.deepcopy(loss)
+    images, labels = unit(10, 7, 1), torch.arange(10) % 4
+    value = large_batch_step(model, loss, images, labels, chunk_size=3)
+    expected = plain_loss(plain_model(images), labels)
+    expected.backward()
+    torch.testing.assert_close(value, expected.detach(), rtol=0, atol=1e-12)
+    pairs = zip(
+        [*model.parameters(), *loss.parameters()], [*plain_model.parameters(), *plain_loss.parameters()], strict=True
+    )
+    for one, other in pairs:
+        torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=1e-12)
+
+
+def test_a_rank_loss_against_a_memory_in_the_large_batch_step() -> None:
+    loss = create("cross_batch_memory", dim=5, memory_size=32, loss="recall_at_k").double()
+    plain_loss, model = copy.deepcopy(loss), nn.Linear(7, 5).double()
+    plain_model = copy.deepcopy(model)
+    for step in range(3):
+        images, labels = unit(8, 7, step), torch.arange(8) // 2
+        large_batch_step(nn.Sequential(model, Unit()), loss, images, labels, chunk_size=3)
+        plain_loss(Unit()(plain_model(images)), labels).backward()
+    torch.testing.assert_close(model.weight.grad, plain_model.weight.grad, rtol=0, atol=1e-12)
+    torch.testing.assert_close(loss.stored_embeddings, plain_loss.stored_embeddings, rtol=0, atol=1e-12)
+
+
+class Unit(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.normalize(x, dim=1)

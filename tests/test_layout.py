@@ -1,0 +1,92 @@
+"""The rooms of the package: imports go down only, and a name says where a thing lives."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import recollect
+
+SOURCE = Path(recollect.__file__).parent
+
+LAYERS = (
+    {"common"},
+    {"data", "models", "losses"},
+    {"evaluation"},
+    {"step", "config"},
+    {"inference"},
+    {"training"},
+    {"report", "search"},
+    {"tuning", "studies"},
+    {"cli"},
+)
+"""From the lowest. A room imports rooms of lower layers, and itself; the exceptions are below."""
+
+BESIDE = {("report", "search"), ("studies", "tuning")}
+"""Neighbours of one layer: the first may import the second."""
+
+
+def _files() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def _room(path: Path) -> str:
+    parts = path.relative_to(SOURCE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def _imported(path: Path) -> set[str]:
+    """Rooms of recollect that a file imports, at the top or inside functions."""
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+            if node.module == "recollect":
+                names = [f"recollect.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        rooms |= {name.split(".")[1] for name in names if name.startswith("recollect.")}
+    return {room for room in rooms if any(room in layer for layer in LAYERS)}
+
+
+def test_imports_go_down() -> None:
+    height = {room: number for number, layer in enumerate(LAYERS) for room in layer}
+    upwards = []
+    for path in _files():
+        room = _room(path)
+        if not room or room not in height:
+            continue
+        for other in _imported(path) - {room}:
+            if height[other] >= height[room] and (room, other) not in BESIDE:
+                upwards.append(f"{path.relative_to(SOURCE)} imports {other}")
+    assert not upwards
+
+
+def test_every_room_has_its_layer() -> None:
+    rooms = {_room(path) for path in _files()} - {""}
+    assert rooms == set.union(*LAYERS)
+
+
+def test_a_file_name_occurs_once() -> None:
+    places = defaultdict(list)
+    for path in _files():
+        if _room(path) != "cli":  # one file per verb, named after it
+            places[path.name].append(path.relative_to(SOURCE).as_posix())
+    repeated = {name: found for name, found in places.items() if len(found) > 1}
+    assert set(repeated) <= {"__init__.py", "reference.py", "registry.py"}, repeated
+
+
+def test_a_class_name_occurs_once() -> None:
+    places = defaultdict(list)
+    for path in _files():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(path.relative_to(SOURCE).as_posix())
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_files_are_rooms_of_a_sensible_size() -> None:
+    lengths = {path.relative_to(SOURCE).as_posix(): len(path.read_text("utf-8").splitlines()) for path in _files()}
+    assert not {name: length for name, length in lengths.items() if length > 500}

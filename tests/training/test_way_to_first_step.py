@@ -1,0 +1,108 @@
+"""How many files hand the work on between ``recollect train --data FOLDER`` and its first step.
+
+A file counts if one of its functions runs on the way and calls a function of another file that it imports. What it calls
+without knowing it (hooks, callbacks, the forward of whatever network it was given) does not count, nor do calls into
+``common``, nor the plan's measurements, which do beforehand a little of what the step does.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_runs import make_images
+
+import recollect
+
+MOST = 25
+SOURCES = Path(recollect.__file__).parent
+WALK = r"""
+import ast, importlib, os, sys, threading
+
+root = os.path.dirname(os.path.realpath(sys.argv[1])) + os.sep
+sys.argv = ["recollect", *sys.argv[2:]]
+calls = set()
+
+class Arrived(SystemExit):
+    pass
+
+def own(frame):
+    while frame is not None and not frame.f_code.co_filename.startswith(root):
+        frame = frame.f_back
+    return frame
+
+def note(frame, event, argument):
+    code = frame.f_code
+    # Modules and classes being defined are not calls: their code has no fast locals.
+    if event != "call" or not code.co_flags & 2 or not code.co_filename.startswith(root):
+        return
+    caller = own(frame.f_back)
+    if caller is not None and caller.f_code.co_flags & 2:
+        calls.add((caller.f_code.co_filename, code.co_filename))
+    if code.co_name == "_estimate":
+        sys.setprofile(None)  # until the plan is made; see ``again``
+    if code.co_name == "large_batch_step":
+        raise Arrived
+
+def imported(path):
+    found = set()
+    for node in ast.walk(ast.parse(open(path, encoding="utf-8").read())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("recollect"):
+            module = importlib.import_module(node.module)
+            found.add(module.__file__)
+            for name in node.names:
+                value = getattr(module, name.name, None)
+                place = getattr(value, "__file__", None) or getattr(
+                    sys.modules.get(getattr(value, "__module__", "")), "__file__", None
+                )
+                found.add(place)
+    return found
+
+from recollect.cli import main
+from recollect.training import estimate
+
+measure = estimate._estimate
+
+def again(training):
+    try:
+        return measure(training)
+    finally:
+        sys.setprofile(note)
+
+estimate._estimate = again
+threading.setprofile(note)
+sys.setprofile(note)
+try:
+    main()
+except Arrived:
+    pass
+sys.setprofile(None)
+threading.setprofile(None)
+known = {}
+for caller, called in sorted(calls):
+    if caller == called or f"{os.sep}common{os.sep}" in called:
+        continue
+    if caller not in known:
+        known[caller] = imported(caller)
+    if called in known[caller]:
+        print("HANDS ON", os.path.relpath(caller, root), os.path.relpath(called, root))
+"""
+
+
+@pytest.mark.slow
+def test_the_way_is_short(tmp_path: Path) -> None:
+    photos = make_images(tmp_path / "photos", classes=4, each=4) / "train"
+    command = [sys.executable, "-c", WALK, str(SOURCES / "__init__.py"), "train", "--data", str(photos)]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "run")],
+        capture_output=True, text=True, timeout=600, env={"PYTHONPATH": str(SOURCES.parent), "RECOLLECT_CACHE": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    handed = [line.split()[2:] for line in done.stdout.splitlines() if line.startswith("HANDS ON")]
+    files = sorted({caller for caller, _ in handed})
+    assert ["training/trainer.py", "step/large_batch.py"] in handed, "it arrived"
+    assert len(files) <= MOST, files
+    # Down once: nothing on the way calls back into what called it.
+    assert not {(b, a) for a, b in handed} & {(a, b) for a, b in handed if "models" not in a}
