@@ -17,6 +17,7 @@ from recollect.evaluation.reid import ReidResult, evaluate_reid
 from recollect.evaluation.result import Evaluation
 from recollect.evaluation.retrieval import evaluate
 from recollect.evaluation.revisited_protocol import RevisitedResult, evaluate_rankings, evaluate_revisited
+from recollect.evaluation.verdict import MetricChange, Verdict, metric_name, verdict
 
 __all__ = [
     "Changes",
@@ -25,8 +26,10 @@ __all__ = [
     "IndexCost",
     "Interval",
     "Metric",
+    "MetricChange",
     "ReidResult",
     "RevisitedResult",
+    "Verdict",
     "changed_queries",
     "confidence_interval",
     "default_ks",
@@ -35,5 +38,7 @@ __all__ = [
     "evaluate_reid",
     "evaluate_revisited",
     "index_cost",
+    "metric_name",
     "paired_bootstrap",
+    "verdict",
 ]

@@ -11,7 +11,7 @@ import yaml
 
 from recollect.common.errors import RecollectError
 from recollect.config.overrides import published_tests
-from recollect.evaluation import paired_bootstrap
+from recollect.evaluation import metric_name, paired_bootstrap
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.measured import Contender
 from recollect.report.runs import Run, number
@@ -67,14 +67,10 @@ def results(runs: Sequence[Run], contenders: Sequence[Contender], shown: Shown |
     wanted = _metrics_to_show(columns, shown)
     if not columns or not wanted:
         return element("p", "Nothing was evaluated.")
-    rows = [[_metric_name(name), *(percent(number(values.get(name))) for _, values in columns)] for name in wanted]
+    rows = [[metric_name(name), *(percent(number(values.get(name))) for _, values in columns)] for name in wanted]
     about = _about(shown) if contenders else None
     grid = table(["metric, in %", *(title for title, _ in columns)], rows, caption=about or "Metrics, in percent")
     return join(element("div", grid, _differences(contenders), class_="columns"), _comparable(shown, bool(seen)))
-
-
-def _metric_name(name: str) -> str:
-    return {"map@r": "mAP@R", "map": "mAP", "mrr": "MRR", "r_precision": "R-precision"}.get(name, name)
 
 
 def _metrics_to_show(columns: Sequence[tuple[Child, Mapping[str, float]]], shown: Shown | None) -> list[str]:
@@ -133,7 +129,7 @@ def _differences(contenders: Sequence[Contender]) -> Markup | None:
             rows.append(
                 [
                     join(name_of(second.name), " − ", name_of(first.name)),
-                    _metric_name(metric),
+                    metric_name(metric),
                     _points(test.difference),
                     f"{_points(test.low)} … {_points(test.high)}",
                 ]

@@ -1,0 +1,192 @@
+"""Whether a training helped: two evaluations of the same queries, compared and put into one sentence.
+
+``verdict`` is built on ``paired_bootstrap``. The first metric that changed clearly decides; values over classes (macro
+averages) are carried along for tables. ``Verdict.as_dict`` goes into a run's manifest, ``Verdict.sentence`` to people.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from recollect.common.errors import DataError, InputError
+from recollect.evaluation.bootstrap import paired_bootstrap
+from recollect.evaluation.result import Evaluation
+
+HELPED: Literal["helped"] = "helped"
+UNCLEAR: Literal["no clear change"] = "no clear change"
+WORSE: Literal["made it worse"] = "made it worse"
+Judgement = Literal["helped", "no clear change", "made it worse"]
+
+FEW_QUERIES = 500
+"""Below about so many queries only large differences can be told from chance."""
+_SHOWN = {"map@r": "mAP@R", "map": "mAP", "mrr": "MRR", "r_precision": "R-precision"}
+
+
+@dataclass(frozen=True)
+class MetricChange:
+    """One metric before and after, as fractions.
+
+    Attributes:
+        metric: its name in ``Evaluation``.
+        before, after: means over queries. macro_before, macro_after: means over classes.
+        difference: after − before. low, high: its interval (bootstrap over classes).
+        judgement: whether zero lies outside of the interval, and on which side.
+    """
+
+    metric: str
+    before: float
+    after: float
+    difference: float
+    low: float
+    high: float
+    judgement: Judgement
+    macro_before: float
+    macro_after: float
+
+    def words(self, level: float = 0.95) -> str:
+        """For example ``r@1 96.1 → 95.7 (no clear change)`` or ``mAP@R 37.0 → 41.9 (+4.9, 95 % CI 3.8 … 6.0)``."""
+        values = f"{metric_name(self.metric)} {100 * self.before:.1f} → {100 * self.after:.1f}"
+        if self.judgement == UNCLEAR:
+            return f"{values} ({UNCLEAR})"
+        interval = f"{100 * level:.0f} % CI {100 * self.low:.1f} … {100 * self.high:.1f}"
+        return f"{values} ({100 * self.difference:+.1f}, {interval})"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What two evaluations of the same queries say together.
+
+    Attributes:
+        judgement: ``"helped"``, ``"no clear change"`` or ``"made it worse"``.
+        changes: per metric, the one that decides first.
+        queries, classes: how many were compared.
+        level: of the intervals.
+        enough_classes: False where so few classes were compared that no difference could be told from chance.
+
+    Example:
+        >>> labels, ones = np.repeat(np.arange(10), 4), np.ones(40, np.int64)
+        >>> before, after = (Evaluation({"r@1": np.full(40, value)}, labels, ones) for value in (0.5, 0.75))
+        >>> found = verdict(before, after)
+        >>> found.judgement
+        'helped'
+        >>> found.sentence()
+        'r@1 50.0 → 75.0 (+25.0, 95 % CI 25.0 … 25.0): training helped. Only 40 queries of 10 classes.'
+    """
+
+    judgement: Judgement
+    changes: tuple[MetricChange, ...]
+    queries: int
+    classes: int
+    level: float = 0.95
+    enough_classes: bool = True
+
+    def __getitem__(self, metric: str) -> MetricChange:
+        for change in self.changes:
+            if change.metric == metric:
+                return change
+        raise InputError(
+            f"{metric!r} was not compared; there are {', '.join(change.metric for change in self.changes)}."
+        )
+
+    def sentence(self, subject: str = "training") -> str:
+        """Values, their intervals and the judgement, in plain English; ``subject`` is what was done in between."""
+        ends = {HELPED: f"{subject} helped", UNCLEAR: UNCLEAR, WORSE: f"{subject} made it worse"}
+        text = f"{', '.join(change.words(self.level) for change in self.changes)}: {ends[self.judgement]}."
+        if not self.enough_classes:
+            return f"{text} {self.classes} test {_plural(self.classes)} are too few to tell a difference from chance."
+        if self.queries < FEW_QUERIES:
+            return f"{text} Only {self.queries:,} queries of {self.classes:,} {_plural(self.classes)}."
+        return text
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for a manifest."""
+        return {**asdict(self), "changes": [asdict(change) for change in self.changes], "sentence": self.sentence()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Verdict:
+        """The inverse of ``as_dict``.
+
+        Raises:
+            DataError: values that ``as_dict`` did not write.
+        """
+        try:
+            changes = tuple(_change_from(change) for change in values["changes"])
+            if values["judgement"] not in get_args(Judgement) or not changes:
+                raise ValueError(f"judgement {values['judgement']!r}")
+            return cls(
+                values["judgement"],
+                changes,
+                int(values["queries"]),
+                int(values["classes"]),
+                float(values["level"]),
+                bool(values["enough_classes"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"not a verdict as recollect writes it ({error}).") from error
+
+
+def verdict(
+    before: Evaluation,
+    after: Evaluation,
+    metric: str = "r@1",
+    *,
+    more: Sequence[str] = ("map@r",),
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Verdict:
+    """Compare ``after`` with ``before``, query by query.
+
+    The first of ``metric`` and ``more`` whose interval leaves out zero decides. Whole classes are resampled, since queries
+    of one class move together. Fewer than 6 classes decide nothing at 95 %: even if all of them changed in one direction,
+    a sign test would not reach that level.
+
+    Args:
+        before, after: of the same queries, in the same order.
+        metric: what is judged first.
+        more: what is judged next and shown beside it, as far as both evaluations have it.
+        level: of the intervals.
+        resamples, seed: of the bootstrap.
+
+    Raises:
+        InputError: evaluations of different queries, or without ``metric``.
+    """
+    after.values(metric)
+    metrics = [metric, *(name for name in more if name in before.per_query and name in after.per_query)]
+    classes = len(np.unique(before.labels[before.positives > 0]))
+    enough = 2 * 0.5**classes < 1 - level
+    changes = []
+    for name in dict.fromkeys(metrics):
+        found = paired_bootstrap(before, after, name, level=level, resamples=resamples, seed=seed)
+        upside_down = name in (*after.settings.get("lower_is_better", ()), "first_rank")
+        judgement: Judgement = UNCLEAR
+        if enough and (found.low > 0 or found.high < 0):
+            judgement = HELPED if (found.low > 0) != upside_down else WORSE
+        values = (before.metrics[name], after.metrics[name], found.difference, found.low, found.high)
+        changes.append(MetricChange(name, *values, judgement, before.macro[name], after.macro[name]))
+    decided = next((change.judgement for change in changes if change.judgement != UNCLEAR), UNCLEAR)
+    return Verdict(decided, tuple(changes), before.counted, classes, level, enough)
+
+
+def metric_name(metric: str) -> str:
+    """A metric's name as people write it: ``map@r`` is mAP@R."""
+    return _SHOWN.get(metric, metric)
+
+
+def _plural(classes: int) -> str:
+    return "class" if classes == 1 else "classes"
+
+
+def _change_from(values: Mapping[str, Any]) -> MetricChange:
+    numbers = {name: float(values[name]) for name in ("before", "after", "difference", "low", "high")}
+    macro = {name: float(values[name]) for name in ("macro_before", "macro_after")}
+    if values["judgement"] not in get_args(Judgement) or not all(
+        map(math.isfinite, (*numbers.values(), *macro.values()))
+    ):
+        raise ValueError(f"change of {values['metric']!r}")
+    return MetricChange(metric=str(values["metric"]), judgement=values["judgement"], **numbers, **macro)
