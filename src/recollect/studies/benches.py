@@ -128,13 +128,20 @@ BENCHES = {
         ),
         Bench(
             name="cars196-head",
-            title="Cars196 at 96 px: ImageNet features of EfficientNet-Lite0, only the last layer trained",
+            title="Cars196 (96 px, enlarged to 224): ImageNet features of EfficientNet-Lite0, only the last layer trained",
             recipe="cars196-96px",
             budget=UntilValidation(small=1500, full=6000, most_images=160_000),
             batch=392,
             batches=(16, 64, 392),
             rates=(3e-5, 1e-4),
-            settings={"model.freeze": "pooling", "data.cache": "none", "loss.options": {}},
+            settings={
+                "model.freeze": "pooling",
+                # The network's own resolution: the same photos at 96 px start at r@1 23.3.
+                "model.image_size": 224,
+                "model.resize": 224,
+                "data.cache": "none",
+                "loss.options": {},
+            },
             folder="cars196_96px",
             cost=30,
         ),
