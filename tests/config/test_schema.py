@@ -39,7 +39,7 @@ def test_every_numeric_setting_states_its_range() -> None:
 
 
 def _settings(name: str, value: float) -> list[str]:
-    lists = ("data.crop_scale", "model.scales", "optimizer.milestones")
+    lists = ("data.crop_scale", "model.scales", "optimizer.milestones", "loss.dims")
     text = repr([value, value] if name == "data.crop_scale" else [value]) if name in lists else repr(value)
     return [f"{name}={text}"]
 
@@ -59,7 +59,7 @@ def test_values_outside_are_refused_with_the_range(name: str) -> None:
     text=st.sampled_from(["x", "[]", "{}", "true", "[1, x]", ".nan", ".inf", "0x" + "f" * 5000, "1e999"]),
 )
 def test_text_and_other_kinds_where_numbers_belong(name: str, text: str) -> None:
-    if text == "[]" and name in ("model.scales", "optimizer.milestones"):
+    if text == "[]" and name in ("model.scales", "optimizer.milestones", "loss.dims"):
         return
     with pytest.raises(ConfigError):
         resolve(None, [f"{name}={text}"])

@@ -246,3 +246,15 @@ def test_the_papers_networks_run_forward_and_backward(init: str) -> None:
         assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in group["params"])
     trained_norms = [p.requires_grad for m in norms(embedder) for p in m.parameters()]
     assert not any(trained_norms)
+
+
+@pytest.mark.parametrize(("init", "dim"), [("tiny", "default"), ("lite0-in1k", None)])
+def test_shortened_gives_the_first_numbers_at_length_one(init: str, dim: Any) -> None:
+    embedder = Embedder.create(init, dim=dim).eval()
+    short = embedder.shortened(7)
+    torch.testing.assert_close(short(PIXELS), F.normalize(embedder(PIXELS)[:, :7]), atol=1e-6, rtol=1e-5)
+    assert short.dim == short.config.dim == 7
+    assert not short.training
+    assert embedder.shortened(embedder.dim) is embedder
+    with pytest.raises(ConfigError, match="from 1 to"):
+        embedder.shortened(embedder.dim + 1)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Device, Download, MaxPixels, Overwrite, Quiet, SkipBad, complete_model, remark
+from recollect.cli.options import Device, Dim, Download, MaxPixels, Overwrite, Quiet, SkipBad, complete_model, remark
 
 
 @app.command()
@@ -24,6 +24,7 @@ def embed(
     ],
     out: Annotated[Path, typer.Option(help="The .npz to write.")] = Path("vectors.npz"),
     weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
+    dim: Dim = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
     device: Device = None,
     skip_bad: SkipBad = False,
@@ -40,6 +41,7 @@ def embed(
         images,
         out,
         weights=weights,
+        dim=dim,
         batch_size=batch_size,
         device=device,
         skip_bad=skip_bad,

@@ -71,6 +71,12 @@ def evaluate_command(
         str | None,
         typer.Option(help="The k of r@k and recall@k. Default: the recipe's, the data set's, or 1,10,100,1000."),
     ] = None,
+    dims: Annotated[
+        str | None,
+        typer.Option(
+            help="Also measure these first numbers of the vectors, e.g. 64,128. Default: the run's loss.dims."
+        ),
+    ] = None,
     protocol: Annotated[str, typer.Option(help="all: everything against everything; reid: a random gallery.")] = "all",
     similarity: Annotated[str, typer.Option(help="dot takes vectors as they are, cosine normalizes.")] = "dot",
     ties: Annotated[str, typer.Option(help="Tied negatives are ahead (pessimistic) or behind.")] = "pessimistic",
@@ -115,11 +121,13 @@ def evaluate_command(
     from recollect.cli import eval_tables
     from recollect.common.errors import ConfigError
     from recollect.common.files import make_folder_for
+    from recollect.common.unit_prefix import parse_dims
     from recollect.evaluation import Evaluation, RevisitedResult
     from recollect.evaluation.result import refuse_existing, write_summary
     from recollect.inference.evaluating import (
         check_protocol,
         compare_settings,
+        evaluate_prefixes,
         evaluate_target,
         prepare_target,
         target_vectors,
@@ -165,6 +173,11 @@ def evaluate_command(
         show(eval_tables.metrics_table(f"{found.name}, without distractors", without, found.published_without))
     macro = summary.get("macro")
     show(eval_tables.metrics_table(found.name, summary["metrics"], found.published, macro, prepared.notes))
+    own = prepared.opened.config.loss.dims if prepared.opened and prepared.opened.config else ()
+    if lengths := own if dims is None else parse_dims(dims):
+        prefixes = evaluate_prefixes(found, lengths, numbers, protocol, **options)
+        summary["dims"] = {str(length): metrics for length, metrics in prefixes.items()}
+        show(eval_tables.prefixes_table(found.name, prefixes))
     if index is not None:
         summary["index"] = eval_tables.index_table(found, index, list(numbers or found.ks), show)
     if other is not None:

@@ -47,6 +47,19 @@ def metrics_table(
     return table
 
 
+def prefixes_table(title: str, prefixes: dict[int, dict[str, float]]) -> Table:
+    """Metrics in percent of the first numbers of the vectors, one row per length."""
+    from rich.table import Table
+
+    table = Table(title=f"{title}: only the first numbers of each vector, percent")
+    names = list(next(iter(prefixes.values())))
+    for head in ("numbers", *names):
+        table.add_column(head, justify="right")
+    for length, metrics in prefixes.items():
+        table.add_row(f"{length:,}", *(f"{100 * metrics[name]:.2f}" for name in names))
+    return table
+
+
 def index_table(vectors: Target, kind: str, ks: list[int], show: Callable[[Table], None]) -> dict[str, Any]:
     """Measure an approximate index, show and return what it costs."""
     from rich.table import Table

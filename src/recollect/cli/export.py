@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Overwrite, Quiet, remark
+from recollect.cli.options import Dim, Overwrite, Quiet, remark
 
 
 @app.command("export")
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder, or the folder of a saved embedder.")],
     onnx: Annotated[Path, typer.Option("--onnx", help="The ONNX file to write.")],
+    dim: Dim = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
@@ -25,7 +26,7 @@ def export(
     from recollect.inference import open_model
     from recollect.models.onnx_export import TOLERANCE, export_onnx, reference_path
 
-    opened = open_model(run)
+    opened = open_model(run, dim=dim)
     if opened.remark is not None:
         remark(opened.remark)
     difference = export_onnx(opened.embedder, onnx, overwrite=overwrite)

@@ -149,6 +149,9 @@ Quiet = Annotated[
 Device = Annotated[str | None, typer.Option(callback=_device, help="Where to compute: cpu, cuda, cuda:1, …")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch weights that are not on this machine.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what exists.")]
+Dim = Annotated[
+    int | None, typer.Option(min=1, help="Only the first so many numbers of each vector, at length 1. Default: all.")
+]
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and list them in the result.")
 ]

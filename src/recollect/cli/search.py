@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import AsJson, Device, MaxPixels, Quiet, SkipBad, print_json
+from recollect.cli.options import AsJson, Device, Dim, MaxPixels, Quiet, SkipBad, print_json
 from recollect.common.words import printable
 
 
@@ -22,6 +22,7 @@ def search(
         typer.Option(help="Only images with this metadata, e.g. label=shoe; the same name again: either value."),
     ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Exact even if approximate search was built.")] = False,
+    dim: Dim = None,
     html: Annotated[Path | None, typer.Option(help="Also write a page that shows them.")] = None,
     as_json: AsJson = False,
     model: Annotated[str | None, typer.Option(help="Where the model is now, if it moved.")] = None,
@@ -38,13 +39,18 @@ def search(
     quiet: Quiet = False,
 ) -> None:
     """Find the most similar images, by the model that made the vectors."""
+    from recollect.common.errors import InputError
     from recollect.report.page import check_target
     from recollect.report.search_page import GENERATOR, write_search_page
 
     if html is not None:
         check_target(html, overwrite, GENERATOR)
     if index.endswith(".npz"):
-        answers, shown, count = _in_vectors(index, root, queries, top, model, weights, device, skip_bad)
+        answers, shown, count = _in_vectors(index, root, queries, top, dim, model, weights, device, skip_bad)
+    elif dim is not None:
+        raise InputError(
+            f"an index has vectors of one length: make one of {dim} numbers with recollect index --dim {dim}."
+        )
     else:
         answers, shown, count = _in_index(index, queries, top, where or [], exact, model, weights, device)
     _show(answers, as_json)
@@ -58,6 +64,7 @@ def _in_vectors(
     root: Path | None,
     images: list[str],
     top: int,
+    dim: int | None,
     model: str | None,
     weights: str | None,
     device: str | None,
@@ -68,7 +75,9 @@ def _in_vectors(
     from recollect.report.search_page import from_catalogue
 
     catalogue = read_catalogue(file, root)
-    read, found = search_in(catalogue, images, top, model=model, weights=weights, device=device, skip_bad=skip_bad)
+    read, found = search_in(
+        catalogue, images, top, dim=dim, model=model, weights=weights, device=device, skip_bad=skip_bad
+    )
     shown = from_catalogue(catalogue, read, found)
     answers = []
     for image, asked in zip(read, shown, strict=True):

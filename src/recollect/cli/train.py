@@ -38,6 +38,7 @@ _SHORT = {
     "dim": "model.dim",
     "freeze": "model.freeze",
     "loss": "loss.name",
+    "dims": "loss.dims",
     "batch_size": "batch.size",
     "chunk": "batch.chunk",
     "lr": "optimizer.lr",
@@ -114,6 +115,10 @@ def train(
         str | None,
         typer.Option(rich_help_panel=_STEPS, autocompletion=complete_loss, help="See recollect losses."),
     ] = None,
+    dims: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=_STEPS, help="Make these first numbers work alone, e.g. 64,128,256 (Matryoshka)."),
+    ] = None,
     batch_size: Annotated[
         str | None, typer.Option(rich_help_panel=_STEPS, help="Images in one loss; all, with --freeze.")
     ] = None,
@@ -149,6 +154,7 @@ def train(
     recollect train --resume RUN         go on where a run was left
     """
     from recollect.common.errors import ConfigError
+    from recollect.common.unit_prefix import parse_dims
     from recollect.config.overrides import resolve
     from recollect.losses.registry import describe
     from recollect.models.zoo import find
@@ -156,6 +162,8 @@ def train(
     from recollect.training.run_folder import refuse_used
 
     given = {name: value for name, value in locals().items() if name in _SHORT and value is not None}
+    if dims is not None:
+        given["dims"] = list(parse_dims(dims))
     remarks_aside(as_json)
     if resume is not None:
         if any((recipe, data, root, given, settings, out, download, watch_test, plan, allow_outside, skip_bad)):

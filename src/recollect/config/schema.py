@@ -121,6 +121,8 @@ class LossConfig:
 
     name: str = "recall_at_k"
     options: Mapping[str, Any] = field(default_factory=dict)
+    dims: tuple[int, ...] = ranged((), 1, 2**16)
+    """Train so that these first numbers of an embedding work alone (Matryoshka); empty for the whole embedding only."""
 
 
 @dataclass(frozen=True)

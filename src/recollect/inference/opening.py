@@ -67,6 +67,7 @@ def open_model(
     download: bool = False,
     device: str | torch.device | None = None,
     recipe: Config | None = None,
+    dim: int | None = None,
 ) -> Opened:
     """Open a run, a saved embedder or an initialisation.
 
@@ -76,6 +77,7 @@ def open_model(
         download: fetch them if they are not here.
         device: where to; the CPU by default.
         recipe: how an initialisation is built, if it is the recipe's; by default its features as they are.
+        dim: only the first so many numbers of its vectors (``Embedder.shortened``).
 
     Raises:
         DataError: no such folder, or neither a run nor an embedder. WeightsError: weights that are missing or damaged.
@@ -87,6 +89,8 @@ def open_model(
         opened = _run(RunFiles(path)) if RunFiles(path).is_run else _embedder(path)
     else:
         opened = _initialisation(str(model), weights, download, recipe)
+    if dim is not None:
+        opened = dataclasses.replace(opened, embedder=opened.embedder.shortened(dim))
     if device is not None:
         opened.embedder.to(device)
     opened.embedder.eval()

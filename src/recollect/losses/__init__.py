@@ -11,15 +11,17 @@ from recollect.common.imports import lazy_names
 from recollect.losses.registry import available, create
 
 if TYPE_CHECKING:
+    from recollect.losses.matryoshka import Matryoshka
     from recollect.losses.recall_at_k import RecallAtK
     from recollect.losses.smooth_ap import SmoothAP
     from recollect.losses.sup_ap import Roadmap, SupAP
 
-__all__ = ["RecallAtK", "Roadmap", "SmoothAP", "SupAP", "available", "create"]
+__all__ = ["Matryoshka", "RecallAtK", "Roadmap", "SmoothAP", "SupAP", "available", "create"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        "Matryoshka": "recollect.losses.matryoshka",
         "RecallAtK": "recollect.losses.recall_at_k",
         "Roadmap": "recollect.losses.sup_ap",
         "SmoothAP": "recollect.losses.smooth_ap",

@@ -7,7 +7,7 @@ return a differentiable scalar.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -148,3 +148,23 @@ def calibration(
         pull, push = pull[pull > 0], push[push > 0]
     zero = embeddings.sum() * 0
     return (pull.mean() if len(pull) else zero) + (push.mean() if len(push) else zero)
+
+
+def matryoshka(
+    loss: Callable[..., Tensor],
+    embeddings: Tensor,
+    labels: Tensor,
+    dims: Iterable[int],
+    ref_emb: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+) -> Tensor:
+    """Mean over prefixes of ``loss`` on ``e[:d] / ‖e[:d]‖``; the whole vectors, as they are, come last."""
+    whole = embeddings.shape[1]
+    losses = [loss(embeddings, labels, ref_emb, ref_labels)]
+    for d in {*dims} - {whole}:
+        short, ref_short = (
+            None if full is None else torch.stack([row[:d] / row[:d].pow(2).sum().sqrt() for row in full])
+            for full in (embeddings, ref_emb)
+        )
+        losses.append(loss(short, labels, ref_short, ref_labels))
+    return torch.stack(losses).mean()

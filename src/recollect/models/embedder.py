@@ -8,7 +8,7 @@ live elsewhere: backbones in ``backbones.py``, pooling and heads in their files,
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -387,6 +387,27 @@ class Embedder(nn.Module):
         if batch.device.type != "meta":
             batch = batch.contiguous(memory_format=torch.channels_last)
         return multiscale.multiscale(self.forward, self.normalize(batch), scales, self._multiple)
+
+    def shortened(self, dim: int) -> Embedder:
+        """An embedder of the first ``dim`` numbers of this one's vectors, at length 1 (see ``common/unit_prefix.py``).
+
+        It has a shorter last layer and shares the backbone with this one. Worth it for a model trained with ``loss.dims``.
+
+        Raises:
+            ConfigError: ``dim`` is not from 1 to this embedder's.
+        """
+        if not 1 <= dim <= self.dim:
+            raise ConfigError(f"dim {dim}: the model's vectors have {self.dim} numbers; choose from 1 to {self.dim}.")
+        if dim == self.dim:
+            return self
+        short = Embedder(replace(self.config, dim=dim), self.backbone)
+        state = {name: value for name, value in self.state_dict().items() if not name.startswith("head.linear.")}
+        linear = self.head.linear
+        # Without a last layer the features themselves are cut: the first rows of a unit matrix.
+        weight = torch.eye(dim, self.feature_dim) if linear is None else linear.weight.detach()[:dim].clone()
+        bias = torch.zeros(dim) if linear is None else linear.bias.detach()[:dim].clone()
+        short.load_state_dict(state | {"head.linear.weight": weight, "head.linear.bias": bias})
+        return short.to(self.device).train(self.training)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write ``model.safetensors`` and ``embedder.json`` into ``folder``; see ``recollect.models.saving``."""

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from recollect.common.decode import IMAGE_SUFFIXES
 from recollect.common.errors import ConfigError, DataError, DataWarning, InputError
 from recollect.common.files import atomic_write, make_folder_for
 from recollect.common.reading import parse_json, read_npz, read_text
+from recollect.common.unit_prefix import unit_prefix
 from recollect.data import load
 from recollect.inference.embedding_sets import Embedded, embed_files
 from recollect.inference.opening import Opened, open_model
@@ -108,6 +110,7 @@ def embed_catalogue(
     out: Path | str,
     *,
     weights: str | None = None,
+    dim: int | None = None,
     batch_size: int = 64,
     device: str | None = None,
     skip_bad: bool = False,
@@ -120,6 +123,7 @@ def embed_catalogue(
         model: a run, a saved embedder, or an initialisation; weights: of that.
         inputs: see ``list_images``.
         out: the ``.npz`` to write.
+        dim: only the first so many numbers of each vector.
         skip_bad: leave out images that cannot be read, with a warning, instead of stopping.
         download: fetch an initialisation's weights if they are not here.
         overwrite: replace ``out``.
@@ -134,10 +138,10 @@ def embed_catalogue(
         raise InputError(f"{out} exists already: choose another --out, or allow it to be replaced (--overwrite).")
     make_folder_for(out)
     listed = list_images(inputs)
-    opened = open_model(model, weights=weights, download=download, device=device)
+    opened = open_model(model, weights=weights, download=download, device=device, dim=dim)
     if opened.remark is not None:
         warnings.warn(opened.remark, DataWarning, stacklevel=2)
-    source: dict[str, Any] = dict(opened.source)
+    source: dict[str, Any] = {**opened.source, **({} if dim is None else {"dim": dim})}
     found = _embedded(opened, listed.paths, skip_bad, batch_size=batch_size)
     rows, kept = found.vectors, found.read.tolist()
     if found.skipped:
@@ -204,6 +208,7 @@ def search(
     images: Sequence[Path | str],
     top: int = 10,
     *,
+    dim: int | None = None,
     model: str | None = None,
     weights: str | None = None,
     device: str | None = None,
@@ -214,7 +219,8 @@ def search(
     Args:
         catalogue: what to search in.
         images: files of the queries.
-        top: results a query.
+        top: results per query.
+        dim: compare only the first so many numbers of the vectors.
         model: where that model is now, if it moved, or for a catalogue that does not say. weights: of an initialisation.
         skip_bad: leave out queries that cannot be read, with a warning, instead of stopping.
 
@@ -226,7 +232,15 @@ def search(
         raise ConfigError("these vectors do not say which model made them: name it with --model.")
     if not catalogue.embeddings.shape[0]:
         raise InputError("there is nothing to search in: the catalogue holds no vector.")
-    opened = open_model(str(chosen), weights=weights or catalogue.source.get("weights"), device=device)
+    width = catalogue.embeddings.shape[1]
+    if dim is not None and dim > width:
+        raise InputError(f"dim {dim}: the vectors have {width} numbers; choose from 1 to {width}.")
+    opened = open_model(
+        str(chosen),
+        weights=weights or catalogue.source.get("weights"),
+        device=device,
+        dim=dim or catalogue.source.get("dim"),
+    )
     made_by = catalogue.source.get("sha256")
     if made_by is not None and opened.source.get("sha256") not in (None, made_by):
         raise DataError(
@@ -237,4 +251,7 @@ def search(
     read = found.read
     if not len(read):
         raise DataError("none of the images could be read.")
-    return [str(images[place]) for place in read.tolist()], nearest(found.vectors[read], catalogue.embeddings, top)
+    searched = catalogue.embeddings
+    if dim is not None:
+        searched = unit_prefix(torch.from_numpy(searched), dim).numpy()
+    return [str(images[place]) for place in read.tolist()], nearest(found.vectors[read], searched, top)

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from recollect.common.console import ProgressLine
 from recollect.common.errors import DataError, ImageError
+from recollect.common.unit_prefix import unit_prefix
 from recollect.search.encoder import Encoder
 from recollect.search.indexed_files import IndexedFile, digest_of, stamp_of
 from recollect.search.settings import Generation
@@ -58,9 +60,7 @@ def stored_vectors(rows: NDArray[np.float32], generation: Generation) -> NDArray
     """Vectors as the index keeps them: the first ``dim`` values, at length 1."""
     if generation.dim == rows.shape[1]:
         return rows
-    short = rows[:, : generation.dim]
-    length = np.linalg.norm(short, axis=1, keepdims=True)
-    kept: NDArray[np.float32] = (short / np.maximum(length, np.finfo(np.float32).tiny)).astype(np.float32)
+    kept: NDArray[np.float32] = unit_prefix(torch.from_numpy(np.ascontiguousarray(rows)), generation.dim).numpy()
     return kept
 
 

@@ -19,6 +19,7 @@ from torch import nn
 from recollect.common import processor
 from recollect.common.decode import set_max_pixels
 from recollect.common.errors import ConfigError
+from recollect.common.unit_prefix import prefix_lengths
 from recollect.config.automatic import Choice, choose_device, is_pretrained, settle
 from recollect.config.schema import Config, DataConfig
 from recollect.data import ImageSet, RevisitedBenchmark, class_disjoint_split, load, load_revisited
@@ -231,7 +232,20 @@ def make_network(config: Config, device: torch.device) -> Network:
 
 
 def make_loss(config: Config, num_classes: int, dim: int) -> nn.Module:
-    """The loss, told the number of classes and the embedding's length if it asks; its random draws seeded."""
+    """The loss, told the number of classes and the embedding's length if it asks; its random draws seeded.
+
+    With ``loss.dims`` there is one for each length, so that none shares another's parameters or memory.
+    """
+    dims = config.loss.dims
+    if not dims:
+        return _one_loss(config, num_classes, dim)
+    from recollect.losses import Matryoshka
+
+    lengths = prefix_lengths(dims, dim, "loss.dims")
+    return Matryoshka([_one_loss(config, num_classes, length) for length in lengths], dims)
+
+
+def _one_loss(config: Config, num_classes: int, dim: int) -> nn.Module:
     from recollect.losses import create
     from recollect.losses.registry import describe
 

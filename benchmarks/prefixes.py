@@ -1,0 +1,75 @@
+"""What ``loss.dims`` (Matryoshka) is worth: r@1 of the first numbers of an embedding, with it and without.
+
+    python -m benchmarks.prefixes [--cars DIR] [--seeds 3] [--alone]
+
+Trains RS@k on the embedded characters and, with ``--cars``, the last layer on frozen features of the Cars196 photos of 96
+pixels: without ``loss.dims``, with it, and with ``--alone`` one network for each length. Everything else is equal. Prints
+one line per run and a table of means and standard deviations over seeds, with processor seconds of training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+DIMS = {"glyphs": [8, 16, 32, 64], "cars196-96px": [16, 32, 64, 128, 256]}
+
+
+def one_run(recipe: str, settings: dict[str, Any], dims: list[int], folder: Path) -> dict[str, Any]:
+    from recollect.config.overrides import resolve
+    from recollect.inference.evaluating import embed_test, evaluate_prefixes
+    from recollect.inference.opening import open_model
+    from recollect.inference.test_sets import choose_test, load_test
+    from recollect.training.trainer import train
+
+    start = time.process_time()
+    train(resolve(recipe, settings), folder)
+    seconds = time.process_time() - start
+    opened = open_model(folder)
+    target = embed_test(opened, load_test(choose_test(opened.run), folder))
+    found = evaluate_prefixes(target, dims, [1])
+    return {"r@1": {dim: 100 * metrics["r@1"] for dim, metrics in found.items()}, "seconds": seconds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cars", type=Path)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--alone", action="store_true")
+    asked = parser.parse_args()
+    # Learning rates and steps are those that validation classes chose for RS@k (docs/results).
+    head = {"model.freeze": "pooling", "data.cache": "none", "loss.options": {}, "optimizer.lr": 3e-5}
+    head |= {"optimizer.schedule": "constant", "run.steps": 567, "batch.chunk": "auto", "data.root": str(asked.cars)}
+    small = {"optimizer.lr": 3e-3, "optimizer.warm_up": 0.1, "batch.batches_per_epoch": 60, "run.epochs": 1}
+    benches: dict[str, dict[str, Any]] = ({"cars196-96px": head} if asked.cars else {}) | {"glyphs": small}
+    for recipe, settings in benches.items():
+        dims, found = DIMS[recipe], {}
+        for seed in range(1, asked.seeds + 1):
+            ways: dict[str, dict[str, Any]] = {"without": {}, "with": {"loss.dims": dims}}
+            ways |= {f"alone {dim}": {"model.dim": dim} for dim in dims} if asked.alone else {}
+            for way, more in ways.items():
+                with tempfile.TemporaryDirectory() as folder:
+                    given = {**settings, **more, "run.seed": seed, "run.evaluate_first": False}
+                    shown = [dim for dim in dims if dim < more.get("model.dim", 10**6)] if way != "with" else dims
+                    result = one_run(recipe, given, shown, Path(folder) / "run")
+                print(json.dumps({"recipe": recipe, "seed": seed, "way": way, **result}), flush=True)
+                found.setdefault(way, []).append(result)
+        print(f"\n| numbers | without | with loss.dims | trained alone |   ({recipe})\n|---|---|---|---|")
+        for dim in found["with"][0]["r@1"]:
+            cells = [[run["r@1"][dim] for run in found[way]] for way in ("without", "with")]
+            cells.append([run["r@1"][dim] for run in found.get(f"alone {dim}", [])])
+            shown = [f"{statistics.mean(c):.1f} ± {statistics.stdev(c):.1f}" if len(c) > 1 else "" for c in cells]
+            print(f"| {dim} | {' | '.join(shown)} |")
+        times = {way: statistics.mean(run["seconds"] for run in found[way]) for way in ("without", "with")}
+        print(
+            f"\nprocessor seconds of training: without {times['without']:.0f}, with {times['with']:.0f}\n", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""``unit_prefix``: the first numbers of vectors as vectors of length 1. The one way to shorten an embedding.
+
+The Matryoshka loss trains on it, evaluation measures it, an index stores it. ``Embedder.shortened`` gives the same vectors
+by a shorter last layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from recollect.common.errors import ConfigError
+
+_NOTHING = 1e-6  # a prefix this short has no direction; dividing by its length would make a gradient of any size
+
+
+def unit_prefix(vectors: Tensor, dim: int) -> Tensor:
+    """N × d vectors → their first ``dim`` numbers, N × dim, at length 1; all d numbers are returned as they are.
+
+    A prefix without direction (shorter than 1e-6) becomes zero and has no gradient.
+
+    Example:
+        >>> unit_prefix(torch.tensor([[3.0, 4.0, 12.0]]), 2)
+        tensor([[0.6000, 0.8000]])
+    """
+    return vectors if dim == vectors.shape[1] else unit_rows(vectors[:, :dim])
+
+
+def unit_rows(rows: Tensor) -> Tensor:
+    """Rows at length 1; one without direction becomes zero and has no gradient."""
+    length = rows.norm(dim=1, keepdim=True)
+    return rows / torch.where(length > _NOTHING, length, torch.inf)
+
+
+def prefix_lengths(dims: Iterable[int], whole: int, what: str = "dims") -> tuple[int, ...]:
+    """The lengths that ``dims`` asks for, with the whole vector's, in rising order.
+
+    Raises:
+        ConfigError: one that is not from 1 to ``whole``.
+    """
+    chosen = sorted({*dims, whole})
+    if chosen[0] < 1 or chosen[-1] > whole:
+        wrong = chosen[0] if chosen[0] < 1 else chosen[-1]
+        raise ConfigError(f"{what}: {wrong} is not a length of a vector of {whole} numbers: choose from 1 to {whole}.")
+    return tuple(chosen)
+
+
+def parse_dims(text: str, option: str = "--dims") -> tuple[int, ...]:
+    """``"64,128"`` as numbers.
+
+    Raises:
+        ConfigError: something else.
+    """
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise ConfigError(
+            f"{option} {text}: whole numbers separated by commas expected, such as 64,128,256."
+        ) from error

@@ -1,0 +1,96 @@
+"""Matryoshka: any loss, averaged over the first numbers of the embedding (Kusupati et al. 2022, arXiv:2205.13147).
+
+A prefix is normalized again before the loss sees it, as it is when it is searched by. The gradient is exact: autograd goes
+through the normalization into the same embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from recollect.common.errors import ConfigError, InputError
+from recollect.common.unit_prefix import prefix_lengths, unit_prefix
+from recollect.losses.checks import check_whole
+
+Loss = Callable[..., Tensor]
+
+
+class Matryoshka(nn.Module):
+    """The mean of a loss over prefixes of the embedding and the whole of it.
+
+    After training, the first ``dims`` numbers of a vector, at length 1, can be searched by alone.
+
+    Args:
+        loss: any loss, used for every length; or a sequence of losses, one for each of ``dims`` and a last one for the
+            whole embedding. A loss with parameters or memory for a fixed dimension needs one for each length.
+        dims: lengths of the prefixes. The whole embedding is always one more, also if it is not listed.
+
+    Raises:
+        ConfigError: ``dims`` that are not whole numbers of 1 or more, or longer than the embedding.
+
+    Example:
+        >>> from recollect.losses import RecallAtK
+        >>> loss = Matryoshka(RecallAtK(), dims=[4, 8])
+        >>> embeddings = torch.nn.functional.normalize(torch.randn(8, 16), dim=1).requires_grad_()
+        >>> loss(embeddings, torch.arange(8) // 4).backward()
+    """
+
+    def __init__(self, loss: Loss | Sequence[Loss], dims: Sequence[int]) -> None:
+        super().__init__()
+        if not isinstance(dims, list | tuple) or not dims:
+            raise ConfigError(f"dims must be a list of lengths such as [64, 128, 256], but is {dims!r}.")
+        self.dims = tuple(sorted({check_whole("dims", dim, 1, 10**6) for dim in dims}))
+        self.losses: list[Loss] = [*loss] if isinstance(loss, Sequence) else [loss]
+        for number, one in enumerate(self.losses):
+            if isinstance(one, nn.Module):
+                self.add_module(f"loss_{number}", one)  # so that parameters, state and device are this module's too
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Tensor:
+        """The loss of M × d embeddings, within the batch or against N × d references."""
+        references = () if ref_emb is None and ref_labels is None else (ref_emb, ref_labels)
+
+        def value(loss: Loss, dim: int) -> Tensor:
+            short = unit_prefix(embeddings, dim)
+            if not references:
+                return loss(short, labels)
+            if ref_emb is None or ref_emb is embeddings:
+                return loss(short, labels, None if ref_emb is None else short, ref_labels)
+            return loss(short, labels, unit_prefix(ref_emb, dim), ref_labels)
+
+        return self._mean(embeddings, value)
+
+    def share(self, embeddings: Tensor, labels: Tensor, rank: int, world_size: int) -> Tensor:
+        """One process's part of the loss; the parts add up, and so do their gradients.
+
+        A loss without ``share`` is computed whole by every process and counts as the same part for each.
+        """
+
+        def value(loss: Loss, dim: int) -> Tensor:
+            short = unit_prefix(embeddings, dim)
+            if hasattr(loss, "share"):
+                part: Tensor = loss.share(short, labels, rank, world_size)
+                return part
+            return loss(short, labels) / world_size
+
+        return self._mean(embeddings, value)
+
+    def _mean(self, embeddings: Tensor, value: Callable[[Loss, int], Tensor]) -> Tensor:
+        if not isinstance(embeddings, Tensor) or embeddings.ndim != 2:
+            raise InputError("embeddings must be a matrix (images × dimensions).")
+        lengths = prefix_lengths(self.dims, embeddings.shape[1])
+        losses = self.losses * len(lengths) if len(self.losses) == 1 else self.losses
+        if len(losses) != len(lengths):
+            raise ConfigError(
+                f"Matryoshka was given {len(losses)} losses for the lengths {', '.join(map(str, lengths))}: give one loss, "
+                "or one for each length."
+            )
+        return torch.stack([value(loss, dim) for loss, dim in zip(losses, lengths, strict=True)]).mean()
+
+    def extra_repr(self) -> str:
+        """What ``print(loss)`` shows."""
+        return f"dims={self.dims}"
