@@ -35,7 +35,7 @@ def test_class_folders_split_by_sorted_halves(tmp_path: Path) -> None:
     assert list(test.names) == ["d/deep/er/1.jpg", "e/1.jpg"]
     assert len(load("folder", tmp_path, "all")) == 6
     assert train.read(0).size == (2, 2)
-    with pytest.raises(DataError, match="splits 'train', 'test' and 'all', not 'val'"):
+    with pytest.raises(DataError, match=r"'train', 'test' .*not 'val'"):
         load("folder", tmp_path, "val")
 
 
@@ -47,7 +47,7 @@ def test_train_and_test_folders(tmp_path: Path) -> None:
     whole = load("folder", tmp_path, "all")
     assert (len(whole), list(whole.class_names)) == (4, ["a", "b", "c", "d"])
     touch(tmp_path, "extra/x/1.png")
-    with pytest.warns(DataWarning, match="extra beside them is left out"):
+    with pytest.warns(DataWarning, match=r"extra .*left out"):
         load("folder", tmp_path)
 
 
@@ -59,7 +59,7 @@ def test_a_class_called_train_is_a_class_when_alone(tmp_path: Path) -> None:
 def test_a_part_is_read_without_a_look_at_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touch(tmp_path, "train/a/1.png", "train/b/1.png")
     assert list(load("folder", tmp_path).class_names) == ["a", "b"]
-    with pytest.raises(DataError, match="no images of the split 'test'; there are 'train'"):
+    with pytest.raises(DataError, match=r"'test'.*'train'"):
         load("folder", tmp_path, "test")
     touch(tmp_path, "test/c/1.png")
     listed: list[str] = []
@@ -74,7 +74,7 @@ def test_sealed_parts_are_refused(tmp_path: Path) -> None:
     with only_splits("train"):
         load("folder", tmp_path)
         for split in ("test", "all", "val"):
-            with pytest.raises(SealedError, match=f"folder/{split} was asked for where only train may be read"):
+            with pytest.raises(SealedError, match=rf"folder/{split} .*only train"):
                 load("folder", tmp_path, split)
         with pytest.raises(SealedError):
             load_revisited("roxford5k", tmp_path)
@@ -85,7 +85,7 @@ def test_sealed_parts_are_refused(tmp_path: Path) -> None:
 
 def test_loose_images_are_named(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.png", "b/1.png", "loose.png")
-    with pytest.warns(DataWarning, match="1 beside the class folders.*folder named after its class"):
+    with pytest.warns(DataWarning, match=r"1 beside .*after its class"):
         load("folder", tmp_path)
 
 
@@ -98,7 +98,7 @@ def test_csv_with_and_without_split(tmp_path: Path) -> None:
     train = load("folder", tmp_path, csv="list.csv")
     assert (list(train.names), list(train.class_names)) == (["im/1.png", "im/2.png"], ["x", "y"])
     assert list(load("folder", tmp_path / "list.csv", "gallery").names) == ["im/3.png"]
-    with pytest.raises(DataError, match="no images of the split 'test'; there are 'gallery', 'train'"):
+    with pytest.raises(DataError, match=r"'test'.*'gallery', 'train'"):
         load("folder", tmp_path / "list.csv", "test")
     write(tmp_path / "plain.csv", 'path,label\n"im/1.png",b\nim/2.png,a\nim/3.png,c\n')
     halves = [load("folder", tmp_path / "plain.csv", split, class_split="alphabet") for split in ("train", "test")]
@@ -144,7 +144,7 @@ def test_csv_paths_out_of_the_root_are_refused_unless_allowed(tmp_path: Path) ->
 def test_links_out_of_the_root_are_refused_unless_allowed(tmp_path: Path) -> None:
     touch(tmp_path, "outside/1.png", "root/a/1.png")
     (tmp_path / "root" / "b").symlink_to(tmp_path / "outside")
-    with pytest.raises(DataError, match="b: leads outside the folder"):
+    with pytest.raises(DataError, match=r"b: .*outside"):
         load("folder", tmp_path / "root", "all")
     assert list(load("folder", tmp_path / "root", "all", allow_outside=True).names) == ["a/1.png", "b/1.png"]
     (tmp_path / "root" / "b").unlink()
@@ -163,7 +163,7 @@ def test_links_in_a_circle_end(tmp_path: Path) -> None:
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no images below"):
         load("folder", tmp_path)
-    with pytest.raises(DataError, match=r"there is no folder .*nowhere"):
+    with pytest.raises(DataError, match=r"no folder .*nowhere"):
         load("folder", tmp_path / "nowhere")
     with pytest.raises(DataError, match="no root was given"):
         load("folder")
@@ -223,7 +223,7 @@ def test_parts_are_recognised_by_their_usual_names(tmp_path: Path, train: str, t
 def test_parts_without_a_training_part(tmp_path: Path) -> None:
     touch(tmp_path, "Testing/a/1.png", "validation/b/1.png")
     assert list(load("folder", tmp_path, "val").class_names) == ["b"]
-    with pytest.raises(DataError, match="no images of the split 'train'"):
+    with pytest.raises(DataError, match=r"no images .*'train'"):
         load("folder", tmp_path)
 
 

@@ -157,11 +157,11 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(three_faces: Path, tmp_pa
 
 
 def test_impossible_wishes(three_faces: Path) -> None:
-    with pytest.raises(ConfigError, match="min_faces must be at least 2"):
+    with pytest.raises(ConfigError, match=r"min_faces .*at least 2"):
         load("glyphs", min_faces=1)
     with pytest.raises(ConfigError, match="no split 'val'"):
         load("glyphs", split="val")
-    with pytest.raises(DataError, match="no character has 9 different pictures in the 3 faces"):
+    with pytest.raises(DataError, match=r"9 .*pictures .*3 faces"):
         load("glyphs", min_faces=9)
 
 

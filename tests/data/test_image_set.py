@@ -53,11 +53,11 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     pixels = np.zeros((2, 1, 1), np.uint8)
     with pytest.raises(InputError, match="one of the three"):
         ImageSet("x", ["a"], np.array([0]), ["c"])
-    with pytest.raises(InputError, match="2 names but 1 labels"):
+    with pytest.raises(InputError, match=r"2 names .*1 labels"):
         ImageSet("x", ["a", "b"], np.array([0]), ["c"], arrays=pixels)
     with pytest.raises(InputError, match="from 0 to 0"):
         ImageSet("x", ["a", "b"], np.array([0, 1]), ["c"], arrays=pixels)
-    with pytest.raises(InputError, match="'a' is there more than once"):
+    with pytest.raises(InputError, match=r"'a' .*more than once"):
         ImageSet("x", ["a", "a"], np.array([0, 0]), ["c"], arrays=pixels)
     with pytest.raises(InputError, match="have no files"):
         ImageSet("x", ["a", "b"], np.array([0, 0]), ["c"], arrays=pixels).path(0)

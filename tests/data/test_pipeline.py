@@ -327,9 +327,7 @@ class Broken:
 def test_a_failing_worker_names_the_file_and_does_not_hang(photos: ImageSet) -> None:
     for workers in (0, 2):
         with Pipeline(photos, Broken(), workers=workers) as pipeline:
-            with pytest.raises(
-                DataError, match=r"0/00\.jpg: a worker failed on this image \(ZeroDivisionError: oops\)"
-            ):
+            with pytest.raises(DataError, match=r"0/00\.jpg: .*ZeroDivisionError: oops"):
                 pipeline.load([0])
             with pytest.raises(DataError, match="a worker failed"):
                 list(pipeline.stream([np.arange(40)] * 5))

@@ -45,7 +45,7 @@ def test_benchmark(tmp_path: Path) -> None:
     assert [indices.tolist() for indices in benchmark.junk] == [[1], []]
     assert benchmark.queries.read(0).size == (4, 5)
     assert benchmark.database.read(0).size == (8, 9)
-    with pytest.warns(DataWarning, match="2 images found, but it is published with 70 images"):
+    with pytest.warns(DataWarning, match=r"2 images .*70 images"):
         assert load("roxford5k", tmp_path, "queries").fingerprint == benchmark.queries.fingerprint
     with pytest.warns(DataWarning, match="published with 4,993 images"):
         assert len(load("roxford5k", tmp_path, "database")) == 3
@@ -54,7 +54,7 @@ def test_benchmark(tmp_path: Path) -> None:
 def test_missing_images(tmp_path: Path) -> None:
     make_oxford(tmp_path)
     (tmp_path / "roxford5k" / "jpg" / "b.jpg").unlink()
-    with pytest.raises(DataError, match=r"1 of 3 images .* roxford5k/jpg/b\.jpg"):
+    with pytest.raises(DataError, match=r"1 of 3 .*roxford5k/jpg/b\.jpg"):
         load_revisited("roxford5k", tmp_path)
     assert len(load_revisited("roxford5k", tmp_path, missing="keep").database) == 3
     with pytest.raises(ConfigError, match="would shift the indices"):
@@ -128,7 +128,7 @@ def test_a_pickle_that_runs_something_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     for value in (Evil(), {"imlist": [Evil()]}, np.datetime64, len):
         dump(tmp_path / "evil.pkl", value)
-        with pytest.raises(DataError, match=r"evil\.pkl: names .*would be run"):
+        with pytest.raises(DataError, match=r"evil\.pkl: .*would be run"):
             read_plain_pickle(tmp_path / "evil.pkl")
     assert not (tmp_path / "run-by-the-pickle").exists()
     pickle.loads((tmp_path / "evil.pkl").read_bytes())  # what is refused here is a working pickle
@@ -208,7 +208,7 @@ def test_a_hostile_pickle_leaves_nothing_behind(tmp_path: Path) -> None:
         )  # set on the function
         call = b"c_codecs\nencode\nX\x01\x00\x00\x00a\x85R."
         (tmp_path / "x.pkl").write_bytes(b"\x80\x02" + defaults + call)
-        with pytest.raises(DataError, match="not a pickle that can be read"):
+        with pytest.raises(DataError, match="not a pickle"):
             read_plain_pickle(tmp_path / "x.pkl")
         (tmp_path / "x.pkl").write_bytes(b"\x80\x02" + call)
         assert read_plain_pickle(tmp_path / "x.pkl") == b"a"
@@ -262,7 +262,7 @@ def test_persistent_references_and_damage_are_refused(tmp_path: Path) -> None:
     whole = pickle.dumps({"a": [1, 2.5, "x", None, True, (1,), b"y"]})
     for damaged in (b"", b"nonsense", whole[:-4]):
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match="not a pickle that can be read"):
+        with pytest.raises(DataError, match="not a pickle"):
             read_plain_pickle(path)
     path.write_bytes(whole)
     assert read_plain_pickle(path) == {"a": [1, 2.5, "x", None, True, (1,), b"y"]}

@@ -169,7 +169,7 @@ def test_state_while_a_reader_pulls_ahead() -> None:
 
 def test_state_of_another_run_is_refused() -> None:
     sampler = ClassBalancedSampler(labels_of([9] * 8), 8, 4)
-    with pytest.raises(ConfigError, match="seed 0, this one has 1"):
+    with pytest.raises(ConfigError, match=r"seed 0.* 1"):
         ClassBalancedSampler(labels_of([9] * 8), 8, 4, seed=1).load_state_dict(sampler.state_dict())
     with pytest.raises(ConfigError, match="labels"):
         ClassBalancedSampler(labels_of([9] * 9), 8, 4).load_state_dict(sampler.state_dict())
@@ -255,7 +255,7 @@ def test_no_images_at_all() -> None:
 
 
 def test_shard_refuses_a_rank_that_is_none() -> None:
-    with pytest.raises(InputError, match="ranks go from 0 to 1"):
+    with pytest.raises(InputError, match="from 0 to 1"):
         shard(np.arange(4), 2, 2)
     with pytest.raises(InputError, match="groups of 3"):
         shard(np.arange(4), 0, 1, group=3)

@@ -102,13 +102,13 @@ def test_warnings_about_data_are_sentences_on_the_command_line(capsys: pytest.Ca
 
 
 def test_unknown_names_splits_and_options(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no data set 'sops': choose one of cars196, .*vehicleid\.$"):
+    with pytest.raises(ConfigError, match=r"'sops': .*cars196, .*vehicleid"):
         load("sops", tmp_path)
-    with pytest.raises(ConfigError, match="use the data set 'folder' with the root"):
+    with pytest.raises(ConfigError, match="'folder' with the root"):
         load(str(tmp_path))
-    with pytest.raises(ConfigError, match="sop has no split 'val': choose one of train, test"):
+    with pytest.raises(ConfigError, match=r"'val': .*train, test"):
         load("sop", tmp_path, "val")
-    with pytest.raises(ConfigError, match="sop has no option 'mising': it has missing, allow_outside"):
+    with pytest.raises(ConfigError, match=r"'mising': .*missing, allow_outside"):
         load("sop", tmp_path, mising="drop")
 
 
@@ -149,7 +149,7 @@ def test_sop(tmp_path: Path, published: Any) -> None:
     assert train.labels.tolist() == [1, 1, 0]
     assert (list(train.coarse_names), train.coarse_labels.tolist()) == (["chair"], [0, 0, 0])
     assert train.read(0).size == (2, 2)
-    with pytest.warns(DataWarning, match="1 images of 1 classes found, but it is published with 2 images of 1 classes"):
+    with pytest.warns(DataWarning, match=r"1 images .*published with 2 images"):
         assert len(load("sop", tmp_path, "test")) == 1
 
 
@@ -157,24 +157,24 @@ def test_sop_faults(tmp_path: Path, published: Any) -> None:
     make_sop(tmp_path)
     published("sop")
     (tmp_path / "chair_final" / "c.JPG").unlink()
-    with pytest.raises(DataError, match=r"1 of 3 images of the split 'train' .* e\.g\. chair_final/c\.JPG"):
+    with pytest.raises(DataError, match=r"1 of 3 images .*chair_final/c\.JPG"):
         load("sop", tmp_path)
     with pytest.warns(DataWarning, match="1 of 3 images"):
         assert load("sop", tmp_path, missing="drop").class_names == ["10"]
     write(tmp_path / "Ebay_train.txt", ["1 10 1 chair_final/b.JPG"])
-    with pytest.raises(DataError, match=r"the first line of .*Ebay_train\.txt should be 'image_id"):
+    with pytest.raises(DataError, match=r"Ebay_train\.txt .*'image_id"):
         load("sop", tmp_path)
     write(tmp_path / "Ebay_train.txt", ["image_id class_id super_class_id path", "1 10 chair_final/b.JPG"])
-    with pytest.raises(DataError, match="line 2: expected 'image_id class_id super_class_id path', found '1 10 chair"):
+    with pytest.raises(DataError, match=r"line 2: .*found '1 10 chair"):
         load("sop", tmp_path)
     write(tmp_path / "Ebay_train.txt", ["image_id class_id super_class_id path", "1 ten 1 chair_final/b.JPG"])
-    with pytest.raises(DataError, match="class_id must be a number, found 'ten'"):
+    with pytest.raises(DataError, match=r"class_id .*number.*'ten'"):
         load("sop", tmp_path)
     write(tmp_path / "Ebay_train.txt", ["image_id class_id super_class_id path", "1 1 1 ../../etc/passwd"])
     with pytest.raises(DataError, match="leads outside the folder"):
         load("sop", tmp_path)
     (tmp_path / "Ebay_train.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="not a text file in UTF-8"):
+    with pytest.raises(DataError, match="UTF-8"):
         load("sop", tmp_path)
 
 
@@ -188,7 +188,7 @@ def test_inaturalist(tmp_path: Path, published: Any) -> None:
     assert list(train.names) == names
     assert [train.class_names[label] for label in train.labels] == ["Aves/7", "Aves/12", "Insecta/7"]
     assert [train.coarse_names[label] for label in train.coarse_labels] == ["Aves", "Aves", "Insecta"]
-    with pytest.raises(DataError, match=r"line 1: expected 'train_val2018/<super>/<category>/<file>', found 'b\.jpg'"):
+    with pytest.raises(DataError, match=r"line 1: .*found 'b\.jpg'"):
         load("inaturalist", tmp_path, "test")
 
 
@@ -229,10 +229,10 @@ def test_gldv1_counts_what_is_missing_and_drops_small_classes(tmp_path: Path, pu
     with pytest.raises(DataError, match="3 of 15"):
         load("gldv1", tmp_path, missing="error")
     write(tmp_path / "train.csv", ["id,url,landmark_id", "nothing,http://x,1"])
-    with pytest.raises(DataError, match=r"none of the 1 photos of train\.csv is in .*images"):
+    with pytest.raises(DataError, match=r"none of .*train\.csv .*images"):
         load("gldv1", tmp_path)
     write(tmp_path / "train.csv", ["id,url,landmark_id", "../x,http://x,1"])
-    with pytest.raises(DataError, match=r"'\.\./x' is not an image id"):
+    with pytest.raises(DataError, match=r"'\.\./x' .*image id"):
         load("gldv1", tmp_path)
 
 
@@ -245,7 +245,7 @@ def test_cub_splits_at_a_hundred(tmp_path: Path, published: Any) -> None:
     assert list(quiet_load("cub", tmp_path).class_names) == ["001.Albatross", "100.Pelican"]
     assert list(quiet_load("cub", tmp_path, "test").names) == ["images/101.White_Pelican/c.jpg"]
     write(tmp_path / "image_class_labels.txt", ["1 1"])
-    with pytest.raises(DataError, match=r"image 2 of images\.txt has no class"):
+    with pytest.raises(DataError, match=r"image 2 .*no class"):
         load("cub", tmp_path)
 
 
@@ -271,7 +271,7 @@ def test_cars196_from_annotations(tmp_path: Path, published: Any) -> None:
     assert (train.class_names[0], train.class_names[97], test.class_names[0]) == ("Car 001", "Car 098", "Car 099")
     assert train.boxes is None
     (tmp_path / "cars_annos.mat").write_bytes(b"no matrix at all")
-    with pytest.raises(DataError, match=r"cars_annos\.mat: not the annotations of Cars196"):
+    with pytest.raises(DataError, match=r"cars_annos\.mat: not .*Cars196"):
         load("cars196", tmp_path)
 
 
@@ -343,5 +343,5 @@ def test_cars196_from_class_folders(tmp_path: Path, published: Any, form: str) -
 
 def test_cars196_with_too_few_folders(tmp_path: Path) -> None:
     touch(tmp_path, ["a/1.jpg", "b/1.jpg"])
-    with pytest.raises(DataError, match="2 class folders with images instead of 196"):
+    with pytest.raises(DataError, match=r"2 class folders .*196"):
         load("cars196", tmp_path)

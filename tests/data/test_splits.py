@@ -69,7 +69,7 @@ def test_what_cannot_be_split() -> None:
         class_disjoint_split(make([0, 1]), "half")
     with pytest.raises(InputError, match="too few"):
         class_disjoint_split(make([0, 0]))
-    with pytest.raises(InputError, match="at least 2, not 1"):
+    with pytest.raises(InputError, match=r"at least 2.* 1"):
         class_folds(make([0, 1]), 1)
 
 

@@ -58,7 +58,7 @@ def test_separate_gallery(data):
 
 def test_refusals(data):
     vectors, labels = data
-    with pytest.raises(InputError, match="choose one of ivf, hnsw, pq"):
+    with pytest.raises(InputError, match="ivf, hnsw, pq"):
         index_cost(vectors, kind="tree")
     with pytest.raises(InputError, match="equal parts"):
         index_cost(vectors, kind="pq", settings=[5])
@@ -66,9 +66,9 @@ def test_refusals(data):
         index_cost(vectors[:100], kind="pq", ks=[1])
     with pytest.raises(InputError, match="fewer items"):
         index_cost(vectors[:100], ks=[100])
-    with pytest.raises(InputError, match="3 labels for 1200 vectors"):
+    with pytest.raises(InputError, match=r"3 labels .*1200 vectors"):
         index_cost(vectors, labels[:3])
-    with pytest.raises(InputError, match="32 dimensions and the gallery 8"):
+    with pytest.raises(InputError, match=r"32 dimensions .*gallery 8"):
         index_cost(vectors, gallery=vectors[:, :8])
 
 

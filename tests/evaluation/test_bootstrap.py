@@ -85,7 +85,7 @@ def test_the_same_images_are_compared():
     first = named("a.jpg", "b.jpg")
     assert paired_bootstrap(first, named("a.jpg", "b.jpg"), "r@1").compared_by == "ids"
     for compare in (paired_bootstrap, changed_queries):
-        with pytest.raises(InputError, match=r"number 1 is b\.jpg in one and c\.jpg in the other"):
+        with pytest.raises(InputError, match=r"number 1 .*b\.jpg .*c\.jpg"):
             compare(first, named("a.jpg", "c.jpg"), "r@1")
     assert paired_bootstrap(first, _result([1, 0], [3, 3]), "r@1").compared_by == "labels"
 

@@ -78,7 +78,7 @@ def test_an_unfinished_run_says_which_checkpoint_is_used(run: Path) -> None:
     with pytest.raises(DataError, match=r"last\.pt"):
         open_model(run)
     (run / "checkpoints" / "last.pt").unlink()
-    with pytest.raises(DataError, match="neither a model nor a checkpoint"):
+    with pytest.raises(DataError, match=r"neither .*checkpoint"):
         open_model(run)
 
 
@@ -100,7 +100,7 @@ def test_damage_is_said(run: Path) -> None:
     with pytest.raises(WeightsError, match="SHA-256"):
         open_model(run)
     (run / "manifest.json").write_text("[]")
-    with pytest.raises(DataError, match="where a dict is expected"):
+    with pytest.raises(DataError, match="dict is expected"):
         open_model(run)
 
 
@@ -115,7 +115,7 @@ def test_what_cannot_be_opened_is_a_sentence(tmp_path: Path) -> None:
     for name in (str(tmp_path / "nowhere"), "a/b", tmp_path / "nowhere"):
         with pytest.raises(DataError, match="no such run"):
             open_model(name)
-    with pytest.raises(ConfigError, match="neither a folder nor an initialisation"):
+    with pytest.raises(ConfigError, match=r"neither .*initialisation"):
         open_model("nothing-like-it")
     with pytest.raises(ConfigError, match="random weights"):
         open_model("tiny")

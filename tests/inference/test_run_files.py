@@ -59,5 +59,5 @@ def test_damaged_files_are_sentences(together: Path) -> None:
     with pytest.raises(DataError, match="not whole"):
         run.read_config()
     run.manifest_file.write_text("3")
-    with pytest.raises(DataError, match="where a dict is expected"):
+    with pytest.raises(DataError, match="dict is expected"):
         run.read_manifest()

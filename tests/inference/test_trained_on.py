@@ -160,7 +160,7 @@ def test_resuming_with_other_photos_is_refused(photos: Path, tmp_path: Path) -> 
     first, other = train_images.path(0), test_images.path(0)
     original = first.read_bytes()
     first.write_bytes(other.read_bytes())
-    with pytest.raises(ConfigError, match="other training images: 1 images it has not seen"):
+    with pytest.raises(ConfigError, match=r"1 images .*not seen"):
         train(resume=run)
     first.write_bytes(original)
     train(resume=run)

@@ -149,7 +149,7 @@ def test_one_tensor_as_both_labels_does_not_make_the_sets_one(case: Case) -> Non
 @pytest.mark.parametrize("case", BATCH_ONLY, ids=ids(BATCH_ONLY))
 def test_no_reference_set_where_none_makes_sense(case: Case) -> None:
     loss = create(case[0], **case[1])
-    with pytest.raises(InputError, match=f"{case[0]} takes no separate reference set"):
+    with pytest.raises(InputError, match=rf"{case[0]} .*reference set"):
         loss(unit(12, 1), LABELS, unit(8, 2), REF_LABELS)
 
 
@@ -214,7 +214,7 @@ def test_types(case: Case, dtype: torch.dtype) -> None:
 def test_batch_of_singletons_is_zero_with_a_zero_gradient(case: Case) -> None:
     loss = create(case[0], **case[1])
     E = unit(CLASSES, 1).requires_grad_()
-    with pytest.warns(UserWarning, match="No image of this batch has a positive"):
+    with pytest.warns(UserWarning, match=r"No image .*positive"):
         value = loss(E, torch.arange(CLASSES))
     value.backward()
     assert value.item() == 0
@@ -241,13 +241,13 @@ def test_one_class_alone_is_answered() -> None:
 
 def test_bad_input() -> None:
     arcface = create("arcface", **SIZES)
-    with pytest.raises(InputError, match="labels 0 to 5 and got labels from 0 to 6"):
+    with pytest.raises(InputError, match=r"0 to 5 .*0 to 6"):
         arcface(unit(2, 1), torch.tensor([0, 6]))
     with pytest.raises(InputError, match="labels from -1"):
         arcface(unit(2, 1), torch.tensor([-1, 0]))
     with pytest.raises(InputError, match="dim=3"):
         arcface(unit(2, 1, dim=3), torch.tensor([0, 1]))
-    with pytest.raises(InputError, match="labels from 0 to 6"):
+    with pytest.raises(InputError, match="0 to 6"):
         create("margin", num_classes=CLASSES)(unit(2, 1), torch.tensor([0, 6]))
     with pytest.raises(InputError, match="NaN"):
         create("triplet")(torch.full((2, 2), torch.nan), torch.zeros(2).long())
@@ -359,9 +359,9 @@ def test_two_steps_before_one_backward() -> None:
 def test_memory_refuses_what_it_cannot_hold() -> None:
     loss = create("cross_batch_memory", dim=DIM, memory_size=4)
     E, y = batches(1)[0]
-    with pytest.raises(InputError, match="memory_size to 6 or more"):
+    with pytest.raises(InputError, match="memory_size to 6"):
         loss(E, y)
-    with pytest.raises(InputError, match="its memory is the reference set"):
+    with pytest.raises(InputError, match=r"memory .*reference set"):
         loss(E, y, E.clone(), y)
     with pytest.raises(InputError, match="dimensions"):
         loss(unit(4, 1, dim=3), torch.zeros(4).long())

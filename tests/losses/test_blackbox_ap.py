@@ -96,7 +96,7 @@ def test_singletons_and_batches_of_singletons() -> None:
     E = unit(7, 4, 8).requires_grad_()
     y = torch.tensor([0, 0, 0, 1, 1, 2, 3])
     assert BlackboxAP()(E, y).item() == pytest.approx(reference.blackbox_ap(E, y).item(), abs=1e-12)
-    with pytest.warns(UserWarning, match="No image of this batch has a positive"):
+    with pytest.warns(UserWarning, match=r"No image .*positive"):
         loss = BlackboxAP()(E, torch.arange(7))
     loss.backward()
     assert loss.item() == 0

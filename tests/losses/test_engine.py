@@ -102,9 +102,9 @@ def test_bad_reference_sets() -> None:
     embeddings, labels = _batch()
     with pytest.raises(ValueError, match="ref_labels is missing"):
         RecallAtK()(embeddings, labels, embeddings)
-    with pytest.raises(ValueError, match="8 dimensions and ref_emb 5"):
+    with pytest.raises(ValueError, match=r"8 dimensions .*ref_emb 5"):
         RecallAtK()(embeddings, labels, torch.randn(3, 5), torch.arange(3))
-    with pytest.raises(ValueError, match="3 ref_emb but 4 ref_labels"):
+    with pytest.raises(ValueError, match=r"3 ref_emb .*4 ref_labels"):
         RecallAtK()(embeddings, labels, torch.randn(3, 8), torch.arange(4))
 
 

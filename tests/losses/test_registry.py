@@ -129,12 +129,12 @@ def test_unknown_name(wrong: str, right: str) -> None:
 
 
 def test_unknown_option() -> None:
-    with pytest.raises(ConfigError, match=r"'binned_ap' has no option 'bin'.*mean bins\?.* bins, low"):
+    with pytest.raises(ConfigError, match=r"'bin'.*mean bins\?.* bins, low"):
         create("binned_ap", bin=3)
 
 
 def test_required_options() -> None:
-    with pytest.raises(ConfigError, match="'arcface' needs the option num_classes and dim"):
+    with pytest.raises(ConfigError, match=r"'arcface' needs .*num_classes and dim"):
         create("arcface")
     with pytest.raises(ConfigError, match="needs the option dim;"):
         create("arcface", num_classes=3)

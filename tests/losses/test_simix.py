@@ -25,7 +25,7 @@ def test_unequal_classes_give_all_their_pairs() -> None:
 
 def test_bound_on_pairs_is_kept_and_said() -> None:
     labels = torch.cat([torch.zeros(30, dtype=torch.int64), torch.ones(3, dtype=torch.int64)])
-    with pytest.warns(UserWarning, match="a class of 30 images has 435 pairs; 10 of them"):
+    with pytest.warns(UserWarning, match=r"30 images .*435 pairs"):
         mixing = draw_mixing(labels, max_pairs=10)
     assert len(mixing) == 33 + 10 + 3
     pairs = {(int(a), int(b)) for a, b in zip(mixing.first[33:], mixing.second[33:], strict=True)}

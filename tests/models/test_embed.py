@@ -165,7 +165,7 @@ def test_an_image_that_is_huge_once_resized_costs_one_row(tiny: Embedder, tmp_pa
     embedder = Embedder.create("tiny", size=224)
     with pytest.raises(ImageError, match=r"strip\.png: .*would become"):
         embedder.embed([tmp_path / "strip.png"], progress=False)
-    with pytest.warns(UserWarning, match="1 image could not be read"):
+    with pytest.warns(UserWarning, match=r"1 image .*read"):
         rows = embedder.embed([tmp_path / "strip.png", tmp_path / "good.png"], on_bad_image="skip", progress=False)
     assert rows.isnan().all(dim=1).tolist() == [True, False]
 
@@ -203,7 +203,7 @@ def test_skipped_images_have_rows_of_nan_and_are_named(tiny: Embedder, tmp_path:
     image.save(tmp_path / "good.png")
     (tmp_path / "bad.jpg").write_bytes(b"not an image")
     files = [tmp_path / "bad.jpg", tmp_path / "good.png", tmp_path / "absent.png"]
-    with pytest.warns(UserWarning, match=r"(?s)2 images could not be read.*image 0: .*bad\.jpg.*image 2: .*absent"):
+    with pytest.warns(UserWarning, match=r"(?s)2 images .*image 0: .*bad\.jpg.*image 2: .*absent"):
         vectors = tiny.embed(files, on_bad_image="skip", progress=False)
     assert vectors.isnan().all(dim=1).tolist() == [True, False, True]
     torch.testing.assert_close(vectors[1:2], expected(tiny, [image]), **CLOSE)
@@ -269,7 +269,7 @@ def test_transformers_take_images_of_other_sizes() -> None:
 
 def test_networks_of_one_size_say_so() -> None:
     embedder = Embedder.create("timm:swin_tiny_patch4_window7_224.ms_in1k", weights="none", dim=8)
-    with pytest.raises(InputError, match="224×224 pixels only, not 96×64"):
+    with pytest.raises(InputError, match=r"224×224 .*96×64"):
         embedder.embed(torch.zeros(1, 3, 64, 96, dtype=torch.uint8), progress=False)
 
 

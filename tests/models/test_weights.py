@@ -39,13 +39,13 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
 
 def test_an_unexpected_tensor_is_named(tmp_path: Path) -> None:
     path = clip_file(tmp_path / "a.pt", visual__extra=torch.zeros(3), odd=torch.zeros(1))
-    with pytest.raises(WeightsError, match=r"2 not expected: odd, visual\.extra"):
+    with pytest.raises(WeightsError, match=r"not expected: odd, visual\.extra"):
         load_weights(small("clip2b-b16"), path, CLIP)
 
 
 def test_a_misshapen_tensor_is_named_with_both_shapes(tmp_path: Path) -> None:
     path = clip_file(tmp_path / "a.pt", visual__ln_pre__weight=torch.zeros(7))
-    with pytest.raises(WeightsError, match=r"norm_pre\.weight \(7,\) instead of \(48,\)"):
+    with pytest.raises(WeightsError, match=r"norm_pre\.weight \(7,\) .*\(48,\)"):
         load_weights(small("clip2b-b16"), path, CLIP)
 
 
@@ -92,7 +92,7 @@ def test_fine_tuned_files_are_refused(tmp_path: Path) -> None:
 def test_a_resnet_of_another_depth_is_refused(tmp_path: Path) -> None:
     torch.save(originals.make_resnet((1, 1, 1, 1), caffe=True), tmp_path / "r.pth")
     backbone = backbones.timm_library().create_model("resnet101", num_classes=0, layers=(1, 2, 1, 1))
-    with pytest.raises(WeightsError, match=r"15 missing: layer2\.1\.bn1\.bias.*and 9 more"):
+    with pytest.raises(WeightsError, match=r"15 missing: .*9 more"):
         load_weights(backbone, tmp_path / "r.pth", zoo.find("r101-caffe"))
 
 

@@ -118,7 +118,7 @@ def test_it_initialises_the_last_layer_of_an_embedder() -> None:
 def test_fewer_pairs_than_dimensions() -> None:
     X = torch.nn.functional.normalize(torch.randn(40, 32))
     q, p = torch.arange(20), torch.arange(20, 40)
-    with pytest.raises(InputError, match=r"20 pairs for 32 dimensions.*shrinkage"):
+    with pytest.raises(InputError, match=r"20 pairs .*32 dimensions.*shrinkage"):
         whitening_from_pairs(X, q, p)
     whitening = whitening_from_pairs(X, q, p, shrinkage=0.1)
     assert torch.isfinite(whitening.projection).all()
@@ -136,7 +136,7 @@ def test_dead_and_duplicate_dimensions() -> None:
     # Between whitened points nothing changes: the added dimensions carry no information of their own.
     ours, plain = whitening(deficient), whitening_from_pairs(X, q, p)(X)
     torch.testing.assert_close(ours @ ours.T, plain @ plain.T, atol=1e-3, rtol=1e-3)
-    with pytest.raises(InputError, match="only 6 of 8 dimensions"):
+    with pytest.raises(InputError, match="6 of 8 dimensions"):
         whitening_from_pca(deficient)
     assert whitening_from_pca(deficient, dim=6).projection.shape == (6, 8)
     assert torch.isfinite(whitening_from_pca(deficient, shrinkage=0.1).projection).all()

@@ -230,14 +230,14 @@ def test_frozen_batch_norm_is_exact_and_keeps_its_statistics() -> None:
 def test_trained_batch_norm_is_refused(norm: nn.Module, mode: str) -> None:
     model, (images, labels) = convnet(norm=norm).double(), batch()
     model.train(mode == "train")
-    with pytest.raises(ConfigError, match=r"BatchNorm '1' normalizes by the statistics .* Freeze it"):
+    with pytest.raises(ConfigError, match=r"BatchNorm '1' .*Freeze"):
         large_batch_step(model, NPair(), images, labels, 5)
     assert all(g is None for g in gradients(model))
 
 
 def test_other_state_changed_by_the_forward_pass_is_refused() -> None:
     model, (images, labels) = convnet(norm=nn.InstanceNorm2d(8, track_running_stats=True)).double(), batch()
-    with pytest.raises(ConfigError, match=r"the forward pass changes 1\.running_mean"):
+    with pytest.raises(ConfigError, match=r"forward .*1\.running_mean"):
         large_batch_step(model, NPair(), images, labels, 5)
 
 

@@ -76,7 +76,7 @@ def test_the_longest_training_may_stand_anywhere_among_choices(tmp_path: Path) -
 
 @pytest.mark.parametrize("said", ["abc", "1,abc,2", "0:3", "1.5:3", "true", "null,2", "-1,3"])
 def test_epochs_are_whole_numbers(tmp_path: Path, said: str) -> None:
-    with pytest.raises(ConfigError, match=r"--space epochs=.*: epochs are whole numbers from 1 up"):
+    with pytest.raises(ConfigError, match=r"--space epochs=.*whole numbers"):
         read_protocol(config_of(make_data(tmp_path)), [f"epochs={said}"])
 
 
@@ -117,27 +117,27 @@ def test_instance_search_validates_on_classes_too(tmp_path: Path, root: str | No
 
 
 def test_too_few_classes(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="3 training classes are too few to tune with"):
+    with pytest.raises(InputError, match=r"3 training classes .*too few"):
         read_protocol(config_of(make_images(tmp_path / "three", classes=3)))
     make_images(tmp_path / "small", classes=6, each=3)
-    with pytest.raises(InputError, match="0 of the 3 classes that train in a search have 4 images"):
+    with pytest.raises(InputError, match=r"0 of the 3 classes .*4 images"):
         read_protocol(config_of(tmp_path / "small", **{"batch.size": 8}))
 
 
 def test_ends_of_the_space_are_tried_before_the_search(tmp_path: Path) -> None:
     root = make_data(tmp_path)
-    with pytest.raises(ConfigError, match=r"there is no setting 'optimizer\.lrr'. Did you mean lr"):
+    with pytest.raises(ConfigError, match=r"'optimizer\.lrr'.*mean lr"):
         read_protocol(config_of(root), ["optimizer.lrr=1:2"])
-    with pytest.raises(ConfigError, match=r"batch.size 6 is no multiple"):
+    with pytest.raises(ConfigError, match=r"batch\.size 6 .*multiple"):
         read_protocol(config_of(root), ["batch.size=8,6"])
     for choices in ("0.5,-1,1", "-1,0.5,1", "0.5,1,-1"):
-        with pytest.raises(ConfigError, match=r"tau1 must be a number .* but is -1"):
+        with pytest.raises(ConfigError, match=r"tau1 .*-1"):
             read_protocol(config_of(root), [f"loss.options.tau1={choices}"])
     with pytest.raises(ConfigError, match="is unknown"):
         read_protocol(config_of(root), ["loss.name=recall_at_k,nonsense,contrastive"])
     with pytest.raises(ConfigError, match="nonsense"):
         read_protocol(config_of(root), ["model.init=tiny,nonsense,tiny-grey"])
-    with pytest.raises(ConfigError, match=r"batch\.size 8 is no multiple of batch\.samples_per_class 3"):
+    with pytest.raises(ConfigError, match=r"size 8 .*multiple .*samples_per_class 3"):
         read_protocol(config_of(root, **{"batch.size": 8}), ["batch.samples_per_class=4,3,2"])
 
 

@@ -106,11 +106,11 @@ def test_a_second_call_shows_and_repeats_nothing(
     again = study(root, folder)
     assert (told(again), again.final) == (told(results), results.final)
     assert "it is shown, not repeated" in "\n".join(caplog.messages)
-    with pytest.raises(ConfigError, match="is closed: its choice is made among 3 trials"):
+    with pytest.raises(ConfigError, match=r"closed: .*3 trials"):
         study(root, folder, trials=4)
-    with pytest.raises(ConfigError, match=r"is a study of something else: space\.lr"):
+    with pytest.raises(ConfigError, match=r"something else: space\.lr"):
         study(root, folder, space=["epochs=1:2", "lr=1e-3:2e-2"])
-    with pytest.raises(ConfigError, match="seed is 0 there and 1 here"):
+    with pytest.raises(ConfigError, match="seed is 0 there"):
         study(root, folder, seed=1)
 
 
@@ -122,7 +122,7 @@ def test_the_search_needs_no_test_set_and_only_the_end_asks_for_it(
     root, folder = make_data(tmp_path / "data", test=False), tmp_path / "s"
     searched = study(root, folder, final=False)
     assert told(searched) == told(expected)
-    with pytest.raises(DataError, match="no images of the split 'test'"):
+    with pytest.raises(DataError, match=r"no images .*'test'"):
         study(root, folder)
     assert not (folder / "final").exists()  # it asks before hours of training
     trap = root / "test" / "class"
@@ -142,7 +142,7 @@ def test_the_search_needs_no_test_set_and_only_the_end_asks_for_it(
 
 def test_a_study_without_a_test_set_stays_open(tmp_path: Path) -> None:
     root, folder, space = make_data(tmp_path / "data", test=False), tmp_path / "s", ["epochs=1", "lr=1e-3:1e-2"]
-    with pytest.raises(DataError, match="no images of the split 'test'"):
+    with pytest.raises(DataError, match=r"no images .*'test'"):
         study(root, folder, trials=1, space=space)
     more = study(root, folder, trials=2, space=space, final=False)
     assert [t.state for t in more.trials] == ["done", "done"]
@@ -151,7 +151,7 @@ def test_a_study_without_a_test_set_stays_open(tmp_path: Path) -> None:
     results = study(root, folder, trials=2, space=space)
     assert results.final is not None
     assert results.final["trial"] == max(more.trials, key=lambda t: (t.value or 0, -t.number)).number
-    with pytest.raises(ConfigError, match="is closed: its choice is made among 2 trials"):
+    with pytest.raises(ConfigError, match=r"closed: .*2 trials"):
         study(root, folder, trials=3, space=space, final=False)
 
 
@@ -204,7 +204,7 @@ def test_code_that_goes_for_the_test_set_during_the_search_is_stopped(
         return honest(config)
 
     monkeypatch.setattr("recollect.training.build.load_sets", peeking)
-    with pytest.raises(SealedError, match="folder/test was asked for where only train may be read"):
+    with pytest.raises(SealedError, match=r"folder/test .*only train"):
         study(root, tmp_path / "s")
     assert (tmp_path / "s" / "study.db").exists()
 
@@ -266,7 +266,7 @@ def test_a_run_of_something_else_in_a_trials_place_stops_the_search(tmp_path: Pa
     study(root, tmp_path / "other", trials=1, space=space, seed=1, final=False)
     shutil.copytree(tmp_path / "other" / "trials" / "0000", tmp_path / "s" / "trials" / "0000")
     (tmp_path / "s" / "study.db.lock").touch()
-    with pytest.raises(ConfigError, match="it is of another study"):
+    with pytest.raises(ConfigError, match="another study"):
         study(root, tmp_path / "s", trials=1, space=space, final=False)
     known = search.StudyDatabase(tmp_path / "s")
     assert [t.state.name for t in known.slots().values()] == ["WAITING"]
@@ -306,7 +306,7 @@ def test_a_wish_to_stop_queues_the_trial_and_the_result_is_that_of_one_that_ran_
         return honest(path, config, once)
 
     monkeypatch.setattr(search, "run", stopped)
-    with pytest.raises(TrainingStoppedError, match="trial 0001 is saved and queued") as error:
+    with pytest.raises(TrainingStoppedError, match=r"0001 .*queued") as error:
         study(root, folder)
     assert error.value.exit_code == 143
     known = json.loads((folder / "study.json").read_text())
@@ -349,7 +349,7 @@ def test_folders_that_are_no_study_are_left_alone(tmp_path: Path) -> None:
     root, out = make_data(tmp_path / "data"), tmp_path / "s"
     out.mkdir()
     (out / "mine.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="is not empty and no study"):
+    with pytest.raises(ConfigError, match="not empty"):
         study(root, out)
     assert [p.name for p in out.iterdir()] == ["mine.txt"]
     with pytest.raises(ConfigError, match="is a file"):
@@ -376,6 +376,6 @@ def test_refusals_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.Mo
         raise MissingExtraError(f"{purpose} needs the package {module!r}: recollect[{extra}].")
 
     monkeypatch.setattr("recollect.tuning.study_database.require", absent)
-    with pytest.raises(MissingExtraError, match=r"recollect tune needs the package 'optuna': recollect\[tune\]"):
+    with pytest.raises(MissingExtraError, match=r"'optuna': recollect\[tune\]"):
         study(root, tmp_path / "s")
     assert not (tmp_path / "s").exists()

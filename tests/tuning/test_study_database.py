@@ -142,7 +142,7 @@ def test_a_trial_that_was_given_away_is_a_sentence(tmp_path: Path, late: str) ->
         "fact": lambda: lease.trial.set_user_attr("drawn", {}),
         "report": lambda: lease.trial.report(0.9, 1),
     }
-    with pytest.raises(LostTrialError, match="trial 0000 was given to another process"), one.at_work(lease):
+    with pytest.raises(LostTrialError, match=r"0000 .*another process"), one.at_work(lease):
         writes[late]()
     done(other, taken, 0.5)
     assert [(slot, trial.value) for slot, trial in one.slots().items()] == [(0, 0.5)]
@@ -257,12 +257,12 @@ def test_a_study_of_something_else_is_refused(tmp_path: Path) -> None:
     StudyDatabase(tmp_path).agree({"recipe": "glyphs", "space": {"lr": "1:2"}, "settings": {"batch": {"size": 4}}})
     store = StudyDatabase(tmp_path)
     store.agree({"recipe": "glyphs", "space": {"lr": "1:2"}, "settings": {"batch": {"size": 4}}})
-    with pytest.raises(ConfigError, match=r"space.lr is 1:2 there and 1:3 here; batch.size is 4 there and 8 here"):
+    with pytest.raises(ConfigError, match=r"space\.lr is 1:2 .*1:3 .*batch\.size is 4 .*8"):
         store.agree({"recipe": "glyphs", "space": {"lr": "1:3"}, "settings": {"batch": {"size": 8}}})
 
 
 def test_mistakes_are_sentences(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--sampler grid is unknown: choose one of random, tpe"):
+    with pytest.raises(ConfigError, match=r"--sampler grid .*random, tpe"):
         StudyDatabase(tmp_path, sampler="grid")
     with pytest.raises(ConfigError, match="--pruner hyperband is unknown"):
         StudyDatabase(tmp_path, pruner="hyperband")
