@@ -94,7 +94,7 @@ def reason(made_choices: list[Choice], key: str) -> str:
 
 def test_reasons_name_the_limit_that_was_met(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "all classes that can be used" in reason(chosen([5] * 20, "cuda")[1], "batch.size")
-    assert "the paper's largest batch" in reason(chosen([5] * 9000, "cuda")[1], "batch.size")
+    assert "the paper's batch for large sets" in reason(chosen([5] * 9000, "cuda")[1], "batch.size")
     config, why = chosen([50] * 1000, "cpu", **{"model.freeze": "none"})
     assert config.batch.size == 392
     assert "a CPU can afford" in reason(why, "batch.size")

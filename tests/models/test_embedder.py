@@ -134,6 +134,7 @@ def test_parameter_groups_have_the_papers_settings(lite0: Embedder) -> None:
     assert instance["gem_p"]["lr"] == pytest.approx(1e-3)
     assert instance["head"]["lr"] == pytest.approx(5e-4)
     assert [p.shape for p in instance["gem_p"]["params"]] == [(1,)]
+    assert groups(lite0, decay_p=True)["gem_p"]["weight_decay"] == 4e-4
     spared = groups(lite0, decay_norm_and_bias=False)
     assert spared["head_no_decay"]["weight_decay"] == 0
     assert all(p.ndim == 1 for p in spared["head_no_decay"]["params"])

@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 from recipes.paper_tables import PUBLISHED_FOR, SETTINGS, expected_numbers, expected_settings
+from recollect.common.errors import ConfigError
 from recollect.config.overrides import published_tests, resolve
 from recollect.config.recipe_files import available_recipes, family, load_recipe
-from recollect.models import INSTANCE_SEARCH_SCALES
+from recollect.config.schema import ModelConfig
+from recollect.data.transforms import train_transform
+from recollect.inference.opening import make_embedder
+from recollect.losses import create
+from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
 from recollect.models.zoo import ZOO
 
 NUMBERS = expected_numbers()
@@ -45,7 +50,7 @@ def test_instance_search() -> None:
         config = resolve(f"gldv1/r101/{method}")
         assert (config.batch.size, config.batch.samples_per_class, config.run.steps) == (4096, 4, 500)
         assert (config.optimizer.name, config.optimizer.lr, config.optimizer.weight_decay) == ("adam", 1e-4, 1e-6)
-        assert (config.optimizer.p_multiplier, config.optimizer.schedule) == (10.0, "constant")
+        assert (config.optimizer.p_multiplier, config.optimizer.schedule) == (10.0, "exponential")
         assert (config.model.init, config.model.dim, config.model.image_size) == ("r101-in1k", 2048, 1024)
         assert (config.model.layer_norm, config.model.l2_before_head) == (False, True)
         assert config.model.batch_norm == "statistics"
@@ -85,10 +90,36 @@ def test_the_examples_of_the_documentation(tmp_path: Path) -> None:
     assert resolve(tmp_path / "0.yaml").published == {}
 
 
-def test_the_released_code_can_be_laid_over(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("inherits: [cars196/vit-b16-in21k/rsk, _as_released]\n")
+@pytest.mark.parametrize("row", ["rsk", "rsk-simix", "sap"])
+def test_the_released_code_can_be_laid_over(row: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(f"inherits: [cars196/r50-512/{row}, _as_released]\n")
     config = resolve(tmp_path / "mine.yaml")
-    assert config.loss.options["count_query"] is True
-    assert config.loss.options["k"] == [1, 2, 4, 8, 16]
+    options = dict(config.loss.options)
+    assert options.pop("count_query") is True
+    assert options.pop("simix", False) is (row == "rsk-simix")
+    if row == "sap":
+        assert options == {"tau": 0.01}
+    else:
+        assert options == {"k": [1, 2, 4, 8, 16], "tau1": [1.0, 2.0, 4.0, 8.0, 16.0], "tau2": 0.01}
+    create(config.loss.name, **config.loss.options)
     assert (config.model.layer_norm, config.model.normalization) == (True, "imagenet")
-    assert (config.optimizer.lr, config.name) == (1e-5, "mine")
+    assert (config.model.batch_norm, config.model.interpolation) == ("statistics", "bilinear")
+    assert (config.optimizer.decay_p, config.optimizer.lr, config.name) == (True, 1e-4, "mine")
+
+
+def test_a_layer_speaks_of_a_word_where_the_word_stands(tmp_path: Path) -> None:
+    """What a later word of the row's name says still wins; the loss then refuses what does not fit."""
+    (tmp_path / "mine.yaml").write_text("inherits: [cars196-k/r50-512/rsk/k-16, _as_released]\n")
+    config = resolve(tmp_path / "mine.yaml")
+    assert config.loss.options["k"] == [16]
+    with pytest.raises(ConfigError, match="tau1"):
+        create(config.loss.name, **config.loss.options)
+
+
+def test_released_resizing_reaches_the_network(tmp_path: Path) -> None:
+    for name, wanted in ((None, "bilinear"), ("bicubic", "bicubic")):
+        made = make_embedder(ModelConfig(init="tiny", interpolation=name), 0)
+        assert made.preprocessing.interpolation == wanted
+        made.save(tmp_path / wanted)
+        assert Embedder.load(tmp_path / wanted).preprocessing.interpolation == wanted
+        assert train_transform(made.preprocessing).interpolation == wanted

@@ -44,6 +44,19 @@ def test_milestones_are_those_of_torch() -> None:
     assert ours == pytest.approx(expected, rel=1e-12)
 
 
+def test_exponential_is_that_of_torch() -> None:
+    parameter = nn.Parameter(torch.zeros(1))
+    theirs = torch.optim.SGD([parameter], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(theirs, gamma=0.99)
+    expected = []
+    for _ in range(7):
+        expected += [theirs.param_groups[0]["lr"]] * 13
+        theirs.step()
+        scheduler.step()
+    ours = factors(OptimizerConfig(schedule="exponential", gamma=0.99), 7, 13)
+    assert ours == pytest.approx(expected, rel=1e-12)
+
+
 def test_cosine_goes_from_one_to_nearly_nothing() -> None:
     ours = factors(OptimizerConfig(schedule="cosine"), 4, 5)
     assert ours[0] == 1
@@ -64,7 +77,13 @@ class Grouped(nn.Module):
         self.frozen = frozen
 
     def parameter_groups(
-        self, lr: float, weight_decay: float, head: float = 1.0, p: float = 1.0, decay: bool = True
+        self,
+        lr: float,
+        weight_decay: float,
+        head: float = 1.0,
+        p: float = 1.0,
+        decay: bool = True,
+        decay_p: bool = False,
     ) -> list[dict[str, Any]]:
         if self.frozen:
             return []

@@ -122,8 +122,8 @@ def _show_settings(recipe: Recipe, config: Config) -> None:
         typer.echo(f"\n{part}")
         for key, value in _flat(parts[part]):
             origin = recipe.origins.get(f"{part}.{key}")
-            place = "default" if origin is None else f"{origin.where:<28}{origin.comment}".rstrip()
-            typer.echo(printable(f"  {key:<22}{_short(value):<26}{place}"))
+            place = "default" if origin is None else f"{origin.where:<27} {origin.comment}".rstrip()
+            typer.echo(printable(f"  {key:<22}{_short(value):<25} {place}"))
     if any(origin.comment.startswith(("paper", "released", "chosen")) for origin in recipe.origins.values()):
         typer.echo("\npaper: its text says so; released: the authors' code or settings do; chosen: never published.")
 

@@ -19,12 +19,12 @@ from recollect.data import ImageSet
 from recollect.models.zoo import find
 
 PAPER_BATCH = 4000  # of iNaturalist, SOP and VehicleID
-CPU_BATCH = 392  # of Cars196, the smallest batch of the paper, and about what two cores can afford a step
+CPU_BATCH = 392  # the paper's for Cars196, and about what two cores can afford a step
 HOST_SHARE = 0.25
 """Share of the machine's or the container's memory that the images of a batch may take, with those being read for the next."""
 STEPS = {"cuda": 500, "cpu": 250}
-"""Steps that fine-tuning aims at. The paper's trainings have 650 and more; of small sets an image would be seen hundreds of
-times, so epochs have a ceiling, and of large ones hardly once, so they have a floor."""
+"""Steps that fine-tuning aims at. The paper's trainings have 500 (GLDv1) and more; of small sets an image would be seen
+hundreds of times, so epochs have a ceiling, and of large ones hardly once, so they have a floor."""
 FEWEST_EPOCHS, MOST_EPOCHS = 10, 100
 HEAD_STEPS = 150
 """Steps on cached features: seconds each at most."""
@@ -154,7 +154,7 @@ def _batch_size(config: Config, images: ImageSet, device: torch.device, frozen: 
     usable = enough if config.batch.small_classes == "drop" else len(sizes)
     limits = [
         (usable, "all classes that can be used"),
-        (PAPER_BATCH // each, "the paper's largest batch")
+        (PAPER_BATCH // each, "the paper's batch for large sets")
         if device.type != "cpu" or frozen
         else (CPU_BATCH // each, "about what a CPU can afford a step"),
     ]
@@ -183,7 +183,7 @@ def _learning_rate(frozen: bool, pretrained: bool) -> tuple[float, str]:
         return 1e-4, "features that are good already are to be changed with care"
     if not pretrained:
         return 1e-3, "the network starts from random numbers"
-    return 1e-4, "the paper's for fine-tuning"
+    return 1e-4, "the released setting for fine-tuning a ResNet"
 
 
 def _epochs(config: Config, images: ImageSet, device: torch.device, frozen: bool) -> tuple[int, str]:

@@ -35,11 +35,13 @@ class Layer:
         where: that place, e.g. ``sop.yaml`` or ``sop.yaml: vit-b16``.
         values: nested settings, and what is said about them (``description``, ``note``, …).
         comments: what stands behind a value on its line, by its dotted key.
+        word: the word of a row's name that it stands for; empty for a file.
     """
 
     where: str
     values: Mapping[str, Any]
     comments: Mapping[str, str]
+    word: str = ""
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,14 @@ def _layers(path: Path, row: str | None, seen: tuple[Path, ...]) -> list[Layer]:
     layer = _read(path)
     stack: list[Layer] = []
     for parent in _listed(layer.values.get("inherits")):
-        stack += _layers(*find_recipe(parent, path.parent), (*seen, path))
+        file, its_row = find_recipe(parent, path.parent)
+        added = _layers(file, its_row, (*seen, path))
+        # A file laid over a row may say more about the words of that row's name, as _as_released.yaml does. It is
+        # heard where the word stands, so that later words of the name still win.
+        for word in dict.fromkeys(part.word for part in stack if part.word):
+            place = max(number for number, part in enumerate(stack) if part.word == word) + 1
+            stack[place:place] = _said_of(word, added)
+        stack += added
     stack.append(layer)
     if row is None:
         return stack
@@ -184,16 +193,26 @@ def _layers(path: Path, row: str | None, seen: tuple[Path, ...]) -> list[Layer]:
     return [*stack, *words, _published(path, row, stack)]
 
 
+def _said_of(word: str, stack: Iterable[Layer]) -> list[Layer]:
+    """What files say of a word of a row's name, file by file."""
+    prefix = f"words.{word}."
+    return [
+        Layer(
+            f"{layer.where}: {word}",
+            said,
+            {key.removeprefix(prefix): text for key, text in layer.comments.items() if key.startswith(prefix)},
+            word,
+        )
+        for layer in stack
+        if (said := layer.values.get("words", {}).get(word))
+    ]
+
+
 def _word(word: str, stack: list[Layer], path: Path, seen: tuple[str, ...]) -> list[Layer]:
     """The layers that a word of a row's name stands for: those it is ``like``, then its own, file by file."""
     if word in seen:
         raise ConfigError(f"{path}: words are like one another in a circle: {' → '.join((*seen, word))}.")
-    own = []
-    for layer in stack:
-        if said := layer.values.get("words", {}).get(word):
-            prefix = f"words.{word}."
-            comments = {k.removeprefix(prefix): c for k, c in layer.comments.items() if k.startswith(prefix)}
-            own.append(Layer(f"{layer.where}: {word}", said, comments))
+    own = _said_of(word, stack)
     if not own:
         raise ConfigError(f"{path}: nothing under words says what {word!r} in the name of a row means.")
     likes = [part.values["like"] for part in own if "like" in part.values][-1:]

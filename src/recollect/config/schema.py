@@ -1,9 +1,9 @@
 """Everything a training can be told, one frozen dataclass a component, and which settings exclude each other.
 
-A field's default is what the paper does or, where that depends on data and machine, ``"auto"``: ``automatic.py`` settles
-those before the first step and says why. Reading recipes and the command line's words into these classes is
-``overrides.py``'s work. To add a setting: add a field here with a comment, a number with its range (``ranged``), use it
-where it acts, and add a refusal below if it can contradict another.
+A field's default is what the paper or its released settings do or, where that depends on data and machine, ``"auto"``:
+``automatic.py`` settles those before the first step and says why. Reading recipes and the command line's words into
+these classes is ``overrides.py``'s work. To add a setting: add a field here with a comment, a number with its range
+(``ranged``), use it where it acts, and add a refusal below if it can contradict another.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class DataConfig:
     validation_root: str | None = None
     """The folder that ``sfm120k`` lies in; None for ``root``."""
     augmentation: Literal["auto", "crop", "glyph", "whole", "none"] = "auto"
-    """Random resized crop (the paper's), slight turns and shifts for characters, whole images that keep their shape
+    """Random resized crop (the released code's), slight turns and shifts for characters, whole images that keep their shape
     (instance search), or none: as for the test."""
     crop_scale: tuple[float, float] = ranged((0.08, 1.0), 0, 1, above=True)
     """Share of the image that a crop covers, from and to."""
@@ -108,6 +108,9 @@ class ModelConfig:
     """Start the last layer as a whitening learned from so many training images; None: at random."""
     batch_norm: Literal["frozen", "statistics"] = "frozen"
     """The paper freezes BatchNorm, its released code only the statistics. Trained BatchNorm cannot be chunked."""
+    interpolation: str | None = None
+    """``bilinear``, ``bicubic`` or ``lanczos``: how images are resized, in training and at test; None for the
+    initialisation's own. The released code resizes bilinearly for every network."""
     normalization: str | None = None
     download: bool = False
     freeze: str = "none"
@@ -147,21 +150,25 @@ class OptimizerConfig:
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
     lr: float | Auto = ranged(1e-4, 0, 1000, above=True)
-    """``"auto"``: the paper's 1e-4 for pre-trained weights, 1e-3 for a network from scratch."""
+    """``"auto"``: 1e-4 for pre-trained weights (the released setting for ResNets), 1e-3 for a network from scratch."""
     weight_decay: float = ranged(4e-4, 0, 1000)
     momentum: float = ranged(0.9, 0, 1, below=True)
     """Of SGD."""
     head_multiplier: float = ranged(1.0, 0, 10**6)
-    """Times the learning rate for the last layer. 5 costs 9 points on Cars196, says the paper."""
+    """Times the learning rate for the last layer. The released code was reported to lose 9 points on Cars196 with 5."""
     p_multiplier: float = ranged(1.0, 0, 10**6)
-    """Times the learning rate for GeM's exponent, which is never decayed."""
+    """Times the learning rate for GeM's exponent."""
+    decay_p: bool = False
+    """Apply weight decay to GeM's exponent too, as the released code does."""
     loss_multiplier: float = ranged(1.0, 0, 10**6)
     """Times the learning rate for a loss's own parameters, such as proxies."""
     decay_norm_and_bias: bool = True
-    schedule: Literal["milestones", "cosine", "constant"] = "milestones"
+    schedule: Literal["milestones", "exponential", "cosine", "constant"] = "milestones"
+    """``milestones`` and ``exponential`` multiply the learning rate by ``gamma``: at each milestone, or after every epoch."""
     milestones: tuple[float, ...] = ranged((), 0, _MANY)
     """Epochs after which the learning rate is multiplied by ``gamma``."""
     gamma: float = ranged(0.3, 0, 1000, above=True)
+    """Factor of the ``milestones`` and ``exponential`` schedules."""
     warm_up: float = ranged(0.0, 0, _MANY)
     """Epochs over which the learning rate rises to its value."""
     clip: float | None = ranged(None, 0, 1e30, above=True)

@@ -130,6 +130,7 @@ def open_start(config: Config) -> Opened:
             dim=None,
             size=model.image_size,
             resize=model.resize,
+            interpolation=model.interpolation,
             normalization=model.normalization,
         )
     return Opened(embedder.eval(), "init", words, {"model": model.init, "weights": model.weights}, config=config)
@@ -150,6 +151,7 @@ def make_embedder(model: ModelConfig, seed: int) -> Embedder:
         batch_norm=model.batch_norm,
         size=model.image_size,
         resize=model.resize,
+        interpolation=model.interpolation,
         normalization=model.normalization,
         download=model.download,
     )

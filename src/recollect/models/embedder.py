@@ -275,14 +275,16 @@ class Embedder(nn.Module):
         head_multiplier: float = 1.0,
         p_multiplier: float = 1.0,
         decay_norm_and_bias: bool = True,
+        decay_p: bool = False,
     ) -> list[dict[str, Any]]:
         """Groups for an optimizer, without frozen parameters and empty groups.
 
         Args:
             lr, weight_decay: of the backbone.
             head_multiplier: times ``lr`` for the head.
-            p_multiplier: times ``lr`` for GeM's exponent, which is never decayed (10 for instance search).
-            decay_norm_and_bias: the paper decays every parameter alike; False spares vectors (norms and biases).
+            p_multiplier: times ``lr`` for GeM's exponent (10 for instance search).
+            decay_p: decay GeM's exponent too, as the released code does.
+            decay_norm_and_bias: the released code decays every parameter alike; False spares vectors (norms and biases).
 
         Example:
             >>> groups = Embedder.create("tiny").parameter_groups(1e-4, 4e-4, p_multiplier=10)
@@ -296,6 +298,7 @@ class Embedder(nn.Module):
             head_multiplier=head_multiplier,
             p_multiplier=p_multiplier,
             decay_norm_and_bias=decay_norm_and_bias,
+            decay_p=decay_p,
         )
 
     def set_whitening(self, whitening: Whitening) -> None:

@@ -20,6 +20,7 @@ def parameter_groups(
     head_multiplier: float,
     p_multiplier: float,
     decay_norm_and_bias: bool,
+    decay_p: bool,
 ) -> list[dict[str, Any]]:
     """See ``Embedder.parameter_groups``."""
     exponents = {id(module.p) for module in embedder.modules() if isinstance(module, GeM)}
@@ -29,7 +30,7 @@ def parameter_groups(
         if not parameter.requires_grad:
             continue
         if id(parameter) in exponents:
-            key = ("gem_p", False)
+            key = ("gem_p", decay_p)
         else:
             decayed = decay_norm_and_bias or parameter.ndim > 1
             key = ("head" if id(parameter) in in_head else "backbone", decayed)

@@ -56,7 +56,7 @@ class Initialization:
         head_classes: classes of the classifier its file may carry; another number means a fine-tuned file and is
             refused. 0: the right file has no classifier. None: not checked.
         non_commercial: whether the licence forbids commercial use.
-        size, resize, interpolation, max_side: see ``Preprocessing``; the paper resizes to 256 and crops 224.
+        size, resize, interpolation, max_side: see ``Preprocessing``; the released code resizes to 256 and crops 224.
         dim, pooling, layer_norm, l2_before_head: the head the paper puts on it.
     """
 

@@ -26,6 +26,7 @@ class HasGroups(Protocol):
         head_multiplier: float = 1.0,
         p_multiplier: float = 1.0,
         decay_norm_and_bias: bool = True,
+        decay_p: bool = False,
     ) -> list[dict[str, Any]]:
         """Groups for an optimizer, without frozen parameters."""
 
@@ -39,7 +40,12 @@ def make_optimizer(config: OptimizerConfig, model: HasGroups, loss: nn.Module) -
     if config.lr == "auto":
         raise ConfigError("optimizer.lr 'auto' must be settled before an optimizer can be made: set a number.")
     groups = model.parameter_groups(
-        config.lr, config.weight_decay, config.head_multiplier, config.p_multiplier, config.decay_norm_and_bias
+        config.lr,
+        config.weight_decay,
+        config.head_multiplier,
+        config.p_multiplier,
+        config.decay_norm_and_bias,
+        config.decay_p,
     )
     own = [parameter for parameter in loss.parameters() if parameter.requires_grad]
     if own:
@@ -77,7 +83,8 @@ class Position:
 def learning_rate_factor(config: OptimizerConfig, position: Position) -> float:
     """What every learning rate is multiplied by.
 
-    ``milestones``: by ``gamma`` once for each milestone (in epochs) that has been reached; ``cosine``: half a cosine
+    ``milestones``: by ``gamma`` once for each milestone (in epochs) that has been reached; ``exponential``: by
+    ``gamma`` once for each epoch that has ended; ``cosine``: half a cosine
     from 1 to 0 over the training; ``constant``: 1. The warm-up rises linearly, its first step being above 0.
 
     Example:
@@ -88,6 +95,8 @@ def learning_rate_factor(config: OptimizerConfig, position: Position) -> float:
     if config.schedule == "milestones":
         # Positions are sums of fractions of epochs; 39.9999999 is epoch 40.
         factor = config.gamma ** sum(position.epoch >= milestone - 1e-9 for milestone in config.milestones)
+    elif config.schedule == "exponential":
+        factor = config.gamma ** math.floor(position.epoch + 1e-9)
     elif config.schedule == "cosine":
         factor = 0.5 * (1 + math.cos(math.pi * min(position.fraction, 1.0)))
     else:

@@ -84,8 +84,8 @@ def default_space(config: Config, epochs: int) -> dict[str, Parameter]:
     """The space around a recipe.
 
     Learning rates within a factor of ten of the recipe's; from half to one and a half of its epochs, so that a trial
-    costs on average what the recipe does on half of the classes; one to three decays of 0.1 to 0.5 (the paper: two or
-    three of 0.3), the first after 10 to 80 % of the training (the paper: 11 to 47 %).
+    costs on average what the recipe does on half of the classes; one to three decays of 0.1 to 0.5 (released: two or
+    three of 0.3), the first after 10 to 80 % of the training (released: 11 to 47 %).
 
     Args:
         config: settled.
@@ -180,7 +180,7 @@ def as_settings(values: Mapping[str, Value]) -> dict[str, Any]:
     """The drawn values as settings.
 
     ``decays`` milestones are spread evenly from ``first_decay`` (a share of the training) to its end: with 3 and 0.4,
-    50 epochs have the paper's 20, 30, 40.
+    50 epochs have the released 20, 30, 40.
 
     Example:
         >>> as_settings({"lr": 1e-4, "gamma": 0.3, "epochs": 50, "decays": 3, "first_decay": 0.4})["optimizer.milestones"]

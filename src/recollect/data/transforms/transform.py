@@ -108,7 +108,7 @@ def train_transform(
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
     kernel: str = "torch",
 ) -> RandomResizedCrop:
-    """The paper's training augmentation at a model's size: random resized crop and horizontal flip.
+    """The released code's training augmentation at a model's size: random resized crop and horizontal flip.
 
     Args:
         preprocessing: the model's; its size and interpolation are used.
