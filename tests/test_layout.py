@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
 import recollect
 
 SOURCE = Path(recollect.__file__).parent
+TESTS = Path(__file__).parent
 
 LAYERS = (
     {"common"},
@@ -90,3 +92,31 @@ def test_a_class_name_occurs_once() -> None:
 def test_files_are_rooms_of_a_sensible_size() -> None:
     lengths = {path.relative_to(SOURCE).as_posix(): len(path.read_text("utf-8").splitlines()) for path in _files()}
     assert not {name: length for name, length in lengths.items() if length > 500}
+
+
+def test_short_files_join_a_neighbour() -> None:
+    """But for the files of verbs, which are named after them."""
+    short = [
+        path for path in _files() if len(path.read_text("utf-8").splitlines()) < 40 and _room(path) not in ("", "cli")
+    ]
+    assert not [path for path in short if path.name != "__init__.py"]
+
+
+def test_every_module_has_a_test() -> None:
+    """A test file whose name begins with the module's, or one that names it: by import, or as ``room/module.py``."""
+    texts = {path: path.read_text("utf-8") for path in sorted(TESTS.rglob("*.py"))}
+    names = [path.name for path in texts]
+    everything = "\n".join(texts.values())
+    without = []
+    for path in _files():
+        place = path.relative_to(SOURCE)
+        dotted = ".".join(("recollect", *place.with_suffix("").parts))
+        of_its_name = any(name.startswith(f"test_{path.stem}") for name in names)
+        if place.parent.name and path.name != "__init__.py" and not of_its_name:
+            package, _, module = dotted.rpartition(".")
+            imported = re.search(
+                rf"{re.escape(dotted)}\b|from {re.escape(package)} import [^(\n]*\b{module}\b", everything
+            )
+            if not imported and place.as_posix() not in everything:
+                without.append(place.as_posix())
+    assert not without, "give each a test file, or name it in the one that tests it"

@@ -1,4 +1,7 @@
-"""``recollect eval`` on vectors, and how it wires models and data to the evaluation."""
+"""``recollect eval`` on vectors, and how it wires models and data to the evaluation.
+
+Also covers ``cli/eval_tables.py``.
+"""
 
 from __future__ import annotations
 

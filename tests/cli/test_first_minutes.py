@@ -1,4 +1,7 @@
-"""Help that does not wait, names the shell completes, output for scripts, silence when asked for."""
+"""Help that does not wait, names the shell completes, output for scripts, silence when asked for.
+
+Also covers ``cli/data.py``, ``cli/demo.py``, ``cli/report.py``, ``cli/reproduce.py``.
+"""
 
 from __future__ import annotations
 

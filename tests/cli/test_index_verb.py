@@ -1,4 +1,7 @@
-"""``recollect index`` and ``recollect search`` on an index, as a user types them."""
+"""``recollect index`` and ``recollect search`` on an index, as a user types them.
+
+Also covers ``cli/calibrate.py``, ``cli/duplicates.py``, ``cli/search.py``, ``report/search_page.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Tests of ``data/reader.py``."""
+
 from __future__ import annotations
 
 import gc

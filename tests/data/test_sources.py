@@ -1,4 +1,8 @@
-"""Every data set in its true format, made small, against published counts made small likewise."""
+"""Every data set in its true format, made small, against published counts made small likewise.
+
+Also covers ``data/sources/cub.py``, ``data/sources/gldv1.py``, ``data/sources/inaturalist.py``, ``data/sources/sop.py``,
+``data/sources/vehicleid.py``.
+"""
 
 from __future__ import annotations
 

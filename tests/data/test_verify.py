@@ -1,3 +1,5 @@
+"""Tests of ``data/verify_report.py``."""
+
 from __future__ import annotations
 
 import json

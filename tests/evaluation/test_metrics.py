@@ -1,4 +1,7 @@
-"""Each metric on ranks small enough to do by hand."""
+"""Each metric on ranks small enough to do by hand.
+
+Also covers ``evaluation/retrieval.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Tests of ``losses/metric_learning.py``."""
+
 from __future__ import annotations
 
 import sys

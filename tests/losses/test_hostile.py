@@ -1,4 +1,7 @@
-"""Values nobody should give: every loss answers with a finite number or a sentence, and always answers."""
+"""Values nobody should give: every loss answers with a finite number or a sentence, and always answers.
+
+Also covers ``losses/checks.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the losses on whole lists have in common with all others on the tile loop: shares, SiMix, calibration."""
+"""What the losses on whole lists have in common with all others on the tile loop: shares, SiMix, calibration.
+
+Also covers ``losses/engine/rows.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Tests of ``models/groups.py``, ``models/stages.py``, ``models/tiny.py``."""
+
 from __future__ import annotations
 
 import copy

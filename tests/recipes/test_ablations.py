@@ -6,7 +6,7 @@ import pytest
 
 from recollect.config.overrides import published_tests, resolve
 from recollect.config.recipe_files import available_recipes, load_recipe
-from recollect.studies.paper_numbers import published_rows
+from recollect.studies.published import published_rows
 
 
 def _expected() -> dict[str, dict[str, float]]:

@@ -1,3 +1,5 @@
+"""Tests of ``report/plots.py``, ``report/sections.py``."""
+
 from __future__ import annotations
 
 import json

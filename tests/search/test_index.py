@@ -1,4 +1,7 @@
-"""``Index`` on every kind of store: filling it, keeping it up to date, searching, another model."""
+"""``Index`` on every kind of store: filling it, keeping it up to date, searching, another model.
+
+Also covers ``search/indexed_files.py``, ``search/opened_index.py``, ``search/approximate_search.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Milvus: what only it has. Addresses, claims of writers that ended, exact search beside its graph."""
+"""Milvus: what only it has. Addresses, claims of writers that ended, exact search beside its graph.
+
+Also covers ``search/milvus_lock.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The service, over real sockets: answers, limits, what it refuses, many clients at once."""
+"""The service, over real sockets: answers, limits, what it refuses, many clients at once.
+
+Also covers ``search/guards.py``, ``search/served_images.py``.
+"""
 
 from __future__ import annotations
 

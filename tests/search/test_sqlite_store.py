@@ -1,4 +1,7 @@
-"""The file: what only it has. Moving together, damaged and foreign files, a full disk, a file that may only be read."""
+"""The file: what only it has. Moving together, damaged and foreign files, a full disk, a file that may only be read.
+
+Also covers ``search/sqlite_schema.py``, ``search/sqlite_vectors.py``.
+"""
 
 from __future__ import annotations
 

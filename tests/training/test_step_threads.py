@@ -12,8 +12,8 @@ from small_runs import losses, make_images, small_config
 from torch import nn
 
 from recollect.models import Embedder
+from recollect.step.chunking import step_threads
 from recollect.training import trainer
-from recollect.training.step_threads import step_threads
 from recollect.training.trainer import train
 
 

@@ -1,4 +1,7 @@
-"""Whole studies: ordinary runs, a test set that the search cannot reach, one final training and one test."""
+"""Whole studies: ordinary runs, a test set that the search cannot reach, one final training and one test.
+
+Also covers ``tuning/final.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The page of a study: everything is there, for everyone, and nothing that a name smuggles in acts."""
+"""The page of a study: everything is there, for everyone, and nothing that a name smuggles in acts.
+
+Also covers ``tuning/study_page_parts.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,21 @@
-"""The device a user names, or a sentence why it cannot be used."""
+"""The device a user names, or a sentence why it cannot be used; and how long a little work takes on it, for plans."""
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from recollect.common.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
+
+SECONDS = 1.0
+"""Short work is repeated for about so long."""
+clock: Callable[[], float] = time.perf_counter
+"""Tells the time. A benchmark on a busy machine puts ``time.process_time`` in its place."""
 
 
 def usable_device(wanted: str, setting: str = "device", *, training: bool = False) -> torch.device:
@@ -51,3 +59,24 @@ def _try(device: torch.device, setting: str, training: bool) -> None:
         ) from error
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ConfigError(f"{setting} is {device}, which cannot compute here: use auto, cpu or cuda.") from error
+
+
+def seconds_of(work: Callable[[], object], wait: Callable[[], object] | None = None) -> float:
+    """The median time of ``work`` as the machine is now, busy or not.
+
+    The first call pays for memory and caches and is not counted, unless it takes so long that once must do.
+
+    Args:
+        work: what to time.
+        wait: waits until a device has done it.
+    """
+    taken: list[float] = []
+    while len(taken) < 3 or (len(taken) < 9 and sum(taken) < SECONDS):
+        start = clock()
+        work()
+        if wait is not None:
+            wait()
+        taken.append(clock() - start)
+        if sum(taken) > 4 * SECONDS:
+            break
+    return statistics.median(taken[1:] or taken)

@@ -2,6 +2,9 @@
 
 Kept as ``.npz`` with one array a metric, so that ``numpy.load(path)["r@1"]`` is all it takes to look inside.
 ``bootstrap.py`` reads results; ``report`` and the command line print them.
+
+Several processes share the queries: each ranks every W-th against the whole gallery (``shard``), and only values per query
+travel (``gather``), as objects, so that any ``torch.distributed`` backend will do.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 from numpy.typing import NDArray
 
-from recollect.common.errors import DataError, InputError
+from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.common.files import atomic_write, write_json
 from recollect.common.reading import parse_json, read_npz
 
@@ -147,3 +151,24 @@ def refuse_existing(path: Path, overwrite: bool) -> None:
     """Raise if ``path`` exists and may not be replaced."""
     if path.exists() and not overwrite:
         raise InputError(f"{path} exists already: choose another name, or allow it to be replaced (--overwrite).")
+
+
+def shard(queries: int, distributed: bool) -> NDArray[np.int64] | None:
+    """The numbers of the queries this process does; None for all."""
+    if not distributed:
+        return None
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ConfigError(
+            "distributed=True, but this program runs as a single process: start it with torchrun and call "
+            "torch.distributed.init_process_group first, or leave distributed off."
+        )
+    return np.arange(dist.get_rank(), queries, dist.get_world_size())
+
+
+def gather(mine: Any, distributed: bool) -> list[Any]:
+    """Every process's ``mine``, in the order of ranks, on every process."""
+    if not distributed:
+        return [mine]
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return everyone

@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 
 from recollect.common.errors import InputError
 from recollect.common.files import atomic_write
-from recollect.evaluation.distributed import gather, shard
 from recollect.evaluation.exact import Ties
 from recollect.evaluation.metrics import METRICS, checked_ks, limits_for
 from recollect.evaluation.ranks import DEFAULT_MEMORY, stream_ranks
 from recollect.evaluation.relevance import ByLists
-from recollect.evaluation.result import refuse_existing
+from recollect.evaluation.result import gather, refuse_existing, shard
 from recollect.evaluation.vectors import ArrayLike, Vectors
 
 Floats = NDArray[np.float64]

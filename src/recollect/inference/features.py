@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from recollect.common.bad_images import BadImage
+from recollect.common.devices import seconds_of
 from recollect.common.errors import ConfigError
 from recollect.common.preprocessing import Preprocessing
-from recollect.common.stopwatch import seconds_of
 from recollect.data import ImageSet, Pipeline, test_transform
 from recollect.data.transforms import Transform
 from recollect.inference.content_keys import Keys, content_keys

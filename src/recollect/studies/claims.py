@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recollect.studies.benches import Bench
-from recollect.studies.paper_numbers import published_rows
+from recollect.studies.published import published_rows
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """``recollect paper``: the paper's tables, bar plots and figures on one page, with one's own runs beside them.
 
-Numbers come from the paper (``paper_numbers.py``), the explanatory figures from the losses (``paper_figures.py``), a
+Numbers come from the paper (``published/``), the explanatory figures from the losses (``paper_figures.py``), a
 reader's runs from their folders: a run belongs to the row whose recipe it was trained with.
 """
 
@@ -16,7 +16,7 @@ from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.page import check_target, document
 from recollect.report.runs import Run, read_run
 from recollect.studies import paper_figures
-from recollect.studies.paper_numbers import published_rows
+from recollect.studies.published import published_rows
 
 GENERATOR = "recollect paper"
 _MINUS = "–"

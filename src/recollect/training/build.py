@@ -28,12 +28,12 @@ from recollect.inference.features import images_at_once
 from recollect.inference.opening import make_embedder
 from recollect.models import Embedder
 from recollect.step import team as teams
+from recollect.step.chunking import step_threads
 from recollect.step.large_batch import check_trainable_in_chunks, find_chunk
 from recollect.step.team import Team
 from recollect.training.batches import Feed, Sampler, make_feed, make_sampler
 from recollect.training.checkpoint import Trained
 from recollect.training.optimizer import make_optimizer
-from recollect.training.step_threads import step_threads
 from recollect.training.validation import Watched
 
 _PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}

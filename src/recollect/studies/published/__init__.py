@@ -15,5 +15,5 @@ def published_rows(table: str) -> list[dict[str, str]]:
         >>> published_rows("k_values_cars196")[0]["r1"]
         '81.1'
     """
-    text = resources.files("recollect.studies").joinpath("published", f"{table}.csv").read_text(encoding="utf-8")
+    text = resources.files("recollect.studies.published").joinpath(f"{table}.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))

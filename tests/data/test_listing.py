@@ -1,0 +1,45 @@
+"""Lists of files: text, CSV, and what is listed but not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recollect.common.errors import DataError
+from recollect.data.listing import as_number, find_missing, read_csv, read_fields, read_lines
+
+
+def test_lines_have_their_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    path.write_bytes(b"\xef\xbb\xbf one\n\n  two words \n")
+    assert list(read_lines(path)) == [(1, "one"), (3, "two words")]
+    assert list(read_fields(path, 1, "name")) == [["one"], ["two words"]]
+    with pytest.raises(DataError, match=r"line 1: .*'name class'"):
+        list(read_fields(path, 2, "name class"))
+    assert as_number("7", path, "class") == 7
+    with pytest.raises(DataError, match=r"list\.txt: class .*'x'"):
+        as_number("x", path, "class")
+
+
+def test_columns_are_found_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "list.csv"
+    path.write_text("label , other,path\na,?,1.png\nb,,2.png\n")
+    assert list(read_csv(path, ["path", "label"], ["split"])) == [
+        (2, {"path": "1.png", "label": "a", "split": ""}),
+        (3, {"path": "2.png", "label": "b", "split": ""}),
+    ]
+    with pytest.raises(DataError, match=r"no column 'name'.*'label', 'other', 'path'"):
+        list(read_csv(path, ["name"]))
+    with pytest.raises(DataError, match=r"line 3: 'other' is empty"):
+        list(read_csv(path, ["other"]))
+    path.write_bytes(b"path,label\n\xff\xfe,a\n")
+    with pytest.raises(DataError, match="UTF-8"):
+        list(read_csv(path, ["path"]))
+
+
+def test_what_is_listed_but_not_there(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.png").touch()
+    (tmp_path / "2.png").touch()
+    assert find_missing(tmp_path, ["a/1.png", "a/2.png", "2.png", "b/1.png"]).tolist() == [False, True, False, True]
