@@ -55,6 +55,13 @@ def test_vectors_of_a_file_come_back(vectors: tuple[np.ndarray, np.ndarray], tmp
         target_from_file(tmp_path / "w.npz")
 
 
+def test_images_without_a_class_are_nobodys_positives(tmp_path: Path) -> None:
+    rows = np.eye(4, dtype=np.float32)
+    np.savez(tmp_path / "v.npz", embeddings=rows, labels=np.array(["a", "", "a", ""]))
+    result, _ = evaluate_target(target_from_file(tmp_path / "v.npz"), [1])
+    assert np.isnan(result.per_query["r@1"]).tolist() == [False, True, False, True]
+
+
 def test_what_may_be_compared(vectors: tuple[np.ndarray, np.ndarray]) -> None:
     plain = evaluate(*vectors, ks=[1])
 

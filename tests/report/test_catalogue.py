@@ -11,28 +11,7 @@ from typer.testing import CliRunner
 from recollect.cli.app import app
 from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError, InputError
 from recollect.models import Embedder
-from recollect.report.catalogue import embed_catalogue, list_images, read_catalogue, search
-
-
-def test_folders_files_and_lists(made: Path, tmp_path: Path) -> None:
-    test = made / "data" / "test"
-    classes = list_images([test])
-    assert len(classes.paths) == 30
-    assert classes.labels is not None
-    assert classes.labels[0] in classes.names[0]
-    flat = list_images([test / "test-00"])
-    assert flat.labels is None
-    assert flat.names == [f"{n}.png" for n in range(5)]
-    several = list_images([test / "test-00", test / "test-01" / "3.png"])
-    assert len(several.paths) == 6
-    listing = tmp_path / "list.txt"
-    listing.write_text(f"{test}/test-00/1.png\n\n{test}/test-02/2.png\n")
-    assert [path.name for path in list_images([listing]).paths] == ["1.png", "2.png"]
-    listing.write_text("gone.png\n")
-    with pytest.raises(DataError, match=r"gone\.png, which is not there"):
-        list_images([listing])
-    with pytest.raises(DataError, match="no such file"):
-        list_images([tmp_path / "nothing"])
+from recollect.report.catalogue import embed_catalogue, read_catalogue, search
 
 
 def test_vectors_are_the_embedders_and_search_finds_the_image_itself(runs: Path, made: Path, tmp_path: Path) -> None:

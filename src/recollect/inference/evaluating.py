@@ -108,14 +108,22 @@ def target_from_file(path: Path) -> Target:
         name=path.stem,
         place=path.with_name(f"{path.stem}-eval"),
         embeddings=arrays["embeddings"],
-        labels=arrays.get("labels"),
+        labels=_labels(arrays, "labels"),
         gallery=arrays.get("gallery"),
-        gallery_labels=arrays.get("gallery_labels"),
+        gallery_labels=_labels(arrays, "gallery_labels"),
         gnd=gnd,
         ks=default_ks("", {}, len(searched) if searched.ndim else 0),
         source={"vectors": str(path)},
         identity={} if names is None else {"names": _digest_of(names)},
     )
+
+
+def _labels(arrays: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any] | None:
+    """Labels of a file; an image without a class, whose label is "", is of no other image's class."""
+    labels = arrays.get(name)
+    if labels is None or labels.dtype.kind != "U" or not (labels == "").any():
+        return labels
+    return np.array([label or f"\0{name} {number}" for number, label in enumerate(labels.tolist())])
 
 
 @dataclass(frozen=True)

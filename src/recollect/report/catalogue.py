@@ -7,7 +7,7 @@ A catalogue is an ``.npz`` with ``embeddings`` (N × d, unit length), ``names``,
 from __future__ import annotations
 
 import json
-import os
+import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,25 +18,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recollect.common.decode import IMAGE_SUFFIXES
 from recollect.common.errors import ConfigError, DataError, DataWarning, InputError
 from recollect.common.files import atomic_write, make_folder_for
-from recollect.common.reading import parse_json, read_npz, read_text
+from recollect.common.reading import parse_json, read_npz
 from recollect.common.unit_prefix import unit_prefix
-from recollect.data import load
+from recollect.data import list_images, summary
 from recollect.inference.embedding_sets import Embedded, embed_files
 from recollect.inference.opening import Opened, open_model
 from recollect.search.exact_search import Found, nearest
 
-
-@dataclass(frozen=True)
-class ListedFiles:
-    """Images to embed: where they are, what they are called, and their classes if folders tell them."""
-
-    paths: list[Path]
-    names: list[str]
-    labels: list[str] | None
-    root: Path | None
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,57 +42,6 @@ class Catalogue:
     def path(self, index: int) -> Path:
         """Where image ``index`` lay when it was embedded."""
         return Path(self.source.get("root") or ".") / self.names[index]
-
-
-def list_images(inputs: Sequence[Path | str]) -> ListedFiles:
-    """Folders, image files, and ``.txt`` lists of paths (one a line, relative to the list) to images.
-
-    A single folder whose images all lie in folders of their own gives labels: a folder a class, as for training.
-
-    Raises:
-        DataError: something is missing, or there is no image.
-    """
-    given = [Path(item) for item in inputs]
-    if len(given) == 1 and given[0].is_dir():
-        return _folder(given[0])
-    paths: list[Path] = []
-    for path in given:
-        if path.is_dir():
-            paths += _folder(path).paths
-        elif path.suffix.lower() == ".txt":
-            paths += _from_list(path)
-        elif path.is_file():
-            paths.append(path)
-        else:
-            raise DataError(f"{path}: no such file or folder.")
-    if not paths:
-        raise DataError("there are no images to embed: name folders, image files or a .txt list of them.")
-    return ListedFiles(paths, [path.as_posix() for path in paths], None, None)
-
-
-def _folder(root: Path) -> ListedFiles:
-    root = root.resolve()
-    if any(entry.suffix.lower() in IMAGE_SUFFIXES for entry in root.iterdir() if entry.is_file()):
-        # Sorted, so that the same folder gives the same rows everywhere.
-        names = sorted(
-            (Path(place) / file).relative_to(root).as_posix()
-            for place, folders, files in os.walk(root)
-            for file in files
-            if Path(file).suffix.lower() in IMAGE_SUFFIXES and not file.startswith(".")
-        )
-        return ListedFiles([root / name for name in names], names, None, root)
-    images = load("folder", root, "all")
-    labels = [images.class_names[label] for label in images.labels.tolist()]
-    return ListedFiles([images.path(index) for index in range(len(images))], list(images.names), labels, root)
-
-
-def _from_list(path: Path) -> list[Path]:
-    lines = read_text(path).splitlines()
-    found = [path.parent / line.strip() for line in lines if line.strip()]
-    missing = next((entry for entry in found if not entry.is_file()), None)
-    if missing is not None:
-        raise DataError(f"{path}: lists {missing}, which is not there.")
-    return found
 
 
 def embed_catalogue(
@@ -121,7 +61,7 @@ def embed_catalogue(
 
     Args:
         model: a run, a saved embedder, or an initialisation; weights: of that.
-        inputs: see ``list_images``.
+        inputs: see ``recollect.data.list_images``.
         out: the ``.npz`` to write.
         dim: only the first so many numbers of each vector.
         skip_bad: leave out images that cannot be read, with a warning, instead of stopping.
@@ -138,6 +78,8 @@ def embed_catalogue(
         raise InputError(f"{out} exists already: choose another --out, or allow it to be replaced (--overwrite).")
     make_folder_for(out)
     listed = list_images(inputs)
+    if listed.left_out:
+        logger.info(summary(len(listed.paths), listed.left_out))
     opened = open_model(model, weights=weights, download=download, device=device, dim=dim)
     if opened.remark is not None:
         warnings.warn(opened.remark, DataWarning, stacklevel=2)

@@ -1,32 +1,18 @@
-"""Files, folders and ids as questions (``search/queries.py``), and the document of an index (``search/settings.py``)."""
+"""What an index knows about itself (``search/settings.py``), and pairs as people write them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from toy_model import ToyEncoder, make_photos
+from toy_model import ToyEncoder
 
 from recollect.common.errors import InputError
 from recollect.search import Index
-from recollect.search.queries import ask, parse_pairs
+from recollect.search.queries import parse_pairs
 from recollect.search.settings import read_settings, write_settings
 from recollect.search.sqlite_store import SQLiteStore
 from recollect.search.store_protocol import StoreError
-
-
-def test_files_folders_and_ids_keep_their_order(tmp_path: Path) -> None:
-    photos = make_photos(tmp_path / "photos")
-    with Index.create(str(tmp_path / "i.index"), ToyEncoder()) as index:
-        index.sync(photos)
-        file, folder = str(photos / "class1" / "0.png"), str(photos / "class2")
-        answers = ask(index, ["class3/1.png", folder, file], k=2)
-        assert [answer.query for answer in answers[:1] + answers[-1:]] == ["class3/1.png", file]
-        assert sorted(answer.query for answer in answers[1:-1]) == sorted(str(p) for p in Path(folder).iterdir())
-        assert "class3/1.png" not in {match.id for match in answers[0].matches}, "an id does not find itself"
-        assert answers[-1].matches[0].id == "class1/0.png"
-        with pytest.raises(InputError, match=r"'nothing' is neither"):
-            ask(index, ["nothing"])
 
 
 def test_pairs() -> None:
