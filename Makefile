@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 TESTED := $(VENV)/.installed-for-tests
 PARALLEL ?= -n auto --maxprocesses 8
 
-.PHONY: demo test quick check bench clean
+.PHONY: demo test quick check docs bench clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -14,6 +14,7 @@ help:
 	@echo "make demo   train on the embedded data set and open what came of it"
 	@echo "make test   the whole test suite        make quick  the same without slow tests"
 	@echo "make check  lint, types, quick tests    make bench  speed and memory, as ratios"
+	@echo "make docs   the documentation site"
 
 # torch first and alone: an unpinned torch would pull a different, far larger build.
 $(STAMP): pyproject.toml constraints.txt
@@ -24,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Every extra, and the servers that the tests of stores start: the demonstration does without.
 $(TESTED): $(STAMP)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[glyphs,baselines,index,postgres,milvus,serve,tune,export,heic,servers,dev]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[glyphs,baselines,index,postgres,milvus,serve,tune,export,heic,servers,docs,dev]"
 	touch $(TESTED)
 
 demo: $(STAMP)
@@ -41,6 +42,10 @@ check: $(TESTED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not shared_data"
+
+docs: $(TESTED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo build/site/index.html
 
 bench: $(TESTED)
 	$(BIN)/python -m benchmarks

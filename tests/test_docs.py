@@ -1,4 +1,7 @@
-"""The Python in README and docs runs as written, file by file, in an empty folder; commands exist; links lead somewhere."""
+"""The Python in README and docs runs as written, file by file, in an empty folder; commands exist; links lead somewhere.
+
+Tutorials are run whole, commands and Python, by ``tests/docs/test_tutorials.py``.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,9 @@ def _folders_the_pages_speak_of(here: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
-@pytest.mark.parametrize("page", [p for p in PAGES if _blocks(p)], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if _blocks(p) and p.parent.name != "tutorials"], ids=lambda p: p.name
+)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     _folders_the_pages_speak_of(tmp_path)

@@ -40,7 +40,7 @@ class BadImages:
         policy: see ``OnBadImage``.
         name_of: the name of an image by its number; by default "image 7".
 
-    Example:
+    Examples:
         >>> bad = BadImages("skip")
         >>> bad.add(7, ImageError("b.jpg: no such file.", "missing"))
         >>> 7 in bad, bad.counts()

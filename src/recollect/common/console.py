@@ -109,7 +109,7 @@ class ProgressLine:
         live: show a live line in a terminal. Not inside work that has one already.
         clock: tells the time in seconds.
 
-    Example:
+    Examples:
         >>> with ProgressLine("embedding", total=2, quiet=True) as line:
         ...     _ = line.advance(2, note="loss 0.31")
     """

@@ -59,7 +59,7 @@ class Loaded:
 def is_reference(name: str) -> bool:
     """Whether ``name`` has the form of a reference rather than that of a registered name.
 
-    Example:
+    Examples:
         >>> [is_reference(name) for name in ("my_loss.py:MyLoss", "package.losses:MyLoss", "recall_at_k", "timm:vit.x")]
         [True, True, False, False]
     """

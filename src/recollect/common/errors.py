@@ -46,7 +46,7 @@ class MissingExtraError(RecollectError, ImportError):
 def in_one_line(error: Exception) -> str:
     """What a parser says over several lines, as one: where it stopped and why, without the drawing.
 
-    Example:
+    Examples:
         >>> import yaml
         >>> try:
         ...     yaml.safe_load("a: [1")

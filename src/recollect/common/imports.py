@@ -23,7 +23,7 @@ def lazy_names(package: str, places: Mapping[str, str]) -> tuple[Callable[[str],
         package: its ``__name__``.
         places: public name → module that defines it.
 
-    Example:
+    Examples:
         >>> find, names = lazy_names("recollect.losses", {"RecallAtK": "recollect.losses.recall_at_k"})
         >>> find("RecallAtK").__name__
         'RecallAtK'

@@ -70,7 +70,7 @@ def _largest(image: Image.Image) -> float:
 def resized_size(width: int, height: int, shorter: int) -> tuple[int, int]:
     """Width and height once the shorter side is ``shorter``, rounded down as torchvision does.
 
-    Example:
+    Examples:
         >>> resized_size(500, 375, 256)
         (341, 256)
     """

@@ -88,7 +88,7 @@ def _room(path: Path, needed: int) -> str:
 def in_bytes(count: int) -> str:
     """A number of bytes with about three digits.
 
-    Example:
+    Examples:
         >>> [in_bytes(count) for count in (12, 3_400, 5_600_000, 7_800_000_000)]
         ['12 bytes', '3.4 kB', '5.6 MB', '7.8 GB']
     """

@@ -22,7 +22,7 @@ class SizeGroups(Generic[Size, Item]):
         most: the largest total cost of waiting items; beyond it the fullest group is given, so that many sizes with few
             items each stay within bounds. None for no limit.
 
-    Example:
+    Examples:
         >>> groups = SizeGroups(lambda size: 2)
         >>> [group for size, item in (("a", 1), ("b", 2), ("a", 3)) for group in groups.add(size, item)]
         [[1, 3]]
@@ -63,7 +63,7 @@ class SizeGroups(Generic[Size, Item]):
 def grouped(sizes: Iterable[Hashable], batch_size: int | None = None) -> list[list[int]]:
     """Positions of equal sizes together, at most ``batch_size`` in a group; groups in the order of their first position.
 
-    Example:
+    Examples:
         >>> grouped([(2, 3), (3, 2), (2, 3), (2, 3)], 2)
         [[0, 2], [1], [3]]
     """

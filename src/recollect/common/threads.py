@@ -42,7 +42,7 @@ def threads_for(multiply_adds: float, operations: float = 1) -> int:
         multiply_adds: of the whole piece of work.
         operations: how many operations it consists of, one after the other.
 
-    Example:
+    Examples:
         >>> threads_for(1e6)
         1
         >>> import torch
@@ -91,7 +91,7 @@ def forward_work(network: nn.Module, inputs: Tensor) -> Work:
 
     The pass is done in evaluation mode and without a graph, so that no random number is drawn.
 
-    Example:
+    Examples:
         >>> import torch
         >>> forward_work(torch.nn.Linear(8, 4), torch.zeros(2, 8))
         Work(multiply_adds=64.0, operations=1)

@@ -21,7 +21,7 @@ def unit_prefix(vectors: Tensor, dim: int) -> Tensor:
 
     A prefix without direction (shorter than 1e-6) becomes zero and has no gradient.
 
-    Example:
+    Examples:
         >>> unit_prefix(torch.tensor([[3.0, 4.0, 12.0]]), 2)
         tensor([[0.6000, 0.8000]])
     """

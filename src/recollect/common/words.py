@@ -14,7 +14,7 @@ name that are not text."""
 def in_words(seconds: float) -> str:
     """A duration with about two digits, in the unit that suits it.
 
-    Example:
+    Examples:
         >>> [in_words(seconds) for seconds in (0.2, 42, 600, 9000)]
         ['a second', '42 s', '10 min', '2.5 h']
     """
@@ -28,7 +28,7 @@ def in_words(seconds: float) -> str:
 def in_digits(number: float) -> str:
     """A number with three digits and no exponent.
 
-    Example:
+    Examples:
         >>> [in_digits(number) for number in (0.125, 2.5, 31.24, 3000)]
         ['0.125', '2.5', '31.2', '3,000']
     """
@@ -38,7 +38,7 @@ def in_digits(number: float) -> str:
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """A sentence to append to "there is no ….": the choices closest to ``word``, or nothing.
 
-    Example:
+    Examples:
         >>> did_you_mean("bach", ["batch", "loss"])
         ' Did you mean batch?'
         >>> did_you_mean("zzz", ["batch", "loss"])
@@ -53,7 +53,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 def printable(text: str) -> str:
     """``text`` with control characters written out: a file's name may hold sequences that rule a terminal.
 
-    Example:
+    Examples:
         >>> printable("a\\x1b[31mb")
         'a\\\\x1b[31mb'
     """

@@ -72,7 +72,7 @@ def parse_yaml(text: str, where: str) -> Any:
     Raises:
         ConfigError: it is not YAML, or exceeds the limits.
 
-    Example:
+    Examples:
         >>> parse_yaml("a: [1, 2]", "here")
         {'a': [1, 2]}
         >>> parse_yaml("a: &x [*x]", "here")

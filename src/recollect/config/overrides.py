@@ -52,7 +52,7 @@ def resolve(recipe: str | Path | None = None, settings: Mapping[str, Any] | Iter
     Raises:
         ConfigError: an unknown key, a value of the wrong kind, or settings that exclude each other.
 
-    Example:
+    Examples:
         >>> config = resolve(None, ["batch.size=64", "optimizer.lr=3e-4"])
         >>> config.batch.size, config.optimizer.lr
         (64, 0.0003)
@@ -82,7 +82,7 @@ def _with_class_split(data: DataConfig, rule: str) -> Mapping[str, Any]:
 def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
     """``config`` with some settings changed, by the same keys and under the same rules as ``resolve``.
 
-    Example:
+    Examples:
         >>> with_settings(resolve("glyphs"), {"optimizer.lr": 2e-4}).optimizer.lr
         0.0002
     """

@@ -42,7 +42,7 @@ def from_hugging_face(
         InputError: it has no such column, or is streamed.
         DataError: rows without a class.
 
-    Example:
+    Examples:
         >>> class Rows(list):
         ...     column_names = ["image", "label"]
         ...

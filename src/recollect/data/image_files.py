@@ -241,7 +241,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 def counted(counts: Mapping[str, int]) -> str:
     """Counts with their reasons, largest first.
 
-    Example:
+    Examples:
         >>> counted({"broken": 1, "HEIC": 10})
         '10 HEIC, 1 broken'
     """
@@ -256,7 +256,7 @@ def summary(used: int, left_out: Mapping[str, int], held_out: int = 0) -> str:
         left_out: files that are not, by reason; those of ``BadImages.counts`` among them.
         held_out: classes kept for testing.
 
-    Example:
+    Examples:
         >>> summary(1053, {"HEIC": 10, "broken": 1, "not an image": 1}, 13)
         '1,053 images used; 12 left out: 10 HEIC, 1 broken, 1 not an image; 13 classes held out for testing'
     """

@@ -52,7 +52,7 @@ class ImageSet:
             in two coarser ones.
         DataError: a name that leaves ``root``; one that does so through a symbolic link is refused by ``path``.
 
-    Example:
+    Examples:
         >>> pixels = np.zeros((4, 8, 8), np.uint8)
         >>> images = ImageSet("demo", list("abcd"), [0, 0, 1, 1], ["x", "y"], arrays=pixels)
         >>> len(images), images.num_classes, images.subset([0, 1]).num_classes

@@ -72,7 +72,7 @@ class Pipeline:
         pin: put batches into page-locked memory, from which a CUDA device copies while it computes. Needs such a device;
             the memory of a batch is then taken whole when its first image is read.
 
-    Example:
+    Examples:
         >>> from recollect.common.preprocessing import Preprocessing
         >>> from recollect.data.transforms import train_transform
         >>> pixels = np.zeros((4, 40, 40), np.uint8)

@@ -79,7 +79,7 @@ class Source:
 def available() -> dict[str, Source]:
     """Every data set by name, in alphabetical order.
 
-    Example:
+    Examples:
         >>> available()["sop"].published["train"].images
         59551
     """
@@ -139,7 +139,7 @@ def only_splits(*splits: str) -> Iterator[None]:
 
     How a search for settings is kept from the test set: not by care, but by there being no way to it.
 
-    Example:
+    Examples:
         >>> with only_splits("train"):
         ...     load("glyphs", split="test")
         Traceback (most recent call last):

@@ -74,7 +74,7 @@ def shard(batch: Indices, rank: int, world_size: int, group: int = 1) -> Indices
     Raises:
         InputError: the rank is not one of the processes, or there are fewer groups than processes.
 
-    Example:
+    Examples:
         >>> [shard(np.arange(10), rank, 3).tolist() for rank in range(3)]
         [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
     """
@@ -123,7 +123,7 @@ class ClassBalancedSampler:
             largest possible size), or a setting is unknown.
         DataError: no class can be used at all.
 
-    Example:
+    Examples:
         >>> sampler = ClassBalancedSampler([0, 0, 0, 1, 1, 1, 2, 2], batch_size=4, samples_per_class=2)
         >>> sampler.set_epoch(3)
         >>> [len(batch) for batch in sampler]

@@ -43,7 +43,7 @@ def held_out_classes(sizes: NDArray[np.int64], share: float, seed: int = 0) -> N
     Returns:
         The numbers of the classes held out, in order.
 
-    Example:
+    Examples:
         >>> held_out_classes(np.array([10, 1, 9, 2]), 0.5).tolist()
         [0, 1]
     """
@@ -75,7 +75,7 @@ def class_disjoint_split(images: ImageSet, mode: str = "paper", seed: int = 0) -
     Returns:
         The training part (split ``"train"``) and the validation part (split ``"val"``).
 
-    Example:
+    Examples:
         >>> pixels = np.zeros((4, 1, 1), np.uint8)
         >>> images = ImageSet("demo", list("abcd"), [0, 1, 2, 3], list("wxyz"), arrays=pixels)
         >>> [list(part.class_names) for part in class_disjoint_split(images)]

@@ -66,7 +66,7 @@ def confidence_interval(
 ) -> Interval:
     """The interval that holds the middle ``level`` of the metric's mean over resampled classes (or queries).
 
-    Example:
+    Examples:
         >>> from recollect.evaluation import evaluate
         >>> result = evaluate([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]], [0, 0, 1, 1], ks=[1])
         >>> confidence_interval(result, "r@1").low

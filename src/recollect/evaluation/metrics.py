@@ -75,7 +75,7 @@ class Metric:
     Raises:
         InputError: a name or a depth that cannot be.
 
-    Example:
+    Examples:
         >>> from recollect.evaluation import evaluate
         >>> last = Metric(lambda ranks, positives: ranks.gather(1, positives.unsqueeze(1) - 1)[:, 0], name="last_rank")
         >>> evaluate([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]], [0, 0, 1, 1], metrics=[last]).metrics

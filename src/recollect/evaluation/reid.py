@@ -56,7 +56,7 @@ def evaluate_reid(
         seeds: the seed of each draw, or how many draws (seeds 0, 1, …).
         options: passed on to ``evaluate``: ``similarity``, ``ties``, ``memory``, ``device``, ``distributed``.
 
-    Example:
+    Examples:
         >>> vectors = [[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]
         >>> evaluate_reid(vectors, [4, 4, 9, 9], ks=[1], seeds=3).metrics["reid/r@1"]
         1.0

@@ -38,7 +38,7 @@ class Evaluation:
         settings: what was computed, and how: ks, ties, sizes.
         ids: what each of the N queries is called (file name, content hash), or None: see ``paired_bootstrap``.
 
-    Example:
+    Examples:
         >>> result = Evaluation({"r@1": np.array([1.0, 0.0, 1.0])}, np.array([7, 7, 8]), np.array([1, 1, 1]))
         >>> round(result.metrics["r@1"], 3), result.class_means("r@1")
         (0.667, {7: 0.5, 8: 1.0})

@@ -82,7 +82,7 @@ def evaluate(
     Raises:
         InputError: shapes or lengths that do not fit, values that are not finite, no query with a positive.
 
-    Example:
+    Examples:
         >>> vectors = [[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]]
         >>> evaluate(vectors, [0, 0, 1, 1], ks=[1]).metrics["r@1"]
         1.0

@@ -116,7 +116,7 @@ def evaluate_revisited(
         setups: which of ``easy``, ``medium``, ``hard``.
         similarity, ties, memory, device, distributed, progress: as in ``evaluate``.
 
-    Example:
+    Examples:
         >>> result = evaluate_revisited([[1.0, 0.0]], [[0.9, 0.1], [0.0, 1.0]], [{"easy": [0], "hard": [], "junk": []}])
         >>> result.metrics["medium/map"]
         1.0

@@ -68,7 +68,7 @@ class Verdict:
         level: of the intervals.
         enough_classes: False where so few classes were compared that no difference could be told from chance.
 
-    Example:
+    Examples:
         >>> labels, ones = np.repeat(np.arange(10), 4), np.ones(40, np.int64)
         >>> before, after = (Evaluation({"r@1": np.full(40, value)}, labels, ones) for value in (0.5, 0.75))
         >>> found = verdict(before, after)

@@ -59,7 +59,7 @@ class VectorStore:
         about: everything that decides a row besides the image, as plain values (see ``weights_digest``).
         folder: where stores lie; the cache folder's ``vectors`` by default.
 
-    Example:
+    Examples:
         >>> folder = Path(tempfile.mkdtemp())
         >>> keys = np.arange(48, dtype=np.uint8).reshape(3, 16)
         >>> store = VectorStore({"model": "ones"}, folder)

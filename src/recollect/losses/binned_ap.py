@@ -34,7 +34,7 @@ class BinnedAP(TiledLoss):
     Raises:
         ConfigError: fewer than 2 bins, or ``low`` not below ``high``.
 
-    Example:
+    Examples:
         >>> embeddings = nn.functional.normalize(torch.randn(8, 16), dim=1).requires_grad_()
         >>> loss = BinnedAP()(embeddings, torch.arange(8) // 2)
         >>> loss.backward()

@@ -37,7 +37,7 @@ class BlackboxAP(TiledLoss):
     Raises:
         ConfigError: λ not from 1e-6 to 1e6, or a margin not from 0 to 1e6.
 
-    Example:
+    Examples:
         >>> embeddings = nn.functional.normalize(torch.randn(8, 16), dim=1).requires_grad_()
         >>> loss = BlackboxAP()(embeddings, torch.arange(8) // 2)
         >>> loss.backward()

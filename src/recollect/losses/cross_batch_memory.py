@@ -47,7 +47,7 @@ class CrossBatchMemory(nn.Module):
     Raises:
         ConfigError: a loss that cannot use a memory, an option it does not have, or a size below 1.
 
-    Example:
+    Examples:
         >>> loss = CrossBatchMemory(dim=16, memory_size=64)
         >>> for _ in range(3):
         ...     value = loss(torch.randn(8, 16, requires_grad=True), torch.arange(8) // 2)

@@ -31,7 +31,7 @@ class Matryoshka(nn.Module):
     Raises:
         ConfigError: ``dims`` that are not whole numbers of 1 or more, or longer than the embedding.
 
-    Example:
+    Examples:
         >>> from recollect.losses import RecallAtK
         >>> loss = Matryoshka(RecallAtK(), dims=[4, 8])
         >>> embeddings = torch.nn.functional.normalize(torch.randn(8, 16), dim=1).requires_grad_()

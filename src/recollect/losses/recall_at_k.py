@@ -44,7 +44,7 @@ class RecallAtK(RankLoss):
         ConfigError: (a ``ValueError``) for a k that is not a whole number from 1 to 1,000,000, more than 1,000 of them,
             or a temperature out of range (tau1 1e-6 to 1e6, tau2 1e-8 to 1e8).
 
-    Example:
+    Examples:
         >>> import torch
         >>> loss = RecallAtK()
         >>> embeddings = torch.nn.functional.normalize(torch.randn(8, 16), dim=1).requires_grad_()

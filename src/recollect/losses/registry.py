@@ -114,7 +114,7 @@ _ENTRIES = (
 def available() -> dict[str, LossEntry]:
     """Every loss that ``create`` knows, by name.
 
-    Example:
+    Examples:
         >>> available()["arcface"].parameters
         True
     """
@@ -132,7 +132,7 @@ def create(name: str, **options: Any) -> nn.Module:
         ConfigError: an unknown name or option, a required option left out, a value out of range.
         MissingExtraError: the loss needs a package that is not installed.
 
-    Example:
+    Examples:
         >>> loss = create("binned_ap", bins=20)
     """
     entry = _entry(name)

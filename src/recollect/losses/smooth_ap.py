@@ -40,7 +40,7 @@ class SmoothAP(AveragePrecisionLoss):
         count_query: rank the query too, as a positive of itself: the released code's form, not the paper's.
         **options: see ``recollect.losses.rank_loss.RankOptions``.
 
-    Example:
+    Examples:
         >>> import torch
         >>> embeddings = torch.nn.functional.normalize(torch.randn(4, 16), dim=1)
         >>> bool(SmoothAP()(embeddings, torch.tensor([0, 0, 1, 1])) >= 0)

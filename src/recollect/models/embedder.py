@@ -71,7 +71,7 @@ class Embedder(nn.Module):
         dim: length of its vectors.
         backbone, pooling, head: its parts; ``pooling`` is None when the backbone pools by itself.
 
-    Example:
+    Examples:
         >>> embedder = Embedder.create("tiny")
         >>> embedder(torch.zeros(2, 3, 48, 48, dtype=torch.uint8)).shape
         torch.Size([2, 128])
@@ -286,7 +286,7 @@ class Embedder(nn.Module):
             decay_p: decay GeM's exponent too, as the released code does.
             decay_norm_and_bias: the released code decays every parameter alike; False spares vectors (norms and biases).
 
-        Example:
+        Examples:
             >>> groups = Embedder.create("tiny").parameter_groups(1e-4, 4e-4, p_multiplier=10)
             >>> [(group["name"], group["lr"], group["weight_decay"]) for group in groups]
             [('backbone', 0.0001, 0.0004), ('head', 0.0001, 0.0004), ('gem_p', 0.001, 0.0)]

@@ -59,7 +59,7 @@ def check_patches(size: int, patch: int, name: str) -> None:
 def by_shape(run: Callable[[Tensor], Tensor], images: Sequence[Tensor]) -> Tensor:
     """``run`` on images of any sizes: those of one size together, rows of the result in the images' order.
 
-    Example:
+    Examples:
         >>> by_shape(lambda x: x.mean((2, 3)), [torch.zeros(3, 4, 2), torch.ones(3, 2, 4), torch.ones(3, 4, 2)])[:, 0]
         tensor([0., 1., 1.])
     """

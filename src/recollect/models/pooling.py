@@ -36,7 +36,7 @@ class GeM(nn.Module):
         eps: smaller activations are lifted to this.
         learned: whether p is trained.
 
-    Example:
+    Examples:
         >>> GeM()(torch.rand(2, 8, 7, 7)).shape
         torch.Size([2, 8])
     """

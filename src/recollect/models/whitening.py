@@ -125,7 +125,7 @@ def whitening_from_pca(descriptors: Tensor, dim: int | None = None, shrinkage: f
 def pairs_of_classes(labels: Tensor, max_pairs: int = 200_000, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Row numbers of pairs of images of one class: all of them, or ``max_pairs`` drawn at random without repetition.
 
-    Example:
+    Examples:
         >>> pairs_of_classes(torch.tensor([7, 7, 8, 7]))
         (tensor([0, 0, 1]), tensor([1, 3, 3]))
     """

@@ -356,7 +356,7 @@ def find(name: str) -> Initialization:
     Raises:
         ConfigError: no such row and no such timm model.
 
-    Example:
+    Examples:
         >>> find("r50-in1k").feature_dim
         2048
     """

@@ -177,7 +177,7 @@ class Frame:
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Round numbers from at most ``low`` to at least ``high``.
 
-    Example:
+    Examples:
         >>> ticks(0.0, 0.93)
         [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     """

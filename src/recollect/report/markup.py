@@ -59,7 +59,7 @@ def join(*children: Child) -> Markup:
 def element(tag: str, *children: Child, **attributes: str | float | bool | None) -> Markup:
     """An element. Attribute names are written with ``_`` for ``-`` and without a last ``_``; None and False are left out.
 
-    Example:
+    Examples:
         >>> element("a", "R&D <b>", href="#x", class_="link")
         '<a href="#x" class="link">R&amp;D &lt;b&gt;</a>'
     """

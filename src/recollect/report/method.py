@@ -28,7 +28,7 @@ def hits_at(ranks: Tensor, k: Sequence[int], tau1: float = 1.0) -> Tensor:
 
     With one positive, ``loss = 1 − mean_k σ_tau1(k − rank)``: the loss says it, and this reads it off.
 
-    Example:
+    Examples:
         >>> hits_at(torch.tensor([1.0, 2.0, 3.0]), [2]).tolist()[1]
         0.5
     """

@@ -96,7 +96,7 @@ def _whole(values: Sequence[float]) -> list[tuple[float, str]] | None:
 def _powers(low: float, high: float) -> list[tuple[float, str]]:
     """Places (in powers of ten) and names of round numbers from ``10**low`` to ``10**high``.
 
-    Example:
+    Examples:
         >>> _powers(-4.1, -2.9)
         [(-4.0, '0.0001'), (-3.0, '0.001')]
     """

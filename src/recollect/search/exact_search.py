@@ -50,7 +50,7 @@ def nearest(
     Raises:
         InputError: shapes that do not fit, values that are not finite, or nothing to search in.
 
-    Example:
+    Examples:
         >>> found = nearest(np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float32), top=1)
         >>> found.indices.tolist(), found.similarities.tolist()
         ([[0], [1]], [[1.0], [1.0]])

@@ -50,7 +50,7 @@ class Match:
 class Index(OpenedIndex):
     """Images to search in.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from PIL import Image
         >>> from recollect.models import Embedder

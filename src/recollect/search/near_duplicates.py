@@ -51,7 +51,7 @@ def group_vectors(vectors: NDArray[np.float32], threshold: float) -> tuple[NDArr
         vectors: N × d of length 1.
         threshold: pairs at least so similar are tied.
 
-    Example:
+    Examples:
         >>> rows = np.array([[1, 0], [0, 1], [1, 0]], np.float32)
         >>> group_vectors(rows, 0.9)[0].tolist()
         [0, 1, 0]

@@ -208,7 +208,7 @@ def clean_metadata(metadata: Mapping[str, object] | None) -> dict[str, str]:
 def clean_where(where: Mapping[str, object] | None) -> dict[str, list[str]]:
     """A filter with a list of texts for every column.
 
-    Example:
+    Examples:
         >>> clean_where({"label": "cat", "year": [2019, 2020]})
         {'label': ['cat'], 'year': ['2019', '2020']}
     """

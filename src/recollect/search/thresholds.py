@@ -95,7 +95,7 @@ def calibrate(
     Raises:
         InputError: rates out of order, too few classes, or too few pairs for a rate.
 
-    Example:
+    Examples:
         >>> rows = np.array([[1, 0], [1, 0], [0, 1], [0, 1]], np.float32)
         >>> found = calibrate(rows, ["a", "a", "b", "b"], same_rate=0.25, similar_rate=0.5, fingerprint="f")
         >>> found.same.miss_rate, found.same.false_match_rate, found.other_pairs

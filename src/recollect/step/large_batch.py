@@ -101,7 +101,7 @@ def large_batch_step(
         InputError: images and labels differ in number, or the model does not give one embedding an image.
         ConfigError: the model cannot be trained in chunks; the message says why and what to do.
 
-    Example:
+    Examples:
         >>> model, data = nn.Linear(8, 4), torch.randn(6, 8)
         >>> spread = lambda e, y: (e @ e.T).mean()
         >>> value = large_batch_step(model, spread, data, torch.arange(6), chunk_size=2)

@@ -143,7 +143,7 @@ def _best(searches: dict[float, Path], own: Sequence[float]) -> RateChoice | Non
 def beyond(rates: Sequence[float], best: float) -> float | None:
     """The next learning rate to try when the best lies at an end of those tried; None when it does not.
 
-    Example:
+    Examples:
         >>> beyond([1e-4, 3e-4], 3e-4), beyond([1e-4, 3e-4], 1e-4), beyond([1e-4, 3e-4, 1e-3], 3e-4)
         (0.001, 3e-05, None)
     """

@@ -113,7 +113,7 @@ def judge(contrast: Contrast, results: dict[str, CellResult]) -> Judged:
 def verdict(differences: Sequence[float]) -> Verdict:
     """Whether differences are above zero.
 
-    Example:
+    Examples:
         >>> verdict([2.0, 2.2, 1.9]), verdict([2.0, -1.0, 0.5]), verdict([])
         ('holds here', 'undecided', 'not run')
     """

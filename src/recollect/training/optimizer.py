@@ -87,7 +87,7 @@ def learning_rate_factor(config: OptimizerConfig, position: Position) -> float:
     ``gamma`` once for each epoch that has ended; ``cosine``: half a cosine
     from 1 to 0 over the training; ``constant``: 1. The warm-up rises linearly, its first step being above 0.
 
-    Example:
+    Examples:
         >>> config = OptimizerConfig(milestones=(40, 70), gamma=0.3)
         >>> [round(learning_rate_factor(config, Position(epoch, 0.0, 0.1)), 2) for epoch in (39.9, 40.0, 70.0)]
         [1.0, 0.3, 0.09]

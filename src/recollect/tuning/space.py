@@ -34,7 +34,7 @@ class Parameter:
         log: draw evenly in the logarithm.
         choices: instead of bounds.
 
-    Example:
+    Examples:
         >>> str(Parameter("lr", 1e-5, 1e-3, log=True)), Parameter("lr", 1e-5, 1e-3).key
         ('1e-05:0.001:log', 'optimizer.lr')
     """
@@ -113,7 +113,7 @@ def read_space(texts: Iterable[str], defaults: Space) -> dict[str, Parameter]:
     Raises:
         ConfigError: a text that is none of these, or a setting that the protocol itself decides.
 
-    Example:
+    Examples:
         >>> space = read_space(["lr=1e-4:1e-2", "loss.options.tau1=0.5,1,2"], {})
         >>> {name: str(parameter) for name, parameter in space.items()}
         {'lr': '0.0001:0.01:log', 'loss.options.tau1': '0.5,1,2'}
@@ -182,7 +182,7 @@ def as_settings(values: Mapping[str, Value]) -> dict[str, Any]:
     ``decays`` milestones are spread evenly from ``first_decay`` (a share of the training) to its end: with 3 and 0.4,
     50 epochs have the released 20, 30, 40.
 
-    Example:
+    Examples:
         >>> as_settings({"lr": 1e-4, "gamma": 0.3, "epochs": 50, "decays": 3, "first_decay": 0.4})["optimizer.milestones"]
         [20.0, 30.0, 40.0]
     """
@@ -208,7 +208,7 @@ def corners(space: Space) -> Sequence[dict[str, Value]]:
     """Draws to be tried out before a search begins: both ends of everything, and each choice and bound of each parameter
     beside the first of the others.
 
-    Example:
+    Examples:
         >>> [list(draw.values()) for draw in corners(read_space(["gamma=0.1:0.5", "loss.options.k=1,2,4"], {}))]
         [[0.1, 1], [0.5, 4], [0.5, 1], [0.1, 2], [0.1, 4]]
     """

@@ -27,7 +27,7 @@ def uniforms(seed: int, epoch: int, batch: int, indices: Indices, occurrences: I
         occurrences: how often each came before in its batch: a repeated image is augmented anew.
         count: numbers an image.
 
-    Example:
+    Examples:
         >>> rows = uniforms(0, 0, 0, np.array([7, 8]), np.array([0, 0]), 3)
         >>> bool((rows[1] == uniforms(0, 0, 0, np.array([8]), np.array([0]), 3)[0]).all())
         True

@@ -11,7 +11,7 @@ TABLES = ("methods", "initialization", "instance_search", "batch_size", "k_value
 def published_rows(table: str) -> list[dict[str, str]]:
     """The rows of one of ``TABLES``, as texts by column.
 
-    Example:
+    Examples:
         >>> published_rows("k_values_cars196")[0]["r1"]
         '81.1'
     """
