@@ -48,7 +48,7 @@ def test_a_configuration_survives_its_file(folder: Path) -> None:
         ("batch.sise=4", r"no setting 'batch\.sise'. Did you mean size\? Here are: size, samples_per_class"),
         ("bath.size=4", r"no setting 'bath'. Did you mean batch\?"),
         ("lr=4", r"no setting 'lr'. Did you mean optimizer\.lr\?"),
-        ("batch.size", "is no setting: write key=value"),
+        ("batch.size", "is not a setting"),
         ("batch.size=many", "batch.size is 'many': it should be a whole number or auto or all"),
         ("batch.size=4.5", "batch.size is 4.5"),
         ("run.watch_test=1", "run.watch_test is 1: it should be true or false"),
@@ -71,7 +71,7 @@ def test_unknown_keys_and_wrong_values_are_refused(setting: str, message: str) -
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch.size": 390}, "no multiple of batch.samples_per_class 4: set it to 388 or 392"),
+        ({"batch.size": 390}, "388 or 392"),
         ({"batch.samples_per_class": 1}, "gives no query a positive"),
         ({"batch.size": 0}, "batch.size is 0"),
         ({"batch.skip_share": 1.0}, "skip_share"),

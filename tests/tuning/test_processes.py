@@ -1,4 +1,4 @@
-"""Real processes: one that is killed and gone on with, and two on the same study."""
+"""Real processes: one that is killed and resumed, and two on the same study."""
 
 from __future__ import annotations
 

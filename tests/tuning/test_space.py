@@ -95,7 +95,7 @@ def test_what_the_user_says() -> None:
         ("lr=1:2:3", "after the bounds only :log"),
         ("lr=3:1", "3 is above 1"),
         ("lr=0:1", "needs bounds above 0"),
-        ("gamma=a:b", "bounds are numbers, and 'a' is none"),
+        ("gamma=a:b", "bounds must be numbers"),
         ("gamma=1,1", "a value is there twice"),
         ("optimizer.milestones=1:2", "follows from decays, first_decay and epochs"),
         ("data.name=sop,cub", "the protocol decides it"),

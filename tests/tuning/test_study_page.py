@@ -107,7 +107,7 @@ def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     assert "1 trial is not done" in open_
     assert "Not tested yet" in page(tmp_path, final=None)
     nothing = page(tmp_path, final=None, chosen=None, trials=[])
-    assert "No trial has come to its end yet" in nothing
+    assert "No trial has finished yet" in nothing
 
 
 def test_a_file_of_the_users_is_left_alone(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ def demo(
         Path | None, typer.Option(help="A new folder for runs and report. Default: runs/demo-<time>.")
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of each training.")] = 150,
-    seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     quiet: Quiet = False,
 ) -> None:
     """Train on embedded data with RS@k and with the contrastive loss, evaluate on unseen classes, write a report.

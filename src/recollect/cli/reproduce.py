@@ -54,7 +54,7 @@ def reproduce(
         return
     complete = run_matrix(matrix, claims, jobs=jobs, minutes=minutes)
     if not complete:
-        remark("left       some runs are not done: the same command goes on with them")
+        remark("left       some runs are not done: the same command resumes them")
     # The page is of all that was ever run in this folder, so that one claim's command does not drop another's results.
     typer.echo(write_page(matrix, every_claim(), page or out / "page", _command(claim, budget, data, bench, seeds)))
 

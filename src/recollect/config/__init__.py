@@ -1,4 +1,4 @@
-"""What a training can be told: the schema, recipes and overrides, and settings chosen from data and machine.
+"""The settings of a training: the schema, recipes and overrides, and settings chosen from data and machine.
 
 ``schema.py`` has one frozen dataclass per component; ``overrides.py`` turns a recipe and the user's words into a
 ``Config``; ``automatic.py`` settles what is ``"auto"``, each choice with its reason.

@@ -19,7 +19,7 @@ from recollect.data import ImageSet
 from recollect.models.zoo import find
 
 PAPER_BATCH = 4000  # of iNaturalist, SOP and VehicleID
-CPU_BATCH = 392  # the paper's for Cars196, and about what two cores can afford a step
+CPU_BATCH = 392  # the paper's for Cars196, and about what two cores can afford per step
 HOST_SHARE = 0.25
 """Share of the machine's or the container's memory that the images of a batch may take, with those being read for the next."""
 STEPS = {"cuda": 500, "cpu": 250}
@@ -156,7 +156,7 @@ def _batch_size(config: Config, images: ImageSet, device: torch.device, frozen: 
         (usable, "all classes that can be used"),
         (PAPER_BATCH // each, "the paper's batch for large sets")
         if device.type != "cpu" or frozen
-        else (CPU_BATCH // each, "about what a CPU can afford a step"),
+        else (CPU_BATCH // each, "about what a CPU can afford per step"),
     ]
     if not frozen and (held := _images_in_memory(config)) is not None:
         limits.append((held // each, f"as many as {HOST_SHARE:.0%} of this machine's memory hold"))

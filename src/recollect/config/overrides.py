@@ -65,7 +65,7 @@ def resolve(recipe: str | Path | None = None, settings: Mapping[str, Any] | Iter
 
 
 def as_written_now(config: Config) -> Config:
-    """A new configuration with what this version means without being told."""
+    """A new configuration, with this version's defaults stated."""
     return replace(config, data=replace(config.data, options=_with_class_split(config.data, "balanced")))
 
 
@@ -75,7 +75,7 @@ def as_written_before(config: Config) -> Config:
 
 
 def _with_class_split(data: DataConfig, rule: str) -> Mapping[str, Any]:
-    """A folder's options with how its classes are divided, stated: another default must never divide a run's anew."""
+    """A folder's options with the split of its classes stated: a later default must never change that of an existing run."""
     return {"class_split": rule, **data.options} if data.name == "folder" else data.options
 
 
@@ -144,7 +144,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"{text!r} is no setting: write key=value, e.g. batch.size=392.")
+        raise ConfigError(f"{text!r} is not a setting: write key=value, e.g. batch.size=392.")
     return key.strip(), parse_yaml(value, f"the value of {text[:80]!r}")
 
 

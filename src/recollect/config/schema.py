@@ -1,4 +1,4 @@
-"""Everything a training can be told, one frozen dataclass a component, and which settings exclude each other.
+"""Every setting of a training, one frozen dataclass per component, and which settings exclude each other.
 
 A field's default is what the paper or its released settings do or, where that depends on data and machine, ``"auto"``:
 ``automatic.py`` settles those before the first step and says why. Reading recipes and the command line's words into
@@ -245,7 +245,7 @@ def _refuse_combinations(config: Config) -> None:
     if isinstance(batch.size, int) and batch.size % batch.samples_per_class:
         below = batch.size // batch.samples_per_class * batch.samples_per_class
         raise ConfigError(
-            f"batch.size {batch.size} is no multiple of batch.samples_per_class {batch.samples_per_class}: "
+            f"batch.size {batch.size} is not a multiple of batch.samples_per_class {batch.samples_per_class}: "
             f"set it to {below or batch.samples_per_class} or {below + batch.samples_per_class}."
         )
     if batch.samples_per_class < 2:

@@ -115,7 +115,7 @@ class Pipeline:
         Raises:
             ImageError: an image cannot be read and ``on_bad_image`` is ``"error"``.
             DataError: a class has no readable image, or a worker failed; the message names the file.
-            InputError: a number is no image's.
+            InputError: there is no image of that number.
         """
         return next(self.stream([indices], epoch, number))
 
@@ -294,7 +294,7 @@ class Pipeline:
     def _replace_bad(self, pending: _Pending, epoch: int) -> None:
         """Put another image of the same class in the place of each bad one; the same choice with any workers.
 
-        Preferably one that is not in the batch, since a copy is no challenge to a ranking; else a copy, drawn anew.
+        Preferably one that is not in the batch, since a copy is easy to rank; else a copy, augmented differently.
         """
         for position in sorted(pending.bad):
             bad = int(pending.indices[position])

@@ -154,7 +154,7 @@ def only_splits(*splits: str) -> Iterator[None]:
 
 
 def refuse_if_sealed(what: str, split: str | None = None) -> None:
-    """Raise if ``what`` is no part that ``only_splits`` lets through; every way to images by name asks here first.
+    """Raise if ``what`` is a part that ``only_splits`` excludes; every way to images by name asks here first.
 
     Raises:
         SealedError: it is not.

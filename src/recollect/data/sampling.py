@@ -119,7 +119,7 @@ class ClassBalancedSampler:
         batches_per_epoch: instead of the policy's own number; under ``"epoch"`` it can only shorten.
 
     Raises:
-        ConfigError: the batch is no multiple of m, or larger than the usable classes allow (the message has the
+        ConfigError: the batch is not a multiple of m, or larger than the usable classes allow (the message has the
             largest possible size), or a setting is unknown.
         DataError: no class can be used at all.
 

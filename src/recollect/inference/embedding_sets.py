@@ -1,4 +1,4 @@
-"""``embed_set``: a network and a set of images to vectors. Training's validation has its own loop; everybody else is here.
+"""``embed_set``: a network and a set of images to vectors. Only training's validation has a loop of its own.
 
 What comes out of the pooling is kept in the vector store and the last layer is applied when it is read, so a photo that
 any verb has put through a network does not go through it again: not even after training, if training left the

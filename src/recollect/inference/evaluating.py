@@ -56,7 +56,7 @@ class Target:
         embeddings, labels, gallery, gallery_labels: as ``evaluate`` takes them; for instance search ``gallery`` is the
             database and ``gnd`` the ground truth.
         distractors: more of the gallery, an array or a file, wrong for every query.
-        ks: to measure when nobody says which.
+        ks: the default k.
         published: metric → percent, the recipe's row in the paper; ``published_without``: the same without distractors.
         source: what was embedded, for ``metrics.json``. identity: what ``--compare`` compares.
     """

@@ -1,4 +1,4 @@
-"""What a part of a network makes of a set of images: computed once in the life of a photo, kept in the vector store.
+"""What a part of a network makes of a set of images: computed once per photo and kept in the vector store.
 
 The part is everything up to a stage of the embedder. ``"pooling"`` is where most of the time is spent and little room is
 needed, so all vectors are made from rows kept there (``embedding_sets.py``); a training with ``model.freeze`` keeps

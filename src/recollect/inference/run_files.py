@@ -98,7 +98,7 @@ class RunFiles:
         try:
             noted = self.read_manifest().get("data")
         except DataError:
-            return {}  # said by whoever needs the manifest
+            return {}  # reported by the callers that need the manifest
         found = noted.get("relative") if isinstance(noted, Mapping) else None
         return found if isinstance(found, Mapping) else {}
 

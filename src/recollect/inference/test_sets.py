@@ -198,7 +198,7 @@ def published_ks(row: Mapping[str, float]) -> tuple[int, ...]:
 
 
 def default_ks(data: str, published: Mapping[str, float], count: int) -> tuple[int, ...]:
-    """The k to measure when nobody says which: the published ones, the data set's own, or 1, 10, 100, 1000.
+    """The default k: the published ones, the data set's own, or 1, 10, 100, 1000.
 
     Of the last, those that cannot fail are left out: among ``count`` images a query finds at most ``count - 1`` others.
     """

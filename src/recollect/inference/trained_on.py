@@ -101,7 +101,7 @@ def refuse_other_training_images(run: Path, train: ImageSet) -> None:
     ]
     told = "; ".join(reason for reason in reasons if reason) or "other names or labels"
     raise ConfigError(
-        f"{run} was begun with other training images: {told}. Bring back those it was begun with, or start a new run."
+        f"{run} was started with other training images: {told}. Restore those it was started with, or start a new run."
     )
 
 

@@ -298,7 +298,7 @@ def _opened(path: Path) -> _File | None:
 
 
 def allocated(shape: tuple[int, ...]) -> Rows:
-    """An array in memory or, if it is large, in a temporary file that is gone when it is no longer used."""
+    """An array in memory or, if it is large, in a temporary file that is removed when it is no longer used."""
     if 4 * prod(shape) <= IN_MEMORY:
         return np.empty(shape, np.float32)
     folder = cache_folder()

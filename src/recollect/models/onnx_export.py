@@ -3,7 +3,7 @@
 The graph takes uint8 pixels and gives unit vectors; scaling and normalization are inside it. What comes before — decoding,
 turning upright, resizing, cropping — is a Python file beside it that needs numpy and Pillow only: a copy of
 ``common/pixels.py``, which recollect itself runs, with the model's settings. A file rather than a module of this package,
-because whoever deploys ONNX wants neither torch nor recollect; not inside the graph, because ONNX's Resize does not round as
+because those who deploy ONNX want neither torch nor recollect; not inside the graph, because ONNX's Resize does not round as
 Pillow does.
 """
 

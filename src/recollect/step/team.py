@@ -132,7 +132,7 @@ class Team:
         dtype = parameters[0].dtype
         for parameter in parameters:
             dtype = torch.promote_types(dtype, parameter.dtype)
-        # One more number a parameter counts who has a gradient: where nobody has, it stays None, as with one process,
+        # One more number per parameter counts who has a gradient: where nobody has, it stays None, as with one process,
         # and the optimizer leaves that parameter alone.
         present = torch.tensor(
             [float(p.grad is not None) for p in parameters], dtype=dtype, device=parameters[0].device

@@ -34,7 +34,7 @@ class Contrast:
     sentence: str
     terms: Sequence[tuple[float, Cell]]
     claimed: bool = True
-    """False: nobody claims it; the page says which side is better."""
+    """False: the paper does not claim it; the page says which side is better."""
 
 
 @dataclass(frozen=True)

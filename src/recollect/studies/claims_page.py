@@ -1,6 +1,6 @@
 """The page of a study: ``README.md`` with figures, ``results.csv`` and ``runs.jsonl`` beside it.
 
-Everything is made anew from the run folders, so the page always says what they say. No path of this machine is
+Everything is computed from the run folders, so the page always agrees with them. No path of this machine is
 written: runs are named as in ``matrix.py``. ``figure`` draws in the paper's form, its own numbers beside ours.
 """
 

@@ -125,7 +125,7 @@ def _share(jobs: int | None) -> tuple[int, int]:
 
 
 def end_with_parent() -> None:
-    """In each process of the pool: stop, saved, when the process that asked for the runs is no more."""
+    """In each process of the pool: stop, saved, when the process that asked for the runs has ended."""
 
     def watch(parent: BaseProcess) -> None:
         parent.join()

@@ -6,7 +6,7 @@
     train.log        the plan, remarks, and how far it was every 30 seconds, with the time of day
     checkpoints/     last.pt to go on from, best-STEP.pt by validation
     model/           the final embedder
-    stopped/         the batch at which a run stopped on a loss that is no number
+    stopped/         the batch at which a run stopped because the loss was not finite
     trained_on.npz   names of the training classes and digests of the training images
     .lock            held by the process that trains; never removed, since another process may be waiting on it
 

@@ -41,10 +41,10 @@ def finish_study(store: StudyDatabase, protocol: Protocol, best: TrialRecord) ->
     Args:
         store: the study of one trial that the final training is.
         protocol: what was searched.
-        best: the chosen trial. A choice written down before is kept to.
+        best: the chosen trial. An earlier recorded choice is kept.
 
     Raises:
-        DataError: the test set is not there. Nothing is lost, and the study stays open; the same command goes on once it
+        DataError: the test set is not there. Nothing is lost, and the study stays open; run the same command again once it
             is.
     """
     done = read_final(store)

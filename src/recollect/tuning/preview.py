@@ -23,7 +23,7 @@ def plan_lines(
     sampler: str = "random",
     pruner: str = "none",
 ) -> list[str]:
-    """The search in lines of text, with the time of a middling trial measured on a few images.
+    """The search in lines of text, with the time of a typical trial, measured on a few images.
 
     Raises:
         ConfigError: what ``tune`` would refuse.

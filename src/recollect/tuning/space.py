@@ -111,7 +111,7 @@ def read_space(texts: Iterable[str], defaults: Space) -> dict[str, Parameter]:
         defaults: see ``default_space``.
 
     Raises:
-        ConfigError: a text that is none of these, or a setting that the protocol itself decides.
+        ConfigError: any other text, or a setting that the protocol itself decides.
 
     Examples:
         >>> space = read_space(["lr=1e-4:1e-2", "loss.options.tau1=0.5,1,2"], {})
@@ -166,13 +166,13 @@ def _scalar(part: str, text: str) -> Value:
         except ValueError:
             return value
     if value is not None and not isinstance(value, bool | int | float):
-        raise ConfigError(f"--space {text}: {part!r} is no single value.")
+        raise ConfigError(f"--space {text}: {part!r} is not a single value.")
     return value
 
 
 def _number(value: Value, text: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"--space {text}: bounds are numbers, and {value!r} is none.")
+        raise ConfigError(f"--space {text}: bounds must be numbers, and {value!r} is not one.")
     return value
 
 

@@ -45,7 +45,7 @@ def tune(
 
     Args:
         config: a recipe with the user's settings (``recipes.resolve``).
-        out: the study's folder, ``runs/tune-<recipe>`` by default. One that exists is gone on with.
+        out: the study's folder, ``runs/tune-<recipe>`` by default. An existing study is resumed.
         trials: how many trials the study shall have in all, over all processes and calls.
         space: what is varied beside or instead of the defaults, see ``space.read_space``.
         sampler: ``"random"`` or ``"tpe"``.

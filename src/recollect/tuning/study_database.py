@@ -1,7 +1,7 @@
 """The study in its database: who may work on which trial, and what came of it. All of Optuna is behind this file.
 
 Several processes, on several machines, may work on one study. A trial is claimed by exactly one of them; a process that
-dies loses it and the trial is queued again, with the same settings, to be gone on with where its run folder is.
+dies loses it and the trial is queued again, with the same settings, to be resumed where its run folder is.
 It is never counted as done. Optuna gives a queued trial a new number, so a trial here is a *slot*, counted without
 those: the name of its folder, and all that a random draw depends on beside the seed.
 """
@@ -178,7 +178,7 @@ class StudyDatabase:
         except BaseException as error:
             ended.set()
             thread.join()
-            if isinstance(error, RuntimeError) and self._is_lost(lease):  # what Optuna says to whoever writes then
+            if isinstance(error, RuntimeError) and self._is_lost(lease):  # Optuna's error on writing then
                 raise self._lost(lease) from error
             with self._alone():
                 self._queue_again(lease.trial.number)

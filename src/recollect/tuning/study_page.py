@@ -58,7 +58,7 @@ def _introduction(results: StudyResults) -> str:
 def _state(results: StudyResults) -> str:
     open_ = results.count("running", "queued")
     if open_:
-        return f"The search is under way: {'1 trial is' if open_ == 1 else f'{open_} trials are'} not done."
+        return f"The search is running: {'1 trial is' if open_ == 1 else f'{open_} trials are'} not done."
     return "The study is closed: it has been tested." if results.final else "The final training is not done yet."
 
 
@@ -89,7 +89,7 @@ def _tiles(results: StudyResults) -> Markup | None:
 def _result(results: StudyResults) -> Markup:
     best = results.best
     if best is None:
-        return element("p", "No trial has come to its end yet.")
+        return element("p", "No trial has finished yet.")
     rows: list[list[Child]] = [
         [element("code", key), shown(value)] for key, value in best.settings.items() if value is not None
     ]
@@ -124,8 +124,8 @@ def _rule(results: StudyResults) -> Markup | None:
     if best is None:
         return None
     text = (
-        f"Trial {best.number:04d} was best at epoch {best.best_epoch:g}. The final training goes on for as many epochs, over "
-        "all training classes, with the milestones that lie before; its last weights are kept."
+        f"Trial {best.number:04d} was best at epoch {best.best_epoch:g}. The final training takes as many epochs, on "
+        "all training classes, with the milestones before that; its last weights are kept."
     )
     if final is not None:
         text += f" That was {final['epochs']} epochs, {final['steps']:,} steps: an ordinary run in {final['folder']}."

@@ -95,11 +95,11 @@ def _curves(order: Sequence[TrialRecord]) -> Markup | None:
     ]
     return line_chart(
         lines,
-        title=f"The best {len(lines)} on the way",
+        title=f"Validation of the best {len(lines)} trials",
         x_label="epoch",
         y_label="validation",
         percent=True,
-        caption="Where a curve falls again, training longer did not help.",
+        caption="Where a curve falls again, longer training did not help.",
     )
 
 
@@ -139,7 +139,7 @@ def _importance(results: StudyResults) -> Markup:
     if not results.importance:
         return element(
             "p",
-            f"How much each parameter mattered is not said: that takes at least {MIN_FOR_IMPORTANCE} finished trials "
+            f"The importance of each parameter is not shown: that takes at least {MIN_FOR_IMPORTANCE} finished trials "
             "with different results.",
         )
     rows: list[list[Child]] = [
@@ -151,8 +151,8 @@ def _importance(results: StudyResults) -> Markup:
         element(
             "p",
             f"PED-ANOVA over finished trials: how far the values of the best {100 * BEST_SHARE:.0f} % differ from those of "
-            "all, in shares that add up to 100 %. It speaks of this range only, and with few trials it is a hint at most: "
-            "two trials more may turn it around.",
+            "all, in shares that add up to 100 %. It holds for this range only, and with few trials it is at most a hint: "
+            "two more trials may reverse it.",
             class_="note",
         ),
     )
@@ -179,5 +179,5 @@ def cost(results: StudyResults) -> Markup:
     count = f"{results.count('done')} done, {results.count('pruned')} ended early, {results.count('failed')} failed"
     return join(
         table(["", "trainings", "seconds", "", "images trained on"], rows, caption="Time of training and images seen"),
-        element("p", f"{count}. Seconds are added over machines, validation included.", class_="note"),
+        element("p", f"{count}. Seconds are summed over machines and include validation.", class_="note"),
     )

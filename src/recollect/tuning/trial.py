@@ -1,4 +1,4 @@
-"""One trial: an ordinary training in an ordinary run folder, gone on with exactly if it was begun before.
+"""One trial: an ordinary training in an ordinary run folder, resumed exactly if it was started before.
 
 What a trial is worth is read from the run's own ``metrics.jsonl``, so a trial that was killed after its last step and
 one that ran through are told apart by nothing.
@@ -21,12 +21,12 @@ from recollect.training.validation import merit
 
 
 class ForeignRunError(ConfigError):
-    """A trial's folder holds a run that is none of this study: nothing that the trial's settings could be blamed for."""
+    """A trial's folder holds a run of another study: not a failure of the trial's settings."""
 
 
 @dataclass(frozen=True)
 class Validated:
-    """What the validation classes said of a run.
+    """The result of a run on the validation classes.
 
     Attributes:
         value: the best value of the metric that selects, of all evaluations after training has begun.
@@ -90,7 +90,7 @@ def has_diverged(error: TrainingStoppedError) -> bool:
 def validated(path: Path, select: str) -> Validated | None:
     """What a run's evaluations say so far; None before the first after training has begun.
 
-    What the untrained network is worth is in the curve, but is nobody's value: it says nothing of the settings.
+    The untrained network's value is in the curve but is never the best: it says nothing about the settings.
     """
     folder = RunFolder(path)
     epochs: dict[int, float] = {0: 0.0}
@@ -123,5 +123,5 @@ def validated(path: Path, select: str) -> Validated | None:
 
 
 def mark_pruned(path: Path, epoch: float) -> None:
-    """Say in the run's manifest why it ends early."""
+    """Note in the run's manifest why it ended early."""
     RunFolder(path).update_manifest(pruned={"at": now(), "epoch": epoch})

@@ -32,7 +32,7 @@ SOURCE = Source(
     read=read,
     splits=("train", "test"),
     layout=(
-        "root/Inat_dataset_splits/Inaturalist_{train,test}_set1.txt (a path a line) "
+        "root/Inat_dataset_splits/Inaturalist_{train,test}_set1.txt (one path per line) "
         "and root/train_val2018/<super>/<category>/<file>.jpg"
     ),
     homepage="https://github.com/visipedia/inat_comp/tree/master/2018 (images); the lists come with Smooth-AP's code",

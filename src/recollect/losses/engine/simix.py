@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 MAX_PAIRS = 120
-"""Pairs a class at most, unless told otherwise: all pairs of 16 images. A class of 1,000 would make 499,500."""
+"""Default for the most pairs per class: all pairs of 16 images. A class of 1,000 would make 499,500."""
 
 
 @dataclass(frozen=True)

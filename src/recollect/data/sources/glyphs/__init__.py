@@ -135,7 +135,7 @@ def _cached(faces: list[Face], min_faces: int, folder: Path) -> Glyphs:
             _write_cache(path, glyphs)
         except (OSError, DataError) as error:
             warnings.warn(
-                f"glyphs: cannot be kept in {folder} ({error}), so they will be made anew each time. "
+                f"glyphs: cannot be kept in {folder} ({error}), so they will be made again each time. "
                 "Name a folder that can be written in RECOLLECT_CACHE.",
                 DataWarning,
                 stacklevel=4,
