@@ -97,9 +97,18 @@ def settings_page() -> str:
             if allowed is not None:
                 meaning = f"{meaning} Range: {allowed}.".strip()
             value = getattr(part, item.name)
-            parts.append(f"| `{group.name}.{item.name}` | {_cell(f'`{item.type}`')} | `{value!r}` | {_cell(meaning)} |")
+            parts.append(
+                f"| `{group.name}.{item.name}` | {_cell(_type_words(str(item.type)))} | `{value!r}` | {_cell(meaning)} |"
+            )
         parts.append("")
     return "\n".join(parts)
+
+
+def _type_words(annotation: str) -> str:
+    """A type as a reader says it: a choice of words, or types joined by "or"."""
+    annotation = re.sub(r"\bAuto\b", "Literal['auto']", annotation)
+    annotation = re.sub(r"Literal\[(.*?)\]", lambda match: match.group(1).replace(", ", " | "), annotation)
+    return " or ".join(f"`{part.strip()}`" for part in annotation.split("|"))
 
 
 def _field_docstrings(source: Path) -> dict[tuple[str, str], str]:
