@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +14,29 @@ from pathlib import Path
 import pytest
 from small_runs import make_images
 
-from faults.trials import Running, run
+from faults.moments import signal_after
+from faults.trials import Tally, run
 
 RECIPE = """
 data: {name: folder, root: %s, workers: 0, augmentation: crop, validation: paper}
 model: {init: tiny, image_size: 24, dim: 16}
 loss: {options: {simix: true}}
-batch: {size: 16, chunk: 8, batches_per_epoch: 3}
+batch: {size: 16, chunk: 16, batches_per_epoch: 2}
 optimizer: {lr: 1.0e-3, schedule: cosine}
-run: {epochs: 8, evaluate_every: 2, device: cpu, checkpoint_minutes: 0}
+run: {epochs: 6, evaluate_every: 2, device: cpu, checkpoint_minutes: 0}
 """
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One table of the whole campaign, whichever processes did its parts."""
+    tally = Tally()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, value in getattr(report, "user_properties", ()):
+                if name == "tally":
+                    tally.update(json.loads(value))
+    if tally.trials:
+        terminalreporter.write_line(f"\n{tally}")
 
 
 @dataclass(frozen=True)
@@ -36,26 +49,25 @@ class World:
     finished: Path
     interrupted: Path
     vectors: Path
+    index: Path
     disk: Path | None
     """A small disk of its own, where the tests may mount one."""
 
-    def copy(self, name: str, source: Path) -> Path:
+    @property
+    def image(self) -> Path:
+        """One of the images."""
+        return self.images / "test" / "test-01" / "3.png"
+
+    def copied(self, source: Path, place: Path) -> Path:
         """A fresh copy of a run or a file."""
-        place = self.folder / name
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir()
         if source.is_dir():
-            return Path(shutil.copytree(source, place / source.name, symlinks=True))
+            return Path(shutil.copytree(source, place, symlinks=True))
         return Path(shutil.copy(source, place))
 
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    # Imported before anything is forked; nothing is computed here, since threads do not survive a fork.
-    import recollect.cli.app
-    import recollect.inference.features
-    import recollect.report.page
-    import recollect.training.trainer  # noqa: F401
+    _prepare()
 
     folder = tmp_path_factory.mktemp("faults")
     before = {name: os.environ.get(name) for name in ("RECOLLECT_CACHE", "COLUMNS")}
@@ -64,36 +76,53 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     recipe = folder / "small.yaml"
     recipe.write_text(RECIPE % images)
     finished, interrupted = folder / "finished", folder / "interrupted"
-    _do(folder, "train", str(recipe), "--out", str(finished))
+    seconds = _do(folder, "train", str(recipe), "--out", str(finished))
     _do(folder, "eval", str(finished))
     _do(folder, "report", str(finished))
     _do(folder, "embed", str(finished), str(images / "test"), "--out", str(folder / "vectors.npz"))
-    _interrupt(recipe, interrupted, folder)
+    _do(folder, "index", str(folder / "index.db"), str(images / "test"), "--model", str(finished))
+    _interrupt(recipe, interrupted, folder, seconds)
     disk = _mounted(folder / "disk")
-    yield World(folder, recipe, images, finished, interrupted, folder / "vectors.npz", disk)
+    yield World(folder, recipe, images, finished, interrupted, folder / "vectors.npz", folder / "index.db", disk)
     if disk is not None:
         subprocess.run(["umount", str(disk)], check=True)
     for name, value in before.items():
         os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def _do(folder: Path, *arguments: str) -> None:
+def _prepare() -> None:
+    """Import what trials need before anything is forked. Nothing is computed: threads do not survive a fork."""
+    from PIL import Image
+
+    import recollect.cli.app
+    import recollect.inference.features
+    import recollect.report.page
+    import recollect.search
+    import recollect.search.service
+    import recollect.studies.paper_page
+    import recollect.training.trainer
+    import recollect.tuning.study  # noqa: F401
+    from recollect.config.recipe_files import available_recipes
+
+    Image.init()
+    available_recipes()
+
+
+def _do(folder: Path, *arguments: str) -> float:
     ended = run(arguments, folder)
     assert ended.code == 0, ended
+    return ended.seconds
 
 
-def _interrupt(recipe: Path, place: Path, folder: Path) -> None:
+def _interrupt(recipe: Path, place: Path, folder: Path, seconds: float) -> None:
     """A run that was asked to stop in its middle."""
-    for _ in range(20):
+    for share in (0.7, 0.75, 0.8, 0.65, 0.85, 0.6, 0.9):
         shutil.rmtree(place, ignore_errors=True)
-        running = Running(["train", str(recipe), "--out", str(place)], folder)
-        while not running.over() and not list(place.glob("checkpoints/best-[369]*.pt")):
-            time.sleep(0.005)
-        if not running.over():
-            running.send(signal.SIGTERM)
-        if running.wait().code == 143 and (place / "checkpoints" / "last.pt").exists():
+        arguments = ["train", str(recipe), "--out", str(place)]
+        ended = run(arguments, folder, signal_after(share * seconds, signal.SIGTERM))
+        if ended.code == 143 and (place / "checkpoints" / "last.pt").exists():
             return
-    pytest.fail("no run could be interrupted")
+    pytest.fail(f"no run could be interrupted: {ended}")
 
 
 def _mounted(place: Path) -> Path | None:

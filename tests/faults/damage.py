@@ -7,10 +7,12 @@ import json
 import os
 import random
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 Damage = Callable[[random.Random, Path], None]
 
@@ -177,3 +179,68 @@ def hostile_yaml(draw: random.Random) -> str:
             f"published: {draw.choice(VALUES)}\nrows: {draw.choice(VALUES)}",
         )
     )
+
+
+# Images, names and lists --------------------------------------------------------------------------------------------
+
+
+def _png(width: int, height: int) -> bytes:
+    """A PNG that announces a size and holds one compressed row of nothing."""
+    parts = [b"\x89PNG\r\n\x1a\n"]
+    for name, content in (
+        (b"IHDR", width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\x08\x02\x00\x00\x00"),
+        (b"IDAT", zlib.compress(bytes(10**6), 9)),
+        (b"IEND", b""),
+    ):
+        parts += [len(content).to_bytes(4, "big"), name, content, zlib.crc32(name + content).to_bytes(4, "big")]
+    return b"".join(parts)
+
+
+def hostile_image(draw: random.Random, path: Path) -> str:
+    """Put something hostile in the place of an image; returns what."""
+    shapes = [(20_000, 1), (1, 60_000), (60_000, 60_000), (2**31 - 1, 1), (0, 0), (100_000, 1)]
+    kind = draw.choice(("damage", "size", "thin", "palette", "link outside", "text", "svg", "mode", "animation"))
+    if kind == "damage":
+        name, way = draw.choice(sorted(ANY.items()))
+        way(draw, path)
+        return f"{kind} by {name}"
+    path.unlink()
+    if kind == "size":
+        path.write_bytes(_png(*draw.choice(shapes)))
+    elif kind == "thin":
+        Image.new("RGB", draw.choice(shapes[:2])).save(path)
+    elif kind == "palette":
+        Image.new("P", (24, 24)).save(path, transparency=0)
+    elif kind == "link outside":
+        outside = path.parents[2] / "outside.png"
+        Image.new("RGB", (24, 24)).save(outside)
+        path.symlink_to(outside)
+    elif kind == "mode":
+        Image.new(draw.choice(("1", "L", "LA", "I;16", "RGBA", "I")), (24, 24)).save(path)
+    elif kind == "animation":
+        frames = [Image.new("L", (24, 24), shade) for shade in range(0, 250, 50)]
+        frames[0].save(path, "GIF", save_all=True, append_images=frames)
+    else:
+        path.write_bytes(b"<svg xmlns='http://www.w3.org/2000/svg'/>" if kind == "svg" else b"not an image\n" * 99)
+    return kind
+
+
+def hostile_name(draw: random.Random) -> bytes | None:
+    """A file's name that a terminal or a page should not meet raw; None to leave it."""
+    names = (b"\x1b[31mred\x1b]0;t\x07.png", b"\xff\xfe.png", b"-rf.png", b"<script>alert(1).png", b"a\nb.png",
+             "\u202egnp.exe.png".encode(), b"%s%n{}.png", b" .png", b"x" * 250 + b".png", b"a,b\"c';--.png")  # fmt: skip
+    return draw.choice((None, *names))
+
+
+def hostile_list(draw: random.Random, suffix: str) -> bytes:
+    """A list of image paths, or a table of them, that means harm."""
+    lines = [
+        b"../../../etc/passwd", b"/etc/passwd", b"test-01/3.png", b"test-01/\x00.png", b"\xff\xfe.png", b"nowhere.png",
+        b"test-01", b"\x1b[31m.png", b"", b"a" * 5000, b"test-01/3.png/x", b"~/x.png", b"\"unclosed",
+    ]  # fmt: skip
+    chosen = [draw.choice(lines) for _ in range(draw.randrange(1, 8))]
+    if suffix == ".txt":
+        return b"\n".join(chosen)
+    head = draw.choice((b"path,label", b"path,label,split", b"label,path", b"path", b"", b"path,path", b"\xff,label"))
+    ends = (b",a", b",b", b",a,test", b",", b"", b",a,b,c", b",\x1b[31m", b",1e999")
+    return b"\n".join([head, *(line + draw.choice(ends) for line in chosen)])

@@ -1,0 +1,152 @@
+"""Families of trials with files that are damaged, hostile or something else altogether."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+from faults.conftest import World
+from faults.damage import hostile_image, hostile_list, hostile_name, ways
+from faults.trials import Ended, Tally, run
+from faults.verbs import differs, fresh
+
+_KINDS = (".yaml", ".json", ".jsonl", ".pt", ".safetensors", ".npz", ".html", ".log")
+
+
+def damaged_run(world: World, draw: random.Random, tally: Tally) -> None:
+    """One file of a run is damaged, then the run is used."""
+    whole = draw.random() < 0.6
+    folder = fresh(world, "damaged")
+    place = world.copied(world.finished if whole else world.interrupted, folder / "run")
+    files = sorted(path for path in place.rglob("*") if path.is_file() and path.suffix in _KINDS)
+    path = draw.choice(files)
+    name, way = draw.choice(sorted(ways(path).items()))
+    way(draw, path)
+    data, out = str(world.images / "test"), folder / "out"
+    uses = {
+        "resume": ["train", "--resume", str(place)],
+        "eval": ["eval", str(place), "--overwrite"],
+        "report": ["report", str(place), "--overwrite"],
+        "embed": ["embed", str(place), data, "--out", f"{out}.npz"],
+        "export": ["export", str(place), "--onnx", f"{out}.onnx"],
+        "index": ["index", f"{out}.db", data, "--model", str(place)],
+        "paper": ["paper", str(place), "--out", f"{out}.html"],
+        "calibrate": ["calibrate", str(place), "--data", data, "--false-match-rate", "0.1", "--similar-rate", "0.2"],
+    }
+    verb = draw.choice(sorted(uses)) if whole else "resume"
+    ended = run(uses[verb], folder)
+    lost = None
+    # A changed setting is another training; a changed weight of the finished model is refused by its checksum.
+    if ended.code == 0 and verb == "resume" and path.name != "config.yaml" and "model" not in path.parts:
+        lost = differs(world, place)
+    tally.add("damaged run", f"{verb} after {name} of {path.relative_to(place)}", ended, lost)
+
+
+def damaged_vectors(world: World, draw: random.Random, tally: Tally) -> None:
+    """An ``.npz`` from elsewhere is searched, measured or compared with."""
+    folder = fresh(world, "vectors")
+    path = world.copied(world.vectors, folder / "v.npz")
+    name, way = draw.choice(sorted(ways(path).items()))
+    way(draw, path)
+    arguments = draw.choice(
+        (
+            ["eval", str(path), "--overwrite"],
+            ["search", str(path), str(world.image)],
+            ["search", str(path), str(world.image), "--html", str(folder / "s.html")],
+            ["eval", str(world.vectors), "--metrics-out", "m.json", "--queries-out", "q.npz", "--compare", str(path)],
+        )
+    )
+    tally.add("damaged vectors", f"{arguments[0]} after {name}", run(arguments, folder))
+
+
+def damaged_index(world: World, draw: random.Random, tally: Tally) -> None:
+    """An index, or a file beside it, is damaged; it is refused or answers, and is never changed by a question."""
+    folder = fresh(world, "index")
+    path = world.copied(world.index, folder / "i.db")
+    name, way = draw.choice(sorted(ways(path).items()))
+    way(draw, path)
+    uses = {
+        "search": ["search", str(path), str(world.image)],
+        "info": ["index", str(path), "--info"],
+        "sync": ["index", str(path), str(world.images / "test")],
+        "remove": ["index", str(path), "--remove", "test-01/3.png"],
+        "duplicates": ["duplicates", str(path)],
+        "rebuild": ["index", str(path), "--rebuild", "--model", str(world.finished)],
+        "calibrate": ["calibrate", str(path), "--false-match-rate", "0.1", "--similar-rate", "0.2"],
+    }
+    verb = draw.choice(sorted(uses))
+    tally.add("damaged index", f"{verb} after {name}", run(uses[verb], folder))
+
+
+def damaged_cache(world: World, draw: random.Random, tally: Tally) -> None:
+    """A file of the cache is damaged: it is made again, with a remark, and the results are the same."""
+    folder = fresh(world, "cached")
+    arguments = ["embed", str(world.finished), str(world.images / "test"), "--out", "v.npz", "--overwrite"]
+    first = run(arguments, folder, cache=folder / "cache")
+    before = (folder / "v.npz").read_bytes()
+    files = sorted(path for path in (folder / "cache").rglob("*") if path.is_file() and path.suffix != ".lock")
+    path = draw.choice(files)
+    name, way = draw.choice(sorted(ways(path).items()))
+    way(draw, path)
+    ended = run(arguments, folder, cache=folder / "cache")
+    lost = None
+    if first.code != 0 or ended.code != 0:
+        lost = f"a damaged cache ends the work: {ended.err[-200:]}"
+    elif (folder / "v.npz").read_bytes() != before:
+        lost = "other vectors than before"
+    elif path.suffix == ".rows" and name in ("flip", "cut", "noise", "empty", "append") and "damaged" not in ended.err:
+        lost = "a damaged part was read, or made again without a word"
+    tally.add("damaged cache", f"{name} of {path.relative_to(folder)}", ended, lost)
+
+
+def hostile_images(world: World, draw: random.Random, tally: Tally) -> None:
+    """A folder of images has one that is broken, huge, a pipe, a link or strangely called."""
+    folder = fresh(world, "photos")
+    photos = Path(shutil.copytree(world.images / "test", folder / "photos"))
+    place = draw.choice(sorted(photos.iterdir()))
+    name, path = hostile_name(draw), place / "4.png"
+    image = hostile_image(draw, path)
+    if name is not None:
+        os.rename(path, os.path.join(os.fsencode(place), name))  # noqa: PTH104, PTH118 - names that are not text
+    skip = draw.choice(([], ["--skip-bad"]))
+    uses = {
+        "embed": ["embed", str(world.finished), str(photos), "--out", "v.npz", *skip],
+        "embed flat": ["embed", str(world.finished), str(place), "--out", "v.npz", *skip],
+        "eval": ["eval", str(world.finished), "--data", str(photos), "--metrics-out", "m.json", *skip],
+        "train": ["train", str(world.recipe), "--data", str(photos), "--plan", *skip],
+        "index": ["index", "i.db", str(photos), "--model", str(world.finished)],
+        "search": ["search", str(world.vectors), str(path)],
+        "duplicates": ["duplicates", str(photos), "--model", str(world.finished)],
+        "verify": ["data", "verify", "folder", str(photos)],
+    }
+    verb = draw.choice(sorted(uses))
+    ended = run(uses[verb], folder)
+    leaked = "reads a file outside the folder" if image == "link outside" and _took_all(verb, ended, skip) else None
+    tally.add("hostile image", f"{verb} with {image} called {name!r}", ended, other=leaked)
+
+
+def _took_all(verb: str, ended: Ended, skip: list[str]) -> bool:
+    return verb in ("embed", "embed flat") and not skip and ended.code == 0
+
+
+def hostile_lists(world: World, draw: random.Random, tally: Tally) -> None:
+    """A list of images from elsewhere leads outside, holds bytes that are not text, or is not a list."""
+    folder = fresh(world, "lists")
+    photos = Path(shutil.copytree(world.images / "test", folder / "photos"))
+    suffix = draw.choice((".txt", ".csv"))
+    path = photos / f"list{suffix}"
+    text = hostile_list(draw, suffix)
+    path.write_bytes(text)
+    uses = {
+        ".txt": [["embed", str(world.finished), str(path), "--out", "v.npz"]],
+        ".csv": [
+            ["train", str(world.recipe), "--data", str(path), "--plan"],
+            ["eval", str(world.finished), "--data", str(path), "--metrics-out", "m.json"],
+            ["index", "i.db", str(path), "--model", str(world.finished)],
+            ["data", "verify", "folder", str(path)],
+        ],
+    }
+    arguments = draw.choice(uses[suffix])
+    tally.add("hostile list", f"{arguments[0]} of {text[:60]!r}", run(arguments, folder))

@@ -1,0 +1,156 @@
+"""Families of trials in which a command is interrupted: kills, signals, refusals of the system, full disks, rivals."""
+
+from __future__ import annotations
+
+import functools
+import random
+import resource
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+from faults.conftest import World
+from faults.moments import ERRORS, fail_at_operation, kill_after, kill_at_operation, signal_after
+from faults.trials import Ended, Running, Tally, run
+from faults.verbs import VERBS, WRITING, Task, broken, differs, fresh, strays
+
+MOMENTS = 10
+"""Every verb is stopped at so many moments, spread over its work, by each signal."""
+
+
+@functools.cache
+def _duration(world: World, verb: str) -> float:
+    """Processor time of an undisturbed command with an empty cache; of one without end, that of its start."""
+    folder = fresh(world, "timed")
+    task = VERBS[verb](world, folder)
+    if task.endless:
+        return 0.5
+    ended = run(task.arguments, folder, cache=folder / "cache")
+    assert ended.code == 0, f"{verb}: {ended}"
+    return ended.seconds
+
+
+def killed(world: World, draw: random.Random, tally: Tally) -> None:
+    """A command dies at any moment or file operation, once or twice, and is run again in the same place."""
+    verb = draw.choice([*WRITING, "train", "resume"])
+    folder = fresh(world, "killed")
+    task = VERBS[verb](world, folder)
+    moments = []
+    for _ in range(draw.choice((1, 1, 2))):
+        share, number = draw.random(), draw.randrange(1, 40)
+        by_time = draw.random() < 0.4
+        arm = kill_after(share * _duration(world, verb)) if by_time else kill_at_operation(number, folder)
+        moments.append(f"at {share:.2f} of its time" if by_time else f"at operation {number}")
+        Running(task.again(), folder, arm, folder / "cache").wait()
+    ended = run(task.again(), folder, cache=folder / "cache")
+    tally.add("killed", f"{verb} {', '.join(moments)}", ended, _lost(world, task, ended, folder))
+
+
+def _lost(world: World, task: Task, ended: Ended, folder: Path) -> str | None:
+    """What is wrong with the results of a command that was disturbed and run again."""
+    if ended.code != 0:
+        return f"cannot go on: {ended.err[-300:]}"
+    if task.same is not None and (wrong := differs(world, task.same)):
+        return wrong
+    left = [name for name in strays(folder) if "cache" not in name]
+    return broken(task.writes) or (f"left {left} behind" if left else None)
+
+
+def signalled(world: World, draw: random.Random, tally: Tally, number: int) -> None:
+    """Ctrl-C or SIGTERM at ten moments of every verb: its code, a sentence, nothing half-written, no orphan."""
+    verbs = list(VERBS)
+    verb, place = verbs[number % len(verbs)], number // len(verbs)
+    sent, moment = (signal.SIGINT, signal.SIGTERM)[place % 2], (place // 2 + draw.random()) / MOMENTS
+    folder = fresh(world, "signalled")
+    task = VERBS[verb](world, folder)
+    running = Running(task.arguments, folder, signal_after(moment * _duration(world, verb), sent), folder / "cache")
+    if task.endless and moment > 0.7:  # while it waits for requests, which takes no processor time
+        _send_when_idle(running, sent)
+    ended = running.wait()
+    allowed = (128 + sent,) if task.endless else (0, 128 + sent)
+    wrong = None if ended.code in allowed else f"code {ended.code} for {sent.name}: {ended.err[-200:]}"
+    left = strays(folder)
+    lost = broken(task.writes) or (f"left {left} behind" if left else None)
+    tally.add("signalled", f"{verb} by {sent.name} at {moment:.2f}", ended, lost, wrong)
+
+
+def _send_when_idle(running: Running, number: int) -> None:
+    import time
+
+    time.sleep(3)
+    if not running.over():
+        running.send(number)
+
+
+def refused(world: World, draw: random.Random, tally: Tally) -> None:
+    """From some file operation on, the system refuses with an error; afterwards the same command comes to its end."""
+    verb = draw.choice(WRITING)
+    folder = fresh(world, "refused")
+    task = VERBS[verb](world, folder)
+    number, error = draw.randrange(1, 40), draw.choice(ERRORS)
+    first = run(task.arguments, folder, fail_at_operation(number, folder, error), folder / "cache")
+    what = f"{verb} with error {error} from operation {number} on"
+    tally.add("refused by the system", what, first, None if first.code == 0 else broken(task.writes))
+    ended = run(task.again(), folder, cache=folder / "cache")
+    tally.add("refused by the system", f"{what}, again", ended, _lost(world, task, ended, folder))
+
+
+def full_disk(world: World, draw: random.Random, tally: Tally) -> None:
+    """The disk is full in the middle; after room is made, the result is that of an undisturbed run."""
+    verb = draw.choice(["train", "train", "resume", *WRITING])
+    kilobytes = draw.choice((4, 8, 20, 50, 100, 300, 500, 700, 1000))
+    if world.disk is None:
+        _limited(world, draw, tally, verb, 1000 * kilobytes)
+        return
+    _resize(world.disk, "64m")
+    for path in world.disk.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    task = VERBS[verb](world, world.disk)
+    there = sum(path.stat().st_size for path in world.disk.rglob("*") if path.is_file()) // 1000
+    _resize(world.disk, f"{2 * there + kilobytes}k")
+    first = run(task.arguments, world.folder, cache=world.disk / "cache")
+    what = f"{verb} in {kilobytes} kB"
+    said = first.code == 0 or any(words in first.err for words in ("cannot be written", "full", "room"))
+    tally.add("full disk", what, first, broken(task.writes), None if said else f"names no disk: {first.err[-300:]}")
+    _resize(world.disk, "64m")
+    ended = run(task.again(), world.folder, cache=world.disk / "cache")
+    tally.add("full disk", f"{what}, again", ended, _lost(world, task, ended, world.disk))
+
+
+def _limited(world: World, draw: random.Random, tally: Tally, verb: str, size: int) -> None:
+    """Without the right to mount a disk: no file may grow beyond a size, which the system refuses much alike."""
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    folder = fresh(world, "limited")
+    task = VERBS[verb](world, folder)
+    first = run(task.arguments, folder, limit, folder / "cache")
+    tally.add("full disk", f"{verb}, files of {size} bytes", first)
+    ended = run(task.again(), folder, cache=folder / "cache")
+    lost = _lost(world, task, ended, folder)
+    tally.add("full disk", f"{verb}, files of {size} bytes, again", ended, lost)
+
+
+def _resize(disk: Path, size: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True, capture_output=True)
+
+
+def two_at_once(world: World, draw: random.Random, tally: Tally) -> None:
+    """Two processes with the same task and the same place: each result whole, or the second waits or is refused."""
+    import time
+
+    verb = draw.choice(WRITING)
+    folder = fresh(world, "twice")
+    task = VERBS[verb](world, folder)
+    both = [Running(task.arguments, folder, cache=folder / "cache")]
+    time.sleep(draw.choice((0, draw.uniform(0, _duration(world, verb)))))
+    both.append(Running(task.arguments, folder, cache=folder / "cache"))
+    ends = [running.wait() for running in both]
+    lost = None if any(ended.code == 0 for ended in ends) else f"neither came to an end: {[e.err for e in ends]}"
+    if lost is None and task.same is not None:
+        lost = differs(world, task.same)
+    for ended in ends:
+        tally.add("two at once", verb, ended, lost or broken(task.writes))
