@@ -96,6 +96,24 @@ def test_parts_are_one_array():
     assert Vectors([GOOD, GOOD.astype(float)], "v", torch.device("cpu")).is_double
 
 
+@pytest.mark.parametrize("ks", [5, (10**30,), (), (0,), (1.5,), ("x",), "10", (True,), (None,)])
+def test_ks_that_are_no_list_of_places_are_refused(ks):
+    with pytest.raises(InputError, match="ks="):
+        evaluate(torch.randn(8, 4), torch.arange(8) // 2, ks=ks)
+
+
+@pytest.mark.parametrize("make", [torch.Tensor.to_sparse, lambda t: t.to("meta"), lambda t: t.double() * 1e200])
+def test_tensors_without_usable_values_are_refused(make):
+    with pytest.raises(InputError):
+        evaluate(make(torch.randn(8, 4)), torch.arange(8) // 2)
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(8, dtype=torch.int64).to("meta"), [[1], [1, 2]], object()])
+def test_labels_that_are_no_array_are_refused(labels):
+    with pytest.raises(InputError, match="labels"):
+        evaluate(torch.randn(8, 4), labels)
+
+
 _MEMORY_SCRIPT = """
 import sys
 import numpy as np

@@ -60,7 +60,10 @@ def _campaign(world: World, trials: list[tuple[Family, int]], seed: int) -> Tall
     tally = Tally()
     for done, (family, number) in enumerate(trials, 1):
         more = {"number": number} if "number" in inspect.signature(family).parameters else {}
-        family(world, random.Random(f"{seed} {family.__name__} {number}"), tally, **more)
+        try:
+            family(world, random.Random(f"{seed} {family.__name__} {number}"), tally, **more)
+        except Exception as error:  # of the trial itself, e.g. a result that is not there
+            tally.note(family.__name__, f"trial {number}", ("lost", f"{type(error).__name__}: {error}"), "done", 0)
         if done % 20 == 0:
             (world.folder / "tally.txt").write_text(f"after {done} of {len(trials)} trials\n{tally}\n")
     return tally

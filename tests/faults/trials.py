@@ -47,7 +47,7 @@ class Ended:
             return "traceback", self.err.strip()[-600:]
         if self.code not in CODES:
             return "traceback", f"ended with code {self.code}: {self.err.strip()[-300:]}"
-        if self.code not in (0, 2) and not self.err.strip():
+        if self.code not in (0, 2) and not (self.err + self.out).strip():
             return "other", "failed without a word"
         if "\x1b" in self.out + self.err:
             return "other", "a raw control character reaches the terminal"

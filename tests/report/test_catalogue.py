@@ -14,6 +14,29 @@ from recollect.models import Embedder
 from recollect.report.catalogue import embed_catalogue, read_catalogue, search
 
 
+def test_links_out_of_a_folder_are_not_followed_unless_allowed(runs: Path, made: Path, tmp_path: Path) -> None:
+    source, flat = made / "data" / "test" / "test-00", tmp_path / "flat"
+    flat.mkdir()
+    shutil.copy(source / "0.png", flat)
+    (flat / "link.png").symlink_to(source / "1.png")
+    with pytest.raises(DataError, match="outside"):
+        embed_catalogue(str(runs / "first"), [flat], tmp_path / "v.npz")
+    result = CliRunner().invoke(
+        app, ["embed", str(runs / "first"), str(flat), "--out", str(tmp_path / "v.npz"), "--allow-outside"]
+    )
+    assert result.exit_code == 0, result.output
+    assert read_catalogue(tmp_path / "v.npz").names == ["0.png", "link.png"]
+
+
+def test_labels_are_of_all_images_or_of_none(runs: Path, made: Path, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    shutil.copytree(made / "data" / "test" / "test-00", photos / "a")
+    written = embed_catalogue(str(runs / "first"), [photos], tmp_path / "v.npz")
+    assert written.labels == ["a"] * 5
+    shutil.copy(photos / "a" / "0.png", photos / "beside.png")
+    assert embed_catalogue(str(runs / "first"), [photos], tmp_path / "w.npz").labels is None
+
+
 def test_vectors_are_the_embedders_and_search_finds_the_image_itself(runs: Path, made: Path, tmp_path: Path) -> None:
     test, out = made / "data" / "test", tmp_path / "v.npz"
     written = embed_catalogue(str(runs / "first"), [test], out)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import AsJson, Device, Download, Quiet, print_json, remark_aside
+from recollect.cli.options import AsJson, Device, Download, Quiet, Wait, finite, print_json, remark_aside
 
 
 @app.command()
@@ -21,10 +21,14 @@ def calibrate(
     root: Annotated[Path | None, typer.Option(help="The folder of a data set.")] = None,
     split: Annotated[str, typer.Option(help="The part to use, where there are parts.")] = "test",
     false_match_rate: Annotated[
-        float, typer.Option(help="Share of different pairs that may be called the same.")
+        float,
+        typer.Option(min=1e-12, max=0.5, callback=finite, help="Share of different pairs that may be called the same."),
     ] = 1e-3,
-    similar_rate: Annotated[float, typer.Option(help="Share of different pairs that may be called similar.")] = 5e-2,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for another process that is writing.")] = 0.0,
+    similar_rate: Annotated[
+        float,
+        typer.Option(min=1e-12, max=0.5, callback=finite, help="Share of different pairs that may be called similar."),
+    ] = 5e-2,
+    wait: Wait = 0.0,
     weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
     device: Device = None,
     download: Download = False,

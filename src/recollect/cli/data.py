@@ -49,12 +49,15 @@ def verify(
     name: Annotated[str, typer.Argument(autocompletion=complete_data, help="The data set, e.g. sop or folder.")],
     root: Annotated[Path | None, typer.Argument(help="The folder it lies in; a CSV file for folder.")] = None,
     samples_per_class: Annotated[
-        int, typer.Option("--samples-per-class", "-m", min=1, help="Images a class the sampler will ask for.")
+        int,
+        typer.Option(
+            "--samples-per-class", "-m", min=1, max=10**6, help="Images per class that the sampler will ask for."
+        ),
     ] = 4,
     csv: Annotated[str | None, typer.Option(help="For folder: the CSV file, relative to ROOT.")] = None,
     allow_outside: AllowOutside = False,
     max_pixels: MaxPixels = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Threads that read.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads that read.")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:

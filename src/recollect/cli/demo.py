@@ -16,8 +16,8 @@ def demo(
     out: Annotated[
         Path | None, typer.Option(help="A new folder for runs and report. Default: runs/demo-<time>.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of each training.")] = 150,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, max=10**6, help="Steps of each training.")] = 150,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Random seed.")] = 0,
     quiet: Quiet = False,
 ) -> None:
     """Train on embedded data with RS@k and with the contrastive loss, evaluate on unseen classes, write a report.

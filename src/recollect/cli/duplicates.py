@@ -7,18 +7,21 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import AsJson, Device, Download, Quiet, complete_model, print_json
+from recollect.cli.options import AsJson, Device, Download, Quiet, complete_model, finite, print_json
 from recollect.common.words import printable
 
 
 @app.command()
 def duplicates(
     target: Annotated[str, typer.Argument(help="An index, or a folder or .csv of images.")],
-    similarity: Annotated[float, typer.Option(help="Pairs at least so similar are near-duplicates.")] = 0.95,
+    similarity: Annotated[
+        float,
+        typer.Option(min=-1, max=1, callback=finite, help="Pairs at least this similar are near-duplicates."),
+    ] = 0.95,
     model: Annotated[
         str, typer.Option(autocompletion=complete_model, help="For a folder: a run, an embedder or an initialisation.")
     ] = "lite0-in1k",
-    top: Annotated[int, typer.Option(min=0, help="Groups shown; 0 for all.")] = 50,
+    top: Annotated[int, typer.Option(min=0, max=10**9, help="Groups shown; 0 for all.")] = 50,
     weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
     device: Device = None,
     download: Download = False,

@@ -8,7 +8,19 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Device, Dim, Download, MaxPixels, Overwrite, Quiet, SkipBad, complete_model, remark
+from recollect.cli.options import (
+    AllowOutside,
+    BatchSize,
+    Device,
+    Dim,
+    Download,
+    MaxPixels,
+    Overwrite,
+    Quiet,
+    SkipBad,
+    complete_model,
+    remark,
+)
 
 
 @app.command()
@@ -25,9 +37,10 @@ def embed(
     out: Annotated[Path, typer.Option(help="The .npz to write.")] = Path("vectors.npz"),
     weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
     dim: Dim = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
+    batch_size: BatchSize = 64,
     device: Device = None,
     skip_bad: SkipBad = False,
+    allow_outside: AllowOutside = False,
     max_pixels: MaxPixels = None,
     download: Download = False,
     overwrite: Overwrite = False,
@@ -45,6 +58,7 @@ def embed(
         batch_size=batch_size,
         device=device,
         skip_bad=skip_bad,
+        allow_outside=allow_outside,
         download=download,
         overwrite=overwrite,
     )

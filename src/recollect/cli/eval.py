@@ -10,6 +10,7 @@ import typer
 from recollect.cli.app import app
 from recollect.cli.options import (
     AllowOutside,
+    BatchSize,
     Device,
     Download,
     MaxPixels,
@@ -100,12 +101,12 @@ def evaluate_command(
     quiet: Quiet = False,
     weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
     download: Download = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch while embedding.")] = 64,
+    batch_size: BatchSize = 64,
     multiscale: Annotated[
         bool | None,
         typer.Option(help="Average each image over three scales. Default: instance search as the recipe says."),
     ] = None,
-    memory: Annotated[int, typer.Option(min=1, help="MiB the ranking may use beside the vectors.")] = 512,
+    memory: Annotated[int, typer.Option(min=1, max=2**24, help="MiB the ranking may use beside the vectors.")] = 512,
     device: Device = None,
     max_pixels: MaxPixels = None,
     allow_outside: AllowOutside = False,

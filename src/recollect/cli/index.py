@@ -10,9 +10,11 @@ from recollect.cli.app import app
 from recollect.cli.options import (
     AllowOutside,
     AsJson,
+    BatchSize,
     Device,
     Download,
     Quiet,
+    Wait,
     complete_model,
     print_json,
     remark,
@@ -49,7 +51,7 @@ def index(
     ] = False,
     meta: Annotated[list[str] | None, typer.Option(help="Metadata for --add, as name=value.")] = None,
     prefix: Annotated[str, typer.Option(help="Put before every id, to keep several folders apart.")] = "",
-    dim: Annotated[int | None, typer.Option(min=1, help="Keep only so many values of each vector.")] = None,
+    dim: Annotated[int | None, typer.Option(min=1, max=2**16, help="Keep only so many values of each vector.")] = None,
     half: Annotated[bool, typer.Option("--half", help="Keep vectors in half precision.")] = False,
     approximate: Annotated[
         bool, typer.Option("--approximate", help="Build approximate search (HNSW) and measure its recall.")
@@ -57,9 +59,9 @@ def index(
     exact: Annotated[bool, typer.Option("--exact", help="Remove approximate search.")] = False,
     rehash: Annotated[bool, typer.Option("--rehash", help="Read every file, whatever its size and time say.")] = False,
     allow_outside: AllowOutside = False,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for another process that is writing.")] = 0.0,
+    wait: Wait = 0.0,
     weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
+    batch_size: BatchSize = 64,
     device: Device = None,
     download: Download = False,
     as_json: AsJson = False,

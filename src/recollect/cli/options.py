@@ -142,15 +142,29 @@ def complete_setting(incomplete: str) -> list[str]:
     return [f"{key}=" for key in _beginning(known_keys(), incomplete)]
 
 
+def finite(value: float | None) -> float | None:
+    """Refuse NaN, which is neither below nor above a limit."""
+    if value is not None and value != value:
+        raise typer.BadParameter("nan is not a number that can be used.")
+    return value
+
+
+# Every numeric option has a range, which is checked before any work begins.
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", callback=_quiet, help="Only the result: no progress, no remarks.")
 ]
 Device = Annotated[str | None, typer.Option(callback=_device, help="Where to compute: cpu, cuda, cuda:1, …")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch weights that are not on this machine.")]
+BatchSize = Annotated[int, typer.Option(min=1, max=2**16, help="Images per batch while embedding.")]
+Wait = Annotated[
+    float,
+    typer.Option(min=0, max=10**7, callback=finite, help="Seconds to wait for another process that is writing."),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what exists.")]
 Dim = Annotated[
-    int | None, typer.Option(min=1, help="Only the first so many numbers of each vector, at length 1. Default: all.")
+    int | None,
+    typer.Option(min=1, max=2**16, help="Only the first so many numbers of each vector, at length 1. Default: all."),
 ]
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and list them in the result.")
@@ -158,5 +172,5 @@ SkipBad = Annotated[
 AllowOutside = Annotated[bool, typer.Option("--allow-outside", help="Let listed paths and links leave the root.")]
 MaxPixels = Annotated[
     int | None,
-    typer.Option(callback=_max_pixels, min=1, help="Refuse images with more pixels. Default: 100 million."),
+    typer.Option(callback=_max_pixels, min=1, max=10**10, help="Refuse images with more pixels. Default: 100 million."),
 ]

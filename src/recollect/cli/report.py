@@ -19,7 +19,7 @@ def report(
         typer.Option(help="The file to write (with --method: the folder). Default: report.html in the run."),
     ] = None,
     method: Annotated[bool, typer.Option("--method", help="Instead: draw the loss's own figures.")] = False,
-    images: Annotated[int, typer.Option(min=0, help="Test images to embed at most; 0 for all.")] = 4000,
+    images: Annotated[int, typer.Option(min=0, max=10**9, help="Test images to embed at most; 0 for all.")] = 4000,
     split: Annotated[str | None, typer.Option(help="Of which part of the data. Default: the run's test split.")] = None,
     root: Annotated[Path | None, typer.Option(help="Where the images are now, if they moved.")] = None,
     device: Device = None,

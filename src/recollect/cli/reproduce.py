@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Quiet, remark
+from recollect.cli.options import Quiet, finite, remark
 
 
 @app.command()
@@ -26,12 +26,15 @@ def reproduce(
     bench: Annotated[list[str] | None, typer.Option(help="Only on these, e.g. glyphs. May be repeated.")] = None,
     out: Annotated[Path, typer.Option(help="The study's folder: runs and page.")] = Path("runs/reproduce"),
     page: Annotated[Path | None, typer.Option(help="Where to write the page. Default: OUT/page.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many seeds.")] = 3,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time. Default: one a core; one with a GPU.")
+        int | None, typer.Option(min=1, max=1024, help="Runs at a time. Default: one per core; one with a GPU.")
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Start no new run after so long; 0 only writes the page.")
+        float | None,
+        typer.Option(
+            min=0, max=10**7, callback=finite, help="Start no new run after so many minutes; 0 only writes the page."
+        ),
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would be run, and stop.")] = False,
     quiet: Quiet = False,

@@ -16,7 +16,7 @@ from recollect.common.words import printable
 def search(
     index: Annotated[str, typer.Argument(help="An index (a file or an address), or an .npz by recollect embed.")],
     queries: Annotated[list[str], typer.Argument(help="Image files, folders of images, or ids of the index.")],
-    top: Annotated[int, typer.Option(min=1, help="Results per query.")] = 10,
+    top: Annotated[int, typer.Option(min=1, max=10**6, help="Results per query.")] = 10,
     where: Annotated[
         list[str] | None,
         typer.Option(help="Only images with this metadata, e.g. label=shoe; the same name again: either value."),

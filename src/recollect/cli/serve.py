@@ -23,8 +23,8 @@ def serve(
     allow_host: Annotated[
         list[str] | None, typer.Option(help="Another host name to answer to, e.g. search.example.org.")
     ] = None,
-    max_bytes: Annotated[int, typer.Option(min=1, help="Bytes of an uploaded image.")] = 20_000_000,
-    max_pixels: Annotated[int, typer.Option(min=1, help="Pixels of an uploaded image.")] = 50_000_000,
+    max_bytes: Annotated[int, typer.Option(min=1, max=10**10, help="Bytes of an uploaded image.")] = 20_000_000,
+    max_pixels: Annotated[int, typer.Option(min=1, max=10**10, help="Pixels of an uploaded image.")] = 50_000_000,
     model: Annotated[str | None, typer.Option(help="Where the model is now, if it moved.")] = None,
     weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
     device: Device = None,

@@ -30,7 +30,7 @@ def tune(
         Path | None,
         typer.Option(help="The study's folder; one that exists is gone on with. Default: runs/tune-RECIPE."),
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, help="How many trials the study shall have in all.")] = 20,
+    trials: Annotated[int, typer.Option(min=1, max=10**6, help="Number of trials in all.")] = 20,
     space: Annotated[
         list[str] | None,
         typer.Option(
@@ -44,7 +44,9 @@ def tune(
     ] = None,
     sampler: Annotated[str, typer.Option(help="random, or tpe: learn from earlier trials.")] = "random",
     pruner: Annotated[str, typer.Option(help="none, or median: end trials below the others' median early.")] = "none",
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws; of the trainings: --set run.seed.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Random seed of the draws; of the trainings: --set run.seed.")
+    ] = 0,
     storage: Annotated[
         str | None, typer.Option(help="A database that several machines share. Default: study.db in the folder.")
     ] = None,

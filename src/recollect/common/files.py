@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from recollect.common.errors import DataError
+from recollect.common.reading import open_regular
 from recollect.common.refusals import StorageError, refusal
 
 if sys.platform != "win32":
@@ -42,7 +43,7 @@ _PIPE_PATIENCE = 10.0
 
 
 @contextmanager
-def atomic_write(path: Path | str, mode: str = "wb", *, size: int = 0) -> Iterator[IO[Any]]:
+def atomic_write(path: Path | str, mode: str = "wb", *, size: int = 0, durable: bool = True) -> Iterator[IO[Any]]:
     """Open a temporary file beside ``path`` and move it there once all is written and on disk.
 
     A crash leaves the old file or none, never half a file; after a return the file survives a power cut. The folder is
@@ -52,6 +53,7 @@ def atomic_write(path: Path | str, mode: str = "wb", *, size: int = 0) -> Iterat
         path: where to write.
         mode: ``"wb"``, or ``"w"`` for UTF-8 text.
         size: bytes that will be needed, where known: too little room is then noticed before anything is written.
+        durable: wait for the disk. False for a cache with checksums, where a power cut may cost an entry.
 
     Raises:
         StorageError: the system refuses; the message says what is safe and what to do.
@@ -72,11 +74,13 @@ def atomic_write(path: Path | str, mode: str = "wb", *, size: int = 0) -> Iterat
         with opened:
             yield opened
             opened.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
             with contextlib.suppress(OSError):  # the permissions of the file that is replaced
                 part.chmod(stat.S_IMODE(target.stat().st_mode))
         part.replace(target)
-        flush_folder(target.parent)
+        if durable:
+            flush_folder(target.parent)
     except BaseException as error:
         with contextlib.suppress(OSError, ValueError):
             file.close()
@@ -381,8 +385,12 @@ def append_line(path: Path | str, line: str) -> None:
 
 
 def sha256(path: Path | str) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
-    with Path(path).open("rb") as file:
+    """The SHA-256 of a regular file's content, in hexadecimal.
+
+    Raises:
+        DataError: there is no such file, or it is a folder, a pipe or a device.
+    """
+    with os.fdopen(open_regular(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import cache_folder, write_json
 from recollect.common.locks import exclusive
+from recollect.common.reading import read_json
 
 if TYPE_CHECKING:
     import torch
@@ -249,9 +250,9 @@ def _limit_holds(limit: str) -> bool:
 
 def _remembered(path: Path) -> ProbeOutcome | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path, dict)
         return ProbeOutcome(found["works"] is True, str(found["how"]))
-    except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged
+    except (DataError, KeyError):  # not there, or damaged
         return None
 
 

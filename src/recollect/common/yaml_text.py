@@ -28,7 +28,10 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
-            return super().construct_object(node, deep)
+            value = super().construct_object(node, deep)
+            if isinstance(value, int) and value.bit_length() > 1024:  # Python writes out no number of 4,300 digits
+                raise ValueError("too large")
+            return value
         except yaml.YAMLError:
             raise
         # What PyYAML's constructors raise for "0x_", "!!int x", "!!bool x", 5,000 digits, …

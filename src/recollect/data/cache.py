@@ -12,7 +12,6 @@ import hashlib
 import mmap
 import os
 import struct
-import tempfile
 import threading
 import zlib
 from dataclasses import dataclass
@@ -22,7 +21,11 @@ from typing import Protocol
 import numpy as np
 import PIL
 
+from recollect.common.errors import DataError
+from recollect.common.files import atomic_write
 from recollect.common.memory import available_bytes
+from recollect.common.reading import open_regular
+from recollect.common.refusals import StorageError
 from recollect.data.image_set import ImageSet
 from recollect.data.transforms.crops import Pixels
 
@@ -153,7 +156,7 @@ class DiskCache:
     def get(self, index: int) -> Pixels | None:
         """The pixels of image ``index``, or None."""
         pixels = None
-        with contextlib.suppress(OSError):  # no entry, or no image: reading the image will say so
+        with contextlib.suppress(OSError, DataError):  # no entry, or no image: reading the image will say so
             path = self.path(index)
             pixels = self._read(path)
             if pixels is None:
@@ -169,7 +172,7 @@ class DiskCache:
         header = _HEADER.pack(_MAGIC, *pixels.shape[:2], zlib.crc32(pixels.data))
         try:
             self._write(self.path(index), header, pixels)
-        except OSError as error:
+        except (OSError, StorageError) as error:
             # A cache that cannot be written slows a run down; it must not end it.
             self._counters.full = f"it cannot be written ({error})"
 
@@ -179,22 +182,14 @@ class DiskCache:
 
     @staticmethod
     def _write(path: Path, header: bytes, pixels: Pixels) -> None:
-        # Not common.files.atomic_write: that waits for the disk, once an image. Here a torn entry after a power cut is
-        # harmless, since the checksum finds it.
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(header)
-                file.write(pixels.data.cast("B"))
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        # To wait for the disk once per image would be slow; a torn entry after a power cut is found by its checksum.
+        with atomic_write(path, durable=False) as file:
+            file.write(header)
+            file.write(pixels.data.cast("B"))
 
     def _read(self, path: Path) -> Pixels | None:
-        """The pixels of an entry; None if it is damaged. Raises FileNotFoundError if it does not exist."""
-        with path.open("rb") as file:
+        """The pixels of an entry; None if it is damaged. Raises DataError if there is none."""
+        with os.fdopen(open_regular(path), "rb") as file:
             length = os.fstat(file.fileno()).st_size
             if length < _HEADER.size:
                 return None

@@ -10,6 +10,7 @@ what is said about depth must be true: a rank beyond the depth given may arrive 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -157,9 +158,14 @@ def default_ks(items: int) -> list[int]:
 
 def checked_ks(ks: Sequence[int]) -> list[int]:
     """The ks in ascending order, without repetition."""
-    bad = [k for k in ks if isinstance(k, bool) or int(k) != k or k < 1]
-    if bad or not len(ks):
-        raise InputError(f"ks={list(ks)}: whole numbers from 1 on expected; a first place is k = 1.")
+    try:
+        sound = len(ks) > 0 and all(not isinstance(k, bool) and 1 <= operator.index(k) < 2**62 for k in ks)
+    except TypeError:  # a single number, text, a fraction
+        sound = False
+    if not sound:
+        raise InputError(
+            f"ks={ks!r}: a list of whole numbers from 1 on expected, e.g. [1, 10]; a first place is k = 1."
+        )
     return sorted({int(k) for k in ks})
 
 

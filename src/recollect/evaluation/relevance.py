@@ -134,7 +134,14 @@ class ByLists:
 
 def as_labels(labels: Any, what: str) -> NDArray[Any]:
     """Labels as a one-dimensional array of integers or of strings."""
-    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    try:
+        array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # sparse, without values ("meta"), lists of different lengths
+        raise InputError(f"{what}: not an array of labels ({str(error).splitlines()[0]}).") from error
     if array.ndim != 1:
         raise InputError(f"{what}: one label a vector expected, but the shape is {tuple(array.shape)}.")
     if array.dtype.kind in "iub" or array.size == 0:

@@ -280,6 +280,8 @@ def query_tile(
 def longest(vectors: Tensor) -> float:
     """A bound on the lengths of the vectors, rounded up coarsely so that tiles of unit vectors share one."""
     length = float(torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64).max())
+    if not math.isfinite(length):  # finite vectors whose squares are not: refused by ``check_range``
+        return math.inf
     return 0.0 if length == 0 else 2.0 ** (math.ceil(16 * math.log2(length)) / 16)
 
 

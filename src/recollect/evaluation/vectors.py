@@ -131,6 +131,8 @@ def _opened(part: ArrayLike, what: str) -> Any:
             part = np.asarray(part, dtype=np.float32)
         except (TypeError, ValueError) as error:
             raise InputError(f"{what}: not an array of vectors ({error}).") from error
+    if isinstance(part, Tensor) and (part.is_meta or part.layout != torch.strided):
+        raise InputError(f"{what}: an ordinary (dense) tensor that holds values expected, not a {part.layout} one.")
     if part.ndim != 2:
         raise InputError(f"{what}: N × d vectors expected, one a row, but the shape is {tuple(part.shape)}.")
     if part.shape[1] == 0:

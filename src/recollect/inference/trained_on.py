@@ -23,6 +23,10 @@ from recollect.data import ImageSet
 from recollect.inference.content_keys import KEY_BYTES, Keys, content_keys, set_digest
 
 FILE = "trained_on.npz"
+_REMEDY = (
+    "Put a whole copy of it back. Without one, remove it: which classes and images the run was trained on is then no "
+    "longer checked."
+)
 
 
 @dataclass(frozen=True)
@@ -70,14 +74,16 @@ def read_trained_on(run: Path) -> TrainedOn | None:
     """
     if not (run / FILE).is_file():
         return None
-    arrays = read_npz(run / FILE)
     try:
+        arrays = read_npz(run / FILE)
         facts = parse_json(arrays["facts"].astype(np.uint8).tobytes().decode(), str(run / FILE), dict)
         keys = arrays["images"].astype(np.uint8).reshape(-1, KEY_BYTES)
         trained, validating = (frozenset(map(str, facts[key])) for key in ("classes", "validation_classes"))
         return TrainedOn(str(facts["data"]), str(facts["digest"]), trained, validating, keys)
+    except DataError as error:
+        raise DataError(f"{error} {_REMEDY}") from error
     except (KeyError, ValueError, TypeError) as error:
-        raise DataError(f"{run / FILE}: damaged ({error}). Put a whole copy of it back, or remove it.") from error
+        raise DataError(f"{run / FILE}: damaged ({error}). {_REMEDY}") from error
 
 
 def refuse_other_training_images(run: Path, train: ImageSet) -> None:

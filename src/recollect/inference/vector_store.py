@@ -36,6 +36,7 @@ from recollect.common.console import ProgressLine
 from recollect.common.errors import DataError, DataWarning, RecollectError
 from recollect.common.files import atomic_write, cache_folder, write_json
 from recollect.common.locks import exclusive
+from recollect.common.reading import open_regular
 from recollect.inference.content_keys import KEY_BYTES, Keys
 
 Rows = NDArray[np.float32]
@@ -266,12 +267,12 @@ class _File:
 
     def is_sound(self) -> bool:
         try:
-            with self.path.open("rb") as file:
+            with os.fdopen(open_regular(self.path), "rb") as file:
                 file.seek(12)  # behind the magic and the checksum itself
                 found = 0
                 while block := file.read(1 << 20):
                     found = zlib.crc32(block, found)
-        except OSError:
+        except (OSError, DataError):
             return False
         return found == self.checksum
 
@@ -279,7 +280,7 @@ class _File:
 def _opened(path: Path) -> _File | None:
     """A part whose size is what its header says; None for anything else."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             header = file.read(_HEADER.size)
             if len(header) < _HEADER.size:
                 return None
@@ -292,7 +293,7 @@ def _opened(path: Path) -> _File | None:
                 return None
             keys = np.frombuffer(file.read(count * KEY_BYTES), np.uint8).reshape(count, KEY_BYTES)
         rows = np.memmap(path, "<f4", "r", begin, (count, *row))
-    except (OSError, ValueError, OverflowError, MemoryError):
+    except (OSError, DataError, ValueError, OverflowError, MemoryError):
         return None
     return _File(path, checksum, keys, rows)
 

@@ -64,8 +64,8 @@ def _check_pair(embeddings: Tensor, labels: Tensor, name: str, labels_name: str)
     if embeddings.numel() == 0:
         raise InputError(f"{name} are empty (shape {tuple(embeddings.shape)}): a batch needs at least one image.")
     longest = greatest_length(embeddings)
-    if not math.isfinite(longest):
-        row = int((~torch.isfinite(embeddings)).any(dim=1).nonzero()[0])
+    if not math.isfinite(longest) and len(rows := (~torch.isfinite(embeddings)).any(dim=1).nonzero()):
+        row = int(rows[0])
         raise InputError(
             f"{name} contain NaN or infinite values (first in row {row}): "
             "lower the learning rate, or look at the image of that row."

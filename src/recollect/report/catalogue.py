@@ -56,6 +56,7 @@ def embed_catalogue(
     skip_bad: bool = False,
     download: bool = False,
     overwrite: bool = False,
+    allow_outside: bool = False,
 ) -> Catalogue:
     """Embed images and write the catalogue.
 
@@ -67,6 +68,7 @@ def embed_catalogue(
         skip_bad: leave out images that cannot be read, with a warning, instead of stopping.
         download: fetch an initialisation's weights if they are not here.
         overwrite: replace ``out``.
+        allow_outside: follow symbolic links that leave a folder of ``inputs``.
 
     Raises:
         InputError: ``out`` exists or is no ``.npz``. DataError, ImageError, WeightsError: what cannot be read.
@@ -77,7 +79,7 @@ def embed_catalogue(
     if out.exists() and not overwrite:
         raise InputError(f"{out} exists already: choose another --out, or allow it to be replaced (--overwrite).")
     make_folder_for(out)
-    listed = list_images(inputs)
+    listed = list_images(inputs, allow_outside=allow_outside)
     if listed.left_out:
         logger.info(summary(len(listed.paths), listed.left_out))
     opened = open_model(model, weights=weights, download=download, device=device, dim=dim)
@@ -90,7 +92,9 @@ def embed_catalogue(
         source["skipped"] = [{"name": bad.name, "reason": bad.reason} for bad in found.skipped]
     if not kept:
         raise DataError("none of the images could be read.")
-    labels = None if listed.labels is None else [listed.labels[index] for index in kept]
+    # Images beside the class folders have no class: labels of a part of the images would be taken for all of them.
+    named = listed.labels is not None and all(listed.labels)
+    labels = [listed.labels[index] for index in kept] if named and listed.labels is not None else None
     if listed.root is not None:
         source["root"] = str(listed.root)
     catalogue = Catalogue(rows[kept], [listed.names[index] for index in kept], labels, source)

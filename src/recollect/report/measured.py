@@ -86,9 +86,10 @@ def measure(
     try:
         whole = load(data.name, root or data.root, chosen, **data.options)
     except RecollectError as error:
-        kept = read_kept(path)
+        said: list[str] = []
+        kept = read_kept(path, said)
         if kept is None or kept.shown.split != chosen:
-            raise
+            raise DataError(" ".join([str(error), *said])) from error
         remark = f"The images are not at hand, so the vectors of an earlier report were used. ({error})"
         return _evaluated(run, kept, [remark])
     screened = screen(whole, content_keys(whole), read_trained_on(run.folder.path))
@@ -124,7 +125,7 @@ def measure(
         remarks += [f"Left out, because it cannot be read: {bad.name} ({bad.reason})" for bad in found.skipped[:20]]
         kept.vectors[name], kept.words[name] = found.vectors, opened.weights
         kept.keys[name] = weights_digest(opened.embedder)
-    earlier = read_kept(path)
+    earlier = read_kept(path, remarks)
     if earlier is None or earlier.keys != kept.keys:
         write_kept(path, kept, remarks)
     return _evaluated(run, kept, list(dict.fromkeys(remarks)))

@@ -75,8 +75,17 @@ def write_kept(path: Path, kept: Kept, remarks: list[str]) -> None:
         remarks.append(f"The vectors could not be kept in {path}: {error}")
 
 
-def read_kept(path: Path) -> Kept | None:
-    """What an earlier report kept; None when there is nothing, or nothing whole."""
+def read_kept(path: Path, remarks: list[str]) -> Kept | None:
+    """What an earlier report kept; None when there is nothing, or nothing whole, which ``remarks`` is told."""
+    if not path.exists():
+        return None
+    kept = _read(path)
+    if kept is None:
+        remarks.append(f"The vectors kept in {path} are damaged and are not used.")
+    return kept
+
+
+def _read(path: Path) -> Kept | None:
     try:
         archive = read_npz(path)
         facts = parse_json(str(archive["facts"]), str(path), dict)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from recollect.common.console import ProgressLine
 from recollect.common.errors import DataError, InputError, RecollectError
 from recollect.data import load
+from recollect.inference.run_files import RunFiles
 from recollect.inference.trained_on import read_trained_on
 from recollect.search.addresses import is_index
 from recollect.search.encoder import Encoder, open_encoder
@@ -58,7 +58,7 @@ def calibrate_target(
                 vectors, labels = _of_index(index)
                 name = "the labelled images of the index"
             else:
-                (images, labels), name = _labelled(data, root, split), data
+                (images, labels), name = _labelled(data, root, split, remarks), data
                 images, labels = _not_trained_on(images, labels, index.model.get("model"), data, remarks)
                 vectors = stored_vectors(_embedded(index.encoder, images), index.generation)
                 vectors, labels = _readable(vectors, labels, remarks)
@@ -68,7 +68,7 @@ def calibrate_target(
     if data is None:
         raise InputError("name labelled images with --data, of classes that the model was not trained on.")
     encoder = open_encoder(target, **opening)
-    images, labels = _labelled(data, root, split)
+    images, labels = _labelled(data, root, split, remarks)
     images, labels = _not_trained_on(images, labels, encoder.note.get("model"), data, remarks)
     vectors, labels = _readable(_embedded(encoder, images), labels, remarks)
     found = calibrate(vectors, labels, fingerprint=encoder.fingerprint, data=data, **rates)
@@ -87,9 +87,10 @@ def _of_index(index: Index) -> tuple[NDArray[np.float32], list[str]]:
     return vectors, [item.metadata["label"] for item in items]
 
 
-def _labelled(data: str, root: str | Path | None, split: str) -> Labelled:
+def _labelled(data: str, root: str | Path | None, split: str, remarks: list[str]) -> Labelled:
     if root is None and Path(data).exists():
-        listed, _ = list_images(data)
+        listed, left_out = list_images(data)
+        remarks += left_out
         parts = {entry.metadata["split"] for entry in listed if "split" in entry.metadata}
         kept = [
             entry
@@ -119,19 +120,19 @@ def _not_trained_on(images: list[Any], labels: list[str], model: Any, data: str,
 
 
 def _training_classes(run: Path, data: str) -> set[str]:
+    files = RunFiles(run)
+    if not files.is_run:
+        return set()
+    own = files.read_config().data
+    if own.name != data and (own.root is None or Path(own.root).resolve() != Path(data).resolve()):
+        return set()
+    if (noted := read_trained_on(run)) is not None:
+        return set(noted.classes | noted.validation_classes)
     try:
-        settings = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["data"]
-        name, root = settings["name"], settings.get("root")
-        if name != data and (root is None or Path(root).resolve() != Path(data).resolve()):
-            return set()
-        if (noted := read_trained_on(run)) is not None:
-            return set(noted.classes | noted.validation_classes)
         with warnings.catch_warnings():  # a run of an earlier version, which noted nothing
             warnings.simplefilter("ignore")
-            return set(
-                load(name, root, settings.get("train_split", "train"), **(settings.get("options") or {})).class_names
-            )
-    except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError, RecollectError):
+            return set(load(own.name, own.root, own.train_split, **own.options).class_names)
+    except RecollectError:
         return set()
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from recollect.common.console import ProgressLine
 from recollect.common.errors import DataError, ImageError
+from recollect.common.refusals import unreadable
 from recollect.common.unit_prefix import unit_prefix
 from recollect.search.encoder import Encoder
 from recollect.search.indexed_files import IndexedFile, digest_of, stamp_of
@@ -91,8 +92,8 @@ def _wanted(image: Any, name: str, metadata: dict[str, str], changes: SyncChange
     try:
         stamp = stamp_of(image) if isinstance(image, Path) else ""
         digest, picture = digest_of(image)
-    except OSError as error:
-        changes.skipped.append(f"{image}: {error.strerror or error}.")
+    except (OSError, DataError) as error:
+        changes.skipped.append(str(error) if isinstance(error, DataError) else unreadable(error, image))
         return None
     source = str(image.resolve()) if isinstance(image, Path) else ""
     if isinstance(image, Path):

@@ -17,6 +17,8 @@ from PIL import Image
 from recollect.common.decode import IMAGE_SUFFIXES
 from recollect.common.errors import DataError, InputError
 from recollect.common.files import inside, sha256
+from recollect.common.reading import read_text
+from recollect.common.refusals import unreadable
 
 SPLITS = ("train", "test", "val")
 
@@ -60,7 +62,8 @@ def list_images(
     else:
         raise DataError(f"{root}: no such folder or .csv file.")
     if not found:
-        raise DataError(f"{root}: no images found (looked for {', '.join(sorted(IMAGE_SUFFIXES))}).")
+        why = f" {remarks[0]}" if remarks else ""
+        raise DataError(f"{root}: no images found (looked for {', '.join(sorted(IMAGE_SUFFIXES))}).{why}")
     return found, remarks
 
 
@@ -87,7 +90,11 @@ def _walk(root: Path, folder: str, allow_outside: bool, remarks: list[str], abov
         if entry.name.startswith((".", "__MACOSX")):
             continue
         name = f"{folder}/{entry.name}" if folder else entry.name
-        is_folder = entry.is_dir()
+        try:
+            is_folder = entry.is_dir()
+        except OSError as error:  # a link that leads to itself
+            remarks.append(f"{unreadable(error, root / name)} It is skipped.")
+            continue
         if not is_folder and Path(entry.name).suffix.lower() not in IMAGE_SUFFIXES:
             continue
         if not _is_text(entry.name):
@@ -107,14 +114,17 @@ def _is_text(name: str) -> bool:
 
 
 def _stays(root: Path, path: Path) -> bool:
-    return path.resolve().is_relative_to(root.resolve())
+    try:
+        return path.resolve().is_relative_to(root.resolve())
+    except (OSError, RuntimeError):  # links in a circle
+        return False
 
 
 def _csv(path: Path, prefix: str, allow_outside: bool, remarks: list[str]) -> Iterator[IndexedFile]:
     seen: dict[str, int] = {}
     missing = 0
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with io.StringIO(read_text(path), newline="") as file:
             reader = csv.DictReader(file, restkey="", restval="")
             reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
             if "path" not in reader.fieldnames:
@@ -142,8 +152,8 @@ def _csv(path: Path, prefix: str, allow_outside: bool, remarks: list[str]) -> It
                     key: value.strip() for key, value in row.items() if key and isinstance(value, str) and value.strip()
                 }
                 yield IndexedFile(identity, file_path, {"name": file_path.name, **columns})
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: not a CSV file in UTF-8 ({error}).") from error
+    except csv.Error as error:
+        raise DataError(f"{path}: not a CSV file ({error}).") from error
     if missing > 5:
         remarks.append(f"{path}: {missing:,} files are not there in all.")
 

@@ -7,8 +7,9 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from recollect.common.errors import ConfigError
+from recollect.common.errors import ConfigError, DataError
 from recollect.common.imports import require
+from recollect.common.reading import read_text
 from recollect.search.index import Index
 
 TOKEN = "RECOLLECT_TOKEN"
@@ -24,9 +25,9 @@ def find_token(file: Path | None) -> tuple[str, bool]:
     """
     if file is not None:
         try:
-            token = file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{file}: the token cannot be read ({error}).") from error
+            token = read_text(file).strip()
+        except DataError as error:
+            raise ConfigError(f"the token cannot be read. {error}") from error
     elif (token := os.environ.get(TOKEN, "").strip()) == "":
         return secrets.token_urlsafe(24), True
     if len(token) < 16 or not token.isascii() or not token.isprintable():
