@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,25 @@ def test_damaged_entries_are_removed_and_made_again(files: ImageSet, tmp_path: P
     assert not entry.exists()
     fresh.put(0, pixels(0))
     assert np.array_equal(fresh.get(0), pixels(0))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes of Unix")
+def test_a_pipe_in_the_place_of_an_entry_is_not_waited_for(files: ImageSet, tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path / "cache", files, "")
+    cache.put(0, pixels(0))
+    cache.path(0).unlink()
+    os.mkfifo(cache.path(0))
+    assert cache.get(0) is None
+
+
+def test_what_a_killed_process_was_writing_is_removed(files: ImageSet, tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path / "cache", files, "")
+    stray = cache.path(0).with_name(f".{cache.path(0).name}.4000000-0123abcd.part")
+    stray.parent.mkdir(parents=True)
+    stray.write_bytes(b"half")
+    cache.put(0, pixels(0))
+    assert not stray.exists()
+    assert np.array_equal(cache.get(0), pixels(0))
 
 
 def test_a_mapped_entry_can_be_written_to_without_reaching_the_file(files: ImageSet, tmp_path: Path) -> None:

@@ -127,6 +127,17 @@ def test_damaged_parts_are_made_again_with_a_remark(tmp_path: Path, damage: str)
     assert compute.computed == 0
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes of Unix")
+def test_a_pipe_in_the_place_of_a_part_is_not_waited_for(tmp_path: Path) -> None:
+    VectorStore({}, tmp_path).rows(keys_of([1, 2]), Counting([1, 2]))
+    path = next(tmp_path.rglob("*.rows"))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.warns(DataWarning, match="damaged"):
+        rows = VectorStore({}, tmp_path).rows(keys_of([1, 2]), Counting([1, 2]))
+    assert rows.tolist() == [[1, 2], [2, 3]]
+
+
 def test_a_place_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     store = VectorStore({}, tmp_path / "file")

@@ -104,6 +104,8 @@ def test_a_damaged_store_is_made_again(runs: Path, damage: bytes | str) -> None:
     assert first.trained is not None
     assert again.trained is not None
     assert np.array_equal(first.trained.vectors, again.trained.vectors)
+    assert any("damaged" in remark for remark in again.remarks)
+    assert not any("damaged" in remark for remark in measure(read_run(runs / "first")).remarks)
 
 
 def test_without_images_the_kept_vectors_serve(made: Path, tmp_path: Path) -> None:

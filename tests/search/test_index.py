@@ -192,11 +192,24 @@ def test_images_are_added_and_removed(index: Index, photos: Path, tmp_path: Path
 def test_bad_files_are_skipped_and_named(index: Index, photos: Path) -> None:
     (photos / "class0" / "bad.png").write_bytes(b"not an image")
     (photos / "class0" / "link.png").symlink_to("/etc/hostname")
+    (photos / "circle").symlink_to("circle")
+    (photos / "circle.png").symlink_to("circle.png")
+    os.mkfifo(photos / "class0" / "pipe.png")
     done = index.sync(photos)
     assert done.added == 20
-    assert len(done.skipped) == 2
+    assert len(done.skipped) == 4
+    assert "pipe.png" in " ".join(done.skipped)
+    assert "circle" in " ".join(done.skipped)
     assert "bad.png" in " ".join(done.skipped)
     assert "leaves the folder" in " ".join(done.skipped)
+
+
+def test_a_folder_of_names_that_are_not_text_says_so(index: Index, photos: Path, tmp_path: Path) -> None:
+    folder = os.path.join(os.fsencode(tmp_path), b"names")  # noqa: PTH118 - not text
+    os.mkdir(folder)  # noqa: PTH102
+    shutil.copy(photos / "class0" / "0.png", os.path.join(folder, b"\xff.png"))  # noqa: PTH118
+    with pytest.raises(DataError, match="UTF-8"):
+        index.sync(tmp_path / "names")
 
 
 def test_vectors_of_another_model_are_refused(address: str, photos: Path) -> None:

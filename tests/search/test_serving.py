@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -40,6 +41,10 @@ def test_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         find_token(file)
     with pytest.raises(ConfigError, match="cannot be read"):
         find_token(tmp_path / "nothing")
+    if sys.platform != "win32":
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(ConfigError, match="pipe"):  # and not waited for
+            find_token(tmp_path / "pipe")
 
 
 def test_host_names() -> None:

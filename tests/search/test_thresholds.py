@@ -5,10 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.common.errors import DataError, InputError
+from recollect.config.overrides import as_mapping, resolve
 from recollect.data import load
 from recollect.inference.trained_on import trained_on
 from recollect.models import Embedder
@@ -112,7 +114,8 @@ def test_classes_trained_on_are_left_out(tmp_path: Path) -> None:
     run = tmp_path / "run"
     torch.manual_seed(0)
     Embedder.create("tiny", size=16, dim=8).save(run)
-    (run / "config.yaml").write_text(f"data: {{name: folder, root: {photos}}}\n")
+    config = as_mapping(resolve(None, {"data.name": "folder", "data.root": str(photos)}))
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
     images = load("folder", photos, "train", class_split="alphabet")
     trained_on(images).write(run)
     assert calibrating._training_classes(run, str(photos)) == {f"class{n}" for n in range(4)}
@@ -123,3 +126,6 @@ def test_classes_trained_on_are_left_out(tmp_path: Path) -> None:
     assert "left out" in remarks[0]
     with pytest.raises(DataError, match="on others"):
         calibrating._not_trained_on(["a"], ["class0"], run, str(photos), remarks)
+    (run / "trained_on.npz").write_bytes(b"damaged")
+    with pytest.raises(DataError, match="Put a whole copy"):  # not taken for a run that noted nothing
+        calibrating._training_classes(run, str(photos))

@@ -18,7 +18,6 @@ from recollect.common.decode import IMAGE_SUFFIXES
 from recollect.common.errors import DataError, InputError
 from recollect.common.files import inside, sha256
 from recollect.common.reading import read_text
-from recollect.common.refusals import unreadable
 
 SPLITS = ("train", "test", "val")
 
@@ -68,7 +67,7 @@ def list_images(
 
 
 def _folder(root: Path, prefix: str, allow_outside: bool, remarks: list[str]) -> Iterator[IndexedFile]:
-    tops = {entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")}
+    tops = {entry.name for entry in os.scandir(root) if _is_folder(entry) and not entry.name.startswith(".")}
     in_splits = "train" in tops and tops <= set(SPLITS)
     for name in _walk(root, "", allow_outside, remarks, frozenset()):
         parts = name.split("/")
@@ -90,11 +89,7 @@ def _walk(root: Path, folder: str, allow_outside: bool, remarks: list[str], abov
         if entry.name.startswith((".", "__MACOSX")):
             continue
         name = f"{folder}/{entry.name}" if folder else entry.name
-        try:
-            is_folder = entry.is_dir()
-        except OSError as error:  # a link that leads to itself
-            remarks.append(f"{unreadable(error, root / name)} It is skipped.")
-            continue
+        is_folder = _is_folder(entry)
         if not is_folder and Path(entry.name).suffix.lower() not in IMAGE_SUFFIXES:
             continue
         if not _is_text(entry.name):
@@ -107,6 +102,13 @@ def _walk(root: Path, folder: str, allow_outside: bool, remarks: list[str], abov
             yield from _walk(root, name, allow_outside, remarks, above | {real})
         else:
             yield name
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself
+        return False
 
 
 def _is_text(name: str) -> bool:
