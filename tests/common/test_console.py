@@ -127,3 +127,11 @@ def test_the_line_ends_when_the_work_fails(terminal: Console) -> None:
     with pytest.raises(RuntimeError), line:
         raise RuntimeError
     assert not line._progress.live.is_started
+
+
+def test_a_line_inside_another_is_not_live() -> None:
+    for _ in range(2):
+        with ProgressLine("outside", 1, quiet=False) as outside, ProgressLine("inside", 1, quiet=False) as inside:
+            inside.advance()
+            outside.advance()
+            assert [line._progress.live.is_started for line in (outside, inside)] == [True, False]

@@ -11,7 +11,12 @@ import pytest
 from recollect.search.store_protocol import Item
 from search import servers
 
-KINDS = ("sqlite", "postgres", pytest.param("milvus", marks=pytest.mark.slow))
+KINDS = (
+    "sqlite",
+    "postgres",
+    pytest.param("milvus", marks=pytest.mark.slow),
+    pytest.param("milvus-standalone", marks=pytest.mark.slow),
+)
 
 
 def fresh_address(kind: str, folder: Path) -> str:
@@ -22,7 +27,7 @@ def fresh_address(kind: str, folder: Path) -> str:
     if kind == "postgres":
         address = servers.postgres()
         return f"{address}{'&' if '?' in address else '?'}index={name}"
-    return f"{servers.milvus()}/{name}"
+    return f"{servers.milvus_standalone() if kind == 'milvus-standalone' else servers.milvus()}/{name}"
 
 
 def vectors(count: int, dim: int = 8, seed: int = 0) -> np.ndarray:

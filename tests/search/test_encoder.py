@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from recollect.common.errors import ConfigError, ImageError
+from recollect.inference.embedding_sets import embed_files
 from recollect.models import Embedder
 from recollect.search import Index, OtherModelError
-from recollect.search.encoder import Encoder, fingerprint, open_encoder
+from recollect.search.encoder import Encoder, ModelEncoder, fingerprint, open_encoder
 from search.toy_model import ToyEncoder, make_photos
 
 
@@ -39,6 +40,31 @@ def test_vectors_are_the_embedders(tmp_path: Path) -> None:
     with pytest.raises(ImageError):
         encoder.embed([b"junk"])
     assert open_encoder(Embedder.load(model)).fingerprint == encoder.fingerprint
+
+
+def test_files_that_another_verb_has_embedded_do_not_go_through_the_network_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
+    model, photos = _saved(tmp_path / "model"), make_photos(tmp_path / "photos")
+    paths = sorted(photos.rglob("*.png"))
+    embed_files(Embedder.load(model), paths[:15])
+    encoder = ModelEncoder(embedder := Embedder.load(model), {"model": None})
+    embedded: list[int] = []
+    first = next(module for module in embedder.modules() if isinstance(module, torch.nn.Conv2d))
+    first.register_forward_hook(lambda module, inputs, output: embedded.append(len(inputs[0])))
+    (photos / "class3" / "broken.png").write_bytes(b"junk")
+    bad: dict[int, ImageError] = {}
+    asked = [*paths, paths[0], photos / "class3" / "broken.png"]
+    rows = encoder.embed(asked, bad.__setitem__)
+    assert sum(embedded) == 5
+    assert list(bad) == [21]
+    assert "broken.png" in str(bad[21])
+    assert np.isnan(rows[21]).all()
+    expected = embedder.embed(paths, progress=False).numpy()
+    np.testing.assert_allclose(rows[:21], expected[[*range(20), 0]], atol=1e-6)
+    with pytest.raises(ImageError, match=r"broken\.png"):
+        encoder.embed(asked)
 
 
 def test_a_fingerprint_changes_with_weights_and_preprocessing(tmp_path: Path) -> None:

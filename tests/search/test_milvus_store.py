@@ -13,23 +13,25 @@ import pytest
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.search import IndexBusyError, StoreError, open_store
-from recollect.search.milvus_store import _decoded, _key, _parsed
+from recollect.search.milvus_rows import decoded, encoded, parsed
 from search.stores import fresh_address, items, vectors
 
 
 def test_addresses() -> None:
-    options, name, shown, consistency = _parsed("milvus://me:secret@host/shoes?db=shop&secure=1&consistency=Bounded")
+    options, name, shown, consistency = parsed("milvus://me:secret@host/shoes?db=shop&secure=1&consistency=Bounded")
     assert options == {"uri": "https://host:19530", "token": "me:secret", "db_name": "shop"}
     assert (name, consistency) == ("shoes", "Bounded")
     assert "secret" not in shown
-    for wrong in ("milvus://host", "milvus://host/a-b", "milvus://host/a?x=1", "milvus://host/a?consistency=Much"):
-        with pytest.raises(ConfigError):
-            _parsed(wrong)
+    assert parsed("milvus://me:p%40ss@[::1]:1/a")[0] == {"uri": "http://[::1]:1", "token": "me:p@ss"}
+    for wrong in ("host", "host/a-b", "host/a?x=1", "host/a?consistency=Much", "host:port/a", "[::1/a"):
+        with pytest.raises(ConfigError) as raised:
+            parsed(f"milvus://me:secret@{wrong}")
+        assert "secret" not in str(raised.value)
 
 
 def test_columns_of_any_name() -> None:
     names = ["label", "0x41", 'a"b', "ü", "", "x y"]
-    assert _decoded({_key(name): "v" for name in names}) == dict.fromkeys(names, "v")
+    assert decoded(encoded(dict.fromkeys(names, "v"))) == dict.fromkeys(names, "v")
 
 
 def test_a_server_that_is_not_there_is_said() -> None:

@@ -89,12 +89,13 @@ def test_the_command_serves_and_stops(tmp_path: Path) -> None:
 @pytest.mark.skipif(
     shutil.which("schemathesis", path=str(Path(sys.executable).parent)) is None, reason="no schemathesis"
 )
-def test_no_request_that_fits_the_description_breaks_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("token", ["a-token-of-some-length", None])
+def test_no_request_that_fits_the_description_breaks_it(token: str | None, tmp_path: Path) -> None:
     photos = make_photos(tmp_path / "photos")
     program = Path(sys.executable).with_name("schemathesis")
     with Index.create(tmp_path / "x.index", ToyEncoder()) as index:
         index.sync(photos)
-        with running(index, token="a-token-of-some-length", max_bytes=100_000) as client:
+        with running(index, token=token, max_bytes=100_000) as client:
             done = subprocess.run(
                 [program, "run", f"{client.address}/openapi.json", "--checks",
                  "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",

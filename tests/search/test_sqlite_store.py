@@ -178,10 +178,11 @@ def test_addresses(tmp_path: Path) -> None:
         f"{tmp_path}/mine.py:Other",
         f"{tmp_path}/mine.py:value",
         "no.such.module:Store",
-        "ftp://somewhere/x",
+        "ftp://me:secret@somewhere/x",
     ):
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError) as raised:
             open_store(wrong)
+        assert "secret" not in str(raised.value)
     assert is_index("postgresql://x/y")
     assert is_index("some.module:Store")
     assert not is_index(tmp_path)

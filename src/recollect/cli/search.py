@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import AsJson, Device, Dim, MaxPixels, Quiet, SkipBad, print_json
+from recollect.cli.options import AsJson, Device, Dim, MaxPixels, Quiet, SkipBad, print_json, remark_aside
 from recollect.common.words import printable
 
 
@@ -52,7 +52,7 @@ def search(
             f"an index has vectors of one length: make one of {dim} numbers with recollect index --dim {dim}."
         )
     else:
-        answers, shown, count = _in_index(index, queries, top, where or [], exact, model, weights, device)
+        answers, shown, count = _in_index(index, queries, top, where or [], exact, model, weights, device, skip_bad)
     _show(answers, as_json)
     if html is not None:
         path = write_search_page(html, shown, count, overwrite=overwrite)
@@ -102,13 +102,16 @@ def _in_index(
     model: str | None,
     weights: str | None,
     device: str | None,
+    skip_bad: bool,
 ) -> tuple[list[dict[str, Any]], list[Any], int]:
     from recollect.report.search_page import Asked, ShownResult
     from recollect.search import Index
     from recollect.search.queries import ask, parse_pairs
 
     with Index.open(address, model, device=device, **({} if weights is None else {"weights": weights})) as index:
-        found = ask(index, queries, top, parse_pairs(where, "--where"), exact=exact)
+        found, remark = ask(index, queries, top, parse_pairs(where, "--where"), exact=exact, skip_bad=skip_bad)
+        if remark is not None:
+            remark_aside(remark)
         shown = []
         for answer in found:
             results = [

@@ -106,13 +106,15 @@ class ProgressLine:
         unit: what is counted.
         quiet: say nothing; by default as ``--quiet`` says.
         done: units that were done before, by an earlier process.
-        live: show a live line in a terminal. Not inside work that has one already.
+        live: show a live line in a terminal. Inside work that has one already, there is none either way.
         clock: tells the time in seconds.
 
     Examples:
         >>> with ProgressLine("embedding", total=2, quiet=True) as line:
         ...     _ = line.advance(2, note="loss 0.31")
     """
+
+    _entered = 0
 
     def __init__(
         self,
@@ -144,16 +146,21 @@ class ProgressLine:
         self._task = self._progress.add_task(description, total=total, completed=done, note="")
         self._description, self._total, self._unit, self._clock = description, total, unit, clock
         self._before, self._done = done, done
+        self._is_inside = False
         self._began = self._told = clock()
 
     def __enter__(self) -> ProgressLine:
-        self._progress.start()
+        self._is_inside = ProgressLine._entered > 0
+        ProgressLine._entered += 1
+        if not self._is_inside:
+            self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.stop()
+        ProgressLine._entered -= 1
 
     def advance(self, count: int = 1, note: str | None = None) -> str | None:
         """Count ``count`` more units done; ``note`` replaces the text at the end of the line.
@@ -169,6 +176,8 @@ class ProgressLine:
         now = self._clock()
         if now - self._told < _seconds_between_lines:
             return None
+        if self._is_inside and self._done == self._total:
+            return None  # what it is inside of says so
         self._told = now
         text = self._plain(now - self._began, note or "")
         if not self._silent:

@@ -48,16 +48,33 @@ class Encoder(Protocol):
 
 
 class ModelEncoder:
-    """An ``Embedder`` as an ``Encoder``."""
+    """An ``Embedder`` as an ``Encoder``. Of files, it knows the vectors that any verb has computed before.
 
-    def __init__(self, embedder: Embedder, note: dict[str, Any], *, device: str | None = None, batch_size: int = 64):
-        self._embedder, self._device, self._batch_size = embedder, device, batch_size
+    Args:
+        embedder: the network.
+        note: see ``Encoder``.
+        frozen: up to where training left the network as it was, if that is known.
+        device: where to compute. batch_size: images per batch.
+    """
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        note: dict[str, Any],
+        *,
+        frozen: str | None = None,
+        device: str | None = None,
+        batch_size: int = 64,
+    ) -> None:
+        self._embedder, self._frozen, self._device, self._batch_size = embedder, frozen, device, batch_size
         self.dim = int(embedder.dim)
         self.fingerprint = fingerprint(embedder)
         self.note = {**note, "name": embedder.config.init}
 
     def embed(self, images: Sequence[Any], on_bad: OnBad | None = None) -> NDArray[np.float32]:
         """Vectors of images."""
+        if images and all(isinstance(image, str | Path) for image in images):
+            return self._of_files([Path(image) for image in images], on_bad)
         rows = self._embedder.embed(
             images,
             batch_size=self._batch_size,
@@ -67,6 +84,25 @@ class ModelEncoder:
         )
         vectors: NDArray[np.float32] = rows.numpy()
         return vectors
+
+    def _of_files(self, paths: Sequence[Path], on_bad: OnBad | None) -> NDArray[np.float32]:
+        from recollect.inference.embedding_sets import embed_files
+
+        found = embed_files(
+            self._embedder,
+            paths,
+            frozen=self._frozen,
+            batch_size=self._batch_size,
+            device=self._device,
+            on_bad_image="error" if on_bad is None else "skip",
+            keep=False,  # an index keeps its vectors itself
+        )
+        if on_bad is not None:
+            skipped = {bad.name: ImageError(bad.reason, bad.kind) for bad in found.skipped}
+            for number, path in enumerate(paths):
+                if (error := skipped.get(str(path.absolute()))) is not None:
+                    on_bad(number, error)
+        return found.vectors
 
 
 def open_encoder(
@@ -96,7 +132,7 @@ def open_encoder(
     if opened.remark is not None:
         warnings.warn(opened.remark, DataWarning, stacklevel=2)
     note = {"model": opened.source["model"], "weights": opened.source.get("weights")}
-    return ModelEncoder(opened.embedder, note, device=device, batch_size=batch_size)
+    return ModelEncoder(opened.embedder, note, frozen=opened.frozen, device=device, batch_size=batch_size)
 
 
 def fingerprint(embedder: Embedder) -> str:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from recollect.common.errors import DataError, InputError
 from recollect.search import approximate_search as approximation
 from recollect.search.addresses import open_store
-from recollect.search.encoder import Encoder, open_encoder
+from recollect.search.encoder import Encoder, OnBad, open_encoder
 from recollect.search.filling import SyncChanges, add_images, refill, stored_vectors, sync_images
 from recollect.search.indexed_files import list_images
 from recollect.search.opened_index import OpenedIndex, OtherModelError
@@ -259,10 +259,13 @@ class Index(OpenedIndex):
                     raise
         raise AssertionError("unreachable")
 
-    def embed(self, images: Sequence[Any]) -> tuple[NDArray[np.float32], str]:
-        """Vectors of images by the index's model, and its fingerprint, which ``search_vectors`` takes."""
+    def embed(self, images: Sequence[Any], on_bad: OnBad | None = None) -> tuple[NDArray[np.float32], str]:
+        """Vectors of images by the index's model, and its fingerprint, which ``search_vectors`` takes.
+
+        Images that cannot be read: see ``Encoder.embed``.
+        """
         encoder = self.encoder
-        return encoder.embed(list(images)), encoder.fingerprint
+        return encoder.embed(list(images), on_bad), encoder.fingerprint
 
     def search_vectors(
         self,

@@ -18,15 +18,24 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.common.errors import ConfigError, InputError
+from recollect.common.errors import InputError
 from recollect.common.imports import require
-from recollect.search.loaded_vectors import LoadedVectors
 from recollect.search.milvus_lock import ClaimLock
+from recollect.search.milvus_rows import (
+    brief,
+    condition_of,
+    decoded,
+    encoded,
+    item_of,
+    parsed,
+    picture_rows,
+    quoted,
+    search_by_reading,
+)
 from recollect.search.store_protocol import (
     Hit,
     Item,
@@ -35,14 +44,13 @@ from recollect.search.store_protocol import (
     Where,
     checked_queries,
     checked_vectors,
-    clean_where,
     in_order,
 )
 
 _COLUMNS = ["id", "digest", "source", "stamp", "metadata"]
 _PAGE = 1000
 _TEXT = 65_535  # Milvus's longest text
-_PART = 45_000  # bytes of a picture in one row: 60,000 characters in base64
+_LONGEST = 16_384  # and its longest list of results
 _COUNTED = 20_000  # items looked at for the values of a column; Milvus cannot group
 
 
@@ -64,12 +72,12 @@ class MilvusStore:
     @classmethod
     def open(cls, address: str, *, create: bool = False) -> MilvusStore:
         """Open the index of an address."""
-        options, name, shown, consistency = _parsed(address)
+        options, name, shown, consistency = parsed(address)
         pymilvus = require("pymilvus", "milvus", "an index in Milvus")
         try:
             client = pymilvus.MilvusClient(**options)
         except pymilvus.MilvusException as error:
-            raise StoreError(f"{shown}: the server cannot be reached ({_brief(error)}).") from error
+            raise StoreError(f"{shown}: the server cannot be reached ({brief(error)}).") from error
         store = cls(client, pymilvus.MilvusException, pymilvus.DataType, name, shown, consistency)
         with store._spoken():
             if not client.has_collection(store._documents):
@@ -103,14 +111,14 @@ class MilvusStore:
 
     def read_document(self, key: str) -> dict[str, Any] | None:
         """A document."""
-        rows = self._query(self._documents, f"key == {_quoted(key)}", ["value"], 1)
+        rows = self._query(self._documents, f"key == {quoted(key)}", ["value"], 1)
         return dict(json.loads(rows[0]["value"])) if rows else None
 
     def write_document(self, key: str, value: Mapping[str, Any] | None) -> None:
         """Replace a document."""
         with self._spoken():
             if value is None:
-                self._client.delete(self._documents, filter=f"key == {_quoted(key)}")
+                self._client.delete(self._documents, filter=f"key == {quoted(key)}")
                 return
             text = json.dumps(dict(value), allow_nan=False)
             if len(text.encode()) > _TEXT:
@@ -119,8 +127,8 @@ class MilvusStore:
 
     def documents(self, beginning: str) -> dict[str, str]:
         """The documents whose keys begin so, as text."""
-        rows = self._query(self._documents, f"key like {_quoted(beginning + '%')}", ["key", "value"], 16_000)
-        return {row["key"]: row["value"] for row in rows}
+        condition = f"key like {quoted(beginning + '%')}"
+        return {row["key"]: row["value"] for row in self._pages(self._documents, "key", condition, ["key", "value"])}
 
     def generations(self) -> list[int]:
         """Numbers of the generations."""
@@ -186,12 +194,12 @@ class MilvusStore:
                 "digest": item.digest,
                 "source": item.source,
                 "stamp": item.stamp,
-                "metadata": {_key(name): value for name, value in item.metadata.items()},
+                "metadata": encoded(item.metadata),
                 "vector": self._row(row, half),
             }
             for item, row in zip(items, vectors, strict=True)
         ]
-        parts = [part for item in items if item.picture is not None for part in _parts(item.digest, item.picture)]
+        parts = [part for item in items if item.picture is not None for part in picture_rows(item.digest, item.picture)]
         with self._spoken():
             # Pictures first: an item must never be there without its picture.
             for start in range(0, len(parts), 200):
@@ -206,7 +214,7 @@ class MilvusStore:
             # A filter of our own: the client's delete(ids=…) does not escape quotes.
             some = list(there)[start : start + _PAGE]
             with self._spoken():
-                self._client.delete(self._table(generation), filter=f"id in {_quoted(some)}")
+                self._client.delete(self._table(generation), filter=f"id in {quoted(some)}")
         if there:
             self._forget({item.digest for item in there.values()})
         return len(there)
@@ -218,8 +226,8 @@ class MilvusStore:
         columns = _COLUMNS + ["vector"] * vectors
         for start in range(0, len(wanted), _PAGE):
             some = wanted[start : start + _PAGE]
-            for row in self._query(self._table(generation), f"id in {_quoted(some)}", columns, _PAGE):
-                found[row["id"]] = _item(row)
+            for row in self._query(self._table(generation), f"id in {quoted(some)}", columns, _PAGE):
+                found[row["id"]] = item_of(row)
         return found
 
     def picture(self, digest: str) -> bytes | None:
@@ -233,19 +241,13 @@ class MilvusStore:
     def iterate(self, generation: int, *, vectors: bool = False) -> Iterator[Item]:
         """All items by id, a page at a time."""
         self._state(generation)
-        condition = 'id >= ""'
-        while True:
-            rows = self._query(self._table(generation), condition, _COLUMNS + ["vector"] * vectors, _PAGE)
-            for row in rows:
-                yield _item(row)
-            if len(rows) < _PAGE:
-                return
-            condition = f"id > {_quoted(max((row['id'] for row in rows), key=str.encode))}"
+        for row in self._pages(self._table(generation), "id", 'id >= ""', _COLUMNS + ["vector"] * vectors):
+            yield item_of(row)
 
     def count(self, generation: int, where: Where | None = None) -> int:
         """Number of items."""
         self._state(generation)
-        condition = _condition(where)
+        condition = condition_of(where)
         if condition is None:
             return 0
         return int(self._query(self._table(generation), condition, ["count(*)"])[0]["count(*)"])
@@ -271,59 +273,32 @@ class MilvusStore:
         """Exact search by Milvus's FLAT index, or approximate by its HNSW."""
         dim, half = self._state(generation)
         rows = checked_queries(queries, dim, k)
-        condition = _condition(where)
-        total = 0 if condition is None else self.count(generation, where)
-        if not total:
+        condition = condition_of(where)
+        if condition is None:
             return [[] for _ in rows]
         built = self._graph(generation)
         if built is not None and not approximate:
-            return self._by_reading(generation, rows, min(k, total), where)
-        parameters: dict[str, Any] = {} if built is None else {"ef": max(k, built)}
+            return search_by_reading(self.iterate(generation, vectors=True), rows, k, where)
         with self._spoken():
             found = self._client.search(
                 self._table(generation),
                 data=[self._row(row, half) for row in rows],
-                limit=min(k, total, 16_384),
+                limit=min(k, _LONGEST),
                 filter=condition,
                 output_fields=["metadata"],
-                search_params={"metric_type": "IP", "params": parameters},
+                search_params={"metric_type": "IP", "params": {} if built is None else {"ef": max(k, built)}},
                 consistency_level=self._consistency,
             )
         answers = [
-            in_order([Hit(hit["id"], float(hit["distance"]), _decoded(hit["entity"]["metadata"])) for hit in hits])
+            in_order([Hit(hit["id"], float(hit["distance"]), decoded(hit["entity"]["metadata"])) for hit in hits])
             for hits in found
         ]
-        if any(len(hits) < min(k, total) for hits in answers):  # the graph ran dry under the filter, or k is very large
-            return self._by_reading(generation, rows, min(k, total), where)
+        # Short because there are no more, or because the graph ran dry under the filter, or k is larger than Milvus takes?
+        # Counting is a request of its own that waits as long as the search, so it is asked only now.
+        shortest = min((len(hits) for hits in answers), default=k)
+        if shortest < k and shortest < self.count(generation, where):
+            return search_by_reading(self.iterate(generation, vectors=True), rows, k, where)
         return answers
-
-    def _by_reading(
-        self, generation: int, queries: NDArray[np.float32], k: int, where: Where | None
-    ) -> list[list[Hit]]:
-        """Exact search beside an HNSW index, which Milvus cannot look past: all vectors are read, page by page."""
-        wanted, best = clean_where(where), [list[Hit]() for _ in queries]
-        page: list[Item] = []
-
-        def settle() -> None:
-            loaded = LoadedVectors(queries.shape[1], False, 0, 0)
-            loaded.reserve(len(page))
-            loaded.matrix[:] = np.stack([item.vector for item in page if item.vector is not None])
-            loaded.live[:] = True
-            for place, (slots, values) in enumerate(zip(*loaded.search(queries, k), strict=True)):
-                hits = [
-                    Hit(page[s].id, v, page[s].metadata) for s, v in zip(slots.tolist(), values.tolist(), strict=True)
-                ]
-                best[place] = in_order(best[place] + hits)[:k]
-
-        for item in self.iterate(generation, vectors=True):
-            if all(item.metadata.get(column) in values for column, values in wanted.items()):
-                page.append(item)
-            if len(page) == 8 * _PAGE:
-                settle()
-                page = []
-        if page:
-            settle()
-        return best
 
     def build_approximate(self, generation: int, settings: Mapping[str, int]) -> None:
         """Replace the FLAT index by HNSW."""
@@ -379,8 +354,18 @@ class MilvusStore:
                 )
             )
 
+    def _pages(self, table: str, by: str, condition: str, columns: list[str]) -> Iterator[dict[str, Any]]:
+        """All rows that meet a condition, in the order of a column, a page at a time."""
+        more = ""
+        while True:
+            rows = self._query(table, condition + more, columns, _PAGE)
+            yield from rows
+            if len(rows) < _PAGE:
+                return
+            more = f" and {by} > {quoted(max((row[by] for row in rows), key=str.encode))}"
+
     def _keys(self, beginning: str) -> list[str]:
-        rows = self._query(self._documents, f"key like {_quoted(beginning + '%')}", ["key"], 16_000)
+        rows = self._pages(self._documents, "key", f"key like {quoted(beginning + '%')}", ["key"])
         return [row["key"] for row in rows]
 
     def _forget(self, digests: set[str]) -> None:
@@ -388,11 +373,11 @@ class MilvusStore:
         wanted = {digest for digest in digests if digest and self._keys(f"picture:{digest}:0")}
         for generation in self.generations():
             if wanted:
-                rows = self._query(self._table(generation), f"digest in {_quoted(sorted(wanted))}", ["digest"], 16_000)
+                rows = self._query(self._table(generation), f"digest in {quoted(sorted(wanted))}", ["digest"], 16_000)
                 wanted -= {row["digest"] for row in rows}
         for digest in wanted:
             with self._spoken():
-                self._client.delete(self._documents, filter=f"key in {_quoted(self._keys(f'picture:{digest}:'))}")
+                self._client.delete(self._documents, filter=f"key in {quoted(self._keys(f'picture:{digest}:'))}")
 
     @contextmanager
     def _spoken(self) -> Iterator[None]:
@@ -400,81 +385,8 @@ class MilvusStore:
         try:
             yield
         except self._error as error:
-            raise StoreError(f"{self.address}: Milvus says: {_brief(error)}.") from error
+            raise StoreError(f"{self.address}: Milvus says: {brief(error)}.") from error
 
     @staticmethod
     def _row(row: NDArray[np.float32], half: bool) -> Any:
         return row.astype(np.float16) if half else row.tolist()
-
-
-def _parsed(address: str) -> tuple[dict[str, Any], str, str, str]:
-    """Arguments of the client, the index's name, the address without its password, the consistency of reads."""
-    parts = urlsplit(address)
-    options = dict(parse_qsl(parts.query))
-    name = parts.path.strip("/")
-    if not parts.hostname or not re.fullmatch(r"[A-Za-z_]\w{0,200}", name):
-        raise ConfigError(
-            f"{address}: an index in Milvus is named as milvus://host:19530/name, with letters, digits and _."
-        )
-    consistency = options.pop("consistency", "Strong")
-    if consistency not in ("Strong", "Bounded", "Session", "Eventually"):
-        raise ConfigError(f"consistency={consistency}: choose Strong, Bounded, Session or Eventually.")
-    scheme = "https" if options.pop("secure", "0") in ("1", "true") else "http"
-    arguments = {"uri": f"{scheme}://{parts.hostname}:{parts.port or 19530}"}
-    if parts.username:
-        arguments["token"] = f"{parts.username}:{parts.password or ''}"
-    if "db" in options:
-        arguments["db_name"] = options.pop("db")
-    if options:
-        raise ConfigError(f"{address}: unknown option {', '.join(options)}; there are db, secure and consistency.")
-    shown = address.replace(f":{parts.password}@", ":...@") if parts.password else address
-    return arguments, name, shown, consistency
-
-
-def _quoted(value: str | Sequence[str]) -> str:
-    # Milvus reads its texts as JSON does, quotes and backslashes included.
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _key(column: str) -> str:
-    """A column as a key that an expression can name: unusual names in hexadecimal."""
-    return column if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", column) else f"0x{column.encode().hex()}"
-
-
-def _decoded(metadata: Mapping[str, str]) -> dict[str, str]:
-    return {
-        bytes.fromhex(name[2:]).decode() if name.startswith("0x") else name: value for name, value in metadata.items()
-    }
-
-
-def _condition(where: Where | None) -> str | None:
-    """The filter as an expression; None when nothing can pass it."""
-    parts = []
-    for column, wanted in clean_where(where).items():
-        if not wanted:
-            return None
-        field = f"metadata[{_quoted(_key(column))}]"
-        parts.append("(" + " or ".join(f"{field} == {_quoted(value)}" for value in wanted) + ")")
-    return " and ".join(parts) or 'id >= ""'
-
-
-def _parts(digest: str, picture: bytes) -> Iterator[dict[str, Any]]:
-    for number, start in enumerate(range(0, max(1, len(picture)), _PART)):
-        text = base64.b64encode(picture[start : start + _PART]).decode()
-        yield {"key": f"picture:{digest}:{number}", "value": text, "vector": [0.0, 0.0]}
-
-
-def _item(row: Mapping[str, Any]) -> Item:
-    vector = None
-    if "vector" in row:
-        value = row["vector"]
-        if isinstance(value, list) and value and isinstance(value[0], bytes):
-            value = np.frombuffer(value[0], np.float16)
-        elif isinstance(value, bytes):
-            value = np.frombuffer(value, np.float16)
-        vector = np.asarray(value, np.float32)
-    return Item(row["id"], vector, _decoded(row["metadata"]), row["digest"], row["source"], row["stamp"])
-
-
-def _brief(error: Exception) -> str:
-    return " ".join(str(getattr(error, "message", "") or error).split())[:300].rstrip(".")

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from recollect.common.errors import InputError
+import numpy as np
+
+from recollect.common.bad_images import BadImages
+from recollect.common.errors import DataError, ImageError, InputError
 from recollect.search.index import Index, Match
 from recollect.search.indexed_files import list_images
 
@@ -30,11 +33,19 @@ def ask(
     where: Mapping[str, object] | None = None,
     *,
     exact: bool = False,
-) -> list[Answer]:
-    """Answers to files, folders and ids, in their order; an id's own item is left out of its answer.
+    skip_bad: bool = False,
+) -> tuple[list[Answer], str | None]:
+    """Answers to files, folders and ids, in their order, and a remark on what was skipped, if anything.
+
+    Args:
+        index: what to search in.
+        queries: files, folders and ids. The item of an id is left out of its own answer.
+        k, where, exact: as in ``Index.search``.
+        skip_bad: leave out files that cannot be read, instead of ending at the first.
 
     Raises:
         InputError: something that is neither a file, a folder nor an id.
+        ImageError: a file that cannot be read. DataError: none of them can be.
     """
     answers: list[Answer | None] = []
     files: list[tuple[int, Path]] = []
@@ -51,12 +62,23 @@ def ask(
             answers.append(Answer(query, index.picture(query), index.search_id(query, k, where, exact=exact)))
         else:
             raise InputError(f"{query!r} is neither a file, a folder, nor an id of {index.address}.")
+    bad = BadImages("skip" if skip_bad else "error", lambda number: str(files[number][1]))
     for start in range(0, len(files), _TOGETHER):
         some = files[start : start + _TOGETHER]
-        found = index.search_many([path for _, path in some], k, where, exact=exact)
-        for (place, path), matches in zip(some, found, strict=True):
+
+        def on_bad(number: int, error: ImageError, start: int = start) -> None:
+            bad.add(start + number, error)
+
+        rows, fingerprint = index.embed([path for _, path in some], on_bad)
+        read = np.flatnonzero(np.isfinite(rows).all(axis=1)).tolist()
+        found = index.search_vectors(rows[read], k, where, exact=exact, fingerprint=fingerprint)
+        for number, matches in zip(read, found, strict=True):
+            place, path = some[number]
             answers[place] = Answer(str(path), path, matches)
-    return [answer for answer in answers if answer is not None]
+    kept = [answer for answer in answers if answer is not None]
+    if len(bad) and not kept:
+        raise DataError(bad.sentence("there is nothing to search with"))
+    return kept, bad.sentence("they are skipped") if len(bad) else None
 
 
 def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, list[str]]:
