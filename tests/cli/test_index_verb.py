@@ -108,7 +108,7 @@ def test_another_model(place: Path, capsys: pytest.CaptureFixture[str], monkeypa
         ("index shop.index --remove --model model", "name the ids"),
         ("index shop.index --rebuild", "--model"),
         ("index shop.index photos --model model --dim 9", "from 1 to 8"),
-        ("index ftp://x/y photos --model model", "addresses begin"),
+        ("index ftp://x/y photos --model model", "Addresses begin"),
         ("search nothing.index photos/class0/0.png", "no index"),
         ("search photos photos/class0/0.png", "folder"),
         ("index made.index photos/class0/0.png", "folders and .csv files"),

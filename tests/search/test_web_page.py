@@ -22,6 +22,7 @@ pytestmark = [
 
 EVIL = "<img src=x onerror=alert(1)>"
 _IDS = "return [...document.querySelectorAll('#results li:not([hidden]) .card')].map(c => c.dataset.id)"
+_READY = "return document.querySelectorAll('.examples .card').length"
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +54,9 @@ def chromium() -> Iterator[Browser]:
 
 def _uploaded(chromium: Browser, service: Client, photo: Path) -> list[str]:
     chromium.visit(f"{service.address}/")
-    chromium.until("return document.getElementById('status').textContent === 'Ready.'")
+    chromium.until(_READY)
     chromium.choose("#file", photo)
-    chromium.until("return document.querySelectorAll('.card').length")
+    chromium.until("return document.querySelectorAll('.card[data-similarity]').length")
     found: list[str] = chromium.run(_IDS)
     return found
 
@@ -87,6 +88,16 @@ def test_upload_click_on_and_back(chromium: Browser, service: Client, index: Ind
     assert chromium.log("browser") == []
     asked = chromium.requests()
     assert [address for address in asked if not address.startswith((service.address, "blob:"))] == []
+
+
+def test_it_begins_with_images_of_the_index(chromium: Browser, service: Client, index: Index) -> None:
+    chromium.visit(f"{service.address}/")
+    chromium.until(_READY)
+    offered = chromium.run(_IDS)
+    assert len({name.split("/")[0] for name in offered[:6]}) == 6, "of different labels"
+    chromium.run("document.querySelector('.card').click()")
+    chromium.until("return document.querySelectorAll('.card[data-similarity]').length")
+    assert chromium.run(_IDS) == [match.id for match in index.search_id(offered[0], 24)]
 
 
 def test_filter_threshold_and_number(chromium: Browser, service: Client, index: Index, photos: Path) -> None:
@@ -147,7 +158,7 @@ def test_a_label_does_not_become_an_element(chromium: Browser, service: Client, 
 
 def test_what_goes_wrong_is_said(chromium: Browser, service: Client, tmp_path: Path) -> None:
     chromium.visit(f"{service.address}/")
-    chromium.until("return document.getElementById('status').textContent === 'Ready.'")
+    chromium.until(_READY)
     (tmp_path / "bad.png").write_bytes(b"not an image")
     chromium.choose("#file", tmp_path / "bad.png")
     chromium.until("return document.getElementById('status').textContent.includes('not an image')")

@@ -7,7 +7,9 @@ replaced it. The model is opened at the first image, and checked by its fingerpr
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -101,6 +103,17 @@ class OpenedIndex:
     def get(self, ids: Sequence[str], *, vectors: bool = False) -> dict[str, Item]:
         """Items by their ids."""
         return self._retried(lambda generation: self._store.get(generation.number, ids, vectors=vectors))
+
+    def examples(self, count: int) -> list[Item]:
+        """A few images, of as many labels as there are among the first thousand."""
+        found = self._retried(lambda generation: list(islice(self._store.iterate(generation.number), 1000)))
+        turns: Counter[str] = Counter()
+        order = []
+        for item in found:
+            label = item.metadata.get("label", "")
+            order.append(turns[label])
+            turns[label] += 1
+        return [found[place] for place in sorted(range(len(found)), key=lambda place: order[place])[:count]]
 
     def picture(self, name: str) -> Path | bytes | None:
         """The image of an item: its file, or the bytes that were added; None when neither is there any more."""

@@ -37,6 +37,7 @@ PAGE = Path(__file__).parent / "page"
 MOST = 1000
 """Results of one query."""
 _LOG = logging.getLogger("recollect.serve")
+_EXAMPLES = 14
 _FIELDS = 64 * 1024  # bytes of a form's text fields
 
 
@@ -164,6 +165,7 @@ def _routes(service: _Service) -> list[tuple[str, Any, dict[str, Any]]]:
                 "responses": {**picture, **refused(400, 404, 503)},
             },
         ),
+        ("/examples", service.examples, {**read, "response_model": list[ItemAnswer]}),
         ("/labels", service.labels, {**read, "response_model": dict[str, int]}),
         ("/health", service.health, {**read, "response_model": Health}),
         ("/metrics", service.metrics_text, {**read, "response_class": PlainTextResponse, "response_model": None}),
@@ -245,6 +247,11 @@ class _Service:
         if request.headers.get("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)
         return Response(content, media_type="image/jpeg", headers=headers)
+
+    async def examples(self) -> list[ItemAnswer]:
+        """Some images of the index, of different labels, to begin a search with."""
+        found = await run_in_threadpool(self.index.examples, _EXAMPLES)
+        return [ItemAnswer(id=item.id, metadata=dict(item.metadata), thumbnail=_address(item.id)) for item in found]
 
     async def labels(self) -> dict[str, int]:
         """The labels there are, with their numbers of images."""

@@ -12,7 +12,7 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -232,14 +232,14 @@ class SQLiteStore:
         condition, values = _condition(where)
         with self._transaction("DEFERRED") as db:
             self._state(db, generation)
-            query = f"SELECT count(*) FROM items WHERE generation = ?{condition}"
+            query = f"SELECT count(*) FROM {_items(where or ())} WHERE generation = ?{condition}"
             return int(db.execute(query, (generation, *values)).fetchone()[0])
 
     def values(self, generation: int, column: str, limit: int = 1000) -> dict[str, int]:
         """Most frequent values of a column."""
         with self._transaction("DEFERRED") as db:
             rows = db.execute(
-                f"SELECT {_field(column)} AS value, count(*) AS times FROM items WHERE generation = ? "
+                f"SELECT {_field(column)} AS value, count(*) AS times FROM {_items([column])} WHERE generation = ? "
                 "AND value IS NOT NULL GROUP BY value ORDER BY times DESC, value LIMIT ?",
                 (generation, limit),
             )
@@ -263,7 +263,7 @@ class SQLiteStore:
             if condition := clean_where(where):
                 sql, values = _condition(condition)
                 wanted = db.execute(
-                    f"SELECT slot FROM items WHERE generation = ?{sql}", (generation, *values)
+                    f"SELECT slot FROM {_items(condition)} WHERE generation = ?{sql}", (generation, *values)
                 ).fetchall()
                 slots = np.array([row[0] for row in wanted], np.int64).reshape(-1)
             if approximate and slots is None and state["graph"] is not None:
@@ -340,6 +340,11 @@ def _json(metadata: Mapping[str, str]) -> str:
 def _item(row: Any, vector: NDArray[np.float32] | None = None) -> Item:
     _, name, digest, source, stamp, metadata = row
     return Item(name, vector, json.loads(metadata), digest, source, stamp)
+
+
+def _items(columns: Container[str]) -> str:
+    # Left to itself, SQLite reads all items of the generation: 35 times slower with one label of 100.
+    return "items INDEXED BY items_label" if "label" in columns else "items"
 
 
 def _field(column: str) -> str:

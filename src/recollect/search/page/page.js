@@ -50,8 +50,16 @@ async function ask() {
 function show(results) {
   state.results = results;
   const list = $("results");
+  list.classList.remove("examples");
   list.replaceChildren(...results.map(card));
   thin();
+}
+
+// Before the first query: some images of the index, to search with.
+function offer(items) {
+  $("results").classList.add("examples");
+  $("results").replaceChildren(...items.map(card));
+  say(items.length ? "Or begin with one of these:" : "The index holds no images yet.");
 }
 
 function card(result, place) {
@@ -61,13 +69,18 @@ function card(result, place) {
   const name = result.metadata.name || result.id;
   const button = pick("button");
   button.dataset.id = result.id;
-  button.dataset.similarity = result.similarity;
+  button.title = result.id;
+  const found = result.similarity !== undefined;
   const verdict = result.verdict ? `, ${result.verdict}` : "";
-  button.setAttribute("aria-label", `Result ${place + 1}: ${label || name}, similarity ${result.similarity.toFixed(2)}${verdict}. Search with it.`);
+  const what = found ? `Result ${place + 1}: ${label || name}, similarity ${result.similarity.toFixed(2)}${verdict}` : label || name;
+  button.setAttribute("aria-label", `${what}. Search with it.`);
   pick("img").src = result.thumbnail.slice(1); // relative, so that the page works below a path, too
   pick("img").addEventListener("error", event => event.target.remove());
-  pick(".fill").style.setProperty("--share", Math.max(0, Math.min(1, result.similarity)));
-  pick(".similarity").textContent = result.similarity.toFixed(3);
+  if (found) {
+    button.dataset.similarity = result.similarity;
+    pick(".fill").style.setProperty("--share", Math.max(0, Math.min(1, result.similarity)));
+    pick(".similarity").textContent = result.similarity.toFixed(3);
+  }
   if (result.verdict) {
     pick(".verdict").textContent = result.verdict;
     pick(".verdict").classList.add(result.verdict);
@@ -78,18 +91,18 @@ function card(result, place) {
   return item;
 }
 
-// The slider hides what is below it; the answers themselves stay as they are.
+// The slider hides what is below it; the answers themselves stay as they are. At its left end it hides nothing.
 function thin() {
   const least = Number($("threshold").value);
-  $("least").textContent = least.toFixed(2).replace("-", "−");
+  $("least").textContent = least > 0 ? least.toFixed(2) : "any";
+  if (!state.file && !state.id) return;
   let shown = 0;
   for (const item of $("results").children) {
-    item.hidden = Number(item.firstElementChild.dataset.similarity) < least;
+    item.hidden = least > 0 && Number(item.firstElementChild.dataset.similarity) < least;
     shown += !item.hidden;
   }
   const all = state.results.length;
-  if (!state.file && !state.id) return;
-  say(all === 0 ? "Nothing found." : shown === all ? `${all} results.` : `${shown} of ${all} results are at least ${least.toFixed(2)} similar.`);
+  say(all === 0 ? "Nothing found." : shown === all ? `${all} results` : `${shown} of ${all} results have a similarity of at least ${least.toFixed(2)}`);
 }
 
 function preview(source) {
@@ -168,12 +181,12 @@ $("threshold").addEventListener("input", thin);
 
 async function begin() {
   try {
-    const [health, labels] = await Promise.all([fetch("health"), fetch("labels")].map(async a => (await a).json()));
+    const paths = ["health", "labels", "examples"];
+    const [health, labels, examples] = await Promise.all(paths.map(async path => (await fetch(path)).json()));
     $("about").textContent = `${health.items.toLocaleString("en")} images, model ${health.model}` +
       (health.recall === null ? "" : `, approximate search (recall ${health.recall})`);
     $("labels").replaceChildren(...Object.keys(labels).map(name => Object.assign(document.createElement("option"), { value: name })));
-    $("least").textContent = Number($("threshold").value).toFixed(2).replace("-", "−");
-    if (!state.file && !state.id) say("Ready.");
+    if (!state.file && !state.id) offer(examples);
   } catch {
     say("The service cannot be reached.", true);
   }
