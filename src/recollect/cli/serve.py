@@ -40,7 +40,14 @@ def serve(
         if new:
             remark_aside(f"the token for writing is {token}")
         shown = f"[{host}]" if ":" in host else host
-        remark(f"{index.address}: {len(index):,} images at http://{shown}:{port}/")
+        remark(f"{index.address}: {len(index):,} images; loading the model and the vectors")
         run(
-            index, host=host, port=port, token=token, max_bytes=max_bytes, max_pixels=max_pixels, hosts=allow_host or []
+            index,
+            host=host,
+            port=port,
+            token=token,
+            max_bytes=max_bytes,
+            max_pixels=max_pixels,
+            hosts=allow_host or [],
+            on_ready=lambda: remark(f"ready at http://{shown}:{port}/ (Ctrl-C stops)"),
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -102,12 +102,13 @@ class Health(BaseModel):
     version: str
 
 
-def create_app(index: Index, limits: Limits | None = None) -> Any:
+def create_app(index: Index, limits: Limits | None = None, on_ready: Callable[[], None] = lambda: None) -> Any:
     """The application, for any ASGI server.
 
     Args:
         index: what to serve.
         limits: what to take, and from whom.
+        on_ready: called when the model and the vectors are loaded, just before the first request.
     """
     limits = limits or Limits()
     metrics = ServiceMetrics()
@@ -116,6 +117,7 @@ def create_app(index: Index, limits: Limits | None = None) -> Any:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await service.batcher.start()
+        on_ready()
         yield
         await service.batcher.stop()
 

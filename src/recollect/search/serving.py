@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def serve(
     max_pixels: int = 50_000_000,
     hosts: list[str] | None = None,
     grace: int = 30,
+    on_ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve an index until the process is asked to end; requests under way are answered first.
 
@@ -63,13 +65,14 @@ def serve(
         max_bytes, max_pixels: of an uploaded image.
         hosts: further host names that the service answers to.
         grace: seconds for requests under way when the service is asked to end.
+        on_ready: called when the model and the vectors are loaded, just before the first request.
     """
     uvicorn: Any = require("uvicorn", "serve", "recollect serve")
     require("fastapi", "serve", "recollect serve")
     require("python_multipart", "serve", "recollect serve")
     from recollect.search.service import Limits, create_app
 
-    app = create_app(index, Limits(token, max_bytes, max_pixels, allowed_hosts(host, hosts or [])))
+    app = create_app(index, Limits(token, max_bytes, max_pixels, allowed_hosts(host, hosts or [])), on_ready)
     uvicorn.run(
         app,
         host=host,
