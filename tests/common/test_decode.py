@@ -248,7 +248,7 @@ def test_things_that_are_not_images(tmp_path: Path) -> None:
         read_image(tmp_path / "absent.png")
     with pytest.raises(ImageError, match=str(tmp_path)):
         read_image(tmp_path)
-    with pytest.raises(ImageError, match="an image of 5 bytes"):
+    with pytest.raises(ImageError, match="of 5 bytes"):
         read_image(b"hello")
 
 
@@ -279,7 +279,7 @@ def test_bombs_are_refused_before_they_are_decoded(side: int, tmp_path: Path) ->
 
 def test_the_limit_can_be_set() -> None:
     data = encoded(gradient(24, 16))
-    with pytest.raises(ImageError, match="24×16 pixels, more than the limit of 383"):
+    with pytest.raises(ImageError, match=r"24×16 .*limit of 383"):
         read_image(data, max_pixels=383)
     assert read_image(data, max_pixels=384).size == (24, 16)
 

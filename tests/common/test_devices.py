@@ -34,7 +34,7 @@ def test_a_device_without_float64_embeds_and_does_not_train(monkeypatch: pytest.
 
     monkeypatch.setattr(torch, "ones", without_float64)
     assert usable_device("mps").type == "mps"
-    with pytest.raises(ConfigError, match=r"run\.device is mps, which has no float64"):
+    with pytest.raises(ConfigError, match=r"mps.*float64"):
         usable_device("mps", "run.device", training=True)
 
 

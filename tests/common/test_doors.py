@@ -104,7 +104,7 @@ def test_what_is_not_there(reference: str, words: str) -> None:
 def test_options_follow_the_signature(file: Path) -> None:
     maker = doors.load(f"{file}:MyLoss", "loss").target
     doors.check_options(maker, {"margin": 1, "scale": 2}, "loss 'mine'")
-    with pytest.raises(ConfigError, match=r"no option 'scal'\. Did you mean scale\?"):
+    with pytest.raises(ConfigError, match=r"'scal'.*mean scale"):
         doors.check_options(maker, {"margin": 1, "scal": 2}, "loss 'mine'")
     with pytest.raises(ConfigError, match="needs the option margin"):
         doors.check_options(maker, {}, "loss 'mine'")

@@ -41,7 +41,7 @@ def test_the_pixels_are_torchvisions(width: int, height: int, size: int, more: i
 
 @pytest.mark.parametrize("size", [(20_000, 1), (1, 60_000)])
 def test_an_image_that_is_huge_once_resized_is_refused(size: tuple[int, int]) -> None:
-    with pytest.raises(ImageError, match=r"would become .* more than the limit") as caught:
+    with pytest.raises(ImageError, match=r"would become .*limit") as caught:
         Preprocessing()(Image.new("RGB", size))
     assert caught.value.kind == "too large"
     assert Preprocessing()(Image.new("RGB", (1500, 1))).shape == (3, 224, 224)

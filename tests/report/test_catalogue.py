@@ -61,7 +61,7 @@ def test_a_model_that_changed_is_refused(runs: Path, made: Path, tmp_path: Path)
     query = [made / "data" / "test" / "test-00" / "0.png"]
     shutil.rmtree(runs / "first" / "model")
     shutil.copytree(runs / "second" / "model", runs / "first" / "model")
-    with pytest.raises(DataError, match="not the model that made these vectors"):
+    with pytest.raises(DataError, match="not the model"):
         search(read_catalogue(out), query)
     with pytest.raises(DataError, match="not the model"):
         search(read_catalogue(out), query, model=str(runs / "second"))
@@ -75,7 +75,7 @@ def test_what_cannot_be_embedded_is_said(runs: Path, made: Path, tmp_path: Path)
     with pytest.raises(ImageError, match=r"bad\.png"):
         embed_catalogue(run, [folder], tmp_path / "v.npz")
     assert not (tmp_path / "v.npz").exists()
-    with pytest.warns(DataWarning, match=r"1 images could not be read.*bad\.png"):
+    with pytest.warns(DataWarning, match=r"1 images .*bad\.png"):
         kept = embed_catalogue(run, [folder], tmp_path / "v.npz", skip_bad=True)
     assert len(kept.names) == len(kept.embeddings) == 5
     with pytest.raises(InputError, match="exists already"):
@@ -84,7 +84,7 @@ def test_what_cannot_be_embedded_is_said(runs: Path, made: Path, tmp_path: Path)
         embed_catalogue(run, [folder], tmp_path / "v.npy")
     with pytest.raises(ConfigError, match="random weights"):
         embed_catalogue("tiny", [folder], tmp_path / "w.npz")
-    with pytest.raises(ConfigError, match="neither a folder nor an initialisation"):
+    with pytest.raises(ConfigError, match=r"neither .*initialisation"):
         embed_catalogue("nothing-like-it", [folder], tmp_path / "w.npz")
 
 

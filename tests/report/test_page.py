@@ -203,7 +203,7 @@ def test_an_earlier_report_is_replaced_and_nothing_else(runs: Path) -> None:
     path = write_report([runs / "first"])
     write_report([runs / "first"])
     path.write_text("<p>mine</p>")
-    with pytest.raises(InputError, match="exists and is no page"):
+    with pytest.raises(InputError, match=r"exists .*page"):
         write_report([runs / "first"])
     assert path.read_text() == "<p>mine</p>"
     write_report([runs / "first"], overwrite=True)

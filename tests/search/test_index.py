@@ -275,7 +275,7 @@ def test_rebuilding_with_another_model(address: str, photos: Path, monkeypatch: 
 def test_a_rebuild_that_misses_images_does_not_switch(index: Index, photos: Path) -> None:
     index.sync(photos)
     (photos / "class0" / "0.png").unlink()
-    with pytest.raises(DataError, match=r"1 images cannot be embedded anew.*--prune"):
+    with pytest.raises(DataError, match=r"1 images .*--prune"):
         index.rebuild(ToyEncoder(1))
     assert index.model["name"] == "toy 0"
     assert len(index) == 20

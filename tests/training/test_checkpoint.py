@@ -25,7 +25,7 @@ def test_an_unreadable_checkpoint_is_named(tmp_path: Path) -> None:
             return (os.system, ("true",))
 
     torch.save({"format": 1, "evil": Evil()}, tmp_path / "evil.pt")
-    with pytest.raises(DataError, match="not a file of weights"):
+    with pytest.raises(DataError, match=r"not .*weights"):
         checkpoint.read_checkpoint(tmp_path / "evil.pt")
 
 

@@ -111,7 +111,7 @@ def test_optimizers_and_groups(name: str, kind: type) -> None:
 
 
 def test_nothing_to_train() -> None:
-    with pytest.raises(ConfigError, match="nothing is left to train"):
+    with pytest.raises(ConfigError, match=r"nothing .*to train"):
         make_optimizer(OptimizerConfig(), Grouped(frozen=True), nn.Identity())
 
 

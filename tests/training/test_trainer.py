@@ -208,7 +208,7 @@ def test_a_run_is_never_written_over(root: Path, whole: Path, tmp_path: Path, ca
     with pytest.raises(ConfigError, match=r"never written over.*--resume"):
         train(small_config(root), whole)
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="exists and is not empty"):
+    with pytest.raises(ConfigError, match="not empty"):
         train(small_config(root), tmp_path)
     assert (whole / "metrics.jsonl").read_bytes() == before
     caplog.set_level("INFO", "recollect")
@@ -355,7 +355,7 @@ def test_a_lost_loss_stops_with_its_batch(
     monkeypatch.setattr(
         trainer, "large_batch_step", lambda *a, **o: step(*a, **o) * 0 + (value if next(count) == 3 else 1.0)
     )
-    with pytest.raises(TrainingStoppedError, match=r"stopped at step 4: the loss is .* Look at its images"):
+    with pytest.raises(TrainingStoppedError, match=r"step 4: the loss .*images"):
         train(small_config(root), tmp_path / "run")
     folder = tmp_path / "run" / "stopped" / "step-4" / "process-0"
     kept = torch.load(folder / "batch.pt", weights_only=True)
@@ -385,7 +385,7 @@ def test_fp16_that_overflows_for_ever_stops(
     if overflows == 3:
         assert train(config, tmp_path / "run").steps == 24
         return
-    with pytest.raises(TrainingStoppedError, match=r"at step 18: .* norm inf.*fp16: lower optimizer\.lr, or .* bf16"):
+    with pytest.raises(TrainingStoppedError, match=r"step 18: .*inf.*optimizer\.lr.* bf16"):
         train(config, tmp_path / "run")
     assert (tmp_path / "run" / "stopped" / "step-18" / "process-0" / "batch.pt").exists()
 
@@ -395,7 +395,7 @@ def test_out_of_memory_names_the_knob(root: Path, tmp_path: Path, monkeypatch: p
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
 
     monkeypatch.setattr(trainer, "large_batch_step", fail)
-    with pytest.raises(ConfigError, match=r"6 images in the network at once .*--set batch\.chunk=3"):
+    with pytest.raises(ConfigError, match=r"6 images .*--set batch\.chunk=3"):
         train(small_config(root), tmp_path / "run")
 
 

@@ -69,12 +69,12 @@ def test_only_at_the_start(images: Path, tmp_path: Path, caplog: pytest.LogCaptu
 
 
 def test_impossible_wishes(images: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.dim null leaves it out"):
+    with pytest.raises(ConfigError, match=r"model\.dim null"):
         small_config(images, **{"model.whitening": 160, "model.dim": None})
     with pytest.raises(ConfigError, match=r"model\.whitening is 0"):
         small_config(images, **{"model.whitening": 0})
     training = build(small_config(images, **{"model.whitening": 40}), torch.device("cpu"), Team.of())
-    with pytest.raises(InputError, match="60 pairs for 192 dimensions"):
+    with pytest.raises(InputError, match=r"60 pairs .*192 dimensions"):
         whiten(training)
     training.close()
 
