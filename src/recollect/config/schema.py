@@ -58,6 +58,7 @@ class DataConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of that data set."""
     train_split: str = "train"
+    """The part that is trained on."""
     test_split: str = "test"
     """What ``run.watch_test`` logs."""
     validation: Literal["none", "paper", "random", "sfm120k"] = "none"
@@ -79,6 +80,7 @@ class DataConfig:
     prefetch_mb: int = ranged(512, 0, 2**20)
     """How much may be decoded ahead of use."""
     on_bad_image: Literal["error", "skip"] = "error"
+    """What to do about an image that cannot be read: stop, or leave it out and list it."""
     max_pixels: int | None = ranged(None, 1, 10**10)
     """Larger images are refused; None for 100 million pixels."""
 
@@ -88,7 +90,9 @@ class ModelConfig:
     """The network; fields are those of ``Embedder.create``, None meaning that initialisation's own."""
 
     init: str = "lite0-in1k"
+    """Pre-trained network or architecture to start from; see ``recollect models``."""
     weights: str | None = None
+    """File or folder of its weights; ``none`` for random ones."""
     dim: int | Literal["default"] | None = ranged("default", 1, 2**16)
     """Length of the embedding; None for no last layer at all, as in the paper's *init* rows."""
     image_size: int | None = ranged(None, 1, 10_000)
@@ -100,10 +104,15 @@ class ModelConfig:
     """Scales over which ``recollect eval`` averages an image's vectors on Revisited Oxford and Paris; empty for one.
     Training and validation see one."""
     pooling: str | None = None
+    """How feature maps become one vector; see docs/models.md."""
     p: float = ranged(3.0, 0, 1000, above=True)
+    """Exponent of GeM pooling."""
     learn_p: bool = True
+    """Train that exponent."""
     layer_norm: bool | None = None
+    """Layer normalization before the last layer."""
     l2_before_head: bool | None = None
+    """Scale pooled features to length 1 before the last layer."""
     whitening: int | None = ranged(None, 1, _MANY)
     """Start the last layer as a whitening learned from so many training images; None: at random."""
     batch_norm: Literal["frozen", "statistics"] = "frozen"
@@ -112,7 +121,9 @@ class ModelConfig:
     """``bilinear``, ``bicubic`` or ``lanczos``: how images are resized, in training and at test; None for the
     initialisation's own. The released code resizes bilinearly for every network."""
     normalization: str | None = None
+    """Mean and deviation by which pixels are normalized, by name."""
     download: bool = False
+    """Fetch weights that are not on this machine."""
     freeze: str = "none"
     """``"none"``, or how far the network is not trained but computed once: ``"backbone"``, ``"pooling"``, a stage's
     name; ``"auto"``: on a CPU, a pre-trained backbone with its pooling."""
@@ -123,7 +134,9 @@ class LossConfig:
     """The loss, by its name in ``recollect losses``, and its options."""
 
     name: str = "recall_at_k"
+    """A loss of ``recollect losses``."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of that loss."""
     dims: tuple[int, ...] = ranged((), 1, 2**16)
     """Train so that these first numbers of an embedding work alone (Matryoshka); empty for the whole embedding only."""
 
@@ -135,11 +148,15 @@ class BatchConfig:
     size: int | Literal["auto", "all"] = ranged("auto", 1, _MANY)
     """M: images of one loss, over all processes. ``"all"``: the whole training set (with a frozen backbone)."""
     samples_per_class: int = ranged(4, 1, _MANY)
+    """Images per class in a batch."""
     chunk: int | Auto = ranged("auto", 1, _MANY)
     """Images in the network at once, on each process. Changes speed and memory, never the result."""
     policy: Literal["paper", "epoch"] = "paper"
+    """``paper``: every batch is a new draw of classes; ``epoch``: batches go through all images, as in the released code."""
     small_classes: Literal["drop", "repeat"] = "drop"
+    """Leave out classes with fewer than ``samples_per_class`` images, or repeat their images."""
     batches_per_epoch: int | None = ranged(None, 1, _MANY)
+    """Length of an epoch; None for the policy's own."""
     skip_share: float = ranged(0.0, 0, 1, below=True)
     """Share of the gradient's norm that may be left out to save second forwards; 0 is exact."""
 
@@ -149,9 +166,11 @@ class OptimizerConfig:
     """How weights follow gradients."""
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
+    """The optimizer."""
     lr: float | Auto = ranged(1e-4, 0, 1000, above=True)
     """``"auto"``: 1e-4 for pre-trained weights (the released setting for ResNets), 1e-3 for a network from scratch."""
     weight_decay: float = ranged(4e-4, 0, 1000)
+    """Weight decay."""
     momentum: float = ranged(0.9, 0, 1, below=True)
     """Of SGD."""
     head_multiplier: float = ranged(1.0, 0, 10**6)
@@ -163,6 +182,7 @@ class OptimizerConfig:
     loss_multiplier: float = ranged(1.0, 0, 10**6)
     """Times the learning rate for a loss's own parameters, such as proxies."""
     decay_norm_and_bias: bool = True
+    """Apply weight decay to normalization layers and biases too."""
     schedule: Literal["milestones", "exponential", "cosine", "constant"] = "milestones"
     """``milestones`` and ``exponential`` multiply the learning rate by ``gamma``: at each milestone, or after every epoch."""
     milestones: tuple[float, ...] = ranged((), 0, _MANY)
@@ -184,8 +204,11 @@ class RunConfig:
     steps: int | None = ranged(None, 1, _MANY)
     """Instead of epochs."""
     seed: int = ranged(0, 0, 2**63 - 1)
+    """Random seed."""
     device: str = "auto"
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:1``."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Precision of the network; losses are computed in at least single precision."""
     deterministic: bool = False
     """Only algorithms that repeat themselves to the bit, on GPUs too."""
     evaluate_every: int | Auto = ranged("auto", 1, _MANY)
@@ -203,6 +226,7 @@ class RunConfig:
     loss_limit: float = ranged(1e6, 0, 1e38, above=True)
     """A loss beyond it stops the run."""
     tensorboard: bool = False
+    """Also write TensorBoard logs into the run folder."""
 
 
 @dataclass(frozen=True)
