@@ -7,9 +7,9 @@ from collections import OrderedDict
 from pathlib import Path
 from threading import Lock
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from recollect.common.decode import FORMATS, read_image
+from recollect.common.decode import image_size, read_image
 from recollect.common.errors import ImageError, RecollectError
 from recollect.search.index import Index
 from recollect.search.indexed_files import stamp_of
@@ -67,11 +67,9 @@ def check_upload(content: bytes, max_pixels: int) -> None:
         ImageError: with a sentence that may be sent back.
     """
     try:
-        with Image.open(
-            io.BytesIO(content), formats=[name for name in FORMATS if name in Image.OPEN or Image.init()]
-        ) as image:
-            pixels = image.width * image.height
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError, TypeError) as error:
+        width, height = image_size(content)
+    except ImageError as error:
         raise ImageError("this is not an image that can be read.") from error
+    pixels = width * height
     if pixels > max_pixels:
         raise ImageError(f"the image has {pixels:,} pixels; at most {max_pixels:,} are taken. Shrink it.")
