@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import recollect
@@ -33,6 +34,16 @@ def _files() -> list[Path]:
     return sorted(SOURCE.rglob("*.py"))
 
 
+@cache
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(_text(path))
+
+
 def _room(path: Path) -> str:
     parts = path.relative_to(SOURCE).parts
     return parts[0] if len(parts) > 1 else ""
@@ -41,7 +52,7 @@ def _room(path: Path) -> str:
 def _imported(path: Path) -> set[str]:
     """Rooms of recollect that a file imports, at the top or inside functions."""
     rooms = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(_tree(path)):
         names = []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [node.module]
@@ -83,40 +94,37 @@ def test_a_file_name_occurs_once() -> None:
 def test_a_class_name_occurs_once() -> None:
     places = defaultdict(list)
     for path in _files():
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in _tree(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(path.relative_to(SOURCE).as_posix())
     assert not {name: found for name, found in places.items() if len(found) > 1}
 
 
 def test_files_are_rooms_of_a_sensible_size() -> None:
-    lengths = {path.relative_to(SOURCE).as_posix(): len(path.read_text("utf-8").splitlines()) for path in _files()}
+    lengths = {path.relative_to(SOURCE).as_posix(): len(_text(path).splitlines()) for path in _files()}
     assert not {name: length for name, length in lengths.items() if length > 500}
 
 
 def test_short_files_join_a_neighbour() -> None:
     """But for the files of verbs, which are named after them."""
-    short = [
-        path for path in _files() if len(path.read_text("utf-8").splitlines()) < 40 and _room(path) not in ("", "cli")
-    ]
+    short = [path for path in _files() if len(_text(path).splitlines()) < 40 and _room(path) not in ("", "cli")]
     assert not [path for path in short if path.name != "__init__.py"]
 
 
 def test_every_module_has_a_test() -> None:
     """A test file whose name begins with the module's, or one that names it: by import, or as ``room/module.py``."""
-    texts = {path: path.read_text("utf-8") for path in sorted(TESTS.rglob("*.py"))}
+    texts = {path: _text(path) for path in sorted(TESTS.rglob("*.py"))}
     names = [path.name for path in texts]
     everything = "\n".join(texts.values())
+    named = set(re.findall(r"recollect(?:\.\w+)+", everything))
+    for package, modules in re.findall(r"from (recollect[\w.]*) import ([^(\n]+)$", everything, re.MULTILINE):
+        named |= {f"{package}.{module.split(' as ')[0].strip()}" for module in modules.split(",")}
     without = []
     for path in _files():
         place = path.relative_to(SOURCE)
         dotted = ".".join(("recollect", *place.with_suffix("").parts))
-        of_its_name = any(name.startswith(f"test_{path.stem}") for name in names)
-        if place.parent.name and path.name != "__init__.py" and not of_its_name:
-            package, _, module = dotted.rpartition(".")
-            imported = re.search(
-                rf"{re.escape(dotted)}\b|from {re.escape(package)} import [^(\n]*\b{module}\b", everything
-            )
-            if not imported and place.as_posix() not in everything:
-                without.append(place.as_posix())
+        if not place.parent.name or path.name == "__init__.py" or any(n.startswith(f"test_{path.stem}") for n in names):
+            continue
+        if dotted not in named and place.as_posix() not in everything:
+            without.append(place.as_posix())
     assert not without, "give each a test file, or name it in the one that tests it"
