@@ -103,7 +103,9 @@ def set_max_pixels(limit: int | None) -> None:
     _max_pixels = MAX_PIXELS if limit is None else limit
 
 
-def read_image(source: ImageSource, *, max_pixels: int | None = None) -> Image.Image:
+def read_image(
+    source: ImageSource, *, max_pixels: int | None = None, at_least: int | None = None
+) -> Image.Image:
     """Read an image as 8-bit RGB, upright by its EXIF orientation.
 
     Palettes, greyscale, CMYK and 16-bit images are converted; transparency is laid on white.
@@ -111,6 +113,8 @@ def read_image(source: ImageSource, *, max_pixels: int | None = None) -> Image.I
     Args:
         source: a path, a file's content, a PIL image, a uint8 array, or a function that gives one of these.
         max_pixels: images with more pixels are refused before they are decoded; None for the limit of this process.
+        at_least: for pictures that people look at: a JPEG may be decoded at a half, a quarter or an eighth of its size, as
+            long as both sides keep so many pixels. Never for a network, which is to see all of them.
 
     Raises:
         ImageError: the file is missing, not a regular file, broken, truncated, too large or not an image; the message
@@ -141,6 +145,8 @@ def read_image(source: ImageSource, *, max_pixels: int | None = None) -> Image.I
         )
     with _opened(source) as (name, image):
         _refuse_large(name, image.size, max_pixels)
+        if at_least is not None:
+            image.draft("RGB", (at_least, at_least))
         with _ROOM.of(8 * image.width * image.height):
             return pixels.upright(image)
 

@@ -1,0 +1,83 @@
+"""Images brought down to a few pixels: to find near-duplicates by, and to draw on the map."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from recollect.common.console import ProgressLine
+from recollect.common.decode import read_image
+from recollect.common.errors import RecollectError
+from recollect.data import ImageSet
+
+SIDE = 32
+"""Pixels along each side of a small picture, whatever its shape was."""
+_SIGNATURE = 16
+_MANY = 2000  # images from which on a progress line is worth its place
+
+
+@dataclass(frozen=True)
+class SmallPictures:
+    """Small copies of some images of a set.
+
+    Attributes:
+        places: their numbers in the set, ascending. pixels: M × SIDE × SIDE × 3. shapes: M times width / height.
+    """
+
+    places: NDArray[np.int64]
+    pixels: NDArray[np.uint8]
+    shapes: NDArray[np.float64]
+
+    def of(self, places: Sequence[int] | NDArray[np.int64]) -> SmallPictures:
+        """Those of ``places`` that could be read."""
+        kept = np.flatnonzero(np.isin(self.places, np.asarray(places)))
+        return SmallPictures(self.places[kept], self.pixels[kept], self.shapes[kept])
+
+    def signatures(self) -> NDArray[np.float32]:
+        """M × 768 rows of length 1 whose product is the correlation of two pictures at 16 × 16 pixels.
+
+        Copies stay close to 1: of recompressed, resized, brighter and slightly cropped copies (3 % from each side) of 300
+        photos, 95 % are above 0.95, and unrelated photos hardly ever are. A picture of one colour has a row of zeros: it
+        is similar to nothing.
+        """
+        step = SIDE // _SIGNATURE
+        coarse = self.pixels.reshape(-1, _SIGNATURE, step, _SIGNATURE, step, 3).astype(np.float32).mean(axis=(2, 4))
+        rows = coarse.reshape(len(coarse), -1)
+        rows -= rows.mean(axis=1, keepdims=True)
+        length = np.linalg.norm(rows, axis=1, keepdims=True)
+        return np.divide(rows, length, out=np.zeros_like(rows), where=length > 1e-3)
+
+
+def read_small(images: ImageSet, places: Sequence[int] | NDArray[np.int64]) -> SmallPictures:
+    """Small copies of the images at ``places``; those that cannot be read are left out."""
+    wanted = np.unique(np.asarray(places, np.int64))
+
+    def one(place: int) -> tuple[NDArray[np.uint8], float] | None:
+        try:
+            # A photo is decoded at a fraction of its size, unless it has a box, whose numbers are of the whole photo.
+            image = read_image(images.source(place), at_least=2 * SIDE) if images.boxes is None else images.read(place)
+            small = image.resize((SIDE, SIDE), Image.Resampling.BOX if min(image.size) >= SIDE else None)
+            return np.asarray(small), image.width / image.height
+        except RecollectError:
+            return None
+
+    kept: list[int] = []
+    pixels, shapes = np.empty((len(wanted), SIDE, SIDE, 3), np.uint8), []
+    quiet = None if len(wanted) >= _MANY else True
+    with (
+        ThreadPoolExecutor(min(8, os.cpu_count() or 1), "recollect-small") as pool,
+        ProgressLine("small pictures", len(wanted), quiet=quiet) as line,
+    ):
+        for place, found in zip(wanted.tolist(), pool.map(one, wanted.tolist()), strict=True):
+            if found is not None:
+                pixels[len(kept)], shape = found
+                kept.append(place)
+                shapes.append(shape)
+            line.advance()
+    return SmallPictures(np.array(kept, np.int64), pixels[: len(kept)], np.array(shapes))
