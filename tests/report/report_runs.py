@@ -14,6 +14,8 @@ from training.small_runs import make_images, small_config
 
 EVIL = "<img src=x onerror=alert(1)>\u202e&\"'"
 """A class name that would act if it were not escaped: folders may be called so."""
+EVIL_FILE = "\"'><script>alert(1)<\u202e.png"
+"""The same for a file."""
 
 
 def count_images(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -33,6 +35,7 @@ def make_data(root: Path) -> Path:
     make_images(root, classes=8, each=5)
     make_images(root, classes=6, each=5, split="test", seed=1)
     (root / "test" / "test-03").rename(root / "test" / EVIL)
+    (root / "test" / "test-04" / "2.png").rename(root / "test" / "test-04" / EVIL_FILE)
     return root
 
 

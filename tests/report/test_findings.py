@@ -65,7 +65,7 @@ def test_near_duplicates_and_where_they_lie(tmp_path: Path) -> None:
         (1, [2, 3], [], ["a", "b"]),
     ]
     assert all(0.95 <= group.similarity <= 1 for group in found.duplicates)
-    assert found.twin_classes()[2] == {2, 3}
+    assert found.twins()[2] == {2, 3}
     alone = _found(images)
     assert [(g.kind, g.images) for g in alone.duplicates] == [(KINDS[1], [2, 3]), (KINDS[2], [0, 1])]
     assert len(_found(images, most=3).small.places) == 3  # type: ignore[union-attr]
@@ -84,7 +84,7 @@ def test_a_jpeg_is_read_at_a_fraction_and_looks_the_same(tmp_path: Path) -> None
 
 def test_the_list_is_written_and_harmless(tmp_path: Path) -> None:
     photo = _photo(1)
-    names = {"=cmd|' /C calc'!A0.png": ("@evil", photo), "b,\"c\"\n.png": ("-b", photo), "d.png": ("-b", _photo(2))}
+    names = {"=cmd|' C calc'!A0.png": ("@evil", photo), 'b,"c"\n.png': ("-b", photo), "d.png": ("-b", _photo(2))}
     images = _set(tmp_path / "s", names)
     found = _found(images)
     path = write_findings(
@@ -94,7 +94,7 @@ def test_the_list_is_written_and_harmless(tmp_path: Path) -> None:
     assert tuple(rows[0]) == COLUMNS
     copies = [row for row in rows if row["finding"] == f"near-duplicates {KINDS[1]}"]
     assert [(row["image"], row["class"]) for row in copies] == [
-        ("'=cmd|' /C calc'!A0.png", "'@evil"),
+        ("'=cmd|' C calc'!A0.png", "'@evil"),
         ('b,"c"\n.png', "'-b"),
     ]
     assert any(row["finding"] == "only image of its class" and row["class"] == "'@evil" for row in rows)

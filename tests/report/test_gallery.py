@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 
 from recollect.evaluation import Evaluation, evaluate
+from recollect.report.atlas import Atlas
 from recollect.report.gallery import best, changed, rows_of_results, worst
 from recollect.report.measured import Contender
 from recollect.report.shown_images import Shown
-from recollect.report.thumbnails import Pictures
 
 
 def _result(first: list[float], labels: list[int], map_: list[float] | None = None) -> Evaluation:
@@ -40,12 +40,16 @@ def test_marks_tell_right_from_wrong_without_colour() -> None:
     result = evaluate(vectors, labels, ks=(1,), metrics=("r@k", "map", "first_rank"))
     shown = Shown("set", "test", list("abcd"), labels, ["<zero>", "one"], 4)
     contender = Contender("model", "", vectors, result)
-    page = rows_of_results([0, 2], [contender], shown, Pictures(None, list("abcd")), top=3)
+    page = rows_of_results(
+        [0, 2], [contender], shown, Atlas(None, list("abcd"), ["<zero>"] * 4), top=3, twins={0: frozenset({0, 2})}
+    )
     first, second = page.split("<article")[1:]
     assert [mark in part for part in (first.split("<li")[1:]) for mark in ("✓",)] == [True, False, False]
     assert [mark in part for part in (second.split("<li")[1:]) for mark in ("✓",)] == [False, False, True]
     assert first.count('class="right"') == first.count("✓") == first.count(", right:") == 1
     assert first.count('class="wrong"') == first.count("✗") == first.count(", wrong:") == 2
+    assert first.count("near-duplicate</span>") == 1
+    assert "near-duplicate" not in second
     assert "number 1" in first
     assert "number 3" in second
     assert "<zero>" not in page

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import csv
+import hashlib
 import json
 import re
 import shutil
@@ -18,7 +21,7 @@ from recollect.report.runs import read_run
 from report.report_runs import EVIL, count_images, make_run
 from training.small_runs import make_images
 
-EMPTY = {"img", "br", "meta", "hr"}
+EMPTY = {"img", "br", "meta", "hr", "input", "wbr"}
 
 
 class _Checker(HTMLParser):
@@ -42,7 +45,8 @@ class _Checker(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text.append(data)
+        if self.open[-1:] not in (["script"], ["style"]):
+            self.text.append(data)
 
 
 def check(path: Path) -> _Checker:
@@ -53,13 +57,16 @@ def check(path: Path) -> _Checker:
     ids = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     for tag, attributes in found.tags:
-        assert tag not in ("script", "iframe", "object", "link", "form")
+        assert tag not in ("iframe", "object", "link")
         assert not any(name.startswith("on") for name in attributes)
         if tag == "img":
             assert str(attributes["src"]).startswith("data:image/")
-            assert attributes["alt"]
+            assert attributes["alt"] or "hidden" in attributes
+        if tag == "span" and attributes.get("role") == "img":
+            assert attributes["aria-label"]
         if tag == "a":
             assert str(attributes["href"])[1:] in ids
+    assert [tag for tag, _ in found.tags].count("script") == 1
     levels = [int(tag[1]) for tag, _ in found.tags if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1
     assert levels.count(1) == 1
@@ -76,8 +83,20 @@ def test_the_report_of_a_run(runs: Path) -> None:
     assert path == runs / "first" / "report.html"
     found = check(path)
     text = words(found)
-    for heading in ("Results", "Curves", "Similarities", "Gallery", "Classes", "Speed and memory", "Settings"):
+    for heading in (
+        "Results",
+        "Where it fails",
+        "Data to check",
+        "Map",
+        "Gallery",
+        "Classes",
+        "Similarities",
+        "Curves",
+    ):
         assert heading in text
+    assert "30 queries of 6 classes" in text
+    assert "(macro)" in text
+    assert "Time spent" in text
     results = measure(read_run(runs / "first"))
     for contender in (results.init, results.trained):
         assert contender is not None
@@ -95,6 +114,9 @@ def test_names_from_files_are_shown_and_do_not_act(runs: Path) -> None:
     found = check(write_report([runs / "first"]))
     assert "<img src=x onerror=alert(1)>\ufffd&\"'" in "".join(found.text)
     assert EVIL not in "".join(found.text)  # its turning character is gone
+    shown = {attributes["title"] for _, attributes in found.tags if "title" in attributes}
+    assert any("\"'><script>alert(1)<\ufffd.png" in str(name) for name in shown)
+    assert "<script>alert" not in (runs / "first" / "report.html").read_text(encoding="utf-8")
     # Not even a part of the page that is not text holds it unescaped.
     raw = (runs / "first" / "report.html").read_text(encoding="utf-8")
     assert "<img src=x" not in raw
@@ -108,15 +130,24 @@ def test_the_name_of_a_run_is_escaped_too(runs: Path) -> None:
     assert "<script>alert(1)<" in words(found)
 
 
-def test_nothing_is_fetched_and_no_script_may_run(runs: Path) -> None:
+def test_nothing_is_fetched_and_only_the_page_s_own_script_may_run(runs: Path) -> None:
     raw = write_report([runs / "first"]).read_text(encoding="utf-8")
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', raw)
     assert policy is not None
-    assert policy[1].startswith("default-src 'none'")
-    assert "script" not in policy[1]
+    assert "unsafe" not in policy[1]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy[1].split(";"))
+    assert rules.pop("default-src") == "'none'"
+    assert rules.pop("img-src") == "data:"
+    for tag, rule in (("style", rules.pop("style-src")), ("script", rules.pop("script-src"))):
+        content = re.search(f"<{tag}>(.*?)</{tag}>", raw, re.DOTALL)
+        assert content is not None
+        digest = base64.b64encode(hashlib.sha256(content[1].encode()).digest()).decode()
+        assert rule == f"'sha256-{digest}'"
+    assert rules == {}
     assert not re.search(r"(src|href)=\"(?!data:|#)", raw)
+    assert " style=" not in raw
     assert "@import" not in raw
-    assert "url(" not in raw
+    assert not re.search(r"url\((?!data:image/)", raw)
 
 
 def test_several_runs_are_compared(runs: Path) -> None:
@@ -214,9 +245,18 @@ def test_results_of_eval_stand_beside(runs: Path) -> None:
     folder = runs / "first" / "eval" / "folder-test"
     folder.mkdir(parents=True)
     (folder / "metrics.json").write_text(json.dumps({"metrics": {"r@1": 0.123, "map": float("nan")}}))
-    text = words(check(write_report([runs / "first"])))
-    assert "recollect eval: folder-test" in text.replace("  ", " ")
-    assert "12.3" in text
+    found = check(write_report([runs / "first"]))
+    assert "by recollect eval r@1 folder-test 12.3" in words(found)  # a table of its own: no other k, no empty cell
+
+
+def test_a_list_to_work_through(runs: Path, tmp_path: Path) -> None:
+    write_report([runs / "first"], csv=tmp_path / "list.csv")
+    with (tmp_path / "list.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["part"] for row in rows} <= {"test", "train"}
+    (tmp_path / "list.csv").write_text("mine")
+    with pytest.raises(InputError, match="exists"):
+        write_report([runs / "first"], csv=tmp_path / "list.csv")
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

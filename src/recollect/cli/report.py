@@ -18,6 +18,9 @@ def report(
         Path | None,
         typer.Option(help="The file to write (with --method: the folder). Default: report.html in the run."),
     ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Also write the images to check (labels, near-duplicates, …) as CSV.")
+    ] = None,
     method: Annotated[bool, typer.Option("--method", help="Instead: draw the loss's own figures.")] = False,
     images: Annotated[int, typer.Option(min=0, max=10**9, help="Test images to embed at most; 0 for all.")] = 4000,
     split: Annotated[str | None, typer.Option(help="Of which part of the data. Default: the run's test split.")] = None,
@@ -32,17 +35,17 @@ def report(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write report.html: curves, results beside the paper's, similarities, a gallery, classes, speed, settings.
+    """Write report.html: whether training helped, where it fails, what to check in the data.
 
-    Test images are embedded once, with what training started from and with what
-    came out, and the vectors kept in the run. The page needs no network and no
-    other file.
+    With a map, a gallery, classes, curves and settings. Test images are embedded
+    before and after training; vectors that are in the store are not computed
+    again. The page needs no network and no other file.
     """
     from recollect.common.errors import ConfigError
 
     if method:
-        if runs:
-            raise ConfigError("--method draws figures of the loss and takes no run: leave the run folders out.")
+        if runs or csv is not None:
+            raise ConfigError("--method draws figures of the loss and takes neither runs nor --csv: leave them out.")
         from recollect.report import draw_method
 
         for path in draw_method(out or Path("figures"), overwrite=overwrite):
@@ -63,5 +66,6 @@ def report(
             device=device,
             skip_bad=skip_bad,
             overwrite=overwrite,
+            csv=csv,
         )
     )

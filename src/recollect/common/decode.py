@@ -103,9 +103,7 @@ def set_max_pixels(limit: int | None) -> None:
     _max_pixels = MAX_PIXELS if limit is None else limit
 
 
-def read_image(
-    source: ImageSource, *, max_pixels: int | None = None, at_least: int | None = None
-) -> Image.Image:
+def read_image(source: ImageSource, *, max_pixels: int | None = None, at_least: int | None = None) -> Image.Image:
     """Read an image as 8-bit RGB, upright by its EXIF orientation.
 
     Palettes, greyscale, CMYK and 16-bit images are converted; transparency is laid on white.

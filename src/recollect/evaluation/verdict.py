@@ -96,12 +96,19 @@ class Verdict:
     def sentence(self, subject: str = "training") -> str:
         """Values, their intervals and the judgement, in plain English; ``subject`` is what was done in between."""
         ends = {HELPED: f"{subject} helped", UNCLEAR: UNCLEAR, WORSE: f"{subject} made it worse"}
-        text = f"{', '.join(change.words(self.level) for change in self.changes)}: {ends[self.judgement]}."
+        return f"{self.numbers()}: {ends[self.judgement]}. {self.caution()}".rstrip()
+
+    def numbers(self) -> str:
+        """Values and their intervals."""
+        return ", ".join(change.words(self.level) for change in self.changes)
+
+    def caution(self) -> str:
+        """A sentence if so little was compared that it should be known; otherwise nothing."""
         if not self.enough_classes:
-            return f"{text} {self.classes} test {_plural(self.classes)} are too few to tell a difference from chance."
+            return f"{self.classes} test {_plural(self.classes)} are too few to tell a difference from chance."
         if self.queries < FEW_QUERIES:
-            return f"{text} Only {self.queries:,} queries of {self.classes:,} {_plural(self.classes)}."
-        return text
+            return f"Only {self.queries:,} queries of {self.classes:,} {_plural(self.classes)}."
+        return ""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for a manifest."""

@@ -6,21 +6,21 @@ tiles are as large as fits into ``BUDGET``, so the size of a page is bounded wha
 
 from __future__ import annotations
 
-import base64
 import io
 import math
 from collections.abc import Sequence
 
-from PIL import Image
+from PIL import Image, ImageChops
 
 from recollect.common.decode import read_image
 from recollect.common.errors import RecollectError
 from recollect.data import ImageSet
 from recollect.report.markup import Markup, element
+from recollect.report.thumbnails import as_address
 
 BUDGET = 4 << 20
 """Bytes of an atlas; a third more as text in the page."""
-_SIDES = (256, 192, 144, 112, 88, 64)
+_SIDES = (192, 144, 112, 88, 64)
 
 
 class Atlas:
@@ -62,10 +62,10 @@ class Atlas:
         if self._read[index] is None:
             return element("span", "no picture", class_="missing", role="img", aria_label=alt)
         tile = self._tiles.setdefault(index, len(self._tiles))
-        # The columns are known at the end only, so a tile carries its number, and the style sheet has a rule for each.
+        # How many columns there are is known at the end only, so a tile has a number, and the style sheet a rule for each.
         return element(
             "span",
-            class_=f"pic {self.key}{tile}",
+            class_=f"pic {self.key} {self.key}{tile}",
             role="img",
             aria_label=alt,
             title=self._names[index],
@@ -87,15 +87,14 @@ class Atlas:
             kind, content = _encoded(_laid_out(tiles, side, columns, rows))
             if len(content) <= self.budget:
                 break
-        address = f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
         across, down = max(1, columns - 1), max(1, rows - 1)
         places = "".join(
             f".{self.key}{tile}{{background-position:{100 * (tile % columns) / across:.4g}% "
             f"{100 * (tile // columns) / down:.4g}%}}\n"
             for tile in range(len(tiles))
         )
-        shared = f"background-image:url({address});background-size:{100 * columns}% {100 * rows}%"
-        return f'[class^="pic {self.key}"]{{{shared}}}\n{places}'
+        shared = f"background-image:url({as_address(kind, content)});background-size:{100 * columns}% {100 * rows}%"
+        return f".pic.{self.key}{{{shared}}}\n{places}"
 
     def _small(self, index: int) -> Image.Image | None:
         if self._images is None:
@@ -144,7 +143,5 @@ def _encoded(sheet: Image.Image) -> tuple[str, bytes]:
 
 def _differences(sheet: Image.Image) -> list[tuple[int, int]]:
     """How far the channels lie apart: nothing for a picture in grey."""
-    from PIL import ImageChops
-
     red, green, blue = sheet.split()
     return [ImageChops.difference(red, other).getextrema() for other in (green, blue)]  # type: ignore[misc]

@@ -74,7 +74,7 @@ class Findings:
     training_images: ImageSet | None = None
     small: SmallPictures | None = None
 
-    def twin_classes(self) -> dict[int, frozenset[int]]:
+    def twins(self) -> dict[int, frozenset[int]]:
         """For every test image in a group of near-duplicates, the images of that group."""
         return {image: frozenset(group.images) for group in self.duplicates for image in group.images}
 

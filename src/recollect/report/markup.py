@@ -8,12 +8,13 @@ depends on that; do not add a way to pass a plain string unescaped.
 from __future__ import annotations
 
 import html
+import re
 import unicodedata
 from collections.abc import Iterable
 
 # Turn text around or hide it: a class name could make the page say something else than it shows.
 _UNWANTED = {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0xFEFF}
-_EMPTY = {"img", "br", "meta", "hr", "line", "rect", "circle", "path", "polyline", "use"}
+_EMPTY = {"img", "br", "meta", "hr", "input", "line", "rect", "circle", "path", "polyline", "use"}
 _SVG_SHAPES = {"line", "rect", "circle", "path", "polyline", "use"}
 
 
@@ -79,6 +80,12 @@ def element(tag: str, *children: Child, **attributes: str | float | bool | None)
 def name_of(text: str) -> Markup:
     """A name that comes from files, kept apart from the text around it (it may run from right to left)."""
     return element("bdi", text)
+
+
+def breakable(text: str) -> Markup:
+    """``name_of`` with places where a long name may break: after separators, not within words."""
+    pieces = re.split(r"(?<=[_\-/. ])(?=[^_\-/. ])", text)
+    return element("bdi", [join(piece, Markup("<wbr>")) for piece in pieces[:-1]], pieces[-1])
 
 
 def table(head: Iterable[Child], rows: Iterable[Iterable[Child]], *, caption: Child, numbers: bool = True) -> Markup:

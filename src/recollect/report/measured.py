@@ -9,7 +9,7 @@ its pictures.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,24 +37,38 @@ class Contender:
     """One way to embed those images, and its results.
 
     Attributes:
-        name: short. what: in a few words, which weights.
+        name: short. what: in a few words, which weights. trained: False for what training started from.
     """
 
     name: str
     what: str
     vectors: NDArray[np.float32]
     evaluation: Evaluation
+    trained: bool = True
+
+
+BEFORE, AFTER = "before training", "after training"
+"""What a page calls the weights that training started from, and those of its only run."""
+
+Results = MutableMapping[tuple[str, ...], Evaluation]
+"""Evaluations that were made already, by images and weights: runs that started from the same are measured once."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run's weights make of its test images."""
+    """What a run's weights make of its test images.
+
+    Attributes:
+        left_out: what is no part of the numbers, and why, as sentences. copies: images that were trained on.
+    """
 
     shown: Shown
     init: Contender | None
     trained: Contender | None
     init_key: str
     remarks: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    copies: list[int] = field(default_factory=list)
 
 
 def measure(
@@ -65,6 +79,7 @@ def measure(
     root: str | None = None,
     device: str | None = None,
     skip_bad: bool = True,
+    results: Results | None = None,
 ) -> Measured:
     """Embed and evaluate a run's test images with what it started from and what came out.
 
@@ -75,6 +90,7 @@ def measure(
         root: where its images are now; by default where the run found them.
         device: where to embed.
         skip_bad: leave out images that cannot be read, with a remark, instead of stopping.
+        results: of other runs, to be used again and added to.
 
     Raises:
         RecollectError: neither images nor vectors kept from an earlier report are there.
@@ -91,8 +107,9 @@ def measure(
         if kept is None or kept.shown.split != chosen:
             raise DataError(" ".join([str(error), *said])) from error
         remark = f"The images are not at hand, so the vectors of an earlier report were used. ({error})"
-        return _evaluated(run, kept, [remark])
-    screened = screen(whole, content_keys(whole), read_trained_on(run.folder.path))
+        return _evaluated(run, kept, [remark], results)
+    known = read_trained_on(run.folder.path)
+    screened = screen(whole, content_keys(whole), known)
     some = choose(screened.images, limit)
     images, keys = screened.images.subset(some), screened.keys[some]
     remarks, count = screened.remarks(), len(screened.images)
@@ -128,7 +145,28 @@ def measure(
     earlier = read_kept(path, remarks)
     if earlier is None or earlier.keys != kept.keys:
         write_kept(path, kept, remarks)
-    return _evaluated(run, kept, list(dict.fromkeys(remarks)))
+    result = _evaluated(run, kept, list(dict.fromkeys(remarks)), results)
+    left_out = list(result.left_out)
+    if screened.excluded:
+        left_out.append(f"{len(screened.trained_classes):,} classes that were trained on")
+    if len(some) < count:
+        left_out.append(f"{count - len(some):,} images of other classes: the report looks at a part (--images 0: all)")
+    trained = set() if known is None else {key.tobytes() for key in known.keys}
+    there = {name: key.tobytes() in trained for name, key in zip(images.names, keys, strict=True)}
+    copies = [place for place, name in enumerate(result.shown.names) if there[name]]
+    return dataclasses.replace(result, left_out=left_out, copies=copies)
+
+
+def training_images(run: Run, limit: int | None, root: str | None = None) -> ImageSet | None:
+    """At most ``limit`` of the images that a run was trained on; None if they are not at hand."""
+    if run.config is None:
+        return None
+    data = run.config.data
+    try:
+        images = load(data.name, root or data.root, "train", **data.options)
+    except RecollectError:
+        return None
+    return images.subset(choose(images, limit))
 
 
 def choose(images: ImageSet, limit: int | None) -> NDArray[np.int64]:
@@ -153,14 +191,15 @@ def choose(images: ImageSet, limit: int | None) -> NDArray[np.int64]:
     return np.sort(np.concatenate(chosen)) if chosen else np.arange(limit)
 
 
-def _evaluated(run: Run, kept: Kept, remarks: list[str]) -> Measured:
+def _evaluated(run: Run, kept: Kept, remarks: list[str], results: Results | None = None) -> Measured:
     """Results of what was embedded; images that one of the embedders could not read are left out for all."""
-    shown, vectors = kept.shown, dict(kept.vectors)
+    shown, vectors, left_out = kept.shown, dict(kept.vectors), []
     good = np.ones(len(shown.names), bool)
     for rows in vectors.values():
         good &= np.isfinite(rows).all(axis=1)
     if not good.all():
         remarks.append(f"{int((~good).sum()):,} images could not be read and are left out.")
+        left_out.append(f"{int((~good).sum()):,} images that cannot be read")
         places = np.flatnonzero(good)
         labels, names = shown.labels[places], [shown.names[place] for place in places]
         images = None if shown.images is None else shown.images.subset(places)
@@ -171,17 +210,26 @@ def _evaluated(run: Run, kept: Kept, remarks: list[str]) -> Measured:
         vectors = {name: rows[places] for name, rows in vectors.items()}
     asked = {k for row in published_tests(run.setting("published")).values() for k in published_ks(row)}
     ks = sorted({*EVERY_K, *asked})
+    known = {} if results is None else results
 
     def contender(name: str) -> Contender | None:
         if name not in vectors:
             return None
+        # What decides a result: images, weights, which of the images could be read, and k.
+        key = (kept.keys.get("images", ""), kept.keys.get(name, ""), str(int(good.sum())), str(ks))
+        if key not in known or not all(key[:2]):
+            metrics = ("r@k", "map@r", "first_rank", "map")
+            known[key] = evaluate(vectors[name], shown.labels, ks=ks, metrics=metrics, progress=True)
+        trained = name == "trained"
         what = kept.words.get(name, name)
-        metrics = ("r@k", "map@r", "first_rank", "map")
-        result = evaluate(vectors[name], shown.labels, ks=ks, metrics=metrics, progress=True)
-        return Contender(run.name if name == "trained" else "init", what, vectors[name], result)
+        return Contender(run.name if trained else BEFORE, what, vectors[name], known[key], trained)
 
     try:
         before, after = contender("init"), contender("trained")
     except RecollectError as error:
         raise DataError(f"{shown.data} ({shown.split}) cannot be evaluated: {error}") from error
-    return Measured(shown, before, after, kept.keys.get("init", ""), remarks)
+    for one in (after, before):
+        if one is not None and (alone := len(shown.names) - one.evaluation.counted):
+            left_out.append(f"{alone:,} queries without a right answer: the only images of their classes")
+            break
+    return Measured(shown, before, after, kept.keys.get("init", ""), remarks, left_out)

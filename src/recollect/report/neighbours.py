@@ -121,7 +121,9 @@ def suspected_labels(vectors: NDArray[np.float32], labels: Labels, found: Found)
     suggested = answered[:, 0]
     asked = np.minimum(np.minimum(AGREEING, sizes[suggested]), answered.shape[1])
     agree = np.cumprod(answered == suggested[:, None], axis=1).sum(axis=1)
-    suspects = np.flatnonzero((suggested != labels) & (sizes[suggested] >= FEWEST) & (agree >= asked) & (asked >= FEWEST))
+    suspects = np.flatnonzero(
+        (suggested != labels) & (sizes[suggested] >= FEWEST) & (agree >= asked) & (asked >= FEWEST)
+    )
     members = {label: np.flatnonzero(labels == label) for label in np.unique(labels[suspects]).tolist()}
     listed = []
     for image in suspects.tolist():

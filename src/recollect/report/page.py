@@ -1,14 +1,18 @@
 """``write_report``: one or several runs to one HTML file that needs nothing else.
 
-No script, no network: a policy in the page itself forbids both, so that nothing a file name smuggles in could act.
-Reads as a table of contents; what each part shows is in ``sections.py`` and ``gallery.py``.
+No network, and one script of ours: a policy in the page itself names style sheet and script by their hashes and forbids
+everything else, so that nothing a file name smuggles in could act. The page says everything without its script too.
+Reads as a table of contents; what each part shows is in ``verdict_view.py``, ``outcome_tables.py``, ``failures.py``,
+``data_checks.py``, ``map_view.py``, ``gallery.py``, ``plots.py`` and ``sections.py``.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
@@ -17,16 +21,35 @@ from typing import Any
 from recollect._version import __version__
 from recollect.common.errors import InputError, RecollectError
 from recollect.common.files import write_text
-from recollect.report import gallery, plots, sections
-from recollect.report.markup import Child, Markup, element, join, name_of
-from recollect.report.measured import LIMIT, Contender, Measured, measure
+from recollect.report import gallery, outcome_tables, plots, sections
+from recollect.report.atlas import BUDGET, Atlas
+from recollect.report.data_checks import data_section
+from recollect.report.failures import failures_section
+from recollect.report.findings import MOST_READ, Findings, check_list, find_all, write_findings
+from recollect.report.map_view import map_section
+from recollect.report.markup import Child, Markup, element, join
+from recollect.report.measured import AFTER, LIMIT, Contender, Measured, Results, measure, training_images
+from recollect.report.neighbours import confused_pairs, neighbours_of_all
 from recollect.report.runs import Run, distinct_names, read_run
 from recollect.report.shown_images import Shown
-from recollect.report.thumbnails import Pictures
+from recollect.report.verdict_view import verdict_section
+from recollect.search.exact_search import Found
 
 logger = logging.getLogger(__name__)
 GENERATOR = "recollect report"
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+_CLASSES_OFFERED = 2000  # names that the filter suggests
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Everything measured on the same images: ``looked_at`` is the contender whose answers are shown alone."""
+
+    shown: Shown
+    contenders: list[Contender]
+    looked_at: Contender
+    found: Found
+    findings: Findings
+    left_out: list[str]
 
 
 def write_report(
@@ -40,6 +63,7 @@ def write_report(
     device: str | None = None,
     skip_bad: bool = True,
     overwrite: bool = False,
+    csv: Path | str | None = None,
     title: str | None = None,
     introduction: str | None = None,
 ) -> Path:
@@ -52,14 +76,16 @@ def write_report(
         limit: test images to embed at most, None for all. split: of which part of the data.
         root: where the images of all runs are now; by default where each run found them.
         device: where to embed them. skip_bad: leave out those that cannot be read, with a remark.
-        overwrite: replace a file that is no report. An earlier report is always replaced.
+        overwrite: replace a file that recollect did not write. An earlier report is always replaced.
+        csv: also write what may be wrong with the data to this file, one row per image.
         title: of the page. introduction: a paragraph below it.
 
     Returns:
         The file.
 
     Raises:
-        InputError: no run given, or a file in the way. DataError: a folder that is no run.
+        InputError: no run given, a file in the way, or nothing to list in ``csv``.
+        DataError: a folder that is not a run.
     """
     if not runs:
         raise InputError("name at least one run folder.")
@@ -71,12 +97,25 @@ def write_report(
     folder = read[0].folder.path
     path = Path(out) if out is not None else (folder if len(read) == 1 else folder.parent) / "report.html"
     check_target(path, overwrite)
+    if csv is not None:
+        check_list(Path(csv), overwrite)
     place = None if root is None else str(root)
-    measured = [_measured(run, limit=limit, split=split, root=place, device=device, skip_bad=skip_bad) for run in read]
-    shown, contenders, remarks = _side_by_side(read, measured)
+    results: Results = {}
+    options: dict[str, Any] = {"limit": limit, "split": split, "root": place, "device": device, "skip_bad": skip_bad}
+    measured = [_measured(run, results=results, **options) for run in read]
+    remarks = [f"{run.name}: {remark}" if len(read) > 1 else remark for run in read for remark in run.remarks]
+    compared = _side_by_side(read, measured, remarks, limit, place)
+    remarks = list(dict.fromkeys(remarks))
     for remark in remarks:
         logger.info(remark)
-    write_text(path, _page(read, shown, contenders, remarks, title, introduction))
+    if csv is not None:
+        if compared is None:
+            raise InputError(f"there is nothing to list in {csv}: no images could be compared.")
+        shown = compared.shown
+        listed = (shown.names, shown.labels, shown.class_names)
+        logger.info(f"list       {write_findings(Path(csv), compared.findings, *listed, overwrite=overwrite)}")
+    write_text(path, _page(read, compared, remarks, title, introduction))
+    logger.info(f"report     {path.stat().st_size / 1e6:.1f} MB")
     return path
 
 
@@ -92,7 +131,9 @@ def check_target(path: Path, overwrite: bool, generator: str = GENERATOR) -> Non
         with path.open("rb") as file:
             if f'content="{generator} '.encode() in file.read(4096):
                 return
-    raise InputError(f"{path} exists and is no page of {generator!r}: choose another --out, or allow it: --overwrite.")
+    raise InputError(
+        f"{path} exists and is not a page of {generator!r}: choose another --out, or allow it: --overwrite."
+    )
 
 
 def _measured(run: Run, **options: Any) -> Measured | str:
@@ -104,10 +145,9 @@ def _measured(run: Run, **options: Any) -> Measured | str:
 
 
 def _side_by_side(
-    runs: Sequence[Run], measured: Sequence[Measured | str]
-) -> tuple[Shown | None, list[Contender], list[str]]:
+    runs: Sequence[Run], measured: Sequence[Measured | str], remarks: list[str], limit: int | None, root: str | None
+) -> Compared | None:
     """Everything that can be compared: what all started from, if it is the same, and every run on the same images."""
-    remarks = [f"{run.name}: {remark}" if len(runs) > 1 else remark for run in runs for remark in run.remarks]
     known: list[tuple[Run, Measured]] = []
     for run, found in zip(runs, measured, strict=True):
         if isinstance(found, str):
@@ -116,7 +156,7 @@ def _side_by_side(
         remarks += [f"{run.name}: {remark}" if len(runs) > 1 else remark for remark in found.remarks]
         known.append((run, found))
     if not known:
-        return None, [], list(dict.fromkeys(remarks))
+        return None
     shown = next((found.shown for _, found in known if found.shown.images is not None), known[0][1].shown)
     same = [(run, found) for run, found in known if found.shown.same_as(shown)]
     for run, found in known:
@@ -127,14 +167,31 @@ def _side_by_side(
     contenders = []
     if len({found.init_key for _, found in same}) == 1 and same[0][1].init is not None:
         contenders.append(same[0][1].init)
-    contenders += [found.trained for _, found in same if found.trained is not None]
-    return shown, contenders, list(dict.fromkeys(remarks))
+    trained = [found.trained for _, found in same if found.trained is not None]
+    contenders += trained if len(runs) > 1 else [replace(one, name=AFTER) for one in trained]
+    if not contenders:
+        return None
+    looked_at = next((one for one in contenders if one.trained), contenders[0])
+    neighbours = neighbours_of_all(looked_at.vectors)
+    most = min(limit or MOST_READ, MOST_READ)
+    training = None if shown.images is None else training_images(same[0][0], most, root)
+    findings = find_all(
+        looked_at.vectors,
+        shown.labels,
+        shown.class_names,
+        neighbours,
+        shown.images,
+        training,
+        copies=same[0][1].copies,
+        most=most,
+    )
+    left_out = list(dict.fromkeys(reason for _, found in same for reason in found.left_out))
+    return Compared(shown, contenders, looked_at, neighbours, findings, left_out)
 
 
 def _page(
     runs: Sequence[Run],
-    shown: Shown | None,
-    contenders: Sequence[Contender],
+    compared: Compared | None,
     remarks: Sequence[str],
     title: str | None,
     introduction: str | None,
@@ -142,14 +199,27 @@ def _page(
     heading = title or (
         "Report of " + runs[0].name if len(runs) == 1 else "Comparison of " + ", ".join(r.name for r in runs)
     )
-    parts: list[tuple[str, str, Child]] = [("results", "Results", sections.results(runs, contenders, shown))]
-    parts.append(("curves", "Curves", plots.curves(runs)))
-    if shown is not None and contenders:
-        pictures = Pictures(shown.images, shown.names)
+    contenders = [] if compared is None else compared.contenders
+    shown = None if compared is None else compared.shown
+    parts: list[tuple[str, str, Child]] = [("results", "Results", outcome_tables.results(runs, contenders, shown))]
+    atlases: list[Atlas] = []
+    if compared is not None and shown is not None:
+        looked_at, findings = compared.looked_at, compared.findings
+        names = [shown.class_names[label] for label in shown.labels.tolist()]
+        atlas = Atlas(shown.images, shown.names, names, "a", BUDGET)
+        training = _training_atlas(findings)
+        atlases = [atlas] if training is None else [atlas, training]
+        twins = findings.twins()
+        confusions = confused_pairs(shown.labels, compared.found)
+        failures = failures_section(confusions, looked_at, shown, atlas, twins)
+        parts.append(("failures", "Where it fails", failures))
+        parts.append(("data", "Data to check", data_section(findings, compared.found, shown, atlas, training)))
+        parts.append(("map", "Map", map_section(contenders, shown, findings.small)))
+        parts.append(("gallery", "Gallery", gallery.gallery_section(contenders, looked_at, shown, atlas, twins)))
+        parts.append(("classes", "Classes", sections.class_section(contenders, looked_at, shown)))
         parts.append(("similarities", "Similarities", plots.similarity_charts(contenders, shown)))
-        parts.append(("gallery", "Gallery", _gallery(contenders, _looked_at(contenders), shown, pictures)))
-        parts.append(("classes", "Classes", sections.class_section(contenders, _looked_at(contenders), shown)))
-    parts.append(("speed", "Speed and memory", plots.speed(runs)))
+    parts.append(("curves", "Curves", plots.curves(runs)))
+    parts.append(("speed", "Speed", plots.speed(runs)))
     parts.append(("settings", "Settings", sections.settings(runs)))
     states = element(
         "p", f"{_states(runs)} Written by recollect {__version__} on {datetime.now():%-d %B %Y}.", class_="note"
@@ -157,12 +227,28 @@ def _page(
     body = join(
         element("h1", heading),
         element("p", introduction, class_="introduction") if introduction else None,
-        sections.headline(contenders),
+        outcome_tables.headline(contenders),
+        verdict_section(runs, contenders, shown, [] if compared is None else compared.left_out),
         states,
         element("ul", [element("li", remark) for remark in remarks], class_="remarks") if remarks else None,
         [element("section", element("h2", name), content, id=key, aria_label=name) for key, name, content in parts],
     )
-    return document(heading, body, [(key, name) for key, name, _ in parts])
+    return document(
+        heading,
+        body,
+        [(key, name) for key, name, _ in parts],
+        tools=None if shown is None else _filter(shown),
+        style="\n".join(atlas.style() for atlas in atlases),
+        script=packaged("page.js"),
+    )
+
+
+def _training_atlas(findings: Findings) -> Atlas | None:
+    trained = findings.training_images
+    if trained is None:
+        return None
+    names = [trained.class_names[label] for label in trained.labels.tolist()]
+    return Atlas(trained, trained.names, names, "t", BUDGET // 4)
 
 
 def _states(runs: Sequence[Run]) -> str:
@@ -173,50 +259,46 @@ def _states(runs: Sequence[Run]) -> str:
     return " ".join(f"{run.name} is {run.status}." for run in runs)
 
 
-def _looked_at(contenders: Sequence[Contender]) -> Contender:
-    """The one that is looked at alone: the first run, or what it started from when there is nothing else."""
-    return contenders[0] if len(contenders) == 1 or contenders[0].name != "init" else contenders[1]
+def _filter(shown: Shown) -> Markup:
+    """A field that leaves rows of one class; without the script it is hidden."""
+    offered = sorted({shown.class_names[label] for label in shown.labels.tolist()})[:_CLASSES_OFFERED]
+    field = element("input", id="filter", type="search", list="offered", placeholder="class", autocomplete="off")
+    return element(
+        "form",
+        element("label", "Only class ", field),
+        element("datalist", [element("option", value=name) for name in offered], id="offered"),
+        element("output", id="filtered", aria_live="polite"),
+        class_="filter",
+        role="search",
+        hidden=True,
+    )
 
 
-def _gallery(contenders: Sequence[Contender], looked_at: Contender, shown: Shown, pictures: Pictures) -> Markup:
-    """The queries worth looking at."""
-    if not pictures.at_hand:
-        return element("p", "No gallery: the images are not at hand.")
-    if len(shown.names) < 2:
-        return element("p", "No gallery: a single image has nothing to be found among.")
-    pairs = [(contenders[0], looked_at)] if contenders[0] is not looked_at else []
-    pairs += [(looked_at, other) for other in contenders if other not in (contenders[0], looked_at)]
-    parts: list[Markup] = [
-        element(
-            "p",
-            "Each row is a query with what was found for it, most similar first; the number is the similarity. ",
-            element("span", "✓", class_="mark right-mark"),
-            " with a full frame: of the query's class. ",
-            element("span", "✗", class_="mark wrong-mark"),
-            " with a dashed frame: of another.",
-        )
-    ]
-
-    def add(title: Child, queries: list[int], rows: Sequence[Contender], otherwise: str) -> None:
-        content = gallery.rows_of_results(queries, rows, shown, pictures) if queries else element("p", otherwise)
-        parts.append(element("h3", title))
-        parts.append(content)
-
-    for before, after in pairs:
-        arrow = join(" from ", name_of(before.name), " to ", name_of(after.name))
-        improved = gallery.changed(before.evaluation, after.evaluation)
-        add(join("Improved", arrow), improved, [before, after], "No query found its class earlier.")
-        lost = gallery.changed(after.evaluation, before.evaluation)
-        add(join("Lost", arrow), lost, [before, after], "No query found its class later.")
-    best, worst = gallery.best(looked_at.evaluation), gallery.worst(looked_at.evaluation)
-    add(join("Best queries of ", name_of(looked_at.name)), best, [looked_at], "No query has a right answer first.")
-    add(join("Worst queries of ", name_of(looked_at.name)), worst, [looked_at], "Every query has a right answer first.")
-    return join(*parts)
+def packaged(name: str) -> str:
+    """A file of this package as text."""
+    return resources.files("recollect.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def document(title: str, body: Markup, contents: Sequence[tuple[str, str]] = (), generator: str = GENERATOR) -> str:
-    """A whole HTML file around ``body``."""
-    style = resources.files("recollect.report").joinpath("style.css").read_text(encoding="utf-8")
+def document(
+    title: str,
+    body: Markup,
+    contents: Sequence[tuple[str, str]] = (),
+    generator: str = GENERATOR,
+    *,
+    tools: Markup | None = None,
+    style: str = "",
+    script: str | None = None,
+) -> str:
+    """A whole HTML file around ``body``.
+
+    Args:
+        title: of the page. contents: ids and names of its sections, for the bar on top.
+        generator: which command wrote it.
+        tools: beside the contents. style: rules besides the package's own. script: the page's only script.
+    """
+    rules = packaged("style.css") + style
+    policy = f"default-src 'none'; img-src data:; style-src '{_digest(rules)}'"
+    policy += "" if script is None else f"; script-src '{_digest(script)}'"
     links = element("ul", [element("li", element("a", name, href=f"#{key}")) for key, name in contents])
     return "<!DOCTYPE html>\n" + element(
         "html",
@@ -224,17 +306,23 @@ def document(title: str, body: Markup, contents: Sequence[tuple[str, str]] = (),
             "head",
             element("meta", charset="utf-8"),
             element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-            Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
+            Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
             element("meta", name="generator", content=f"{generator} {__version__}"),
             element("meta", name="color-scheme", content="light dark"),
             element("title", title),
-            element("style", Markup(style)),
+            element("style", Markup(rules)),
         ),
         element(
             "body",
             element("a", "Skip to the content", href="#content", class_="skip"),
-            element("nav", links, aria_label="Contents") if contents else None,
+            element("nav", links, tools, aria_label="Contents") if contents else None,
             element("main", body, id="content", tabindex="-1"),
+            None if script is None else element("script", Markup(script)),
         ),
         lang="en",
     )
+
+
+def _digest(text: str) -> str:
+    """A text's name in a content security policy."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}"

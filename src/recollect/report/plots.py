@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from recollect.common.words import in_words
 from recollect.report.charts import Line, histogram_pair, line_chart
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.measured import Contender
 from recollect.report.runs import Run, number
 from recollect.report.shown_images import Shown
 from recollect.report.similarities import count_similarities
+from recollect.report.verdict_view import time_spent
 
 _CURVE_KS = ("r@1", "r@10")
 
@@ -89,27 +91,22 @@ def speed(runs: Sequence[Run]) -> Markup:
     for run in runs:
         rates = [rate for rate in _column(run.steps, "images_per_second") if np.isfinite(rate)]
         memory = [used for used in _column(run.steps, "memory_mb") if np.isfinite(used)]
-        seconds = [value for value in _column(run.steps, "seconds") if np.isfinite(value)]
         machine = run.manifest.get("machine") if isinstance(run.manifest.get("machine"), Mapping) else {}
+        spent = time_spent(run)
         rows.append(
             [
                 name_of(run.name),
                 run.status,
                 f"{len(run.steps):,}",
-                _duration(seconds[-1]) if seconds else "–",
+                "–" if spent is None else in_words(spent[1]),
+                "–" if spent is None else in_words(spent[0]) if spent[0] >= 1 else "none",
                 f"{median(rates):,.0f}" if rates else "–",
                 f"{max(memory):,.0f} MB" if memory else "–",
                 str((machine or {}).get("gpu") or (machine or {}).get("processor") or "–"),
             ]
         )
-    head = ["run", "state", "steps", "time", "images/s (median)", "most memory", "machine"]
-    grid = table(head, rows, caption="Throughput and memory while training", numbers=False)
+    head = ["run", "state", "steps", "training", "features before", "images/s (median)", "most memory", "machine"]
+    grid = table(head, rows, caption="Time, throughput and memory", numbers=False)
     lines = [Line(run.name, _column(run.steps, "step"), _column(run.steps, "images_per_second")) for run in runs]
-    chart = line_chart(lines, title="Throughput", x_label="step", y_label="images a second", from_zero=True)
+    chart = line_chart(lines, title="Throughput", x_label="step", y_label="images per second", from_zero=True)
     return join(grid, element("div", chart, class_="charts") if chart else None)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -10,12 +10,14 @@ from recollect.common.decode import read_image
 from recollect.common.errors import RecollectError
 from recollect.common.files import write_text
 from recollect.report.catalogue import Catalogue
-from recollect.report.markup import Markup, element, join, name_of
+from recollect.report.markup import Markup, breakable, element, join
 from recollect.report.page import check_target, document
 from recollect.report.thumbnails import data_address
 from recollect.search.exact_search import Found
 
 GENERATOR = "recollect search"
+SIDE = 320
+"""Longer side of a picture in pixels."""
 
 Picture = Path | bytes | None
 """An image's file or bytes; None where it is gone."""
@@ -67,38 +69,56 @@ def write_search_page(path: Path | str, asked: Sequence[Asked], count: int, *, o
     check_target(path, overwrite, GENERATOR)
     blocks = []
     for query in asked:
-        items = []
-        for place, result in enumerate(query.results, 1):
-            verdict = "" if result.verdict is None else f", {result.verdict}"
-            said = f"Result {place}: {result.name}, similarity {result.similarity:.3f}{verdict}"
-            words = element(
-                "figcaption",
-                f"{result.similarity:.2f} ",
-                None if result.verdict is None else f"{result.verdict} ",
-                name_of(result.title),
-            )
-            items.append(element("li", element("figure", _picture(result.picture, result.name, said), words)))
+        items = [_result(place, result) for place, result in enumerate(query.results, 1)]
         figure = element(
             "figure",
-            _picture(query.picture, query.name, f"Query: {query.name}"),
-            element("figcaption", element("span", "query", class_="tag"), name_of(query.name)),
+            _picture(query.picture, f"Query: {query.name}"),
+            element("figcaption", element("span", "query", class_="tag"), _linked(query.picture, query.name)),
             class_="asked",
         )
-        blocks.append(element("article", figure, element("ol", items, class_="strip plain"), class_="query"))
+        blocks.append(element("article", figure, element("ol", items, class_="found"), class_="query large"))
     heading = f"Search among {count:,} images"
     body = join(
         element("h1", heading),
-        element("p", "Most similar first; the number is the similarity.", class_="note"),
+        element("p", "Most similar first; the number is the similarity. Names lead to the files.", class_="note"),
         element("div", blocks, class_="gallery"),
     )
     write_text(path, document(heading, body, generator=GENERATOR))
     return path
 
 
-def _picture(picture: Picture, name: str, alt: str) -> Markup:
+def _result(place: int, result: ShownResult) -> Markup:
+    verdict = "" if result.verdict is None else f", {result.verdict}"
+    said = f"Result {place}: {result.name}, similarity {result.similarity:.3f}{verdict}"
+    words = element(
+        "figcaption",
+        element(
+            "span",
+            f"{place}. ",
+            element("strong", f"{result.similarity:.2f}"),
+            None if result.verdict is None else element("span", result.verdict, class_="badge"),
+        ),
+        element("strong", breakable(result.title), class_="line") if result.title != result.name else None,
+        element("span", _linked(result.picture, result.name), class_="line"),
+    )
+    return element("li", element("figure", _picture(result.picture, said), words))
+
+
+def _linked(picture: Picture, name: str) -> Markup:
+    """The whole name, leading to the file if there is one."""
+    if not isinstance(picture, Path):
+        return breakable(name)
+    try:
+        return element("a", breakable(name), href=picture.absolute().as_uri())
+    except (ValueError, OSError):  # a name that cannot be written as an address
+        return breakable(name)
+
+
+def _picture(picture: Picture, alt: str) -> Markup:
     try:
         if picture is not None:
-            return element("img", src=data_address(read_image(picture)), alt=alt, title=name, decoding="async")
+            image = read_image(picture, at_least=SIDE)
+            return element("img", src=data_address(image, SIDE), alt=alt, decoding="async")
     except (RecollectError, OSError):
         pass
     return element("span", "no picture", class_="missing", role="img", aria_label=alt)

@@ -39,6 +39,14 @@ class SmallPictures:
         kept = np.flatnonzero(np.isin(self.places, np.asarray(places)))
         return SmallPictures(self.places[kept], self.pixels[kept], self.shapes[kept])
 
+    def joined(self, other: SmallPictures) -> SmallPictures:
+        """These and then those of ``other``."""
+        return SmallPictures(
+            np.concatenate([self.places, other.places]),
+            np.concatenate([self.pixels, other.pixels]),
+            np.concatenate([self.shapes, other.shapes]),
+        )
+
     def signatures(self) -> NDArray[np.float32]:
         """M × 768 rows of length 1 whose product is the correlation of two pictures at 16 × 16 pixels.
 
@@ -51,7 +59,8 @@ class SmallPictures:
         rows = coarse.reshape(len(coarse), -1)
         rows -= rows.mean(axis=1, keepdims=True)
         length = np.linalg.norm(rows, axis=1, keepdims=True)
-        return np.divide(rows, length, out=np.zeros_like(rows), where=length > 1e-3)
+        unit: NDArray[np.float32] = np.divide(rows, length, out=np.zeros_like(rows), where=length > 1e-3)
+        return unit
 
 
 def read_small(images: ImageSet, places: Sequence[int] | NDArray[np.int64]) -> SmallPictures:

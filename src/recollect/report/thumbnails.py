@@ -1,4 +1,4 @@
-"""Pictures inside the page: small copies of images as ``data:`` addresses."""
+"""A small copy of an image as a ``data:`` address, for pages with few pictures; many go into an ``Atlas``."""
 
 from __future__ import annotations
 
@@ -7,50 +7,13 @@ import io
 
 from PIL import Image
 
-from recollect.common.errors import RecollectError
-from recollect.data import ImageSet
-from recollect.report.markup import Markup, element
 
-SIDE = 88
-"""Longer side of a thumbnail in pixels."""
+def as_address(kind: str, content: bytes) -> str:
+    """An image file of that kind (``"png"``, ``"jpeg"``) as an address that holds it."""
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
 
 
-class Pictures:
-    """Thumbnails of a set's images, each made once.
-
-    Args:
-        images: the set; None when it is not at hand.
-        names: what to call its images.
-    """
-
-    def __init__(self, images: ImageSet | None, names: list[str]) -> None:
-        self._images, self._names = images, names
-        self._made: dict[int, str | None] = {}
-
-    @property
-    def at_hand(self) -> bool:
-        """Whether there are images to show."""
-        return self._images is not None
-
-    def image(self, index: int, alt: str) -> Markup:
-        """An ``<img>``; an empty frame with the name when the file cannot be read any more."""
-        if index not in self._made:
-            self._made[index] = self._address(index)
-        address = self._made[index]
-        if address is None:
-            return element("span", "no picture", class_="missing", role="img", aria_label=alt)
-        return element("img", src=address, alt=alt, title=self._names[index], decoding="async")
-
-    def _address(self, index: int) -> str | None:
-        if self._images is None:
-            return None
-        try:
-            return data_address(self._images.read(index))
-        except RecollectError:
-            return None
-
-
-def data_address(image: Image.Image, side: int = SIDE) -> str:
+def data_address(image: Image.Image, side: int) -> str:
     """A small copy of ``image`` as a ``data:`` address: PNG or JPEG, whichever takes less room."""
     small = image.convert("RGB")
     small.thumbnail((side, side), Image.Resampling.LANCZOS)
@@ -61,5 +24,4 @@ def data_address(image: Image.Image, side: int = SIDE) -> str:
         buffer = io.BytesIO()
         drawn.save(buffer, kind.upper(), **options)
         versions.append((kind, buffer.getvalue()))
-    kind, content = min(versions, key=lambda version: len(version[1]))
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
+    return as_address(*min(versions, key=lambda version: len(version[1])))

@@ -108,8 +108,9 @@ def train(
             logger.info(line)
         if run is not None:
             refuse_other_training_images(run.path, training.sets.train)  # on every process: all of them end
+        begun = time.monotonic()
         training.prepare()
-        folder = _place(training, figures, run, out)
+        folder = _place(training, figures, run, out, time.monotonic() - begun)
         advice = f"Go on from the last checkpoint: start all of them again with --resume {folder.path}."
         with _alone(folder, team), stop_on_signals() as stop, _resumable(folder):
             if team.rank == 0:
@@ -128,12 +129,15 @@ def plan(config: Config) -> tuple[Plan, list[str]]:
         return figures, figures.lines(training.choices)
 
 
-def _place(training: Training, figures: Plan, run: RunFolder | None, out: Path | str | None) -> RunFolder:
+def _place(
+    training: Training, figures: Plan, run: RunFolder | None, out: Path | str | None, prepared: float
+) -> RunFolder:
     """The folder of ``run``, or of a new one, made with its configuration. Every process calls it."""
     team, sets = training.machine.team, training.sets
     if team.rank == 0 and run is None:
         run = RunFolder.create(out, training.config.name)
-        run.begin(training.config, _beginning(training, figures, run.path), trained_on(sets.train, sets.validation))
+        beginning = _beginning(training, figures, run.path) | {"preparation_seconds": round(prepared, 1)}
+        run.begin(training.config, beginning, trained_on(sets.train, sets.validation))
     return RunFolder(Path(team.from_first(None if run is None else str(run.path))))
 
 

@@ -1,0 +1,207 @@
+"""What may be wrong with the data, to work through: suspected labels, near-duplicates, lonely images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from recollect.data import ImageSet
+from recollect.report.atlas import Atlas
+from recollect.report.findings import KINDS, Duplicates, Findings
+from recollect.report.gallery import Entry, unfolding
+from recollect.report.markup import Child, Markup, breakable, element, join, name_of, table
+from recollect.report.neighbours import NEAREST, Lonely, Suspect
+from recollect.report.shown_images import Shown
+from recollect.search.exact_search import Found
+
+_SHOWN, _MORE = 8, 24
+_MEMBERS = 6  # pictures of one group
+
+
+def data_section(findings: Findings, found: Found, shown: Shown, atlas: Atlas, training: Atlas | None) -> Markup:
+    """Everything that was found, the gravest first, with what to do about it."""
+    counts = {kind: [group for group in findings.duplicates if group.kind == kind] for kind in KINDS}
+    rows: list[list[Child]] = [
+        ["Suspected wrong labels", f"{len(findings.suspects):,}", "check the label of each"],
+        ["Lonely images", f"{len(findings.lonely):,}", "check whether they belong to the set"],
+        ["Only image of their class", f"{len(findings.alone):,}", "add images, or remove them: they cannot be scored"],
+    ]
+    if findings.compared:
+        rows[1:1] = [[f"Near-duplicates {kind}", f"{len(counts[kind]):,} groups", _ADVICE[kind]] for kind in KINDS]
+    if findings.copies:
+        rows.insert(1, ["Test images that were trained on", f"{len(findings.copies):,}", _ADVICE[KINDS[0]]])
+    parts: list[Markup | None] = [
+        table(["finding", "images", "what to do"], rows, caption="What to check", numbers=False),
+        element("p", _compared(findings), class_="note"),
+    ]
+    if not atlas.at_hand:
+        parts.append(element("p", "No pictures: the images are not at hand."))
+        return join(*parts)
+    if findings.suspects:
+        parts += [
+            element("h3", "Suspected wrong labels"),
+            element(
+                "p",
+                "The nearest images all belong to one other class. Either the label is wrong, or two classes cannot be told "
+                "apart. The clearest come first.",
+            ),
+            *_unfolded(findings.suspects, lambda some: _suspects(some, found, shown, atlas)),
+        ]
+    for kind, groups in counts.items():
+        if groups:
+            parts += [
+                element("h3", f"Near-duplicates {kind}"),
+                element("p", _REASON[kind]),
+                *_unfolded(groups, lambda some: _groups(some, shown, atlas, training, findings.training_images)),
+            ]
+    if findings.lonely:
+        parts += [
+            element("h3", "Lonely images"),
+            element("p", "Far from every other image: damaged, of another kind, or of a class that needs more images."),
+            *_unfolded(findings.lonely, lambda some: _lonely(some, shown, atlas)),
+        ]
+    return join(*parts)
+
+
+_ADVICE = {
+    KINDS[0]: "keep them on one side: the test is too easy with them",
+    KINDS[1]: "give them the same class, or remove all but one",
+    KINDS[2]: "keep one each if they are copies rather than a series",
+}
+_REASON = {
+    KINDS[0]: "Nearly the same picture was trained on and is tested with.",
+    KINDS[1]: "Nearly the same picture has two labels: whatever the model answers, one of them counts as wrong.",
+    KINDS[2]: "Nearly the same picture more than once in a class: each finds the other, which makes r@1 too good.",
+}
+
+
+def _compared(findings: Findings) -> str:
+    if not findings.compared:
+        said = "Near-duplicates were not looked for: the images are not at hand."
+    elif findings.compared_training:
+        said = (
+            f"Near-duplicates: {findings.compared:,} test images and {findings.compared_training:,} of the "
+            f"{findings.training:,} training images were compared at 16 × 16 pixels."
+        )
+    else:
+        said = (
+            f"Near-duplicates: {findings.compared:,} test images were compared at 16 × 16 pixels, no training images."
+        )
+    return f"{said} The whole list as a table: recollect report RUN --csv FILE."
+
+
+def _unfolded(entries: Sequence[Entry], show: Callable[[Sequence[Entry]], Markup]) -> list[Markup | None]:
+    """The first entries, and more of them below."""
+    hidden = len(entries) - _SHOWN - _MORE
+    return [
+        show(entries[:_SHOWN]),
+        unfolding(entries[_SHOWN : _SHOWN + _MORE], show),
+        element("p", f"{hidden:,} more in the CSV list.", class_="note") if hidden > 0 else None,
+    ]
+
+
+def _suspects(suspects: Sequence[Suspect], found: Found, shown: Shown, atlas: Atlas) -> Markup:
+    blocks = []
+    for suspect in suspects:
+        own, other = shown.class_names[int(shown.labels[suspect.image])], shown.class_names[suspect.suggested]
+        words = join(
+            "labelled ",
+            element("strong", name_of(own)),
+            f"; its {suspect.neighbours} nearest are all ",
+            element("strong", name_of(other)),
+            f" (mean similarity {suspect.similarity:.2f}; ",
+            "no other image of its own class)"
+            if np.isnan(suspect.own)
+            else f"the nearest of its own class {suspect.own:.2f})",
+        )
+        items = [
+            _item(int(index), f"Neighbour {number}", shown, atlas, float(similarity))
+            for number, (index, similarity) in enumerate(
+                zip(found.indices[suspect.image], found.similarities[suspect.image], strict=True), 1
+            )
+            if number <= min(suspect.neighbours, NEAREST)
+        ]
+        blocks.append(_card(suspect.image, words, items, shown, atlas, [own, other]))
+    return element("div", blocks, class_="gallery")
+
+
+def _groups(
+    groups: Sequence[Duplicates], shown: Shown, atlas: Atlas, training: Atlas | None, trained: ImageSet | None
+) -> Markup:
+    blocks = []
+    for group in groups:
+        items = [_item(image, "Test image", shown, atlas) for image in group.images[:_MEMBERS]]
+        if training is not None and trained is not None:
+            items += [_trained_item(image, training, trained) for image in group.training[:_MEMBERS]]
+        left = len(group.images) + len(group.training) - len(items)
+        words = join(
+            f"{len(group.images) + len(group.training):,} images",
+            f" ({len(group.training):,} of them trained on)" if group.training else None,
+            f", correlation at least {group.similarity:.2f}",
+            f"; {left:,} not shown" if left else None,
+        )
+        blocks.append(
+            element(
+                "article",
+                element("p", words, class_="note-line"),
+                element("ol", items, class_="strip plain"),
+                class_="group",
+                data_pics=True,
+                data_classes=" ".join(group.classes),
+            )
+        )
+    return element("div", blocks, class_="groups")
+
+
+def _lonely(lonely: Sequence[Lonely], shown: Shown, atlas: Atlas) -> Markup:
+    items = [_item(one.image, "Lonely image", shown, atlas, one.similarity, "nearest ") for one in lonely]
+    return element("ol", items, class_="strip plain wide", data_pics=True)
+
+
+def _card(
+    image: int, words: Markup, items: Sequence[Markup], shown: Shown, atlas: Atlas, classes: Sequence[str]
+) -> Markup:
+    name = shown.class_names[int(shown.labels[image])]
+    figure = element(
+        "figure",
+        atlas.image(image, f"Image of class {name}"),
+        element("figcaption", breakable(shown.names[image])),
+        class_="asked",
+    )
+    body = element("div", element("p", words, class_="note-line"), element("ol", items, class_="strip plain"))
+    return element("article", figure, body, class_="query", data_pics=True, data_classes=" ".join(classes))
+
+
+def _item(
+    image: int, what: str, shown: Shown, atlas: Atlas, similarity: float | None = None, before: str = ""
+) -> Markup:
+    name = shown.class_names[int(shown.labels[image])]
+    said = f"{what}: class {name}" + ("" if similarity is None else f", similarity {similarity:.3f}")
+    caption = element(
+        "figcaption",
+        None if similarity is None else f"{before}{similarity:.2f}",
+        breakable(name),
+        element("span", name_of(_short(shown.names[image])), class_="file"),
+    )
+    return element(
+        "li",
+        element("figure", atlas.image(image, said, similarity), caption),
+        data_classes=name if before else None,
+    )
+
+
+def _trained_item(image: int, training: Atlas, trained: ImageSet) -> Markup:
+    name = trained.class_names[int(trained.labels[image])]
+    caption = element(
+        "figcaption",
+        element("span", "trained on", class_="badge"),
+        breakable(name),
+        element("span", name_of(_short(trained.names[image])), class_="file"),
+    )
+    return element("li", element("figure", training.image(image, f"Training image: class {name}"), caption))
+
+
+def _short(name: str) -> str:
+    """The last part of a file's name; the whole is shown when the picture is enlarged."""
+    return name.rsplit("/", 1)[-1]

@@ -1,0 +1,88 @@
+"""Vectors to places on a plane, so that neighbours stay neighbours as far as two dimensions allow.
+
+With the extra ``map``, openTSNE; otherwise the two principal components, which need nothing and keep only the coarsest
+differences. docs/report.md has the measurements that chose the library.
+"""
+
+from __future__ import annotations
+
+import warnings
+from importlib.util import find_spec
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from recollect.common.console import ProgressLine
+from recollect.common.imports import require
+
+MOST_POINTS = 20_000
+"""Images on a map; of more, a random part."""
+Method = Literal["t-SNE", "PCA"]
+_FEWEST = 50  # images from which on neighbourhoods say more than principal components
+_PERPLEXITY = 30
+
+Plane = NDArray[np.float64]
+
+
+def available_method(count: int) -> Method:
+    """How ``count`` vectors are laid out here."""
+    return "t-SNE" if count >= _FEWEST and find_spec("openTSNE") is not None else "PCA"
+
+
+def lay_out(vectors: NDArray[np.float32], method: Method, like: Plane | None = None) -> Plane:
+    """N × 2 places from 0 to 1, equal scales along both axes.
+
+    Args:
+        vectors: N × d of length 1.
+        method: see ``available_method``.
+        like: another layout of the same images; the new one is turned and mirrored to resemble it.
+    """
+    plane = _principal(vectors)
+    if method == "t-SNE":
+        plane = _neighbourhoods(vectors, plane)
+    if like is not None:
+        plane = turned_like(plane, like)
+    return _fitted(plane)
+
+
+def _principal(vectors: NDArray[np.float32]) -> Plane:
+    rows = torch.from_numpy(np.ascontiguousarray(vectors, np.float32)).double()
+    rows = rows - rows.mean(dim=0)
+    if rows.shape[0] < 2 or rows.shape[1] < 2:
+        return np.column_stack([rows[:, 0].numpy(), np.zeros(len(rows))])
+    _, directions = torch.linalg.eigh(rows.T @ rows)
+    plane: Plane = (rows @ directions[:, [-1, -2]]).numpy()
+    # The sign of an eigenvector is open; the longer tail lies to the right and on top.
+    return plane * np.where((plane**3).sum(axis=0) < 0, -1.0, 1.0)
+
+
+def _neighbourhoods(vectors: NDArray[np.float32], start: Plane) -> Plane:
+    opentsne = require("openTSNE", "map", "a map of neighbourhoods")
+    spread = start[:, 0].std() or 1.0
+    with warnings.catch_warnings(), ProgressLine(f"map of {len(vectors):,} images") as line:
+        warnings.simplefilter("ignore")
+        placed = opentsne.TSNE(
+            perplexity=min(_PERPLEXITY, (len(vectors) - 1) // 3),
+            initialization=start / spread * 1e-4,
+            metric="euclidean",  # of vectors of length 1: the same order as by similarity
+            n_jobs=torch.get_num_threads(),
+            random_state=0,
+        ).fit(np.ascontiguousarray(vectors, np.float32))
+        line.advance()
+    return np.asarray(placed, np.float64)
+
+
+def turned_like(plane: Plane, like: Plane) -> Plane:
+    """``plane`` turned and mirrored so that its points lie as near as possible to those of ``like`` (Procrustes)."""
+    here, there = plane - plane.mean(axis=0), like - like.mean(axis=0)
+    left, _, right = np.linalg.svd(here.T @ there)
+    return np.asarray(here @ (left @ right), np.float64)
+
+
+def _fitted(plane: Plane) -> Plane:
+    low, high = plane.min(axis=0), plane.max(axis=0)
+    scale = float((high - low).max()) or 1.0
+    fitted: Plane = (plane - (low + high) / 2) / scale + 0.5
+    return fitted

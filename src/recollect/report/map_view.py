@@ -1,0 +1,144 @@
+"""The map of the test images: a picture that is always there, and what ``page.js`` needs to draw one that moves.
+
+Places, classes and small pictures travel as compact text: 20,000 images take about 3 MB with their names.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from recollect.report.map_layout import MOST_POINTS, Method, Plane, available_method, lay_out
+from recollect.report.markup import Markup, clean, element, join
+from recollect.report.measured import Contender
+from recollect.report.shown_images import Shown
+from recollect.report.small_pictures import SIDE, SmallPictures, read_small
+from recollect.report.thumbnails import as_address
+
+MOST_MAPS = 3
+"""Embeddings laid out beside each other: before training and the first runs."""
+MOST_TILES = 4096
+"""Images that have a small picture; the others are named only."""
+_NO_TILE = 65535
+_INCHES, _DOTS = 5.2, 100
+
+
+def map_section(contenders: Sequence[Contender], shown: Shown, small: SmallPictures | None) -> Markup:
+    """All test images on a plane, once per contender, in the colours of their classes."""
+    count = len(shown.names)
+    if count < 3:
+        return element("p", "No map: it takes at least three images.")
+    places = np.arange(count)
+    if count > MOST_POINTS:
+        places = np.sort(np.random.default_rng(0).choice(count, MOST_POINTS, replace=False))
+    method = available_method(len(places))
+    kinds, labels = np.unique(shown.labels[places], return_inverse=True)
+    figures, first = [], None
+    for contender in contenders[:MOST_MAPS]:
+        plane = lay_out(contender.vectors[places], method, first)
+        first = plane if first is None else first
+        figures.append(_figure(plane, labels, contender, method))
+    sheet, tiles, columns = _sheet(places, shown, small)
+    data = {
+        "data_labels": _text(labels.astype("<u2")),
+        "data_tiles": _text(tiles.astype("<u2")),
+        "data_files": json.dumps([clean(shown.names[place]) for place in places.tolist()], ensure_ascii=False),
+        "data_kinds": json.dumps([clean(shown.class_names[kind]) for kind in kinds.tolist()], ensure_ascii=False),
+    }
+    pictures = element("img", src=sheet, alt="", class_="sheet", hidden=True)
+    box = element(
+        "div",
+        element("div", figures, class_="planes"),
+        pictures,
+        class_="map",
+        data_side=SIDE,
+        data_columns=columns,
+        **data,
+    )
+    return join(element("p", _words(len(places), count, method)), box)
+
+
+def _words(points: int, count: int, method: Method) -> str:
+    part = f"{points:,} of the {count:,} images, drawn at random" if points < count else f"all {count:,} images"
+    how = (
+        "Images that are neighbours in the embedding are neighbours here (t-SNE); distances between clusters and their "
+        "sizes say little."
+        if method == "t-SNE"
+        else "The two directions in which the vectors differ most (PCA). A map that keeps neighbours together needs the "
+        'extra map: pip install "recollect[map]".'
+    )
+    use = (
+        "Point at an image to see it, and its class, in every map; click a map and turn the wheel, or press + and −, to zoom "
+        "until the pictures appear."
+    )
+    return f"Each dot is an image: {part}, in the colour of its class. {how} {use}"
+
+
+def _figure(plane: Plane, labels: NDArray[np.int64], contender: Contender, method: Method) -> Markup:
+    alt = f"Map of {len(plane):,} images, {contender.name}, by {method}; colours are classes."
+    return element(
+        "figure",
+        element("figcaption", element("strong", element("bdi", contender.name))),
+        element("img", src=_drawn(plane, labels), alt=alt, class_="plane"),
+        data_points=_text(np.round(np.clip(plane, 0, 1) * 65535).astype("<u2")),
+    )
+
+
+def _drawn(plane: Plane, labels: NDArray[np.int64]) -> str:
+    """The picture for those without the script: dots on nothing, for light and dark pages."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import hsv_to_rgb
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_INCHES, _INCHES), dpi=_DOTS)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.axis("off")
+    hues = np.arange(labels.max() + 1) * 137.508 % 360 / 360  # as in page.js
+    colours = hsv_to_rgb(np.column_stack([hues, np.full(len(hues), 0.75), np.full(len(hues), 0.8)]))
+    size = min(16.0, max(1.5, 30000 / len(plane)))
+    axes.scatter(plane[:, 0], 1 - plane[:, 1], s=size, c=colours[labels], linewidths=0)
+    buffer = io.BytesIO()
+    FigureCanvasAgg(figure)
+    figure.savefig(buffer, format="png", transparent=True)
+    picture: Image.Image = Image.open(buffer).quantize(128, Image.Quantize.FASTOCTREE)
+    return _address(picture, "png", optimize=True)
+
+
+def _sheet(places: NDArray[np.int64], shown: Shown, small: SmallPictures | None) -> tuple[str, NDArray[np.int64], int]:
+    """The small pictures as one image, the tile of every point, and how many columns there are."""
+    tiles = np.full(len(places), _NO_TILE)
+    wanted = places
+    if len(places) > MOST_TILES:
+        wanted = np.sort(np.random.default_rng(1).choice(places, MOST_TILES, replace=False))
+    found = SmallPictures(np.empty(0, np.int64), np.empty((0, SIDE, SIDE, 3), np.uint8), np.empty(0))
+    if shown.images is not None:
+        known = found if small is None else small.of(wanted)
+        found = known.joined(read_small(shown.images, np.setdiff1d(wanted, known.places)))
+    columns = max(1, math.ceil(math.sqrt(len(found.places))))
+    rows = max(1, math.ceil(len(found.places) / columns))
+    sheet = Image.new("RGB", (columns * SIDE, rows * SIDE), "white")
+    position = {int(place): number for number, place in enumerate(places)}
+    for number, (place, pixels, shape) in enumerate(zip(found.places, found.pixels, found.shapes, strict=True)):
+        width, height = (SIDE, max(1, round(SIDE / shape))) if shape >= 1 else (max(1, round(SIDE * shape)), SIDE)
+        picture = Image.fromarray(pixels).resize((width, height))
+        corner = (number % columns * SIDE + (SIDE - width) // 2, number // columns * SIDE + (SIDE - height) // 2)
+        sheet.paste(picture, corner)
+        tiles[position[int(place)]] = number
+    return _address(sheet, "jpeg", quality=70, optimize=True), tiles, columns
+
+
+def _address(picture: Image.Image, kind: str, **options: object) -> str:
+    buffer = io.BytesIO()
+    picture.save(buffer, kind.upper(), **options)
+    return as_address(kind, buffer.getvalue())
+
+
+def _text(values: NDArray[np.uint16]) -> str:
+    return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode("ascii")

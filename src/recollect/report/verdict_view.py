@@ -1,0 +1,115 @@
+"""The top of the page: whether training helped, in words, over how many queries, and what is not part of the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from recollect.common.errors import RecollectError
+from recollect.common.words import in_words
+from recollect.evaluation import Verdict, metric_name, verdict
+from recollect.report.markup import Child, Markup, element, join, name_of
+from recollect.report.measured import Contender
+from recollect.report.runs import Run, number
+from recollect.report.shown_images import Shown
+
+_SIGN = {"helped": "✓", "made it worse": "✗", "no clear change": "≈"}
+_LOOK = {"helped": "good", "made it worse": "bad", "no clear change": "even"}
+_MOST = 12  # comparisons in words; more are in the tables
+
+
+def verdict_section(
+    runs: Sequence[Run], contenders: Sequence[Contender], shown: Shown | None, left_out: Sequence[str]
+) -> Markup | None:
+    """Every run against what it started from, then against the first run; then what the numbers are of."""
+    if not contenders or shown is None:
+        return None
+    lines = []
+    for before, after in _pairs(contenders)[:_MOST]:
+        try:
+            lines.append(_line(verdict(before.evaluation, after.evaluation), before, after, len(contenders)))
+        except RecollectError as error:
+            lines.append(element("li", f"{after.name} cannot be compared with {before.name}: {error}"))
+    facts = [_about(contenders[-1], shown), _macro(contenders)]
+    if left_out:
+        facts.append(join("Not part of the numbers: ", "; ".join(left_out), "."))
+    if (spent := _time(runs)) is not None:
+        facts.append(spent)
+    return element(
+        "div",
+        element("ul", lines, class_="judgements") if lines else None,
+        element("ul", [element("li", fact) for fact in facts], class_="facts"),
+        class_="verdict",
+    )
+
+
+def _pairs(contenders: Sequence[Contender]) -> list[tuple[Contender, Contender]]:
+    pairs = [(contenders[0], other) for other in contenders[1:]]
+    if len(contenders) > 2 and not contenders[0].trained:
+        pairs += [(contenders[1], other) for other in contenders[2:]]
+    return pairs
+
+
+def _line(found: Verdict, before: Contender, after: Contender, count: int) -> Markup:
+    if before.trained:
+        subject: Child = join(name_of(after.name), " instead of ", name_of(before.name))
+    else:
+        subject = "Training" if count == 2 else join("Training, ", name_of(after.name))
+    ends = {"helped": " helped", "no clear change": ": no clear change", "made it worse": " made it worse"}
+    sign = element("span", _SIGN[found.judgement], class_=f"sign {_LOOK[found.judgement]}", aria_hidden="true")
+    return element(
+        "li",
+        sign,
+        element(
+            "div", element("strong", subject, ends[found.judgement], "."), f" {found.numbers()}. {found.caution()}"
+        ),
+    )
+
+
+def _about(contender: Contender, shown: Shown) -> Markup:
+    part = "all" if shown.complete else f"{len(shown.names):,} of the"
+    counted, classes = contender.evaluation.counted, len(np.unique(shown.labels))
+    return join(
+        f"Measured over {counted:,} queries of {classes:,} classes: {part} {shown.whole:,} images of ",
+        name_of(f"{shown.data}/{shown.split}"),
+        ", each searched among the others. Intervals: bootstrap over classes.",
+    )
+
+
+def _macro(contenders: Sequence[Contender]) -> Markup:
+    said: list[Child] = []
+    for metric in ("r@1", "map@r"):
+        values = " → ".join(f"{100 * contender.evaluation.macro[metric]:.1f}" for contender in contenders)
+        said.append(f"{metric_name(metric)} {values}")
+    order = (
+        join(" (", join(*_separated([name_of(c.name) for c in contenders], ", ")), ")") if len(contenders) > 2 else ""
+    )
+    return join("Averaged over classes instead of queries (macro): ", ", ".join(map(str, said)), order, ".")
+
+
+def _separated(parts: Sequence[Child], between: str) -> list[Child]:
+    return [piece for part in parts for piece in (between, part)][1:]
+
+
+def time_spent(run: Run) -> tuple[float, float] | None:
+    """Seconds of preparing (features of a frozen part) and of training; None if no step was taken."""
+    outcome = run.manifest.get("outcome")
+    known = [outcome.get("seconds")] if isinstance(outcome, Mapping) else []
+    known += [record.get("seconds") for record in reversed(run.steps)]
+    training = next((value for value in map(number, known) if value is not None), None)
+    if training is None:
+        return None
+    return number(run.manifest.get("preparation_seconds")) or 0.0, training
+
+
+def _time(runs: Sequence[Run]) -> Markup | None:
+    said: list[Child] = []
+    for run in runs:
+        if (spent := time_spent(run)) is None:
+            continue
+        features, training = spent
+        more = f" ({in_words(features)} of it for features)" if features >= 1 else ""
+        words = f"{in_words(features + training)}{more}"
+        said.append(words if len(runs) == 1 else join(name_of(run.name), f" {words}"))
+    return join("Time spent: ", *_separated(said, ", "), ".") if said else None
