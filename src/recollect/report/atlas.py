@@ -1,11 +1,13 @@
 """Pictures inside the page as one image: every thumbnail is a tile of it, shown by its place. Keeps pages small.
 
 A page asks for pictures while it is built (``Atlas.image``) and puts ``Atlas.style()`` into its style sheet at the end. All
-tiles are as large as fits into ``BUDGET``, so the size of a page is bounded whatever the photos are.
+tiles are as large as fits into ``BUDGET``, so the size of a page is bounded whatever the photos are. Pages with few pictures
+use ``data_address``, one address each.
 """
 
 from __future__ import annotations
 
+import base64
 import io
 import math
 from collections.abc import Sequence
@@ -16,7 +18,6 @@ from recollect.common.decode import read_image
 from recollect.common.errors import RecollectError
 from recollect.data import ImageSet
 from recollect.report.markup import Markup, element
-from recollect.report.thumbnails import as_address
 
 BUDGET = 4 << 20
 """Bytes of an atlas; a third more as text in the page."""
@@ -145,3 +146,22 @@ def _differences(sheet: Image.Image) -> list[tuple[int, int]]:
     """How far the channels lie apart: nothing for a picture in grey."""
     red, green, blue = sheet.split()
     return [ImageChops.difference(red, other).getextrema() for other in (green, blue)]  # type: ignore[misc]
+
+
+def as_address(kind: str, content: bytes) -> str:
+    """An image file of that kind (``"png"``, ``"jpeg"``) as an address that holds it."""
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
+
+
+def data_address(image: Image.Image, side: int) -> str:
+    """A small copy of ``image`` as a ``data:`` address: PNG or JPEG, whichever takes less room."""
+    small = image.convert("RGB")
+    small.thumbnail((side, side), Image.Resampling.LANCZOS)
+    colours = small.getcolors(maxcolors=256)
+    drawn = small.convert("L") if colours is not None and all(r == g == b for _, (r, g, b) in colours) else small  # type: ignore[misc]
+    versions = []
+    for kind, options in (("png", {"optimize": True}), ("jpeg", {"quality": 80, "optimize": True})):
+        buffer = io.BytesIO()
+        drawn.save(buffer, kind.upper(), **options)
+        versions.append((kind, buffer.getvalue()))
+    return as_address(*min(versions, key=lambda version: len(version[1])))

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from recollect.report.atlas import as_address
 from recollect.report.map_layout import MOST_POINTS, Method, Plane, available_method, lay_out
 from recollect.report.markup import Markup, clean, element, join
 from recollect.report.measured import Contender
 from recollect.report.shown_images import Shown
 from recollect.report.small_pictures import SIDE, SmallPictures, read_small
-from recollect.report.thumbnails import as_address
 
 MOST_MAPS = 3
 """Embeddings laid out beside each other: before training and the first runs."""

@@ -9,10 +9,10 @@ from pathlib import Path
 from recollect.common.decode import read_image
 from recollect.common.errors import RecollectError
 from recollect.common.files import write_text
+from recollect.report.atlas import data_address
 from recollect.report.catalogue import Catalogue
 from recollect.report.markup import Markup, breakable, element, join
 from recollect.report.page import check_target, document
-from recollect.report.thumbnails import data_address
 from recollect.search.exact_search import Found
 
 GENERATOR = "recollect search"

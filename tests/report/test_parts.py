@@ -1,0 +1,135 @@
+"""The parts of the page, from made-up vectors: what they say, and that they say it for hostile names too."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recollect.data import ImageSet
+from recollect.evaluation import evaluate
+from recollect.report.atlas import Atlas
+from recollect.report.data_checks import data_section
+from recollect.report.failures import failures_section
+from recollect.report.findings import KINDS, Duplicates, find_all
+from recollect.report.map_view import map_section
+from recollect.report.measured import BEFORE, Contender
+from recollect.report.neighbours import confused_pairs, neighbours_of_all
+from recollect.report.outcome_tables import results, seeds
+from recollect.report.runs import Run
+from recollect.report.shown_images import Shown
+from recollect.report.verdict_view import time_spent, verdict_section
+from recollect.training.run_folder import RunFolder
+
+NAMES = ["<b>&amp;", "two", "three", "four"]
+
+
+def _contender(name: str, noise: float, seed: int = 0, trained: bool = True) -> tuple[Contender, Shown]:
+    random = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(4), 10)
+    vectors = np.eye(4, 6)[labels] + random.normal(size=(40, 6)) * noise
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    pixels = np.random.default_rng(1).integers(0, 255, (40, 40, 40, 3), np.uint8)
+    images = ImageSet("set", [f"{n}/{i}.png" for i, n in enumerate(labels)], labels, NAMES, arrays=pixels)
+    shown = Shown("set", "test", list(images.names), labels, NAMES, 40, images)
+    evaluation = evaluate(vectors, labels, ks=(1, 2, 1000), metrics=("r@k", "map@r", "first_rank", "map"))
+    return Contender(name, "words", vectors, evaluation, trained), shown
+
+
+def _run(name: str, seconds: float = 60.0, **settings: Any) -> Run:
+    manifest = {"outcome": {"seconds": seconds}, "preparation_seconds": 30.0}
+    return Run(name, RunFolder(Path(name)), None, settings, manifest, [], [])
+
+
+def _text(markup: str) -> str:
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", markup)).split())
+
+
+def test_the_verdict_says_what_over_how_much_and_for_how_long() -> None:
+    (before, shown), (after, _) = _contender(BEFORE, 0.8, trained=False), _contender("after training", 0.2)
+    said = _text(verdict_section([_run("a", 50.0)], [before, after], shown, ["3 classes that were trained on"]) or "")
+    assert "40 queries of 4 classes" in said
+    assert f"{100 * before.evaluation.macro['r@1']:.1f} → {100 * after.evaluation.macro['r@1']:.1f}" in said
+    assert "Not part of the numbers: 3 classes that were trained on." in said
+    assert "Time spent: 80 s (30 s of it for features)" in said
+    assert time_spent(_run("a", 5.0)) == (30.0, 5.0)
+    assert time_spent(replace(_run("a"), manifest={})) is None
+
+
+def test_results_have_no_empty_cells_for_other_k() -> None:
+    (before, shown), (after, _) = _contender(BEFORE, 0.8, trained=False), _contender("after training", 0.2)
+    run = replace(_run("a"), evaluated={"set-1": {"r@1": 0.5, "r@5": 0.75}, "set-2": {"r@3": 0.25}})
+    markup = results([run], [before, after], shown)
+    assert "–" not in markup
+    assert "r@1000" not in markup  # more than there are images
+    assert markup.count("by recollect eval") == 2
+
+
+def test_seeds_of_one_setting_are_averaged() -> None:
+    contenders = [_contender(name, 0.5, seed)[0] for seed, name in enumerate("abc")]
+    runs = [_run(name, run={"seed": seed, "steps": 5}) for seed, name in enumerate("ab")]
+    other = _run("c", run={"seed": 0, "steps": 6})
+    values = [100 * contender.evaluation.metrics["r@1"] for contender in contenders[:2]]
+    said = _text(seeds([*runs, other], contenders) or "")
+    assert f"a b 2 {np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}" in said
+    assert seeds([runs[0], other], contenders) is None
+
+
+def test_failures_that_are_near_duplicates_are_marked() -> None:
+    contender, shown = _contender("after training", 0.7)
+    found = neighbours_of_all(contender.vectors)
+    pairs = confused_pairs(shown.labels, found)
+    atlas = Atlas(shown.images, shown.names, ["c"] * 40)
+    plain = failures_section(pairs, contender, shown, atlas, {})
+    example, first = pairs[0].example, int(found.indices[pairs[0].example, 0])
+    marked = failures_section(pairs, contender, shown, atlas, {example: frozenset({example, first})})
+    assert "near-duplicate" not in plain
+    assert "near-duplicate of another class" in _text(marked)
+    assert "<b>" not in plain
+    assert f"{sum(pair.times for pair in pairs)} of 40 queries" in _text(plain)
+    assert "no classes are confused" in failures_section([], contender, shown, atlas, {})
+
+
+def test_everything_found_is_listed() -> None:
+    contender, shown = _contender("after training", 0.7)
+    found = neighbours_of_all(contender.vectors)
+    findings = find_all(contender.vectors, shown.labels, NAMES, found, shown.images, copies=[5])
+    groups = [Duplicates([0, 1], [2], 0.96, NAMES[:1], KINDS[0]), Duplicates([3, 12], [], 0.99, NAMES[:2], KINDS[1])]
+    findings = replace(findings, duplicates=groups, training_images=shown.images, training=40, compared_training=40)
+    atlas = Atlas(shown.images, shown.names, ["c"] * 40)
+    said = _text(data_section(findings, found, shown, atlas, Atlas(shown.images, shown.names, ["c"] * 40, "t")))
+    assert f"Suspected wrong labels {len(findings.suspects)}" in said
+    assert "Test images that were trained on 1" in said
+    assert "Near-duplicates across classes 1 groups" in said
+    assert "(1 of them trained on)" in said
+    assert "--csv" in said
+    assert atlas.style().count("background-position") == 4
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_the_map_carries_places_classes_and_names(images: bool) -> None:
+    contender, shown = _contender("after training", 0.2)
+    if not images:
+        shown = replace(shown, images=None)
+    markup = map_section([contender], shown, None)
+
+    def attribute(name: str) -> str:
+        found = re.search(f'data-{name}="([^"]*)"', markup)
+        assert found is not None
+        return html.unescape(found[1])
+
+    assert json.loads(attribute("kinds")) == NAMES
+    assert json.loads(attribute("files")) == shown.names
+    labels = np.frombuffer(base64.b64decode(attribute("labels")), "<u2")
+    assert labels.tolist() == shown.labels.tolist()
+    assert len(np.frombuffer(base64.b64decode(attribute("points")), "<u2")) == 80
+    tiles = np.frombuffer(base64.b64decode(attribute("tiles")), "<u2")
+    assert sorted(tiles.tolist()) == (list(range(40)) if images else [65535] * 40)
+    assert "<b>" not in markup
