@@ -120,3 +120,12 @@ def test_links_within_the_project_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)", text)
     broken = [t for t in targets if "://" not in t and not t.startswith("mailto:") and not (page.parent / t).exists()]
     assert not broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    """``room/file.py`` in a page is a file of the package, of one of its rooms or of the project."""
+    source = ROOT / "src" / "recollect"
+    places = [ROOT, ROOT / "src", source, page.parent, *(room for room in source.iterdir() if room.is_dir())]
+    named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text(encoding="utf-8"))) - {"room/module.py"}
+    assert not [name for name in sorted(named) if not any((place / name).exists() for place in places)]
