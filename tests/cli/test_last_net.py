@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from recollect.cli import last_net
-from recollect.common.errors import ConfigError
+from recollect.common.errors import ConfigError, WeightsError
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +74,29 @@ def test_the_traceback_is_shown_on_request(capsys: pytest.CaptureFixture[str], m
     monkeypatch.setenv("RECOLLECT_DEBUG", "1")
     assert last_net.guarded(lambda: 1 / 0) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
+def test_a_signal_that_a_library_turned_into_another_error_is_still_one(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        except BaseException as error:  # as code in C does
+            raise WeightsError("cannot be read") from error
+
+    before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, last_net._raise)
+    try:
+        assert last_net.guarded(command) == 143
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "SIGTERM" in capsys.readouterr().err
+
+    def ordinary() -> None:
+        raise WeightsError("cannot be read")
+
+    assert last_net.guarded(ordinary) == 1  # not remembered
 
 
 def test_nobody_reads_the_output() -> None:

@@ -65,7 +65,8 @@ def _campaign(world: World, trials: list[tuple[Family, int]], seed: int) -> Tall
         except Exception as error:  # of the trial itself, e.g. a result that is not there
             tally.note(family.__name__, f"trial {number}", ("lost", f"{type(error).__name__}: {error}"), "done", 0)
         if done % 20 == 0:
-            (world.folder / "tally.txt").write_text(f"after {done} of {len(trials)} trials\n{tally}\n")
+            name = f"tally-{trials[0][0].__name__}-{trials[0][1]}.txt"
+            (world.folder / name).write_text(f"after {done} of {len(trials)} trials\n{tally}\n")
     return tally
 
 

@@ -28,6 +28,10 @@ _WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 _DATABASE = ("database or disk is full", "readonly database", "unable to open database", "disk image is malformed")
 
 
+_received: list[int] = []
+"""The signal that ended this command, if one did: libraries written in C turn the exception into one of their own."""
+
+
 class StoppedError(BaseException):
     """A signal that asks the process to end."""
 
@@ -55,6 +59,7 @@ def past_typer() -> Iterator[None]:
 
 def guarded(command: Callable[[], Any]) -> int:
     """Run a command; returns its exit code. Only ``SystemExit`` passes."""
+    _received.clear()
     _stop_by_exception()
     try:
         command()
@@ -62,6 +67,8 @@ def guarded(command: Callable[[], Any]) -> int:
     except SystemExit:
         raise
     except BaseException as error:
+        if _received:
+            return _ended(StoppedError(_received[0]))
         return _ended(error.error if isinstance(error, _PastTyperError) else error)
 
 
@@ -80,6 +87,7 @@ def _stop_by_exception() -> None:
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
+    _received.append(number)
     signal.signal(number, signal.SIG_DFL)  # the second time at once
     raise StoppedError(number)
 

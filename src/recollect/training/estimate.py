@@ -22,6 +22,7 @@ from recollect.models.zoo import find
 from recollect.step.randomness import random_state, set_random_state
 from recollect.training.batches import PixelFeed
 from recollect.training.build import Training
+from recollect.training.memory_limit import refuse_chunk, refuse_estimate
 from recollect.training.probes import (
     NetworkProbe,
     both_at_once,
@@ -216,9 +217,12 @@ def _estimate(training: Training) -> Plan:
     inputs, share = batches.feed.example()
     per_epoch, epochs = len(batches.sampler), config.run.epochs
     held_before = resident_bytes()
+    refuse_chunk(training.network.trained, inputs, batches.chunk, training.machine.device)
     with limited_threads(batches.threads):
         probe = probe_network(training.network.trained, inputs, batches.chunk, training.machine)
     network, virtual = _network(training), _virtual(config, batches.size, used)
+    memory = _memory(training, network, probe, inputs, share, virtual, held_before)
+    refuse_estimate(memory, training.machine.device)
     return Plan(
         DataFigures(
             data=config.data.name,
@@ -242,7 +246,7 @@ def _estimate(training: Training) -> Plan:
         MachineFigures(
             device=str(training.machine.device),
             precision=config.run.precision,
-            memory_mb=int(_memory(training, network, probe, inputs, share, virtual, held_before) / 2**20),
+            memory_mb=int(memory / 2**20),
         ),
         _time(training, network, probe, share),
     )

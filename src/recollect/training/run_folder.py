@@ -36,6 +36,7 @@ from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import append_line, atomic_write, make_folder_for, new_folder, write_json, write_text
 from recollect.common.processor import VARIABLE, processor_name
 from recollect.common.reading import read_json, read_json_lines
+from recollect.common.words import printable
 from recollect.config.overrides import as_mapping
 from recollect.config.schema import Config
 from recollect.inference.run_files import END, TO_END, RunFiles, absolute_roots
@@ -170,8 +171,7 @@ class RunFolder(RunFiles):
 
     def append_log(self, *lines: str) -> None:
         """Add lines to ``train.log``."""
-        with self.log_file.open("a", encoding="utf-8") as file:
-            file.writelines(f"{now()} {line}\n" for line in lines)
+        append_line(self.log_file, "\n".join(f"{now()} {printable(line)}" for line in lines))
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add a line to ``metrics.jsonl``."""
