@@ -64,7 +64,7 @@ def _campaign(world: World, trials: list[tuple[Family, int]], seed: int) -> Tall
             family(world, random.Random(f"{seed} {family.__name__} {number}"), tally, **more)
         except Exception as error:  # of the trial itself, e.g. a result that is not there
             tally.note(family.__name__, f"trial {number}", ("lost", f"{type(error).__name__}: {error}"), "done", 0)
-        if done % 20 == 0:
+        if done % 20 == 0 or done == len(trials):
             name = f"tally-{trials[0][0].__name__}-{trials[0][1]}.txt"
             (world.folder / name).write_text(f"after {done} of {len(trials)} trials\n{tally}\n")
     return tally
