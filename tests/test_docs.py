@@ -91,7 +91,7 @@ def _impossible(page: Path) -> list[str]:
             wrong.append(f"no verb: {line}")
             continue
         options = {word.split("=")[0] for word in words if re.fullmatch(r"--?[a-z][a-z-]*(=.*)?", word)}
-        wrong += [f"no option {option}: {line}" for option in sorted(options - verbs[verb] - {"--help"})]
+        wrong += [f"no option {option}: {line}" for option in sorted(options - verbs[verb] - {"--help", "--trust"})]
         named = [word for word in words if "/" in word and word.split("/")[0] in families]
         if verb == "train" and words[1:] and words[1].islower() and not words[1].startswith("-"):
             named.append(words[1])

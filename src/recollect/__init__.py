@@ -1,6 +1,7 @@
 """recollect: train, evaluate and ship image-retrieval embeddings by optimising recall@k itself.
 
-Public names are imported when first used, so that ``import recollect`` and ``recollect --help`` stay fast.
+Public names are imported when first used, so that ``import recollect`` and ``recollect --help`` stay fast. ``docs/extend.md``
+lists them with the verbs of the command line that they stand behind.
 """
 
 from __future__ import annotations
@@ -12,34 +13,95 @@ from recollect._version import __version__
 from recollect.common.imports import lazy_names
 
 if TYPE_CHECKING:
+    from recollect.common.doors import trusting
+    from recollect.config.overrides import resolve
+    from recollect.data.image_set import ImageSet
     from recollect.evaluation import evaluate
-    from recollect.losses import RecallAtK, Roadmap, SmoothAP, SupAP
-    from recollect.models import Embedder
+    from recollect.inference.api import embed, evaluate_model, load
+    from recollect.losses import RankLoss, RecallAtK, Roadmap, SmoothAP, SupAP
+    from recollect.models import Embedder, export_onnx
+    from recollect.report import draw_method, embed_catalogue, write_report
+    from recollect.search import Index
+    from recollect.search.calibrating import calibrate_target
+    from recollect.search.near_duplicates import find_duplicates
+    from recollect.search.serving import serve
     from recollect.step import large_batch_step
+    from recollect.studies import run_demo
+    from recollect.studies.paper_page import write_paper
+    from recollect.studies.reproducing import reproduce
+    from recollect.training.callbacks import Callback, TrainingStoppedError
+    from recollect.training.trainer import plan, train
+    from recollect.tuning.study import tune
 
 # Silent until a program, or the command line, attaches a handler of its own.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
+    "Callback",
     "Embedder",
+    "ImageSet",
+    "Index",
+    "RankLoss",
     "RecallAtK",
     "Roadmap",
     "SmoothAP",
     "SupAP",
+    "TrainingStoppedError",
     "__version__",
+    "calibrate_target",
+    "draw_method",
+    "embed",
+    "embed_catalogue",
     "evaluate",
+    "evaluate_model",
+    "export_onnx",
+    "find_duplicates",
     "large_batch_step",
+    "load",
+    "plan",
+    "reproduce",
+    "resolve",
+    "run_demo",
+    "serve",
+    "train",
+    "trusting",
+    "tune",
+    "write_paper",
+    "write_report",
 ]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        "Callback": "recollect.training.callbacks",
+        "Embedder": "recollect.models",
+        "ImageSet": "recollect.data.image_set",
+        "Index": "recollect.search",
+        "RankLoss": "recollect.losses",
         "RecallAtK": "recollect.losses",
+        "Roadmap": "recollect.losses",
         "SmoothAP": "recollect.losses",
         "SupAP": "recollect.losses",
-        "Roadmap": "recollect.losses",
-        "Embedder": "recollect.models",
+        "TrainingStoppedError": "recollect.training.callbacks",
+        "calibrate_target": "recollect.search.calibrating",
+        "draw_method": "recollect.report",
+        "embed": "recollect.inference.api",
+        "embed_catalogue": "recollect.report",
         "evaluate": "recollect.evaluation",
+        "evaluate_model": "recollect.inference.api",
+        "export_onnx": "recollect.models",
+        "find_duplicates": "recollect.search.near_duplicates",
         "large_batch_step": "recollect.step",
+        "load": "recollect.inference.api",
+        "plan": "recollect.training.trainer",
+        "reproduce": "recollect.studies.reproducing",
+        "resolve": "recollect.config.overrides",
+        "run_demo": "recollect.studies",
+        "serve": "recollect.search.serving",
+        "train": "recollect.training.trainer",
+        "trusting": "recollect.common.doors",
+        "tune": "recollect.tuning.study",
+        "write_paper": "recollect.studies.paper_page",
+        "write_report": "recollect.report",
     },
 )

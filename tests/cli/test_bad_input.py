@@ -195,7 +195,7 @@ CASES = {
     "eval ok.npz --metrics-out notes.txt/m.json": "notes.txt/m.json cannot be written",
     "eval ok.npz --init lite0-in1k": "name one thing",
     "eval --init lite0-in1k": "--data NAME says which images",
-    "eval --init lite0-in1k --data nothing": "There is no data set 'nothing'",
+    "eval --init lite0-in1k --data nothing": "data set 'nothing' is unknown",
     "eval --init lite0-in1k --data roxford5k": "--root says where",
     "eval --recipe sop/r50-512/rsk": "name the run to evaluate beside it",
     # vectors, search, reports, exports
@@ -220,7 +220,7 @@ CASES = {
     "losses recal_at_k": "Did you mean recall_at_k?",
     "models nothing": "no initialisation is called 'nothing'",
     "recipes nothing": "there is no recipe 'nothing'",
-    "data verify nothing good": "There is no data set 'nothing'",
+    "data verify nothing good": "data set 'nothing' is unknown",
     "data verify folder bad.csv": "no column 'path'",
     "data verify folder binary.csv": "not a CSV file",
     "data verify roxford5k empty": "gnd_roxford5k.pkl is missing",

@@ -36,14 +36,14 @@ def test_a_file_and_a_module(file: Path) -> None:
 
 def test_a_changed_file_is_read_again_and_said_to_have_changed(file: Path) -> None:
     before = doors.load(f"{file}:MyLoss", "loss")
-    assert doors.changed_since(before.as_dict(), before) is None
+    assert doors.changes([before.as_dict()], [before]) == []
     file.write_text(CODE.replace("2.0", "3.0"))
     after = doors.load(f"{file}:MyLoss", "loss")
     assert after.target(margin=1).scale == 3.0
-    said = doors.changed_since(before.as_dict(), after)
-    assert said is not None
-    assert "has changed" in said
-    assert str(file.parent) not in str(after.as_dict()["file"])
+    (said,) = doors.changes([before.as_dict()], [after])
+    assert "my_loss.py:MyLoss has changed" in said
+    assert "did not begin with" in doors.changes([], [after])[0]
+    assert str(file.parent) not in str(after.as_dict())
 
 
 def test_what_lies_beside_the_file_can_be_imported(tmp_path: Path) -> None:
@@ -119,5 +119,5 @@ def test_installed_packages_add_names(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "outside_package_module.py").write_text("class Theirs:\n    pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "theirs" in doors.installed("loss")
-    assert doors.load_installed("loss", "theirs").target.__name__ == "Theirs"
+    assert doors.outside("loss", "theirs").target.__name__ == "Theirs"
     assert "theirs" not in doors.installed("metric")

@@ -106,13 +106,13 @@ def test_warnings_about_data_are_sentences_on_the_command_line(capsys: pytest.Ca
 
 
 def test_unknown_names_splits_and_options(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'sops': .*cars196, .*vehicleid"):
+    with pytest.raises(ConfigError, match=r"'sops' .*cars196, .*vehicleid"):
         load("sops", tmp_path)
     with pytest.raises(ConfigError, match="'folder' with the root"):
         load(str(tmp_path))
     with pytest.raises(ConfigError, match=r"'val': .*train, test"):
         load("sop", tmp_path, "val")
-    with pytest.raises(ConfigError, match=r"'mising': .*missing, allow_outside"):
+    with pytest.raises(ConfigError, match=r"'mising'.*missing, allow_outside"):
         load("sop", tmp_path, mising="drop")
 
 

@@ -125,7 +125,7 @@ def test_many_blocks_and_any_number_of_workers(tmp_path: Path, monkeypatch: pyte
 
 
 def test_faults_of_the_call(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no data set"):
+    with pytest.raises(ConfigError, match="data set 'nothing'"):
         verify("nothing", tmp_path)
     with pytest.raises(DataError, match="Ebay_train"):
         verify("sop", tmp_path)

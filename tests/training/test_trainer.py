@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from recollect.models import Embedder
 from recollect.step import large_batch
 from recollect.step.team import Team
 from recollect.training import build, checkpoint, logs, trainer
+from recollect.training.callbacks import Callback, TrainingStoppedError
 from recollect.training.run_folder import RunFolder, circumstances
-from recollect.training.trainer import TrainingStoppedError, plan, train
+from recollect.training.trainer import plan, train
 
 
 @pytest.fixture(scope="module")
@@ -313,13 +315,14 @@ def test_what_was_best_after_the_last_checkpoint_is_not_taken_for_what_it_calls_
     }
     kept: list[str] = []
 
-    def killing(step: int, metrics: dict[str, float]) -> None:
-        if step == 6:
-            kept.extend(sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()))
-            raise Killed
+    class Killing(Callback):
+        def on_evaluation(self, split: str, step: int, metrics: Mapping[str, float]) -> None:
+            if step == 6:
+                kept.extend(sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()))
+                raise Killed
 
     with pytest.raises(Killed):
-        train(small_config(root, **settings), tmp_path / "run", on_validation=killing)
+        train(small_config(root, **settings), tmp_path / "run", callbacks=[Killing()])
     assert kept == ["best-3.pt", "best-6.pt", "last.pt"]
     _scripted(monkeypatch, {"val": [0.5, 0.5]})
     assert train(resume=tmp_path / "run").chosen_step == 3
@@ -459,12 +462,6 @@ def test_the_plan(root: Path) -> None:
     assert figures.time.seconds > 6 * figures.time.seconds_per_step > 0
 
 
-def test_tensorboard(root: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    train(small_config(root, **{"run.tensorboard": True, "run.epochs": 1}), tmp_path / "run")
-    assert list((tmp_path / "run" / "tensorboard").glob("events*"))
-
-
 def test_trainings_are_built_the_same_twice(root: Path) -> None:
     """What is built before the first step depends on the configuration alone, not on what was drawn before."""
     states = []
@@ -481,19 +478,23 @@ def test_whoever_asks_hears_of_every_validation_and_may_end_the_run(tmp_path: Pa
     root = make_images(tmp_path / "images")
     config = small_config(root, **{"data.validation": "paper"})
     heard: list[tuple[int, float]] = []
-    outcome = train(
-        config, tmp_path / "whole", on_validation=lambda step, metrics: heard.append((step, metrics["r@1"]))
-    )
+
+    class Hearing(Callback):
+        def on_evaluation(self, split: str, step: int, metrics: Mapping[str, float]) -> None:
+            heard.append((step, metrics["r@1"]))
+
+    outcome = train(config, tmp_path / "whole", callbacks=[Hearing()])
     records = [r for r in RunFolder(outcome.folder).read_metrics() if r["kind"] == "evaluation"]
     assert heard == [(r["step"], r["r@1"]) for r in records]
     assert [step for step, _ in heard] == [0, 3, 6]
 
-    def enough(step: int, metrics: dict[str, float]) -> None:
-        if step:
-            raise LookupError
+    class Enough(Callback):
+        def on_evaluation(self, split: str, step: int, metrics: Mapping[str, float]) -> None:
+            if step:
+                raise LookupError
 
     with pytest.raises(LookupError):
-        train(config, tmp_path / "ended", on_validation=enough)
+        train(config, tmp_path / "ended", callbacks=[Enough()])
     assert "outcome" not in RunFolder(tmp_path / "ended").read_manifest()
     assert losses(tmp_path / "ended") == losses(tmp_path / "whole")[:3]
 

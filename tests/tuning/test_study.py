@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from recollect.config.overrides import resolve
 from recollect.data import load
 from recollect.evaluation import Evaluation
 from recollect.training import build
+from recollect.training.callbacks import Callback, TrainingStoppedError
 from recollect.training.run_folder import RunFolder
-from recollect.training.trainer import TrainingStoppedError
 from recollect.tuning import study as search
 from recollect.tuning import trial
 from recollect.tuning.preview import plan_lines
@@ -230,10 +231,10 @@ def test_a_draw_that_cannot_be_trained_is_told_and_the_search_goes_on(
     caplog.set_level("INFO", "recollect")
     root, honest = make_data(tmp_path / "data"), search.run
 
-    def refusing(path: Path, config: Any, on_validation: Any) -> Any:
+    def refusing(path: Path, config: Any, pruning: Any) -> Any:
         if path.name == "0001":
             raise ConfigError("the network refuses <this>.")
-        return honest(path, config, on_validation)
+        return honest(path, config, pruning)
 
     monkeypatch.setattr(search, "run", refusing)
     results = study(root, tmp_path / "s", space=["epochs=1", "lr=1e-3:1e-2"], final=False)
@@ -252,11 +253,11 @@ def test_a_process_whose_trial_was_given_away_goes_on_with_another(
     caplog.set_level("INFO", "recollect")
     root, honest, lost = make_data(tmp_path / "data"), search.run, [1]
 
-    def losing(path: Path, config: Any, on_validation: Any) -> Any:
+    def losing(path: Path, config: Any, pruning: Any) -> Any:
         if lost:
             lost.clear()
             raise LostTrialError("given away")
-        return honest(path, config, on_validation)
+        return honest(path, config, pruning)
 
     monkeypatch.setattr(search, "run", losing)
     results = study(root, tmp_path / "s", trials=1, space=["epochs=1"], final=False)
@@ -299,14 +300,15 @@ def test_a_wish_to_stop_queues_the_trial_and_the_result_is_that_of_one_that_ran_
     root, folder = make_data(tmp_path / "data"), tmp_path / "s"
     honest, stops = search.run, [1]
 
-    def stopped(path: Path, config: Any, on_validation: Any) -> Any:
-        def once(step: int, metrics: dict[str, float]) -> None:
-            on_validation(step, metrics)
-            if path.name == "0001" and stops:
-                stops.clear()
-                raise TrainingStoppedError("asked to stop", 143)
+    def stopped(path: Path, config: Any, pruning: Any) -> Any:
+        class Once(Callback):
+            def on_evaluation(self, split: str, step: int, metrics: Mapping[str, float]) -> None:
+                pruning.on_evaluation(split, step, metrics)
+                if path.name == "0001" and stops:
+                    stops.clear()
+                    raise TrainingStoppedError("asked to stop", 143)
 
-        return honest(path, config, once)
+        return honest(path, config, Once())
 
     monkeypatch.setattr(search, "run", stopped)
     with pytest.raises(TrainingStoppedError, match=r"0001 .*queued") as error:

@@ -41,6 +41,13 @@ class _Verbs(TyperGroup):
         known = super().list_commands(ctx)
         return [verb for verb in _ORDER if verb in known] + [verb for verb in known if verb not in _ORDER]
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """``--trust`` may also stand behind the verb, where one adds it to a command that asked for it."""
+        end = args.index("--") if "--" in args else len(args)
+        if "--trust" in args[1:end]:
+            args = ["--trust", *(word for place, word in enumerate(args) if word != "--trust" or place > end)]
+        return list(super().parse_args(ctx, args))
+
     def invoke(self, ctx: Any) -> Any:
         """Run the verb; errors leave as they are."""
         with past_typer():
@@ -72,12 +79,18 @@ def common_options(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Only results: no progress, no remarks. Also behind a verb.")
     ] = False,
+    trust: Annotated[
+        bool,
+        typer.Option("--trust", help="Run code from outside that a run or a saved model names. Also behind a verb."),
+    ] = False,
 ) -> None:
     """Options that stand before any verb."""
     from recollect.cli.options import show_remarks
     from recollect.common.console import set_quiet
+    from recollect.common.doors import trusting
 
     set_quiet(quiet)
+    context.with_resource(trusting(trust))
     context.call_on_close(show_remarks())
 
 

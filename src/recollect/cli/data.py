@@ -20,6 +20,7 @@ def list_sources(context: typer.Context, as_json: AsJson = False) -> None:
     """List the data sets: what they are, their published counts, where they can be had, their terms."""
     if context.invoked_subcommand is not None:
         return
+    from recollect.common.doors import installed
     from recollect.data import available
 
     if as_json:
@@ -41,6 +42,8 @@ def list_sources(context: typer.Context, as_json: AsJson = False) -> None:
         ):
             if text:
                 typer.echo(f"{'':<13}{label:<8}{text}")
+    for name, point in installed("data set").items():
+        typer.echo(f"{name:<13}of the package {point.dist.name if point.dist else '?'} ({point.value})")
     typer.echo("\nCheck a copy with  recollect data verify NAME ROOT")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -78,6 +78,10 @@ def evaluate_command(
             help="Also measure these first numbers of the vectors, e.g. 64,128. Default: the run's loss.dims."
         ),
     ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE.PY:NAME", help="Also measure a metric of your own; may be given several times."),
+    ] = None,
     protocol: Annotated[str, typer.Option(help="all: everything against everything; reid: a random gallery.")] = "all",
     similarity: Annotated[str, typer.Option(help="dot takes vectors as they are, cosine normalizes.")] = "dot",
     ties: Annotated[str, typer.Option(help="Tied negatives are ahead (pessimistic) or behind.")] = "pessimistic",
@@ -124,6 +128,7 @@ def evaluate_command(
     from recollect.common.files import make_folder_for
     from recollect.common.unit_prefix import parse_dims
     from recollect.evaluation import Evaluation, RevisitedResult
+    from recollect.evaluation.metrics import METRICS, find_metric
     from recollect.evaluation.result import refuse_existing, write_summary
     from recollect.inference.evaluating import (
         check_protocol,
@@ -138,6 +143,7 @@ def evaluate_command(
     model = _what(target, init or (chosen.model.init if chosen is not None and target is None else None))
     numbers = None if ks is None else _numbers(ks)
     check_protocol(protocol)
+    more_metrics = [find_metric(name) for name in metric or ()]  # before an hour of embedding, not after
     if index not in (None, "ivf", "hnsw", "pq"):
         raise ConfigError(f"--index {index} is unknown: choose ivf, hnsw or pq.")
     prepared = prepare_target(
@@ -167,7 +173,9 @@ def evaluate_command(
     if vectors_out is not None:
         found.save_vectors(vectors_out)
         remark_aside(f"written: {vectors_out}")
-    options = {"similarity": similarity, "ties": ties, "memory": memory << 20, "device": device}
+    options: dict[str, Any] = {"similarity": similarity, "ties": ties, "memory": memory << 20, "device": device}
+    if more_metrics:
+        options["metrics"] = [*METRICS, *more_metrics]
     result, summary = evaluate_target(found, numbers, protocol, **options)
     show = eval_tables.show_nothing if as_json else eval_tables.show_table
     if without := summary.get("without_distractors"):

@@ -34,13 +34,14 @@ def metrics_table(
     if published:
         table.add_column("published", justify="right")
 
-    def shown(name: str, value: float | None) -> str:
-        return "" if value is None else f"{value:.1f}" if name == "first_rank" else f"{100 * value:.2f}"
+    def shown(value: float | None, share: bool) -> str:
+        return "" if value is None else f"{100 * value:.2f}" if share else f"{value:.1f}"
 
     for name, value in metrics.items():
-        row = [name + (" (mean rank)" if name == "first_rank" else ""), shown(name, value)]
+        share = name != "first_rank" and abs(value) <= 1  # a metric of one's own need not be a share
+        row = [name + ("" if share else " (mean rank)" if name == "first_rank" else " (mean)"), shown(value, share)]
         if macro:
-            row.append(shown(name, macro.get(name)))
+            row.append(shown(macro.get(name), share))
         if published:
             row.append(f"{published[name]:.1f}" if name in published else "")
         table.add_row(*row)

@@ -45,7 +45,7 @@ def _list(as_json: bool) -> None:
     console = Console(highlight=False)
     console.print(table)
     console.print(
-        "\nmemory: M batch, N references, d dimensions, C classes, m images a class; own: has parameters of its own."
+        "\nmemory: M batch, N references, d dimensions, C classes, m images per class; own: has parameters of its own."
         "\nrecollect losses NAME shows a loss's options."
     )
 
@@ -73,7 +73,7 @@ def _show(name: str, as_json: bool) -> None:
         table.add_row(option.name, escape(option.type), escape(default))
     console.print()
     console.print(table)
-    console.print(f"\nMemory: {entry.memory}.")
+    console.print(f"\nMemory: {entry.memory or 'not known'}.")
     if entry.extra:
         console.print(f'Needs: pip install "recollect\\[{entry.extra}]".')
     if entry.parameters:

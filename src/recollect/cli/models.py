@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(autocompletion=complete_model, help="Show one: a name of the list, or any timm:<full tag>."),
+        typer.Argument(
+            autocompletion=complete_model, help="Show one: a name of the list, timm:<full tag>, or file.py:name."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the initialisations an embedder can start from, or show one in full."""
+    from recollect.common.doors import installed
     from recollect.models.zoo import ZOO, find
 
     if as_json:
@@ -29,6 +32,8 @@ def models(
         print_json(rows if name is None else rows[0])
     elif name is None:
         _list(list(ZOO.values()))
+        for added, point in installed("backbone").items():
+            typer.echo(f"{added}  of the package {point.dist.name if point.dist else '?'} ({point.value})")
     else:
         _show(find(name))
 
@@ -39,8 +44,10 @@ def _summary(row: Initialization) -> dict[str, Any]:
 
     from recollect.models.weight_files import find_weights
 
-    found = find_weights(row) if row.pretrained else None
-    return {**dataclasses.asdict(row), "weights": None if found is None else str(found)}
+    found = find_weights(row) if row.has_weights_file else None
+    outside = None if row.outside is None else row.outside.as_dict()
+    plain = dataclasses.asdict(dataclasses.replace(row, outside=None))
+    return {**plain, "outside": outside, "weights": None if found is None else str(found)}
 
 
 def _list(rows: list[Initialization]) -> None:
@@ -54,7 +61,8 @@ def _list(rows: list[Initialization]) -> None:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     typer.echo(
         "\n(NC): not for commercial use. dim: length of features before the head. weights: whether on this machine.\n"
-        "Any other timm model: --init timm:<full tag>. `recollect models NAME` says where weights are looked for."
+        "Any other timm model: --init timm:<full tag>; your own backbone: --init file.py:name.\n"
+        "`recollect models NAME` says where weights are looked for."
     )
 
 
@@ -65,7 +73,7 @@ def _show(row: Initialization) -> None:
     head = (
         f"{row.pooling} pooling, " + ("LayerNorm, " if row.layer_norm else "") + ("L2, " if row.l2_before_head else "")
     )
-    found = find_weights(row) if row.pretrained else None
+    found = find_weights(row) if row.has_weights_file else None
     non_commercial = "  (not for commercial use)" if row.non_commercial else ""
     lines = {
         "name": row.name,
@@ -78,9 +86,16 @@ def _show(row: Initialization) -> None:
         "mean": ", ".join(f"{value:g}" for value in preprocessing.mean),
         "std": ", ".join(f"{value:g}" for value in preprocessing.std),
         "licence": row.licence + non_commercial,
-        "weights": str(found) if found else ("not on this machine" if row.pretrained else "none exist: from scratch"),
+        "weights": str(found)
+        if found
+        else ("not on this machine" if row.has_weights_file else "none exist: from scratch"),
     }
-    if row.pretrained:
+    if row.outside is not None:
+        for unknown in ("parameters", "features", "licence"):
+            del lines[unknown]
+        lines["weights"] = "its own" if row.pretrained else "none: from scratch"
+        lines["sha256"] = f"{row.outside.sha256} of {row.outside.file}"
+    if row.has_weights_file:
         lines["file names"] = ", ".join([*row.files, f"{row.name}.safetensors (.pth, ...)"])
         lines["searched in"] = f"${FOLDER_VARIABLE}, the caches; --download fetches from " + (
             f"the hub ({row.hub})" if row.hub else row.url or "nowhere: no safe address is known"

@@ -123,16 +123,25 @@ def complete_loss(incomplete: str) -> list[str]:
 
 def complete_model(incomplete: str) -> list[str]:
     """Initialisations whose name begins so."""
+    from recollect.common.doors import installed
     from recollect.models.zoo import ZOO
 
-    return _beginning(ZOO, incomplete)
+    return _beginning([*ZOO, *installed("backbone")], incomplete)
+
+
+def complete_logger(incomplete: str) -> list[str]:
+    """Loggers whose name begins so."""
+    from recollect.common.doors import installed
+
+    return _beginning(["tensorboard", "wandb", "mlflow", *installed("logger")], incomplete)
 
 
 def complete_data(incomplete: str) -> list[str]:
     """Data sets whose name begins so."""
+    from recollect.common.doors import installed
     from recollect.data import available
 
-    return _beginning(available(), incomplete)
+    return _beginning([*available(), *installed("data set")], incomplete)
 
 
 def complete_setting(incomplete: str) -> list[str]:

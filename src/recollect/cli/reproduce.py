@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Quiet, finite, remark
+from recollect.cli.options import Quiet, finite
 
 
 @app.command()
@@ -44,27 +44,11 @@ def reproduce(
     recollect reproduce losses                        on the embedded characters
     recollect reproduce all --data DIR --minutes 60   as far as an hour goes; the same command goes on
     """
-    from recollect.studies.claims_page import write_page
-    from recollect.studies.claims_plan import choose_claims, describe, every_claim
-    from recollect.studies.matrix import Matrix
-    from recollect.studies.matrix_runs import run_matrix
+    from recollect.studies import reproducing
 
-    claims, left_out = choose_claims(claim, bench, data)
-    matrix = Matrix(out, budget, data, tuple(range(1, seeds + 1)))
-    for line in describe(matrix, claims, left_out):
-        (typer.echo if plan else remark)(line)
+    chosen: dict[str, Any] = {"budget": budget, "data": data, "benches": bench, "out": out, "seeds": seeds}
     if plan:
+        for line in reproducing.plan_lines(claim, **chosen):
+            typer.echo(line)
         return
-    complete = run_matrix(matrix, claims, jobs=jobs, minutes=minutes)
-    if not complete:
-        remark("left       some runs are not done: the same command resumes them")
-    # The page is of all that was ever run in this folder, so that one claim's command does not drop another's results.
-    typer.echo(write_page(matrix, every_claim(), page or out / "page", _command(claim, budget, data, bench, seeds)))
-
-
-def _command(claim: str, budget: str, data: Path | None, benches: list[str] | None, seeds: int) -> str:
-    """The command as it can be typed anywhere: without this machine's paths."""
-    words = ["recollect reproduce", claim, "--budget", budget]
-    words += ["--data DIR"] if data is not None else []
-    words += [f"--bench {bench}" for bench in benches or ()]
-    return " ".join([*words, "--seeds", str(seeds)])
+    typer.echo(reproducing.reproduce(claim, **chosen, page=page, jobs=jobs, minutes=minutes))

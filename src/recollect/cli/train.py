@@ -15,6 +15,7 @@ from recollect.cli.options import (
     MaxPixels,
     Quiet,
     complete_data,
+    complete_logger,
     complete_loss,
     complete_model,
     complete_recipe,
@@ -66,7 +67,9 @@ def train(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(autocompletion=complete_data, help="A folder of images, or the name of a data set."),
+        typer.Option(
+            autocompletion=complete_data, help="A folder of images, the name of a data set, or your own: file.py:name."
+        ),
     ] = None,
     root: Annotated[str | None, typer.Option(help="Where that data set lies.")] = None,
     test_share: Annotated[
@@ -139,6 +142,14 @@ def train(
     watch_test: Annotated[
         bool, typer.Option("--watch-test", rich_help_panel=_WATCH, help="Log test metrics; they choose nothing.")
     ] = False,
+    logger: Annotated[
+        list[str] | None,
+        typer.Option(
+            rich_help_panel=_WATCH,
+            autocompletion=complete_logger,
+            help="tensorboard, wandb, mlflow, or your own: file.py:name; may be given several times.",
+        ),
+    ] = None,
     device: Annotated[str | None, typer.Option(rich_help_panel=_MACHINE, help="auto, cpu or cuda.")] = None,
     precision: Annotated[str | None, typer.Option(rich_help_panel=_MACHINE, help="fp32, bf16 or fp16.")] = None,
     workers: Annotated[int | None, typer.Option(rich_help_panel=_MACHINE, help="Threads that decode images.")] = None,
@@ -166,7 +177,8 @@ def train(
         given["dims"] = list(parse_dims(dims))
     remarks_aside(as_json)
     if resume is not None:
-        if any((recipe, data, root, given, settings, out, download, watch_test, plan, allow_outside, skip_bad)):
+        others = (recipe, data, root, given, settings, out, download, watch_test, plan, allow_outside, skip_bad, logger)
+        if any(others):
             raise ConfigError("--resume goes on exactly as the run began: leave every other option out.")
         _show(_stoppable(lambda: trainer.train(resume=resume)), as_json)
         return
@@ -178,6 +190,7 @@ def train(
         chosen.append("run.steps=null")
     chosen += ["run.watch_test=true"] * watch_test + ["model.download=true"] * download
     chosen += ["data.options.allow_outside=true"] * allow_outside + ["data.on_bad_image=skip"] * skip_bad
+    chosen += [f"run.loggers={json.dumps(logger, ensure_ascii=False)}"] if logger else []
     config = resolve(recipe, [*more, *chosen, *(settings or [])])
     # Misspelt names are told before images are read, which may take a while.
     describe(config.loss.name)
@@ -212,19 +225,19 @@ def data_settings(recipe: str | None, data: str | None, root: str | None) -> tup
     """Which recipe, and what ``--data`` and ``--root`` mean: a data set's name, or a folder."""
     from recollect.common.errors import ConfigError
     from recollect.config.overrides import resolve
-    from recollect.data import available
+    from recollect.data.registry import find_source, is_source
 
     settings: list[str] = []
-    if recipe is not None and data is not None and data not in available():
+    if recipe is not None and data is not None and not is_source(data):
         named = resolve(recipe).data.name
-        if not available()[named].needs_root:
+        if not find_source(named).needs_root:
             raise ConfigError(
                 f"the recipe {recipe} trains on {named}, which is made and lies in no folder; {data} would be ignored. "
                 f"To train on it leave the recipe out (--data {data}), or keep the recipe's other settings with "
                 f"--set data.name=folder --set data.root={data}."
             )
-    if data is not None and data in available():
-        settings.append(f"data.name={data}")
+    if data is not None and is_source(data):
+        settings.append(f"data.name={_as_text(data)}")
     elif data is not None and recipe is None:
         return "folder", [f"data.root={_as_text(data)}"]
     elif data is not None:
@@ -243,7 +256,7 @@ def _as_text(path: str) -> str:
 
 def _stoppable(run: Callable[[], Outcome]) -> Outcome:
     """``run()``; a training asked to stop ends with its own exit code and a sentence."""
-    from recollect.training.trainer import TrainingStoppedError
+    from recollect.training.callbacks import TrainingStoppedError
 
     try:
         return run()

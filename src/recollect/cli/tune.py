@@ -62,7 +62,7 @@ def tune(
     """
     from recollect.cli.train import data_settings
     from recollect.config.overrides import resolve
-    from recollect.training.trainer import TrainingStoppedError
+    from recollect.training.callbacks import TrainingStoppedError
     from recollect.tuning import preview, study
 
     recipe, more = data_settings(recipe, data, root)

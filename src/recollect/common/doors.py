@@ -1,9 +1,10 @@
-"""Things from outside the package, chosen by name: ``package.module:attribute``, ``path/file.py:attribute``, entry points.
+"""Code from outside the package, chosen by name: ``package.module:attribute``, ``path/file.py:attribute``, entry points.
 
 Wherever a setting names a loss, a data set, a backbone, an augmentation, a metric, a logger or a store, the registry of
-that kind asks here for what it does not know itself. Loading a reference runs the code it names, as importing does: so
-a reference is followed when a user says it, and never because a file from elsewhere holds it (``Loaded.sha256`` is what
-a run remembers of it, and compares).
+that kind calls ``outside`` for names that it does not know. Loading a reference runs the code it names, as importing
+does. So a reference is followed when the user gives it: on the command line, in Python, or in a recipe that the user
+names. References read from a run or a saved embedder may come from someone else: ``sealed`` marks them, and a marked
+reference is refused unless the user trusts it (``--trust``, ``trusting``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -34,6 +36,13 @@ GROUPS = {
 }
 """Kinds of things, and the entry-point group with which an installed package adds names to each."""
 
+GIVEN = "given"
+"""What stands in the place of a module in the name of an object that was handed over in Python: ``given:module.Class``."""
+
+_SEAL = "untrusted "
+_trusted = False
+_recordings: list[list[Loaded]] = []
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -41,19 +50,27 @@ class Loaded:
 
     Args:
         target: the class, function or object itself.
-        reference: the words that named it.
+        reference: the name that the user gave.
         file: where its code lies, if it lies in a file.
         sha256: of that file, for a run to remember; empty without a file.
+        kind: what it is, a key of ``GROUPS``.
     """
 
     target: Any
     reference: str
     file: Path | None
     sha256: str
+    kind: str = ""
+
+    @property
+    def short(self) -> str:
+        """The reference without the folder of its file, which differs between machines."""
+        place, colon, attribute = self.reference.rpartition(":")
+        return f"{Path(place).name}{colon}{attribute}" if place.endswith(".py") else self.reference
 
     def as_dict(self) -> dict[str, str]:
-        """Plain values, for a manifest: the file's name, not its path."""
-        return {"reference": self.reference, "file": "" if self.file is None else self.file.name, "sha256": self.sha256}
+        """Plain values for a manifest."""
+        return {"kind": self.kind, "reference": self.short, "sha256": self.sha256}
 
 
 def is_reference(name: str) -> bool:
@@ -67,17 +84,53 @@ def is_reference(name: str) -> bool:
     return bool(colon and place and place != "timm") and all(part.isidentifier() for part in attribute.split("."))
 
 
-def load(reference: str, kind: str) -> Loaded:
+def knows(kind: str, name: str) -> bool:
+    """Whether ``outside`` finds something under this name: a reference, or a name of an installed package."""
+    return is_reference(name) or name in installed(kind)
+
+
+def outside(kind: str, name: str) -> Loaded | None:
+    """What a name stands for outside the package; None if it is neither a reference nor an installed package's name.
+
+    Raises:
+        ConfigError: there is no such file, module or attribute, its code fails when imported, or it is not trusted.
+    """
+    if is_reference(name):
+        return load(name, kind)
+    point = installed(kind).get(name)
+    return None if point is None else load(f"{point.module}:{point.attr}", kind, name)
+
+
+def load(reference: str, kind: str, name: str | None = None) -> Loaded:
     """Import what ``reference`` names.
 
     Args:
         reference: ``package.module:attribute`` or ``path/file.py:attribute``.
         kind: what it should be, for messages: a key of ``GROUPS``.
+        name: what the user called it, if not by the reference.
 
     Raises:
-        ConfigError: there is no such file, module or attribute, or its code fails when imported.
+        ConfigError: there is no such file, module or attribute, its code fails when imported, or it is not trusted.
     """
+    if reference.startswith(_SEAL):
+        raise ConfigError(
+            f"{kind} {reference.removeprefix(_SEAL)!r} is named by a file, and using it runs that code. If you trust it, "
+            "repeat the command with --trust (in Python: trust=True)."
+        )
     place, _, attribute = reference.rpartition(":")
+    if place == GIVEN:
+        argument = {"data set": "train_set", "backbone": "model"}.get(kind, kind)
+        instead = {
+            "data set": "; to evaluate, name the images with --data",
+            "backbone": "; recollect.load takes backbone=",
+        }
+        raise ConfigError(
+            f"{kind}: {attribute} was handed over in Python, and is not kept in files. Go on in Python and hand it over "
+            f"again: recollect.train(resume=RUN, {argument}=…){instead.get(kind, '')}."
+        )
+    from recollect.common import torchvision_fix
+
+    torchvision_fix.apply()  # the code may import torchvision
     module = _module_of_file(Path(place), kind) if place.endswith(".py") else _module(place, kind, reference)
     target: Any = module
     for part in attribute.split("."):
@@ -86,7 +139,94 @@ def load(reference: str, kind: str) -> Loaded:
             raise ConfigError(f"{kind} {reference!r}: {place} has no {part!r}.{did_you_mean(part, public)}")
         target = getattr(target, part)
     file = None if module.__file__ is None else Path(module.__file__)
-    return Loaded(target, reference, file, "" if file is None else _sha256(file))
+    return _recorded(Loaded(target, name or reference, file, "" if file is None else _sha256(file), kind))
+
+
+def given(thing: Any, kind: str, name: str | None = None) -> Loaded:
+    """An object handed over in Python, described by ``name``, or by its class or function and the file of that."""
+    if name is not None:
+        return _recorded(Loaded(thing, f"{GIVEN}:{name}", None, "", kind))
+    made = thing if inspect.isroutine(thing) or isinstance(thing, type) else type(thing)
+    try:
+        file = Path(inspect.getfile(made))
+    except (TypeError, OSError):  # built in, or typed at a prompt
+        file = None
+    reference = f"{GIVEN}:{made.__module__}.{made.__qualname__}".replace("<", "").replace(">", "")
+    if file is None or not file.is_file():
+        return _recorded(Loaded(thing, reference, None, _sha256_of_code(made), kind))
+    return _recorded(Loaded(thing, reference, file, _sha256(file), kind))
+
+
+@contextmanager
+def recording() -> Iterator[list[Loaded]]:
+    """Collect everything from outside that is loaded inside the block: what a run remembers."""
+    found: list[Loaded] = []
+    _recordings.append(found)
+    try:
+        yield found
+    finally:
+        # Not remove(), which compares by value: an inner recording may hold the same as an outer one.
+        _recordings[:] = [other for other in _recordings if other is not found]
+
+
+def _recorded(loaded: Loaded) -> Loaded:
+    for found in _recordings:
+        if all((other.kind, other.short) != (loaded.kind, loaded.short) for other in found):
+            found.append(loaded)
+    return loaded
+
+
+@contextmanager
+def trusting(trust: bool = True) -> Iterator[None]:
+    """Inside the block, follow the references that runs and saved embedders name; with False nothing changes."""
+    global _trusted
+    before, _trusted = _trusted, _trusted or trust
+    try:
+        yield
+    finally:
+        _trusted = before
+
+
+def sealed(name: str) -> str:
+    """A name read from a run or a saved embedder: a reference is marked so that ``load`` refuses it, unless trusted."""
+    is_open = _trusted or name.startswith((_SEAL, f"{GIVEN}:"))  # a given object is never looked for
+    return f"{_SEAL}{name}" if is_reference(name) and not is_open else name
+
+
+def plain(name: str) -> str:
+    """A name without the mark of ``sealed``, to be shown."""
+    return name.removeprefix(_SEAL)
+
+
+def anchored(name: str, folder: Path) -> str:
+    """A reference whose relative file is looked for in ``folder``; any other name as it is.
+
+    Example:
+        >>> anchored("my.py:MyLoss", Path("/recipes")), anchored("recall_at_k", Path("/recipes"))
+        ('/recipes/my.py:MyLoss', 'recall_at_k')
+    """
+    place, _, attribute = name.rpartition(":")
+    if not place.endswith(".py") or not is_reference(name) or name.startswith(_SEAL):
+        return name
+    return f"{folder / Path(place).expanduser()}:{attribute}"
+
+
+def in_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """Nested plain values with ``change`` applied to every string; keys stay as they are."""
+    if isinstance(value, Mapping):
+        return {key: in_strings(inner, change) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [in_strings(inner, change) for inner in value]
+    return change(value) if isinstance(value, str) else value
+
+
+def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> ConfigError:
+    """The error for a name that neither recollect nor an installed package has."""
+    names = [*known, *installed(kind)]
+    guess = did_you_mean(name, names) or did_you_mean(name.lower().replace("-", "_"), names)
+    return ConfigError(
+        f"{kind} {name!r} is unknown.{guess} Choose one of {', '.join(names)}{more}, or your own as file.py:name."
+    )
 
 
 def installed(kind: str) -> dict[str, metadata.EntryPoint]:
@@ -94,20 +234,18 @@ def installed(kind: str) -> dict[str, metadata.EntryPoint]:
     return {point.name: point for point in metadata.entry_points(group=GROUPS[kind])}
 
 
-def load_installed(kind: str, name: str) -> Loaded:
-    """Import what an installed package registered under ``name``.
-
-    Raises:
-        ConfigError: its code fails when imported, or it is not there.
-    """
-    return load(installed(kind)[name].value, kind)
-
-
 def options_of(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The arguments that ``maker`` (a class or a function) can be given by name."""
-    parameters = inspect.signature(maker).parameters.values()
+    parameters = _signature(maker).parameters.values()
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {parameter.name: parameter for parameter in parameters if parameter.kind in named}
+
+
+def _signature(maker: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(maker)
+    except ValueError:  # some built-in functions have none
+        return inspect.Signature()
 
 
 def check_options(
@@ -122,13 +260,13 @@ def check_options(
         maker: a class or function.
         options: what it would be called with.
         what: its name in messages, e.g. ``"loss 'my.py:MyLoss'"``.
-        known: its options, if they are not simply its arguments.
+        known: its options, if they are not simply its arguments; without, a ``**`` argument takes any other.
 
     Raises:
         ConfigError: with the options that exist.
     """
+    catch_all = known is None and any(p.kind is p.VAR_KEYWORD for p in _signature(maker).parameters.values())
     known = options_of(maker) if known is None else known
-    catch_all = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(maker).parameters.values())
     listed = ", ".join(known) or "none"
     for option in options:
         if option not in known and not catch_all:
@@ -138,13 +276,20 @@ def check_options(
         raise ConfigError(f"{what} needs the option {' and '.join(missing)}. Its options: {listed}.")
 
 
-def changed_since(then: Mapping[str, str], now: Loaded) -> str | None:
-    """A sentence on how the code behind a reference differs from what a run remembers; None where it does not."""
-    if not then.get("sha256") or then["sha256"] == now.sha256:
-        return None
-    return (
-        f"{now.reference} has changed since the run began (sha256 {then['sha256'][:12]}… then, {now.sha256[:12]}… now)."
-    )
+def changes(then: Iterable[Mapping[str, str]], now: Iterable[Loaded]) -> list[str]:
+    """A sentence for each thing whose code differs from what a run remembers of it."""
+    remembered = {(entry.get("kind"), entry.get("reference")): entry.get("sha256") for entry in then}
+    said = []
+    for loaded in now:
+        before = remembered.get((loaded.kind, loaded.short))
+        if before is None:
+            said.append(f"{loaded.kind} {loaded.short} is used, which the run did not begin with.")
+        elif before and before != loaded.sha256:
+            said.append(
+                f"{loaded.kind} {loaded.short} has changed since the run began (sha256 {before[:12]}… then, "
+                f"{loaded.sha256[:12]}… now)."
+            )
+    return said
 
 
 def _module(name: str, kind: str, reference: str) -> ModuleType:
@@ -192,3 +337,11 @@ def _told(error: Exception) -> str:
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _sha256_of_code(made: Any) -> str:
+    """Of a class or function without a file: its compiled functions."""
+    functions = [made, *vars(made).values()] if isinstance(made, type) else [made]
+    codes = [code for function in functions if (code := getattr(function, "__code__", None)) is not None]
+    content = b"".join(code.co_code + repr(code.co_names).encode() for code in codes)
+    return hashlib.sha256(content).hexdigest() if codes else ""

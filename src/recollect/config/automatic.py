@@ -125,7 +125,7 @@ def _freeze(config: Config, device: torch.device, pretrained: bool) -> tuple[str
         return "none", "a GPU can fine-tune the whole network"
     if not pretrained:
         return "none", "the network starts from random numbers, so all of it must learn"
-    if config.data.augmentation in ("crop", "glyph", "whole"):
+    if config.data.augmentation not in ("auto", "none"):
         return "none", f"data.augmentation={config.data.augmentation} was asked for, and cached features cannot have it"
     if config.data.on_bad_image == "skip":
         return "none", "data.on_bad_image=skip was asked for, and cached features cannot have it"

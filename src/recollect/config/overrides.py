@@ -267,7 +267,7 @@ def _describe(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(map(str, get_args(kind)))
     if get_origin(kind) is tuple:
-        return "a list of numbers"
+        return "a list of words" if get_args(kind)[0] is str else "a list of numbers"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
     return names.get(kind, "a mapping whose whole numbers have at most 64 bits")
 

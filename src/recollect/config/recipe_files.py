@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from recollect.common import doors
 from recollect.common.errors import ConfigError
 from recollect.common.words import did_you_mean
 from recollect.common.yaml_text import compose_yaml, parse_yaml, read_yaml_text
@@ -253,7 +254,8 @@ def _read(path: Path) -> Layer:
 def _read_once(path: Path, changed: int, size: int) -> Layer:
     text = read_yaml_text(path)
     values = parse_yaml(text, str(path))
-    values = {} if values is None else values
+    # A recipe and the code it names are kept together, so paths are relative to the recipe.
+    values = {} if values is None else doors.in_strings(values, lambda name: doors.anchored(name, path.parent))
     comments = dict(_comments(compose_yaml(text, str(path)), text.splitlines(), ""))
     _check_structure(path, values)
     return Layer(path.relative_to(FOLDER).as_posix() if path.is_relative_to(FOLDER) else str(path), values, comments)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 from recollect.common.errors import ConfigError
+from recollect.data.augmentation import check_augmentation
 from recollect.data.sources.revisited import SFM_NAME
 
 Auto = Literal["auto"]
@@ -52,7 +53,7 @@ class DataConfig:
     """Which images, and how they are read and varied."""
 
     name: str = "glyphs"
-    """A data set of ``recollect data``; ``folder`` for one's own."""
+    """A data set of ``recollect data``, ``folder`` for a folder of your own, or a reference: ``my.py:load_mine``."""
     root: str | None = None
     """The folder it lies in."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -66,9 +67,11 @@ class DataConfig:
     the validation queries of SfM-120k, for instance search; no training class is held out."""
     validation_root: str | None = None
     """The folder that ``sfm120k`` lies in; None for ``root``."""
-    augmentation: Literal["auto", "crop", "glyph", "whole", "none"] = "auto"
-    """Random resized crop (the released code's), slight turns and shifts for characters, whole images that keep their shape
-    (instance search), or none: as for the test."""
+    augmentation: str = "auto"
+    """``crop``: random resized crop (the released code's); ``glyph``: slight turns and shifts for characters; ``whole``: whole
+    images that keep their shape (instance search); ``none``: as for the test; or a reference: ``my.py:augment``."""
+    augmentation_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of an augmentation from outside."""
     crop_scale: tuple[float, float] = ranged((0.08, 1.0), 0, 1, above=True)
     """Share of the image that a crop covers, from and to."""
     flip: bool = True
@@ -90,7 +93,9 @@ class ModelConfig:
     """The network; fields are those of ``Embedder.create``, None meaning that initialisation's own."""
 
     init: str = "lite0-in1k"
-    """Pre-trained network or architecture to start from; see ``recollect models``."""
+    """A name of ``recollect models``, ``timm:<full tag>``, or a reference to a backbone: ``my.py:backbone``."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of a backbone from outside."""
     weights: str | None = None
     """File or folder of its weights; ``none`` for random ones."""
     dim: int | Literal["default"] | None = ranged("default", 1, 2**16)
@@ -131,7 +136,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
-    """The loss, by its name in ``recollect losses``, and its options."""
+    """The loss, by its name in ``recollect losses`` or by reference (``my.py:MyLoss``), and its options."""
 
     name: str = "recall_at_k"
     """A loss of ``recollect losses``."""
@@ -218,15 +223,19 @@ class RunConfig:
     watch_test: bool = False
     """Log test metrics on the way. They choose nothing."""
     select: str = "r@1"
-    """The validation metric that picks the weights to keep."""
+    """The validation metric that picks the weights to keep: one that is measured, or a reference: ``my.py:metric``."""
     checkpoint_minutes: float = ranged(5.0, 0, 10**6)
     """A checkpoint is written whenever so much time has passed, and at the end."""
     checkpoint_steps: int | None = ranged(None, 1, _MANY)
     """Also after every so many steps."""
     loss_limit: float = ranged(1e6, 0, 1e38, above=True)
     """A loss beyond it stops the run."""
+    loggers: tuple[str, ...] = ()
+    """Where figures go besides ``metrics.jsonl``: ``tensorboard``, ``wandb``, ``mlflow``, or references: ``my.py:MyLogger``."""
+    logger_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of each logger, by its name: ``{wandb: {project: flowers}}``."""
     tensorboard: bool = False
-    """Also write TensorBoard logs into the run folder."""
+    """The same as ``tensorboard`` among ``loggers``."""
 
 
 @dataclass(frozen=True)
@@ -265,6 +274,7 @@ def _refuse_numbers(config: Config) -> None:
 
 def _refuse_combinations(config: Config) -> None:
     batch, run, model = config.batch, config.run, config.model
+    check_augmentation(config.data.augmentation, config.data.augmentation_options)
     frozen = model.freeze not in ("none", "auto")
     if isinstance(batch.size, int) and batch.size % batch.samples_per_class:
         below = batch.size // batch.samples_per_class * batch.samples_per_class
@@ -300,6 +310,8 @@ def _refuse_combinations(config: Config) -> None:
             f"data.augmentation whole trains on images that keep their shape, but model.resize {model.resize} cuts squares "
             "for the test: set model.resize=null, or data.augmentation=crop."
         )
+    if unused := [name for name in run.logger_options if name not in run.loggers]:
+        raise ConfigError(f"run.logger_options {unused[0]!r} is not among run.loggers: add it there, or leave it out.")
     if config.data.validation == SFM_NAME and not run.select.startswith(("map", "mp@")):
         raise ConfigError(
             f"run.select {run.select!r} is not measured on sfm120k, which has queries and no classes: set run.select=map."

@@ -1,7 +1,9 @@
 """The table of data sets: what is known of each, and ``load``, the one way to a set by its name.
 
-A data set is one file in ``data/sources`` with a tuple ``SOURCES``; it is found by being there, so adding one touches
-no other file. ``Source`` says what a source must tell. What sources share to read lists is in ``data/listing.py``.
+A data set of the package is one file in ``data/sources`` with a tuple ``SOURCES``; it is found by being there, so adding
+one changes no other file. ``Source`` says what a source must tell. What sources share to read lists is in
+``data/listing.py``. Data sets outside the package are found by ``common/doors.py``: ``my.py:load_mine``, or a name that an
+installed package adds.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from recollect.common import doors
 from recollect.common.errors import ConfigError, DataError, DataWarning, SealedError
+from recollect.common.words import did_you_mean
 from recollect.data.image_set import ImageSet
 
 
@@ -91,20 +95,79 @@ def available() -> dict[str, Source]:
     return {source.name: source for source in sorted(found, key=lambda source: source.name)}
 
 
+def is_source(name: str) -> bool:
+    """Whether ``name`` chooses a data set: one of the table, of an installed package, or a reference.
+
+    A file or folder of that name is what it says; only ``.py`` files hold a data set.
+    """
+    return name in available() or (doors.knows("data set", name) and not Path(name).exists())
+
+
 def find_source(name: str) -> Source:
-    """The data set called ``name``, or an error that lists them all."""
-    known = available()
-    if name in known:
+    """The data set called ``name``: of the table, of an installed package, or behind a reference.
+
+    Raises:
+        ConfigError: there is none; the message lists those that have names.
+    """
+    if name in (known := available()):
         return known[name]
+    loaded = doors.outside("data set", name)
+    if loaded is not None:
+        return _source_from_outside(loaded)
     hint = f" To read your own folder, use the data set 'folder' with the root {name!r}." if Path(name).exists() else ""
-    raise ConfigError(f"There is no data set {name!r}: choose one of {', '.join(known)}.{hint}")
+    error = doors.unknown("data set", name, known)
+    raise ConfigError(f"{error}{hint}")
+
+
+def _source_from_outside(loaded: doors.Loaded) -> Source:
+    """A row for a function that gives an ``ImageSet``, or the ``Source`` itself that a reference names.
+
+    Of the function's arguments ``root`` and ``split`` are given if it has them; all others are options.
+    """
+    target = loaded.target
+    if isinstance(target, Source):
+        return target
+    if not callable(target):
+        raise ConfigError(
+            f"data set {loaded.short!r} is a {type(target).__name__}: a function that gives an ImageSet is expected."
+        )
+    arguments = doors.options_of(target)
+
+    def read(root: Path | None, split: str, **options: Any) -> ImageSet:
+        doors.check_options(target, options, f"data set {loaded.short!r}", own)
+        asked = {name: value for name, value in (("root", root), ("split", split)) if name in arguments}
+        images = target(**asked, **options)
+        if not isinstance(images, ImageSet):
+            raise ConfigError(
+                f"data set {loaded.short!r} gives a {type(images).__name__}: an ImageSet is expected "
+                "(recollect.data.from_hugging_face makes one of a datasets.Dataset)."
+            )
+        return images
+
+    own = {name: parameter for name, parameter in arguments.items() if name not in ("root", "split")}
+    keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own.values()]
+    read.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]
+    splits = tuple(getattr(target, "splits", ("train", "test")))
+    needs_root = "root" in arguments and arguments["root"].default is inspect.Parameter.empty
+    title = (inspect.getdoc(target) or "a data set from outside").split("\n")[0]
+    return Source(
+        loaded.short,
+        title,
+        read,
+        splits,
+        layout=f"what {loaded.short} reads",
+        homepage="",
+        licence="",
+        needs_root=needs_root,
+        find_splits=lambda root, **options: splits,
+    )
 
 
 def load(name: str, root: Path | str | None = None, split: str = "train", **options: Any) -> ImageSet:
     """Load a part of a data set by name.
 
     Args:
-        name: a name from ``available()``, e.g. ``"folder"`` or ``"glyphs"``.
+        name: a name from ``available()``, e.g. ``"folder"`` or ``"glyphs"``, or a reference such as ``my.py:load_mine``.
         root: the folder the data set lies in; not needed for a set that is made, like ``glyphs``.
         split: which part, usually ``"train"`` or ``"test"``.
         **options: options of that source, e.g. ``missing="drop"``, ``allow_outside=True``.
@@ -122,7 +185,10 @@ def load(name: str, root: Path | str | None = None, split: str = "train", **opti
         raise ConfigError(f"{name} has no split {split!r}: choose one of {', '.join(source.splits)}.")
     for option in options:
         if option not in source.options:
-            raise ConfigError(f"{name} has no option {option!r}: it has {', '.join(source.options) or 'none'}.")
+            guess = did_you_mean(option, source.options)
+            raise ConfigError(
+                f"{name} has no option {option!r}.{guess} Its options: {', '.join(source.options) or 'none'}."
+            )
     images = source.read(check_root(source, root), split, **options)
     difference = count_difference(source, images, split)
     if difference is not None:

@@ -3,9 +3,10 @@
 Letters: a query has R positives; ``ranks`` is q × P, the ranks of a few queries' positives in ascending order, 1 for
 the top, +inf as padding; ``positives`` is their R. The j-th positive (j = 1 … R) is at rank r_j.
 
-To add a metric: write the function, and add a line to ``METRICS`` that says which ranks it looks at; or, from outside,
-give ``evaluate`` a ``Metric`` or the function itself. The streaming pass stops counting where no asked metric looks, so
-what is said about depth must be true: a rank beyond the depth given may arrive as any larger number.
+To add a metric: write the function, and add a line to ``METRICS`` that says which ranks it looks at. From outside, give
+``evaluate`` a ``Metric``, the function itself, or a reference (``my.py:metric``, see ``common/doors.py``). The streaming
+pass stops counting where no asked metric looks, so what is said about depth must be true: a rank beyond the depth given
+may arrive as any larger number.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from recollect.common.errors import InputError
+from recollect.common import doors
+from recollect.common.errors import ConfigError, InputError
 from recollect.evaluation.result import RESERVED
 from recollect.evaluation.tiles import Limits, RankTile
 
@@ -127,18 +129,37 @@ METRICS: dict[str, Metric] = {
 }
 
 MetricLike: TypeAlias = "str | Metric | Callable[..., Tensor]"
-"""A metric by name, as an object, or as a function of (ranks, positives)."""
+"""A metric by name or reference, as an object, or as a function of (ranks, positives)."""
+
+
+def find_metric(name: str) -> Metric:
+    """The metric called ``name``: of the table, of an installed package, or behind a reference.
+
+    Raises:
+        InputError: there is none. ConfigError: a reference that leads nowhere, or to something else.
+    """
+    if name in METRICS:
+        return METRICS[name]
+    loaded = doors.outside("metric", name)
+    if loaded is None:
+        raise InputError(str(doors.unknown("metric", name, METRICS)))
+    if not isinstance(loaded.target, Metric) and not callable(loaded.target):
+        raise ConfigError(
+            f"metric {loaded.short!r} is a {type(loaded.target).__name__}: a function of (ranks, positives), or a Metric, is "
+            "expected."
+        )
+    return loaded.target if isinstance(loaded.target, Metric) else Metric(loaded.target)
 
 
 def checked_metrics(metrics: Sequence[MetricLike] | None) -> list[Metric]:
     """The metrics to compute: those of the table in its order, then the others; all of the table for None."""
     if metrics is None:
         return list(METRICS.values())
-    unknown = [name for name in metrics if isinstance(name, str) and name not in METRICS]
-    if unknown or not len(metrics):
-        raise InputError(f"metrics: {unknown or 'nothing'} asked for; choose from {', '.join(METRICS)}.")
-    asked = {metric for metric in metrics if isinstance(metric, str)}
-    others = [m if isinstance(m, Metric) else Metric(m) for m in metrics if not isinstance(m, str)]
+    if not len(metrics):
+        raise InputError(f"metrics: none asked for; choose from {', '.join(METRICS)}.")
+    asked = {metric for metric in metrics if isinstance(metric, str) and metric in METRICS}
+    found = [find_metric(m) if isinstance(m, str) else m for m in metrics if m not in asked]
+    others = [m if isinstance(m, Metric) else Metric(m) for m in found]
     names = [*(name for name in METRICS if name in asked), *(metric.name for metric in others)]
     taken = {metric.name for metric in others if names.count(metric.name) > 1 or metric.name in METRICS}
     if taken:

@@ -27,6 +27,7 @@ from recollect.data import RevisitedBenchmark
 from recollect.data.transforms import Transform
 from recollect.data.transforms.longer_side import LongerSide
 from recollect.evaluation import Evaluation, evaluate, evaluate_reid, evaluate_revisited
+from recollect.evaluation.metrics import Metric
 from recollect.evaluation.result import write_summary
 from recollect.inference.content_keys import set_digest
 from recollect.inference.embedding_sets import embed_set
@@ -333,6 +334,10 @@ def evaluate_target(
     """
     check_protocol(protocol)
     wanted = list(target.ks if ks is None else ks)
+    if "metrics" in options and (target.gnd is not None or protocol == "reid"):
+        raise ConfigError(
+            "metrics of your own are measured on labelled images by the protocol all only: leave them out."
+        )
     if target.gnd is not None:
         return _revisited(target, options)
     if protocol == "reid":
@@ -429,10 +434,15 @@ def measure_and_keep(
 
 
 def measure_labelled(
-    vectors: Tensor | NDArray[np.float32], labels: Any, *, ks: Sequence[int] = EVERY_K, distributed: bool = False
+    vectors: Tensor | NDArray[np.float32],
+    labels: Any,
+    *,
+    ks: Sequence[int] = EVERY_K,
+    more: Sequence[Metric] = (),
+    distributed: bool = False,
 ) -> dict[str, float]:
-    """r@k and mAP@R of labelled vectors, everything against everything: what training watches."""
-    return evaluate(vectors, labels, ks=ks, metrics=("r@k", "map@r"), distributed=distributed).metrics
+    """r@k and mAP@R of labelled vectors, everything against everything: what training watches; and ``more``."""
+    return evaluate(vectors, labels, ks=ks, metrics=("r@k", "map@r", *more), distributed=distributed).metrics
 
 
 def measure_benchmark(

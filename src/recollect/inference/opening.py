@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
+from recollect.common import doors
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import sha256
 from recollect.config.automatic import is_pretrained
@@ -108,7 +110,8 @@ def check_model(model: str | Path) -> None:
         if not RunFiles(path).is_run and not any((path / name).exists() for name in _OF_AN_EMBEDDER):
             raise DataError(f"{path} is neither a run (no config.yaml in it) nor a saved embedder (no {DESCRIPTION}).")
         return
-    if isinstance(model, Path) or (("/" in text or "\\" in text) and not text.startswith("timm:")):
+    is_path = ("/" in text or "\\" in text) and not text.startswith("timm:") and not doors.is_reference(text)
+    if isinstance(model, Path) or is_path:
         raise DataError(f"{model}: no such run or folder of a saved embedder.")
     try:
         find(text)
@@ -126,6 +129,7 @@ def open_start(config: Config) -> Opened:
         words = f"{model.init} without training, without the new last layer"
         embedder = Embedder.create(
             model.init,
+            options=model.options,
             weights=model.weights,
             dim=None,
             size=model.image_size,
@@ -136,11 +140,12 @@ def open_start(config: Config) -> Opened:
     return Opened(embedder.eval(), "init", words, {"model": model.init, "weights": model.weights}, config=config)
 
 
-def make_embedder(model: ModelConfig, seed: int) -> Embedder:
-    """The embedder of a configuration as training starts from it, its new layers seeded."""
+def make_embedder(model: ModelConfig, seed: int, module: nn.Module | None = None) -> Embedder:
+    """The embedder of a configuration as training starts from it, its new layers seeded; ``module``: its backbone."""
     torch.manual_seed(seed)
     return Embedder.create(
-        model.init,
+        model.init if module is None else module,
+        options=model.options,
         weights=model.weights,
         dim=model.dim,
         pooling=model.pooling,
@@ -168,14 +173,16 @@ def _run(run: RunFiles) -> Opened:
                 "other weights are not used in its place."
             )
         step = outcome.get("chosen_step") if isinstance(outcome, dict) else None
+        config = _config(run)
+        init = None if config is None else config.model.init
         return Opened(
-            Embedder.load(run.model),
+            Embedder.load(run.model, backbone=init if init is not None and doors.is_reference(init) else None),
             path.resolve().name,
             "trained" if step is None else f"weights of step {step:,}",
             _source(path, run.model / TENSORS),
             path,
             run,
-            _config(run),
+            config,
         )
     if not run.last.is_file():
         raise DataError(

@@ -16,6 +16,7 @@ from recollect.common.errors import DataError
 from recollect.common.reading import read_json, read_torch
 from recollect.common.yaml_text import parse_yaml, read_yaml_text
 from recollect.config.overrides import as_written_before, from_mapping, missing_groups
+from recollect.config.references import sealed_names
 from recollect.config.schema import Config, DataConfig
 
 TO_END, END = ", up to the line of its end.", "# The end."
@@ -44,7 +45,7 @@ class RunFiles:
         return self.config_file.is_file()
 
     def read_config(self) -> Config:
-        """The configuration that was written, with its images where they are now.
+        """The configuration that was written, with its images where they are now and its references sealed.
 
         Raises:
             DataError: the file is not whole: what is missing would silently become a default. ConfigError: it is not
@@ -60,7 +61,7 @@ class RunFiles:
                 f"{self.config_file}: not whole, it lacks {', '.join(missing)}. Put a whole copy of it back; a run is not "
                 "resumed on settings that it did not have."
             )
-        config = as_written_before(from_mapping(values, str(self.config_file)))
+        config = sealed_names(as_written_before(from_mapping(values, str(self.config_file))))
         data, relative = config.data, self._relative_roots()
         root = self._found(data.root, relative.get("root"))
         validation_root = self._found(data.validation_root, relative.get("validation_root"))
@@ -77,7 +78,9 @@ class RunFiles:
         found = read_json(self.manifest_file, dict)
         groups = ("versions", "machine", "data", "weights", "plan", "outcome", "pruned")
         sound = all(found.get(key) is None or isinstance(found[key], dict) for key in groups)
-        sound = sound and isinstance(found.get("resumed", []), list)
+        lists = (found.get("resumed", []), outside := found.get("outside", []))
+        sound = sound and all(isinstance(entry, list) for entry in lists)
+        sound = sound and all(isinstance(entry, dict) for entry in outside)
         if sound and (outcome := found.get("outcome")):
             numbers = [outcome.get(key, 0) for key in ("steps", "seconds", "chosen_step")]
             metrics = outcome.get("metrics", {})

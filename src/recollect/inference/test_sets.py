@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from recollect.common.doors import is_reference
 from recollect.common.errors import ConfigError, DataError
 from recollect.config.overrides import published_tests
 from recollect.config.schema import Config, DataConfig
-from recollect.data import ImageSet, RevisitedBenchmark, available, load, load_distractors, load_revisited
+from recollect.data import ImageSet, RevisitedBenchmark, load, load_distractors, load_revisited
+from recollect.data.registry import is_source
 from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.content_keys import Keys, content_keys, set_digest
 from recollect.inference.run_files import RunFiles
@@ -94,7 +96,7 @@ def choose_test(
         raise ConfigError("--data NAME says which images to embed; only an .npz of vectors does without.")
     if own is not None and own.name == name and (data is None or root is None):
         chosen = TestChoice(name, root or own.root, split or own.test_split, own.options)
-    elif name not in available() and root is None and Path(name).exists():
+    elif not is_source(name) and root is None and Path(name).exists():
         chosen = TestChoice("folder", Path(name), split or "test")
     else:
         theirs = recipe.data if recipe is not None and recipe.data.name == name else None
@@ -155,7 +157,8 @@ def as_test_set(
     """Loaded images as a test set, compared with what ``run`` was trained on; ``added`` becomes part of its name."""
     known = None if run is None else read_trained_on(run)
     screened = screen(images, content_keys(images), known, trained_classes)
-    name = choice.data if choice.data != "folder" else Path(str(choice.root)).resolve().name or "folder"
+    name = images.name if is_reference(choice.data) else choice.data
+    name = name if name != "folder" else Path(str(choice.root)).resolve().name or "folder"
     return TestSet(choice, _named(name + added, choice.split, set_digest(screened.images, screened.keys)), screened)
 
 

@@ -1,6 +1,7 @@
 """Embeddings and labels to a scalar: losses on soft ranks, and the losses they are compared with.
 
-Losses are imported when first used: ``available`` lists them without torch.
+Losses are imported when first used: ``available`` lists them without torch. ``RankLoss`` with ``Ranks`` and ``Sigmoid`` is
+what a rank loss of your own is made of.
 """
 
 from __future__ import annotations
@@ -11,19 +12,36 @@ from recollect.common.imports import lazy_names
 from recollect.losses.registry import available, create
 
 if TYPE_CHECKING:
+    from recollect.losses.engine.soft_rank import Ranks
+    from recollect.losses.engine.steps import Sigmoid
     from recollect.losses.matryoshka import Matryoshka
+    from recollect.losses.rank_loss import RankLoss
     from recollect.losses.recall_at_k import RecallAtK
     from recollect.losses.smooth_ap import SmoothAP
     from recollect.losses.sup_ap import Roadmap, SupAP
 
-__all__ = ["Matryoshka", "RecallAtK", "Roadmap", "SmoothAP", "SupAP", "available", "create"]
+__all__ = [
+    "Matryoshka",
+    "RankLoss",
+    "Ranks",
+    "RecallAtK",
+    "Roadmap",
+    "Sigmoid",
+    "SmoothAP",
+    "SupAP",
+    "available",
+    "create",
+]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Matryoshka": "recollect.losses.matryoshka",
+        "RankLoss": "recollect.losses.rank_loss",
+        "Ranks": "recollect.losses.engine.soft_rank",
         "RecallAtK": "recollect.losses.recall_at_k",
         "Roadmap": "recollect.losses.sup_ap",
+        "Sigmoid": "recollect.losses.engine.steps",
         "SmoothAP": "recollect.losses.smooth_ap",
         "SupAP": "recollect.losses.sup_ap",
     },

@@ -1,19 +1,20 @@
 """Every loss by name: what it is, what it needs, and how to make it.
 
-Adding a loss is adding one row to ``_ENTRIES``. A row points at a class or function by its dotted place; its arguments
-are the loss's options, so nothing is written twice. Listing the rows imports neither torch nor any loss.
+To add a loss to the package, add one row to ``_ENTRIES``. A row names a class or function as ``module:attribute``; its
+arguments are the loss's options, so nothing is written twice. Listing the rows imports neither torch nor any loss.
+Losses outside the package are found by ``common/doors.py``: ``my.py:MyLoss``, or a name that an installed package adds.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from recollect.common import doors
 from recollect.common.errors import ConfigError, RecollectError, in_one_line
-from recollect.common.words import did_you_mean
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,10 +28,10 @@ class LossEntry:
         name: what ``create`` takes.
         target: ``"module:attribute"`` of the class or function that makes it.
         family: ``rank`` (the order of a query's whole list), ``pair``, ``triplet``, ``proxy`` (class vectors),
-            ``memory``.
+            ``memory``; ``outside`` for a loss that is not recollect's.
         description: one line.
-        memory: the order of what it holds; M batch, N references (M without), d dimensions, C classes, m images a
-            class. Losses that go tile by tile hold one tile of bounded size beside it.
+        memory: the order of what it holds; M batch, N references (M without), d dimensions, C classes, m images per
+            class. Losses that go tile by tile hold one tile of bounded size beside it. Empty where it is not known.
         extra: the extra of recollect it needs, if any.
         parameters: whether it has parameters of its own, which must reach the optimizer.
         references: whether it takes a separate reference set.
@@ -112,20 +113,25 @@ _ENTRIES = (
 
 
 def available() -> dict[str, LossEntry]:
-    """Every loss that ``create`` knows, by name.
+    """Every loss that has a name: recollect's, then those of installed packages, which are not imported.
 
     Examples:
         >>> available()["arcface"].parameters
         True
     """
-    return {entry.name: entry for entry in _ENTRIES}
+    known = {entry.name: entry for entry in _ENTRIES}
+    added = {
+        name: LossEntry(name, point.value, "outside", f"of the package {point.dist.name if point.dist else '?'}", "")
+        for name, point in doors.installed("loss").items()
+    }
+    return known | {name: entry for name, entry in added.items() if name not in known}
 
 
 def create(name: str, **options: Any) -> nn.Module:
     """Make a loss; call it as ``loss(embeddings, labels, ref_emb=None, ref_labels=None)``.
 
     Args:
-        name: a name of ``available()``.
+        name: a name of ``available()``, or a reference: ``my.py:MyLoss``, ``package.module:MyLoss``.
         options: the loss's own options; ``recollect losses NAME`` lists them.
 
     Raises:
@@ -135,24 +141,28 @@ def create(name: str, **options: Any) -> nn.Module:
     Examples:
         >>> loss = create("binned_ap", bins=20)
     """
-    entry = _entry(name)
-    maker = _load(entry)
-    check_options(name, maker, options)
+    from torch import nn
+
+    maker = _found(name)[1]
+    doors.check_options(maker, options, f"loss {name!r}", _parameters(maker) if _has_known_options(maker) else None)
     try:
-        loss: nn.Module = maker(**options)
+        loss = maker(**options)
     except (TypeError, ValueError, RuntimeError, MemoryError) as error:
         if isinstance(error, RecollectError):
             raise
-        # Nothing but a value of the wrong kind, or one too large for the memory, can fail there.
-        given = ", ".join(f"{option}={value!r}" for option, value in options.items())
+        # A value of the wrong kind, or one too large for the memory.
+        given = ", ".join(f"{option}={value!r}" for option, value in options.items()) or "its defaults"
         raise ConfigError(f"loss {name!r} cannot be made with {given}: {in_one_line(error)}.") from error
+    if not isinstance(loss, nn.Module):
+        raise ConfigError(
+            f"loss {name!r} gives a {type(loss).__name__}: an nn.Module (a class or a function) is expected."
+        )
     return loss
 
 
 def describe(name: str) -> LossDescription:
     """What ``recollect losses NAME`` prints: options with defaults, and the documentation up to its arguments."""
-    entry = _entry(name)
-    maker = _load(entry)
+    entry, maker = _found(name)
     options = tuple(
         LossOption(
             parameter.name,
@@ -167,37 +177,29 @@ def describe(name: str) -> LossDescription:
     return LossDescription(entry, options, "\n\n".join(paragraphs))
 
 
-def check_options(name: str, maker: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuse options that ``maker`` does not have, and name those it needs.
+def _found(name: str) -> tuple[LossEntry, Callable[..., Any]]:
+    """The row called ``name`` and what makes it; for a loss from outside a row is made.
 
     Raises:
-        ConfigError: with the options that exist.
+        ConfigError: there is no such loss.
     """
-    parameters = _parameters(maker)
-    known = ", ".join(parameters) or "none"
-    for option in options:
-        if option not in parameters:
-            raise ConfigError(
-                f"loss {name!r} has no option {option!r}.{did_you_mean(option, parameters)} Its options are: {known}."
-            )
-    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in options]
-    if missing:
-        needed = " and ".join(missing)
-        raise ConfigError(f"loss {name!r} needs the option {needed}; its options are: {known}.")
+    entry = next((entry for entry in _ENTRIES if entry.name == name), None)
+    if entry is not None:
+        module, attribute = entry.target.split(":")
+        return entry, getattr(importlib.import_module(module), attribute)
+    loaded = doors.outside("loss", name)
+    if loaded is None:
+        raise doors.unknown("loss", name, (entry.name for entry in _ENTRIES))
+    if not callable(loaded.target):
+        raise ConfigError(f"loss {name!r} is a {type(loaded.target).__name__}: a class or a function is expected.")
+    about = (inspect.getdoc(loaded.target) or "a loss from outside").split("\n")[0]
+    return LossEntry(name, loaded.reference, "outside", about, ""), loaded.target
 
 
-def _entry(name: str) -> LossEntry:
-    entries = available()
-    if name not in entries:
-        guess = did_you_mean(name.lower().replace("-", "_"), entries)
-        raise ConfigError(f"loss {name!r} is unknown.{guess} The losses are: {', '.join(entries)}.")
-    return entries[name]
-
-
-def _load(entry: LossEntry) -> Callable[..., Any]:
-    module, attribute = entry.target.split(":")
-    maker: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    return maker
+def _has_known_options(maker: Callable[..., Any]) -> bool:
+    """Whether ``_parameters`` are all its options; a loss from outside may take any with ``**``."""
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(maker).parameters.values())
+    return not takes_any or getattr(maker, "options_type", None) is not None
 
 
 def _parameters(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:

@@ -7,7 +7,7 @@ live elsewhere: backbones in ``backbones.py``, pooling and heads in their files,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from recollect.common import doors
 from recollect.common.bad_images import OnBadImage
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.preprocessing import Preprocessing
@@ -24,6 +25,7 @@ from recollect.models.embedding import ImageLike, embed_images
 from recollect.models.groups import parameter_groups
 from recollect.models.heads import Head, unit
 from recollect.models.normalization import InputNormalization, adapted_preprocessing, by_shape, check_patches
+from recollect.models.outside import CodeOrigin, build_outside, natural_pooling
 from recollect.models.pooling import make_pooling
 from recollect.models.stages import (
     NativePool,
@@ -53,6 +55,8 @@ class EmbedderConfig:
     learn_p: bool
     preprocessing: Preprocessing
     provenance: Provenance
+    code: CodeOrigin | None = None
+    """Of a backbone from outside."""
 
 
 class _UnitLength(nn.Module):
@@ -103,8 +107,9 @@ class Embedder(nn.Module):
     @classmethod
     def create(
         cls,
-        init: str = "lite0-in1k",
+        init: str | nn.Module = "lite0-in1k",
         *,
+        options: Mapping[str, Any] | None = None,
         weights: str | Path | None = None,
         dim: int | Literal["default"] | None = "default",
         pooling: str | None = None,
@@ -122,7 +127,9 @@ class Embedder(nn.Module):
         """Build an embedder from a named initialisation. Defaults are the paper's for that model.
 
         Args:
-            init: a name of ``recollect models``, or any timm model as ``timm:<full tag>``.
+            init: a name of ``recollect models``, any timm model as ``timm:<full tag>``, a reference to a backbone
+                (``my.py:backbone``), or a backbone itself: a module from images B×3×H×W to maps B×C×H×W or vectors B×C.
+            options: of a backbone from outside.
             weights: a file, or a folder searched by known file names; None looks where weights usually are (the bundled
                 package, the folder named by ``RECOLLECT_WEIGHTS``, the caches); ``"none"`` starts from random numbers,
                 which never happens unasked. ``tiny`` has no weights anywhere and always starts from random numbers.
@@ -145,25 +152,35 @@ class Embedder(nn.Module):
             ConfigError: an unknown name or settings that exclude each other.
             WeightsError: weights that are missing, or of another model.
         """
-        row = zoo.find(init)
+        row = zoo.find(init) if isinstance(init, str) else zoo.from_outside(doors.given(init, "backbone"))
+        if options and row.outside is None:
+            raise ConfigError(
+                f"model.options are for a backbone from outside, and {row.name} is recollect's: leave them out."
+            )
         preprocessing = adapted_preprocessing(row, size, resize, interpolation, normalization)
         no_head = dim is None
         chosen_dim = row.dim if dim == "default" else dim
-        if not row.pretrained and weights not in (None, "none"):
-            raise ConfigError(f"{init} is trained from scratch and has no weights to load from {weights}.")
+        if not row.has_weights_file and weights not in (None, "none"):
+            raise ConfigError(
+                f"{row.name} has no weights file of its own to load from {weights}: leave the weights out."
+            )
         # Found first, because a large network takes seconds to build.
-        wanted = row.pretrained and weights != "none"
+        wanted = row.has_weights_file and weights != "none"
         path = obtain_weights(row, weights, download=download) if wanted else None
-        architecture = row.timm_id or row.name
-        backbone = backbones.build_backbone(architecture, preprocessing.size)
+        architecture, code = row.timm_id or row.name, None
+        if row.outside is None:
+            backbone = backbones.build_backbone(architecture, preprocessing.size)
+        else:
+            backbone, code = build_outside(row.outside, preprocessing.size, options or {})
+            architecture = code.architecture
         if preprocessing.resize is not None:
-            check_patches(preprocessing.size, backbones.patch_size(backbone), init)
+            check_patches(preprocessing.size, backbones.patch_size(backbone), row.name)
         provenance = Provenance() if path is None else load_weights(backbone, path, row)
         config = EmbedderConfig(
             init=row.name,
             architecture=architecture,
             dim=chosen_dim,
-            pooling=pooling or ("native" if no_head else row.pooling),
+            pooling=pooling or ("native" if no_head else row.pooling if code is None else natural_pooling(backbone)),
             layer_norm=(row.layer_norm and not no_head) if layer_norm is None else layer_norm,
             l2_before_head=(row.l2_before_head and not no_head and not layer_norm)
             if l2_before_head is None
@@ -173,6 +190,7 @@ class Embedder(nn.Module):
             learn_p=learn_p,
             preprocessing=preprocessing,
             provenance=provenance,
+            code=code,
         )
         return cls(config, backbone)
 
@@ -419,12 +437,24 @@ class Embedder(nn.Module):
         save_embedder(self, Path(folder), overwrite=overwrite)
 
     @classmethod
-    def load(cls, folder: str | Path, device: str | torch.device | None = None) -> Embedder:
+    def load(
+        cls,
+        folder: str | Path,
+        device: str | torch.device | None = None,
+        *,
+        backbone: str | nn.Module | None = None,
+        trust: bool = False,
+    ) -> Embedder:
         """Rebuild an embedder from what ``save`` wrote; its embeddings are the same to the bit. In evaluation mode.
 
-        ``folder`` may also be a finished run, whose embedder lies in its folder ``model``.
+        Args:
+            folder: what ``save`` wrote, or a finished run, whose embedder lies in its folder ``model``.
+            device: where to; the CPU by default.
+            backbone: for an embedder with a backbone from outside: the reference to it, or the module, untrained.
+            trust: run the code that the folder names as its backbone. Only for folders whose origin you know.
         """
         from recollect.models.saving import load_embedder
 
-        embedder = load_embedder(Path(folder))
+        with doors.trusting(trust):
+            embedder = load_embedder(Path(folder), backbone)
         return embedder if device is None else embedder.to(device)

@@ -1,17 +1,19 @@
 """An embedder on disk: ``model.safetensors`` with its tensors and ``embedder.json`` with everything else.
 
 ``embedder.json`` states what rebuilds it and what preprocesses for it, where its starting weights are from (name,
-SHA-256, licence) and the SHA-256 of ``model.safetensors``, so that two files of different embedders are never mixed.
-Change the format only together with ``FORMAT``; ``Embedder.save`` and ``Embedder.load`` are the way in.
+SHA-256, licence) and the SHA-256 of ``model.safetensors``, so that two files of different embedders are never mixed. Of a
+backbone from outside it names the code (``models/outside.py``), which runs only if the user gives or trusts it. Change the
+format only together with ``FORMAT``; ``Embedder.save`` and ``Embedder.load`` are the way in.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from recollect._version import __version__
 from recollect.common.errors import ConfigError, DataError, WeightsError
@@ -19,6 +21,7 @@ from recollect.common.files import atomic_write, sha256, write_json
 from recollect.common.preprocessing import Preprocessing
 from recollect.common.reading import read_json
 from recollect.models.backbones import build_backbone
+from recollect.models.outside import CodeOrigin, rebuild
 from recollect.models.weights import Provenance, fill_strictly, read_tensors, say_licence
 
 if TYPE_CHECKING:
@@ -32,11 +35,16 @@ MODEL = "model"
 
 def config_as_dict(config: EmbedderConfig) -> dict[str, Any]:
     """Plain values of a configuration."""
-    values = {item.name: getattr(config, item.name) for item in fields(config)}
-    return values | {
-        "preprocessing": config.preprocessing.as_dict(),
-        "provenance": config.provenance.as_dict(),
-    }
+    values = {item.name: getattr(config, item.name) for item in fields(config) if item.name != "code"}
+    code = {} if config.code is None else {"code": asdict(config.code)}
+    return (
+        values
+        | code
+        | {
+            "preprocessing": config.preprocessing.as_dict(),
+            "provenance": config.provenance.as_dict(),
+        }
+    )
 
 
 def config_from_dict(values: dict[str, Any]) -> EmbedderConfig:
@@ -49,6 +57,7 @@ def config_from_dict(values: dict[str, Any]) -> EmbedderConfig:
             | {
                 "preprocessing": Preprocessing.from_dict(values["preprocessing"]),
                 "provenance": Provenance(**values["provenance"]),
+                "code": None if values.get("code") is None else CodeOrigin(**values["code"]),
             }
         )
     )
@@ -79,11 +88,16 @@ def save_embedder(embedder: Embedder, folder: Path, *, overwrite: bool = False) 
     write_json(folder / DESCRIPTION, description)
 
 
-def load_embedder(folder: Path) -> Embedder:
+def load_embedder(folder: Path, backbone: str | nn.Module | None = None) -> Embedder:
     """Rebuild what ``save_embedder`` wrote, in evaluation mode on the CPU; of a run, what its folder ``model`` holds.
+
+    Args:
+        folder: of the embedder or the run.
+        backbone: see ``models/outside.py``; only for a backbone from outside.
 
     Raises:
         WeightsError: files that are missing, damaged, of another format or not of each other.
+        ConfigError: a backbone from outside that is neither given nor trusted, or that is not there.
     """
     from recollect.models.embedder import Embedder
 
@@ -111,7 +125,12 @@ def load_embedder(folder: Path) -> Embedder:
             f"{folder / TENSORS}: not the file that {DESCRIPTION} was written with (its SHA-256 differs). Copy both "
             "files again from where they were saved."
         )
-    embedder = Embedder(config, build_backbone(config.architecture, config.preprocessing.size))
+    if config.code is None:
+        built = build_backbone(config.architecture, config.preprocessing.size)
+    else:
+        built, code = rebuild(config.code, config.preprocessing.size, folder, backbone)
+        config = replace(config, code=code, architecture=code.architecture)
+    embedder = Embedder(config, built)
     fill_strictly(embedder, read_tensors(folder / TENSORS), str(folder / TENSORS), config.init)
     say_licence(config.init, config.provenance.licence, config.provenance.non_commercial)
     return embedder.eval()

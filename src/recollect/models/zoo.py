@@ -1,6 +1,7 @@
-"""The initialisations, as data: one row a starting point, the paper's and ours.
+"""The initialisations, as data: one row per starting point, the paper's and ours.
 
-To add one, add a row to ``_ROWS``; if its file has key names no row uses yet, add a key map in ``layouts.py``. A name
+To add one, add a row to ``_ROWS``; if its file has key names no row uses yet, add a key map in ``layouts.py``. Backbones
+outside the package are found by ``common/doors.py``: ``my.py:backbone``, or a name that an installed package adds. A name
 fixes architecture, activation, input size and mean/std; a weights file only supplies tensors, because files of
 different models can have identical keys (GELU and QuickGELU CLIP). This file imports neither torch nor timm, so that
 listing the table is instant. ``embedder.py`` builds from a row, ``weight_files.py`` looks for its files.
@@ -8,8 +9,10 @@ listing the table is instant. ``embedder.py`` builds from a row, ``weight_files.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 
+from recollect.common import doors
 from recollect.common.errors import ConfigError
 from recollect.common.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from recollect.common.words import did_you_mean
@@ -41,7 +44,7 @@ class Initialization:
         name: what ``--init`` takes.
         paper_row: the row of the paper's tables it belongs to; empty for what the paper does not have.
         architecture: for people, e.g. ``"ViT-B/16"``.
-        timm_id: what timm builds; None for our own ``tiny``.
+        timm_id: what timm builds; None for our own ``tiny`` and for backbones from outside.
         activation: ``"relu"``, ``"relu6"``, ``"gelu"`` or ``"quickgelu"``; decided here, never by a file.
         feature_dim: length of the pooled features before the head.
         parameters: of the backbone, without any head.
@@ -86,10 +89,22 @@ class Initialization:
     pooling: str = "cls"
     layer_norm: bool = False
     l2_before_head: bool = False
+    outside: doors.Loaded | None = None
+    """The code of a backbone from outside, which brings its own weights."""
 
     @property
     def pretrained(self) -> bool:
-        """Whether weights exist at all; ``tiny`` always starts from scratch."""
+        """Whether it starts from trained weights; ``tiny`` always starts from scratch.
+
+        A backbone from outside says so itself, by an attribute ``pretrained``.
+        """
+        if self.outside is not None:
+            return bool(getattr(self.outside.target, "pretrained", False))
+        return self.timm_id is not None
+
+    @property
+    def has_weights_file(self) -> bool:
+        """Whether its weights are a file that recollect looks for."""
         return self.timm_id is not None
 
     @property
@@ -347,11 +362,11 @@ ZOO: dict[str, Initialization] = {row.name: row for row in _ROWS}
 
 def is_timm_tag(name: str) -> bool:
     """Whether ``name`` asks for a timm model outside the table: ``timm:<tag>``, or a bare tag with its dot."""
-    return name not in ZOO and (name.startswith("timm:") or "." in name)
+    return name not in ZOO and (name.startswith("timm:") or "." in name) and not doors.is_reference(name)
 
 
 def find(name: str) -> Initialization:
-    """The row called ``name``, or the row made from timm's own description of a full tag.
+    """The row called ``name``, or one made from timm's description of a full tag or for a backbone from outside.
 
     Raises:
         ConfigError: no such row and no such timm model.
@@ -366,7 +381,27 @@ def find(name: str) -> Initialization:
         from recollect.models.backbones import describe_timm_tag
 
         return describe_timm_tag(name.removeprefix("timm:"))
+    loaded = doors.outside("backbone", name)
+    if loaded is not None:
+        return from_outside(loaded)
     raise ConfigError(
         f"no initialisation is called {name!r}.{did_you_mean(name, ZOO)} `recollect models` lists them; any timm model is "
-        "taken by its full tag, as timm:convnext_tiny.fb_in22k."
+        "taken by its full tag, as timm:convnext_tiny.fb_in22k, and your own backbone as file.py:name."
+    )
+
+
+def from_outside(loaded: doors.Loaded) -> Initialization:
+    """A row for a backbone from outside: ImageNet's mean and deviation, 224 px; settings change what does not suit it."""
+    return Initialization(
+        name=loaded.short,
+        paper_row="",
+        architecture=(inspect.getdoc(loaded.target) or "from outside").split("\n")[0],
+        timm_id=None,
+        activation="its own",
+        feature_dim=0,
+        parameters=0,
+        normalization="imagenet",
+        licence="",
+        pooling="gem",
+        outside=loaded,
     )

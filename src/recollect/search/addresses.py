@@ -41,8 +41,8 @@ def open_store(address: str | Path, *, create: bool = False) -> Store:
         return _class(doors.load(SCHEMES[kind], "store")).open(text, create=create)
     if _is_reference(text):
         return _class(doors.load(kind, "store")).open(rest, create=create)
-    if sign and kind in doors.installed("store"):
-        return _class(doors.load_installed("store", kind)).open(rest, create=create)
+    if sign and (added := doors.outside("store", kind)) is not None:
+        return _class(added).open(rest, create=create)
     if sign:  # without the rest, which may hold a password
         known = [*SCHEMES, *doors.installed("store")]
         raise ConfigError(

@@ -190,7 +190,7 @@ def _do(task: Task, threads: int) -> str | None:
         else:
             _measure_untrained(task)
     except RecollectError as error:
-        from recollect.training.trainer import TrainingStoppedError
+        from recollect.training.callbacks import TrainingStoppedError
 
         if isinstance(error, TrainingStoppedError):
             if not has_diverged(error):

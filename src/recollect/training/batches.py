@@ -16,15 +16,8 @@ from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError
 from recollect.config.schema import Config
-from recollect.data import (
-    ClassBalancedSampler,
-    ImageSet,
-    Pipeline,
-    glyph_transform,
-    test_transform,
-    train_transform,
-    whole_transform,
-)
+from recollect.data import ClassBalancedSampler, ImageSet, Pipeline
+from recollect.data.augmentation import make_augmentation
 from recollect.data.image_set import Indices
 from recollect.data.transforms.longer_side import LongerSide
 from recollect.inference.features import first_feature, part_rows, seconds_of_rows
@@ -252,13 +245,13 @@ def make_feed(
             partial(seconds_of_rows, embedder, frozen, images, upto, workers=workers),
             images.labels,
         )
-    transform = test_transform(embedder.preprocessing)
-    if training and data.augmentation == "crop":
-        transform = train_transform(embedder.preprocessing, scale=data.crop_scale, flip=data.flip)
-    elif training and data.augmentation == "glyph":
-        transform = glyph_transform(embedder.preprocessing)
-    elif training and data.augmentation == "whole":
-        transform = whole_transform(embedder.preprocessing, flip=data.flip)
+    transform = make_augmentation(
+        data.augmentation if training else "none",
+        embedder.preprocessing,
+        scale=data.crop_scale,
+        flip=data.flip,
+        options=data.augmentation_options,
+    )
     if transform.size is None and not embedder.takes_any_size:
         raise ConfigError(
             f"{config.model.init} takes images of one size only: set model.resize and data.augmentation=crop."

@@ -33,9 +33,11 @@ from recollect.step.large_batch import check_trainable_in_chunks, find_chunk
 from recollect.step.team import Team
 from recollect.training.batches import Feed, Sampler, make_feed, make_sampler
 from recollect.training.checkpoint import Trained
+from recollect.training.given import Given
 from recollect.training.optimizer import make_optimizer
 from recollect.training.validation import Watched
 
+NOTHING = Given()
 _PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -117,6 +119,8 @@ class Training:
     batches: Batches
     watched: Sequence[Watched]
     trained: Trained
+    given_loss: nn.Module | None = None
+    """The loss, if it was handed over and not made."""
 
     @property
     def feeds(self) -> list[Feed]:
@@ -135,7 +139,7 @@ class Training:
 
 
 @contextmanager
-def built(config: Config | None) -> Iterator[Training]:
+def built(config: Config | None, given: Given = NOTHING) -> Iterator[Training]:
     """``build`` on the device and among the processes that ``config`` and ``torchrun`` ask for; closed at the end."""
     if config is None:
         raise ConfigError("there is no configuration.")
@@ -149,7 +153,7 @@ def built(config: Config | None) -> Iterator[Training]:
     if device.type == "cuda" and team.size > 1:
         device = torch.device("cuda", torch.cuda.current_device())
     try:
-        training = build(config, device, team)
+        training = build(config, device, team, given)
         try:
             yield training
         finally:
@@ -158,19 +162,25 @@ def built(config: Config | None) -> Iterator[Training]:
         teams.stop()
 
 
-def build(config: Config, device: torch.device, team: Team) -> Training:
+def build(config: Config, device: torch.device, team: Team, given: Given = NOTHING) -> Training:
     """Build everything; after this call nothing about the training is open.
+
+    Args:
+        config: what to make. device, team: where.
+        given: what need not be made.
 
     Raises:
         ConfigError: settings that cannot be on this machine or with these images.
     """
-    sets = load_sets(config)
-    config, choices = settle(config, sets.train, device, is_pretrained(config.model))
+    sets = load_sets(config, given)
+    pretrained = is_pretrained(config.model) if given.model is None else given.pretrained
+    config, choices = settle(config, sets.train, device, pretrained)
     machine = Machine(device, _prepare_torch(config, device), team)
-    network = make_network(config, device)
+    network = make_network(config, device, given.model)
     check_trainable_in_chunks(network.trained)
     network.trained.train()
-    loss = make_loss(config, len(sets.train.class_names), network.embedder.dim).to(device)
+    made = make_loss(config, len(sets.train.class_names), network.embedder.dim) if given.loss is None else given.loss
+    loss = _seeded(made, config.run.seed).to(device)
     batches = _batches(config, sets.train, network, machine)
     watched = [
         watch(config, network, team, name, images, benchmark)
@@ -187,21 +197,23 @@ def build(config: Config, device: torch.device, team: Team) -> Training:
     )
     # From here on processes draw different numbers (dropout), having built the same network.
     torch.manual_seed(config.run.seed + 7919 * (team.rank + 1))
-    return Training(config, choices, machine, sets, network, batches, watched, trained)
+    return Training(config, choices, machine, sets, network, batches, watched, trained, given.loss)
 
 
-def load_sets(config: Config) -> Sets:
+def load_sets(config: Config, given: Given = NOTHING) -> Sets:
     """The image sets that ``config`` names; validation classes, if any, are taken out of the training classes."""
     data = config.data
     set_max_pixels(data.max_pixels)
-    train = _load(data, data.train_split)
-    validation = benchmark = None
-    if data.validation == SFM_NAME:
+    train = given.train_set or _load(data, data.train_split)
+    validation, benchmark = given.validation_set, None
+    if validation is not None:
+        pass
+    elif data.validation == SFM_NAME:
         benchmark = load_revisited(SFM_NAME, data.validation_root or data.root or ".")
         validation = benchmark.database
     elif data.validation != "none":
         train, validation = class_disjoint_split(train, data.validation, config.run.seed)
-    test = _load(data, data.test_split) if config.run.watch_test else None
+    test = given.test_set or (_load(data, data.test_split) if config.run.watch_test else None)
     return Sets(train, validation, test, benchmark)
 
 
@@ -220,9 +232,10 @@ def _prepare_torch(config: Config, device: torch.device) -> torch.dtype | None:
     return _PRECISIONS[config.run.precision]
 
 
-def make_network(config: Config, device: torch.device) -> Network:
-    """The embedder on its device, cut where ``model.freeze`` says."""
-    embedder = make_embedder(config.model, config.run.seed).to(device)
+def make_network(config: Config, device: torch.device, model: nn.Module | None = None) -> Network:
+    """The embedder on its device, cut where ``model.freeze`` says; ``model``: the embedder, or its backbone."""
+    made = model if isinstance(model, Embedder) else make_embedder(config.model, config.run.seed, model)
+    embedder = made.to(device)
     upto = config.model.freeze
     if upto == "none":
         return Network(embedder, embedder)
@@ -232,7 +245,7 @@ def make_network(config: Config, device: torch.device) -> Network:
 
 
 def make_loss(config: Config, num_classes: int, dim: int) -> nn.Module:
-    """The loss, told the number of classes and the embedding's length if it asks; its random draws seeded.
+    """The loss, told the number of classes and the embedding's length if it asks; its parameters seeded.
 
     With ``loss.dims`` there is one for each length, so that none shares another's parameters or memory.
     """
@@ -255,10 +268,14 @@ def _one_loss(config: Config, num_classes: int, dim: int) -> nn.Module:
         if name in asked and name not in options:
             options[name] = value
     torch.manual_seed(config.run.seed + 1)
-    loss = create(config.loss.name, **options)
-    if hasattr(loss, "generator"):
-        # Its own, so that SiMix draws the same on every process and whatever the network draws.
-        loss.generator = torch.Generator().manual_seed(config.run.seed)  # type: ignore[assignment]
+    return create(config.loss.name, **options)
+
+
+def _seeded(loss: nn.Module, seed: int) -> nn.Module:
+    """The loss with generators of its own: SiMix draws the same on every process, whatever the network draws."""
+    for part in loss.modules():
+        if hasattr(part, "generator"):
+            part.generator = torch.Generator().manual_seed(seed)  # type: ignore[assignment]
     return loss
 
 

@@ -18,7 +18,6 @@ from recollect.common.words import in_digits, in_words
 from recollect.config.automatic import Choice
 from recollect.config.schema import Config
 from recollect.losses.engine.simix import MAX_PAIRS
-from recollect.models.zoo import find
 from recollect.step.randomness import random_state, set_random_state
 from recollect.training.batches import PixelFeed
 from recollect.training.build import Training
@@ -254,10 +253,10 @@ def _estimate(training: Training) -> Plan:
 
 def _network(training: Training) -> NetworkFigures:
     config, parameters = training.config.model, list(training.network.embedder.parameters())
-    row = find(config.init)
+    expected = training.network.embedder.preprocessing
     return NetworkFigures(
         init=config.init,
-        image_size=config.image_size or (row.size if row.resize is not None else None),
+        image_size=config.image_size or (expected.size if expected.resize is not None else None),
         parameters=sum(parameter.numel() for parameter in parameters),
         trained_parameters=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         frozen=config.freeze,
@@ -312,7 +311,7 @@ def _time(training: Training, network: NetworkFigures, probe: NetworkProbe, shar
     labels = sets.train.labels if config.batch.size == "all" else np.repeat(np.arange(batches.size // each), each)
     compute = probe.step(mine, batches.chunk) * share
     # Processes share the loss where it can be shared; one that cannot takes as long everywhere.
-    compute += probe_loss(config, labels, len(sets.train.class_names), dim, device) / processes
+    compute += probe_loss(config, labels, len(sets.train.class_names), dim, device, training.given_loss) / processes
     compute += probe_optimizer(config, network.trained_parameters, device)
     reading = probe_reading(batches.feed) * mine
     step = both_at_once(compute, reading, device)

@@ -1,4 +1,4 @@
-"""Where a training's figures go: ``metrics.jsonl`` always, the progress line, ``train.log``, TensorBoard on request."""
+"""Where a training's figures always go: ``metrics.jsonl``, the progress line, ``train.log``. Others: ``loggers.py``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from recollect.common.console import PROGRESS, ProgressLine
-from recollect.common.imports import require
 from recollect.training.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -30,10 +29,9 @@ class Log:
     Args:
         folder: the run; None on all processes but the first, which then keep quiet.
         line: the progress line.
-        tensorboard: also write event files into the run.
     """
 
-    def __init__(self, folder: RunFolder | None, line: ProgressLine, tensorboard: bool = False) -> None:
+    def __init__(self, folder: RunFolder | None, line: ProgressLine) -> None:
         self.folder, self.line = folder, line
         self.latest: dict[str, dict[str, float]] = {}
         self._watched = ""
@@ -41,10 +39,6 @@ class Log:
             if record["kind"] == "evaluation":
                 values = {key: value for key, value in record.items() if key not in ("kind", "step", "split")}
                 self.latest[record["split"]] = values
-        self._writer: Any = None
-        if tensorboard and folder is not None:
-            module = require("torch.utils.tensorboard", "tensorboard", "run.tensorboard")
-            self._writer = module.SummaryWriter(str(folder.path / "tensorboard"))
 
     def step(self, **record: Any) -> None:
         """One optimizer step."""
@@ -65,26 +59,18 @@ class Log:
         first = next(iter(metrics))
         self._watched = f" {name} {first} {100 * metrics[first]:.1f}"
         if self.folder is not None:
-            figures = "  ".join(f"{key} {100 * value:.1f}" for key, value in metrics.items())
+            # A metric of one's own need not be a share.
+            figures = "  ".join(
+                f"{key} {100 * v:.1f}" if abs(v) <= 1 else f"{key} ({v:.4g})" for key, v in metrics.items()
+            )
             line = f"{name:<10} after step {step:,}, in %: {figures}"
             logger.info(line, extra=PROGRESS)
             self.folder.append_log(line)
         self._write({"kind": "evaluation", "step": step, "split": name, **metrics})
 
-    def close(self) -> None:
-        """Finish the event files."""
-        if self._writer is not None:
-            self._writer.close()
-
     def _write(self, record: Mapping[str, Any]) -> None:
-        if self.folder is None:
-            return
-        self.folder.append_metrics(record)
-        if self._writer is not None:
-            prefix = record.get("split", "train")
-            for key, value in record.items():
-                if isinstance(value, int | float) and key != "step":
-                    self._writer.add_scalar(f"{prefix}/{key}", value, record["step"])
+        if self.folder is not None:
+            self.folder.append_metrics(record)
 
 
 def peak_memory_mb(device: torch.device) -> int | None:

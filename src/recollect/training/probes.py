@@ -6,6 +6,7 @@ Times are medians of what the clock says, so that a busy machine is taken as it 
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -107,8 +108,17 @@ def probe_reading(feed: Feed) -> float:
     return seconds_of(lambda: feed.some(count, next(numbers))) / count
 
 
-def probe_loss(config: Config, labels: Indices, num_classes: int, dim: int, device: torch.device) -> float:
+def probe_loss(
+    config: Config,
+    labels: Indices,
+    num_classes: int,
+    dim: int,
+    device: torch.device,
+    given: nn.Module | None = None,
+) -> float:
     """Seconds of the loss and its gradient for a batch with these labels, from one of fewer classes if it is large.
+
+    ``given``: a loss that was handed over; it is copied, since what it remembers is the training's.
 
     Each query is compared with everything for each of its positives: N · Σ n² for classes of n images.
     """
@@ -117,7 +127,7 @@ def probe_loss(config: Config, labels: Indices, num_classes: int, dim: int, devi
     kept = classes[::share]
     some = labels[np.isin(labels, kept)]
     scale = len(labels) * float((sizes**2).sum()) / (len(some) * float((sizes[::share] ** 2).sum()))
-    loss = make_loss(config, num_classes, dim).to(device)
+    loss = (make_loss(config, num_classes, dim) if given is None else copy.deepcopy(given)).to(device)
     names = torch.from_numpy(some).to(device)
     centres = functional.normalize(torch.randn(int(some.max()) + 1, dim, device=device), dim=1)
     noise = functional.normalize(torch.randn(len(some), dim, device=device), dim=1)

@@ -38,6 +38,7 @@ from recollect.common.processor import VARIABLE, processor_name
 from recollect.common.reading import read_json, read_json_lines
 from recollect.common.words import printable
 from recollect.config.overrides import as_mapping
+from recollect.config.references import anchored_names
 from recollect.config.schema import Config
 from recollect.inference.run_files import END, TO_END, RunFiles, absolute_roots
 from recollect.inference.trained_on import FILE as TRAINED_ON
@@ -142,8 +143,8 @@ class RunFolder(RunFiles):
                 path.unlink(missing_ok=True)
 
     def write_config(self, config: Config) -> None:
-        """Write the resolved configuration, its images by absolute paths."""
-        config = replace(config, data=absolute_roots(config.data))
+        """Write the resolved configuration, its images and references by absolute paths."""
+        config = anchored_names(replace(config, data=absolute_roots(config.data)))
         text = yaml.safe_dump(as_mapping(config), sort_keys=False, allow_unicode=True, width=120)
         head = f"# Written by recollect {__version__}: every setting of this run{TO_END}"
         write_text(self.config_file, f"{head}\n{text}{END}\n")

@@ -2,7 +2,8 @@
 
 What each line does lives in a file of its own: everything made from the settings (``build.py``), the plan
 (``estimate.py``), the step (``recollect/step``), learning rates (``optimizer.py``), evaluation (``validation.py``),
-state (``checkpoint.py``), files (``run_folder.py``, ``logs.py``), interruptions (``signals.py``).
+state (``checkpoint.py``), files (``run_folder.py``, ``logs.py``), interruptions (``signals.py``), who is told
+(``callbacks.py``, ``loggers.py``), objects in the place of names (``given.py``).
 """
 
 from __future__ import annotations
@@ -11,50 +12,45 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
+from recollect.common import doors
 from recollect.common.console import ProgressLine
-from recollect.common.errors import ConfigError, RecollectError
-from recollect.common.locks import try_lock
-from recollect.common.refusals import StorageError
+from recollect.common.errors import ConfigError
 from recollect.common.threads import limited_threads
+from recollect.config.overrides import as_mapping
 from recollect.config.schema import Config
-from recollect.data import shard
+from recollect.data import ImageSet, shard
 from recollect.data.image_set import Indices
 from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.run_files import read_checkpoint, relative_roots
 from recollect.inference.trained_on import refuse_other_training_images, trained_on
 from recollect.step.chunking import is_out_of_memory
 from recollect.step.large_batch import StepInfo, large_batch_step
-from recollect.step.team import Team, losing_no_process
+from recollect.step.team import losing_no_process
 from recollect.training.batches import Fed
 from recollect.training.build import Training, built
+from recollect.training.callbacks import Callback, TrainingStoppedError
 from recollect.training.checkpoint import Progress, load_checkpoint, save_best, save_checkpoint
 from recollect.training.estimate import Plan, estimate
+from recollect.training.given import Given, chosen_config
+from recollect.training.loggers import make_loggers, numbers
 from recollect.training.logs import Log, peak_memory_mb
 from recollect.training.optimizer import Position, clip_gradients, set_learning_rates
+from recollect.training.resuming import alone, note_resumption, resumable, resume_command
 from recollect.training.run_folder import RunFolder, circumstances, now
 from recollect.training.signals import StopRequest, stop_on_signals
-from recollect.training.validation import measure, merit
+from recollect.training.validation import column_of, measure, merit
 from recollect.training.whitened_start import whiten_last_layer, whitening_images
 
 logger = logging.getLogger(__name__)
-OnValidation = Callable[[int, dict[str, float]], None]
-"""Receives the step and the metrics, as fractions."""
-
-
-class TrainingStoppedError(RecollectError):
-    """A run that ended early: by a loss or gradient that is no number, or a wish to stop. ``exit_code`` is the process's."""
-
-    def __init__(self, message: str, exit_code: int = 1) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 @dataclass(frozen=True)
@@ -62,6 +58,7 @@ class Outcome:
     """What came of a training."""
 
     folder: Path
+    """The run; ``recollect.load(outcome.folder)`` opens its embedder."""
     steps: int
     seconds: float
     chosen_step: int
@@ -71,35 +68,84 @@ class Outcome:
 
 
 def train(
-    config: Config | None = None,
+    config: Config | str | Path | None = None,
     out: Path | str | None = None,
     *,
+    settings: Mapping[str, Any] | Iterable[str] = (),
+    loss: nn.Module | str | None = None,
+    train_set: ImageSet | None = None,
+    validation_set: ImageSet | None = None,
+    test_set: ImageSet | None = None,
+    model: nn.Module | str | None = None,
+    callbacks: Sequence[Callback] = (),
     resume: Path | str | None = None,
-    on_validation: OnValidation | None = None,
+    trust: bool = False,
 ) -> Outcome:
-    """Train, from the start or from where a run was left.
+    """Train an embedder, from the start or from where a run was left.
 
     Args:
-        config: what to do (see ``recipes.resolve``); not with ``resume``.
+        config: a recipe's name, a YAML file, or a configuration (see ``recollect.resolve``); not with ``resume``. With
+            ``train_set`` it may be left out: the settings are then those for a folder of photos.
         out: the run folder to make; by default a new one in ``runs``.
-        resume: a run folder to go on with. The result is that of the uninterrupted run, to the bit on a CPU.
-        on_validation: called after each evaluation of the validation classes. What it raises ends the run, which can
-            be resumed from its last checkpoint.
+        settings: changes to it, ``{"batch.size": 392}`` or ``["batch.size=392"]``.
+        loss: a loss of ``recollect losses``, a reference such as ``"my.py:MyLoss"``, or an ``nn.Module`` that is called as
+            ``loss(embeddings, labels)``.
+        train_set: images to train on, instead of those that ``config`` names.
+        validation_set: images that pick the weights to keep. test_set: images that are measured and pick nothing.
+        model: an initialisation, a reference such as ``"my.py:backbone"``, an ``Embedder``, or a backbone (an ``nn.Module``
+            from B×3×H×W to B×C×H×W or B×C). Modules are trained in place.
+        callbacks: told of every step and evaluation. What they raise ends the run, which can be resumed from its last
+            checkpoint.
+        resume: a run folder to go on with. The result is that of the uninterrupted run, to the bit on a CPU. Objects that
+            the run was begun with are handed over again.
+        trust: run the code that the run to be resumed names (references).
+
+    Returns:
+        The run folder, what was measured, and which step's weights were kept.
 
     Raises:
         ConfigError: settings that cannot be, or a run folder that is in use.
-        TrainingStoppedError: stopped by a signal (after writing a checkpoint) or by a loss that is no number.
+        TrainingStoppedError: stopped by a signal (after writing a checkpoint) or by a loss that is not a number.
+
+    Example:
+        A whole training takes minutes, so this one is only begun::
+
+            outcome = recollect.train("glyphs", settings={"run.steps": 200, "run.epochs": None})
+            embedder = recollect.load(outcome.folder)
     """
     run = None if resume is None else RunFolder.open(resume)
     if run is not None and (finished := run.read_manifest().get("outcome")):
         logger.info(f"{run.path} is finished; nothing is left to do.")
         known = {"steps": 0, "seconds": 0.0, "chosen_step": 0, "metrics": {}} | finished
         return Outcome(run.path, **{name: known[name] for name in ("steps", "seconds", "chosen_step", "metrics")})
-    if (config is None) == (run is None):
-        raise ConfigError("give either a configuration or a run to resume.")
+    objects = Given(
+        None if isinstance(loss, str) else loss,
+        train_set,
+        validation_set,
+        test_set,
+        None if isinstance(model, str) else model,
+    )
+    names = {"loss.name": loss, "model.init": model}
+    named = {key: name for key, name in names.items() if isinstance(name, str)}
+    with doors.recording() as outside:
+        with doors.trusting(trust):
+            chosen = objects.named(chosen_config(config, settings, named, run, train_set is not None))
+        loggers = make_loggers(chosen.run, logger.warning)
+        return _train(chosen, objects, run, out, [*callbacks], loggers, outside)
+
+
+def _train(
+    config: Config,
+    objects: Given,
+    run: RunFolder | None,
+    out: Path | str | None,
+    callbacks: list[Callback],
+    loggers: list[Callback],
+    outside: list[doors.Loaded],
+) -> Outcome:
     advice = "Start all of them again with the same command."
     with (
-        built(run.read_config() if config is None and run is not None else config) as training,
+        built(config, objects) as training,
         losing_no_process(training.machine.team, lambda: advice),
     ):
         team, figures = training.machine.team, estimate(training)
@@ -110,14 +156,17 @@ def train(
             refuse_other_training_images(run.path, training.sets.train)  # on every process: all of them end
         begun = time.monotonic()
         training.prepare()
-        folder = _place(training, figures, run, out, time.monotonic() - begun)
-        advice = f"Go on from the last checkpoint: start all of them again with --resume {folder.path}."
-        with _alone(folder, team), stop_on_signals() as stop, _resumable(folder):
+        if training.watched:
+            column_of(training.config.run.select)  # a metric from outside is recorded before the run begins
+        folder = _place(training, figures, run, out, outside, time.monotonic() - begun)
+        how = resume_command(folder.path, outside)
+        advice = f"Go on from the last checkpoint, all of them again: {how}."
+        with alone(folder, team), stop_on_signals() as stop, resumable(how):
+            trainer = Trainer(training, folder, stop, [*callbacks, *(loggers if team.rank == 0 else [])], how)
             if team.rank == 0:
-                if run is not None:
-                    folder.update_manifest(resumed=[*folder.read_manifest().get("resumed", []), now()])
                 folder.append_log(*lines)
-            trainer = Trainer(training, folder, stop, on_validation)
+                if run is not None:
+                    note_resumption(folder, outside)
             trainer.remark(f"run        {folder.path}")
             return trainer.run()
 
@@ -130,13 +179,20 @@ def plan(config: Config) -> tuple[Plan, list[str]]:
 
 
 def _place(
-    training: Training, figures: Plan, run: RunFolder | None, out: Path | str | None, prepared: float
+    training: Training,
+    figures: Plan,
+    run: RunFolder | None,
+    out: Path | str | None,
+    outside: Sequence[doors.Loaded],
+    prepared: float,
 ) -> RunFolder:
     """The folder of ``run``, or of a new one, made with its configuration. Every process calls it."""
     team, sets = training.machine.team, training.sets
     if team.rank == 0 and run is None:
         run = RunFolder.create(out, training.config.name)
         beginning = _beginning(training, figures, run.path) | {"preparation_seconds": round(prepared, 1)}
+        if outside:
+            beginning["outside"] = [loaded.as_dict() for loaded in outside]
         run.begin(training.config, beginning, trained_on(sets.train, sets.validation))
     return RunFolder(Path(team.from_first(None if run is None else str(run.path))))
 
@@ -158,32 +214,6 @@ def _beginning(training: Training, figures: Plan, run: Path) -> dict[str, Any]:
     }
 
 
-@contextlib.contextmanager
-def _alone(folder: RunFolder, team: Team) -> Iterator[None]:
-    """Two processes that write the same run would spoil it: the second is refused."""
-    lock = try_lock(folder.lock) if team.rank == 0 else None
-    free = team.from_first(lock is not None or team.rank != 0)
-    if not free:
-        raise ConfigError(f"{folder.path} is being trained by another process: wait for it, or stop it first.")
-    try:
-        yield
-    finally:
-        if lock is not None:
-            lock.close()  # the file stays: were it removed, one process could lock the old file and one a new one
-
-
-@contextlib.contextmanager
-def _resumable(folder: RunFolder) -> Iterator[None]:
-    """A full disk ends a run, but loses nothing of it."""
-    try:
-        yield
-    except StorageError as error:
-        advice = (
-            f"The run is safe up to its last checkpoint and goes on from there: recollect train --resume {folder.path}"
-        )
-        raise error.with_advice(advice) from error
-
-
 class Trainer:
     """The loop over what ``build`` made; use ``train``."""
 
@@ -192,9 +222,12 @@ class Trainer:
         training: Training,
         folder: RunFolder,
         stop: StopRequest,
-        on_validation: OnValidation | None = None,
+        callbacks: Sequence[Callback] = (),
+        how_to_resume: str = "",
     ) -> None:
-        self.training, self.folder, self.stop, self.on_validation = training, folder, stop, on_validation
+        self.training, self.folder, self.stop, self.callbacks = training, folder, stop, callbacks
+        self.how_to_resume = how_to_resume or resume_command(folder.path)
+        self.outcome: Outcome | None = None
         self.config, self.machine, self.team = training.config, training.machine, training.machine.team
         self.chunk, self.progress, self.first = training.batches.chunk, Progress(), self.team.rank == 0
 
@@ -218,7 +251,8 @@ class Trainer:
                     self._evaluate()
                 self._save_if_due()
                 self.tick = time.perf_counter()
-            return self._finish()
+            self.outcome = self._finish()
+            return self.outcome
 
     def _restore(self) -> None:
         resumed = self.folder.last.exists()
@@ -244,11 +278,14 @@ class Trainer:
         quiet = None if self.first else True
         done, steps = self.progress.step, self.training.batches.steps
         with ProgressLine("training", steps, "steps", quiet, done=done) as line:
-            self.log = Log(self.folder if self.first else None, line, self.config.run.tensorboard)
+            self.log = Log(self.folder if self.first else None, line)
+            for callback in self.callbacks:
+                callback.on_start(self.folder.path, as_mapping(self.config), done)
             try:
                 yield
             finally:
-                self.log.close()
+                for callback in self.callbacks:
+                    callback.on_end(self.outcome)
 
     # One step ---------------------------------------------------------------------------------------------------------
 
@@ -291,19 +328,23 @@ class Trainer:
         self.progress.step += 1
         self.progress.batch += 1
         self.progress.seconds = time.monotonic() - self.started_at
-        self.log.step(
-            step=self.progress.step,
-            epoch=round(self.progress.epoch + self.progress.batch / self.batches_in_epoch, 4),
-            loss=loss,
-            lr_factor=factor,
-            lr=trained.optimizer.param_groups[0]["lr"],
-            gradient_norm=norm if math.isfinite(norm) else None,
-            images_per_second=round(len(batch.labels) * self.team.size / (time.perf_counter() - self.tick), 1),
-            seconds=round(self.progress.seconds, 3),
-            memory_mb=peak_memory_mb(self.machine.device),
-            skipped=info.skipped,
-            light=round(info.light_share(0.01), 4),
-        )
+        record: dict[str, Any] = {
+            "step": self.progress.step,
+            "epoch": round(self.progress.epoch + self.progress.batch / self.batches_in_epoch, 4),
+            "loss": loss,
+            "lr_factor": factor,
+            "lr": trained.optimizer.param_groups[0]["lr"],
+            "gradient_norm": norm if math.isfinite(norm) else None,
+            "images_per_second": round(len(batch.labels) * self.team.size / (time.perf_counter() - self.tick), 1),
+            "seconds": round(self.progress.seconds, 3),
+            "memory_mb": peak_memory_mb(self.machine.device),
+            "skipped": info.skipped,
+            "light": round(info.light_share(0.01), 4),
+        }
+        self.log.step(**record)
+        values = numbers({key: value for key, value in record.items() if key != "step"})
+        for callback in self.callbacks:
+            callback.on_step(self.progress.step, values)
 
     def _loss_and_gradient(self, batch: Fed, info: StepInfo) -> float:
         trained = self.training.trained
@@ -376,17 +417,17 @@ class Trainer:
     def _evaluate(self) -> None:
         network, machine = self.training.network.trained, self.machine
         for watched in self.training.watched:
-            metrics = measure(network, watched, self.team, machine.device, machine.dtype)
+            metrics = measure(network, watched, self.team, machine.device, machine.dtype, self.config.run.select)
             self.log.evaluation(watched.name, self.progress.step, metrics)
             if watched.name == "val":
                 self._keep_if_best(metrics)
-                if self.on_validation is not None:
-                    self.on_validation(self.progress.step, metrics)
+            for callback in self.callbacks:
+                callback.on_evaluation(watched.name, self.progress.step, dict(metrics))
 
     def _keep_if_best(self, metrics: dict[str, float]) -> None:
         value, tie, step = merit(metrics, self.config.run.select, self.progress.step)
         best = self.progress.best
-        if (value, tie, step) > (best.get("value", -1.0), best.get("tie", 0.0), best.get("step", -1)):
+        if (value, tie, step) > (best.get("value", -math.inf), best.get("tie", 0.0), best.get("step", -1)):
             self.progress.best = {"step": step, "value": value, "tie": tie}
             if self.first:
                 save_best(self.folder.best(step), self.training.network.embedder, step, value)
@@ -404,8 +445,7 @@ class Trainer:
             self._save()
         if signal is not None:
             raise TrainingStoppedError(
-                f"asked to stop: saved after step {self.progress.step:,}. Go on with: recollect train --resume "
-                f"{self.folder.path}",
+                f"asked to stop: saved after step {self.progress.step:,}. Go on with: {self.how_to_resume}",
                 128 + signal,
             )
 
@@ -434,7 +474,7 @@ class Trainer:
         if self.first:
             embedder.save(self.folder.model, overwrite=True)
             set_name = SFM_NAME if self.training.sets.benchmark is not None else "the validation classes"
-            by = f"{self.config.run.select} of {set_name}" if best else "being the last"
+            by = f"{column_of(self.config.run.select)} of {set_name}" if best else "being the last"
             known: dict[str, Any] = {**vars(outcome), "chosen_by": by}
             self.folder.update_manifest(finished=now(), outcome={k: v for k, v in known.items() if k != "folder"})
             self.folder.forget_best_but(best.get("step"))

@@ -13,11 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recollect.common import doors
 from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError
 from recollect.data import ImageSet, RevisitedBenchmark
+from recollect.evaluation.metrics import Metric, find_metric
 from recollect.inference.evaluating import measure_benchmark, measure_labelled
 from recollect.inference.features import run_network
+from recollect.inference.test_sets import EVERY_K
 from recollect.step.team import Team
 from recollect.training.batches import Feed
 
@@ -55,9 +58,14 @@ def embed(
 
 
 def measure(
-    network: nn.Module, watched: Watched, team: Team, device: torch.device, dtype: torch.dtype | None = None
+    network: nn.Module,
+    watched: Watched,
+    team: Team,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    select: str = "r@1",
 ) -> dict[str, float]:
-    """Metrics of a set as fractions, the same on every process."""
+    """Metrics of a set, r@k and mAP as fractions, the same on every process; ``select`` is among them if it can be."""
     whole = team.gather(*embed(network, watched, device, dtype, quiet=None if team.rank == 0 else True))
     shared = team.size > 1
     if watched.benchmark is not None:
@@ -65,15 +73,30 @@ def measure(
         database[whole.labels] = whole.embeddings  # images of equal size were embedded together
         return measure_benchmark(database, watched.benchmark, distributed=shared)
     labels = torch.from_numpy(watched.images.labels).to(device)[whole.labels]
-    return measure_labelled(whole.embeddings, labels, distributed=shared)
+    own = own_metric(select)
+    return measure_labelled(whole.embeddings, labels, more=[] if own is None else [own], distributed=shared)
 
 
 def merit(metrics: Mapping[str, float], select: str, step: int) -> tuple[float, float, int]:
     """What an evaluation is compared by: the metric that selects; among equals mAP@R, then the later step.
 
-    r@1 of a few hundred queries has few values, and without a rule the least trained of equal weights would be kept.
+    r@1 of a few hundred queries has few values, and without a rule the least trained of equal weights would be kept. Of a
+    metric of one's own where less is better, less is more here.
     """
-    return chosen_value(metrics, select), metrics.get("map@r", 0.0), step
+    own = own_metric(select)
+    sign = 1.0 if own is None or own.higher_is_better else -1.0
+    return sign * chosen_value(metrics, column_of(select)), metrics.get("map@r", 0.0), step
+
+
+def own_metric(select: str) -> Metric | None:
+    """The metric from outside that ``run.select`` names; None for those that are measured anyway."""
+    return find_metric(select) if doors.knows("metric", select) else None
+
+
+def column_of(select: str) -> str:
+    """What the values of ``run.select`` are called among the metrics: of a metric at several k, those at the first."""
+    own = own_metric(select)
+    return select if own is None else next(iter(own.columns(EVERY_K)))
 
 
 def chosen_value(metrics: Mapping[str, float], name: str) -> float:

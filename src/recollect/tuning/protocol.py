@@ -29,7 +29,7 @@ from recollect.tuning.space import Parameter, Space, as_settings, corners, defau
 
 LOCAL = (
     "data.root", "data.workers", "data.cache", "data.prefetch_mb", "model.weights", "model.download", "batch.chunk",
-    "run.device", "run.tensorboard", "run.checkpoint_minutes", "run.checkpoint_steps",
+    "run.device", "run.tensorboard", "run.loggers", "run.logger_options", "run.checkpoint_minutes", "run.checkpoint_steps",
 )  # fmt: skip
 """Settings that may differ between machines that share a study: they say where and how fast, not what. Which weights a
 network starts from is in a study's identity by their content."""
@@ -187,12 +187,10 @@ def _validated_by_classes(config: Config) -> tuple[Config, list[str]]:
 
 def _weights(config: Config) -> str:
     """What the network starts from, wherever it lies on this machine."""
-    model = config.model
-    return (
-        sha256(obtain_weights(find(model.init), model.weights, download=model.download))
-        if is_pretrained(model)
-        else "none"
-    )
+    model, row = config.model, find(config.model.init)
+    if row.outside is not None:
+        return f"{row.name} {row.outside.sha256}"
+    return sha256(obtain_weights(row, model.weights, download=model.download)) if is_pretrained(model) else "none"
 
 
 def _longest(epochs: Parameter) -> int:

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recollect.common import doors
 from recollect.common.console import only_warnings
 from recollect.common.errors import ConfigError
 from recollect.config.overrides import as_mapping
+from recollect.config.references import anchored_names
 from recollect.config.schema import Config
+from recollect.training.callbacks import Callback, TrainingStoppedError
 from recollect.training.run_folder import RunFolder, now
-from recollect.training.trainer import OnValidation, Outcome, TrainingStoppedError, train
+from recollect.training.trainer import Outcome, train
 from recollect.training.validation import merit
 
 
@@ -55,25 +58,30 @@ class Validated:
         }
 
 
-def run(path: Path, config: Config, on_validation: OnValidation | None = None) -> Outcome:
+def run(path: Path, config: Config, callback: Callback | None = None) -> Outcome:
     """Train in ``path``, from the start or from where it was left. Its plan and remarks stand in its folder alone.
 
     Raises:
         ForeignRunError: the folder holds a run with other settings.
     """
-    folder = RunFolder(path)
+    folder, callbacks = RunFolder(path), [] if callback is None else [callback]
     if not folder.config_file.exists():
         with only_warnings("recollect.training"):
-            return train(config, path, on_validation=on_validation)
+            return train(config, path, callbacks=callbacks)
     _check_same(folder, config)
     with only_warnings("recollect.training"):
-        return train(resume=path, on_validation=on_validation)
+        return train(resume=path, callbacks=callbacks, trust=True)
 
 
 def _check_same(folder: RunFolder, config: Config) -> None:
     """Whether the run in the folder is this trial; machine and place may differ."""
-    one, other = as_mapping(folder.read_config()), as_mapping(config)
-    for part, name in (("optimizer", None), ("loss", None), ("run", "epochs"), ("run", "seed"), ("batch", "size")):
+    with doors.trusting():  # only compared, with what the user asks for
+        one = as_mapping(folder.read_config())
+    other = as_mapping(anchored_names(config))
+    # With the names of code first: what is gone on with runs nothing that the study does not name.
+    named = (("data", "name"), ("data", "augmentation"), ("model", "init"), ("run", "select"), ("run", "loggers"))
+    settings = (("optimizer", None), ("loss", None), ("run", "epochs"), ("run", "seed"), ("batch", "size"))
+    for part, name in (*named, *settings):
         there, here = (values[part] if name is None else values[part][name] for values in (one, other))
         if there != here:
             raise ForeignRunError(

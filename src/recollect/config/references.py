@@ -1,0 +1,45 @@
+"""The settings that may name code from outside, and what happens to those names on the way in and out of files.
+
+A relative path in a recipe is relative to the recipe's folder, everywhere else to the current folder. ``config.yaml`` of a
+run keeps absolute paths; what is read from it is sealed (``common/doors.py``): only ``--trust`` follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from recollect.common import doors
+from recollect.config.schema import Config
+
+
+def with_names(config: Config, change: Callable[[str], str]) -> Config:
+    """``config`` with ``change`` applied to every name that can be a reference, names among a loss's options included."""
+    return replace(
+        config,
+        data=replace(config.data, name=change(config.data.name), augmentation=change(config.data.augmentation)),
+        model=replace(config.model, init=change(config.model.init)),
+        loss=replace(config.loss, name=change(config.loss.name), options=doors.in_strings(config.loss.options, change)),
+        run=replace(
+            config.run,
+            select=change(config.run.select),
+            loggers=tuple(change(name) for name in config.run.loggers),
+            logger_options={change(name): options for name, options in config.run.logger_options.items()},
+        ),
+    )
+
+
+def anchored_names(config: Config) -> Config:
+    """``config`` with the files of references by absolute paths, as a run keeps them."""
+    return with_names(config, lambda name: doors.anchored(name, Path.cwd()))
+
+
+def sealed_names(config: Config) -> Config:
+    """``config`` as read from a run, which may be someone else's: its references are followed only with ``--trust``."""
+    return with_names(config, doors.sealed)
+
+
+def shown_names(config: Config) -> Config:
+    """``config`` without the marks of ``sealed_names``."""
+    return with_names(config, doors.plain)

@@ -1,0 +1,162 @@
+"""The three functions of the Python API that use a model: ``load``, ``embed``, ``evaluate_model``.
+
+They are ``recollect.load``, ``recollect.embed`` and ``recollect.evaluate_model``; each is a few lines on what the command
+line uses too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recollect.common.doors import trusting
+from recollect.data import ImageSet, list_images
+from recollect.evaluation import Evaluation
+from recollect.evaluation.metrics import METRICS, MetricLike
+from recollect.inference.evaluating import embed_test, evaluate_target
+from recollect.inference.opening import Opened, open_model
+from recollect.inference.test_sets import TestChoice, as_test_set, choose_test, load_test
+from recollect.models import Embedder
+
+logger = logging.getLogger(__name__)
+
+
+def load(
+    model: str | Path,
+    *,
+    weights: str | None = None,
+    download: bool = False,
+    device: str | torch.device | None = None,
+    backbone: str | nn.Module | None = None,
+    trust: bool = False,
+) -> Embedder:
+    """Open a model: a run, a saved embedder, or an initialisation by name.
+
+    Args:
+        model: the folder of a run (finished or not), the folder of a saved embedder, or a name of ``recollect models``.
+        weights: file or folder of an initialisation's weights. download: fetch them if they are not here.
+        device: where to; the CPU by default.
+        backbone: for a model whose backbone is from outside: the reference to it, or the module, untrained.
+        trust: run the code that the folder names as its backbone. Only for folders whose origin you know.
+
+    Returns:
+        The embedder, in evaluation mode.
+
+    Raises:
+        DataError: there is no such run or embedder. WeightsError: weights that are missing or damaged.
+        ConfigError: an unknown initialisation, or a backbone from outside that is neither given nor trusted.
+    """
+    with trusting(trust):
+        if backbone is not None:
+            return Embedder.load(model, device, backbone=backbone)
+        opened = open_model(model, weights=weights, download=download, device=device)
+    if opened.remark is not None:
+        logger.warning(opened.remark)
+    return opened.embedder
+
+
+def embed(
+    model: Embedder | str | Path,
+    images: str | Path | Iterable[Any] | ImageSet | Tensor,
+    *,
+    batch_size: int = 64,
+    device: str | torch.device | None = None,
+    on_bad_image: str = "error",
+    progress: bool = True,
+) -> Tensor:
+    """Vectors of images: N × dim float32 of length 1, row i for image i.
+
+    Args:
+        model: an embedder, or what ``recollect.load`` takes.
+        images: a folder, a file, or a sequence of files, bytes, PIL images or uint8 arrays; an ``ImageSet``; or a tensor
+            that is preprocessed already. Of a folder the rows are in the order of ``recollect.data.list_images``.
+        batch_size: images per batch.
+        device: where to compute; None computes where the embedder is.
+        on_bad_image: ``"error"`` raises the first unreadable file's error; ``"skip"`` makes its row not a number.
+        progress: show a progress line on a terminal.
+
+    Example:
+        >>> import numpy as np
+        >>> embed(Embedder.create("tiny"), [np.zeros((32, 32, 3), np.uint8)], progress=False).shape
+        torch.Size([1, 128])
+    """
+    embedder = model if isinstance(model, Embedder) else load(model)
+    if isinstance(images, str | Path):
+        images = list_images([images]).paths
+    return embedder.embed(
+        images,
+        batch_size=batch_size,
+        device=device,
+        on_bad_image=on_bad_image,  # type: ignore[arg-type]
+        progress=progress,
+    )
+
+
+def evaluate_model(
+    model: Embedder | str | Path,
+    data: ImageSet | str | Path | None = None,
+    *,
+    root: str | Path | None = None,
+    split: str | None = None,
+    ks: Sequence[int] | None = None,
+    metrics: Sequence[MetricLike] = (),
+    batch_size: int = 64,
+    device: str | None = None,
+    skip_bad: bool = False,
+    trust: bool = False,
+) -> Evaluation:
+    """Measure recall@k and more of a model on labelled images, everything against everything.
+
+    Args:
+        model: an embedder, or what ``recollect.load`` takes.
+        data: an ``ImageSet``, a data set by name or reference, or a folder of images; None for the run's own test images.
+        root: the folder that a data set lies in. split: which part of it; the test part by default.
+        ks: the k of r@k; by default those of the data set.
+        metrics: more to measure: functions of (ranks, positives), ``Metric`` objects, or references.
+        batch_size: images per batch while embedding. device: where to compute.
+        skip_bad: leave out images that cannot be read; they are named by a warning.
+        trust: run the code that a run or a saved embedder names (references).
+
+    Returns:
+        ``.metrics`` has the means as fractions, e.g. ``{"r@1": 0.81, …}``; ``.per_query`` the values of every query.
+
+    Raises:
+        ConfigError: nothing says which images, or they are a benchmark with ground truth (``recollect eval`` measures those).
+    """
+    with trusting(trust):
+        opened = _opened(model, device)
+        if isinstance(data, ImageSet):
+            test = as_test_set(TestChoice(data.name, data.root, data.split), data, opened.folder)
+        else:
+            choice = choose_test(
+                opened.run,
+                data=None if data is None else str(data),
+                root=None if root is None else Path(root),
+                split=split,
+            )
+            test = load_test(choice, opened.folder)
+        for note in [] if test.screened is None else test.screened.remarks():
+            logger.warning(note)
+        target = embed_test(opened, test, batch_size=batch_size, skip_bad=skip_bad)
+        for bad in target.source.get("skipped", []):
+            logger.warning(f"left out: {bad['reason']}")
+        more: dict[str, Any] = {"metrics": [*METRICS, *metrics]} if metrics else {}
+        result, _ = evaluate_target(target, ks, **more)
+    if not isinstance(result, Evaluation):
+        raise TypeError("labelled images are evaluated by the protocol all")
+    return result
+
+
+def _opened(model: Embedder | str | Path, device: str | None) -> Opened:
+    if not isinstance(model, Embedder):
+        opened = open_model(model, device=device)
+        if opened.remark is not None:
+            logger.warning(opened.remark)
+        return opened
+    embedder = model if device is None else model.to(device)
+    return Opened(embedder, embedder.config.init, "of the embedder", {"model": embedder.config.init})

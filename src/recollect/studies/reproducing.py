@@ -1,0 +1,70 @@
+"""``reproduce``: the paper's claims measured as a matrix of ordinary runs, then a page. Behind ``recollect reproduce``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from recollect.studies.benches import Budget
+from recollect.studies.claims_page import write_page
+from recollect.studies.claims_plan import choose_claims, describe, every_claim
+from recollect.studies.matrix import Matrix
+from recollect.studies.matrix_runs import run_matrix
+
+logger = logging.getLogger(__name__)
+
+
+def reproduce(
+    claim: str = "all",
+    *,
+    budget: Budget = "small",
+    data: Path | None = None,
+    benches: Sequence[str] | None = None,
+    out: Path | str = "runs/reproduce",
+    page: Path | None = None,
+    seeds: int = 3,
+    jobs: int | None = None,
+    minutes: float | None = None,
+) -> Path:
+    """Measure claims of the paper: a matrix of ordinary runs, done once and resumable; then a page beside the paper's.
+
+    Args:
+        claim: ``losses``, ``batch``, ``simix``, ``initialisation``, ``k-sets``, ``tau1``, ``count-query``, ``asymmetric`` or
+            ``all``.
+        budget: ``small`` or ``full``: how long each run trains.
+        data: a folder that holds cars196_96px and omniglot; without it, embedded images.
+        benches: only on these, e.g. ``["glyphs"]``.
+        out: the study's folder. page: where to write the page; by default ``page`` in ``out``.
+        seeds: how many.
+        jobs: runs at a time; by default one per core, one with a GPU.
+        minutes: start no new run after so long; 0 only writes the page.
+
+    Returns:
+        The page. What is not run yet is run by the next call.
+    """
+    out = Path(out)
+    claims, left_out = choose_claims(claim, list(benches) if benches else None, data)
+    matrix = Matrix(out, budget, data, tuple(range(1, seeds + 1)))
+    for line in describe(matrix, claims, left_out):
+        logger.info(line)
+    if not run_matrix(matrix, claims, jobs=jobs, minutes=minutes):
+        logger.info("left       some runs are not done: the same command goes on with them")
+    # The page is of all that was ever run in this folder, so that one claim's command does not drop another's results.
+    return write_page(matrix, every_claim(), page or out / "page", _command(claim, budget, data, benches, seeds))
+
+
+def plan_lines(
+    claim: str, *, budget: Budget, data: Path | None, benches: Sequence[str] | None, out: Path, seeds: int
+) -> list[str]:
+    """What ``reproduce`` would run, in words."""
+    claims, left_out = choose_claims(claim, list(benches) if benches else None, data)
+    return describe(Matrix(out, budget, data, tuple(range(1, seeds + 1))), claims, left_out)
+
+
+def _command(claim: str, budget: Budget, data: Path | None, benches: Sequence[str] | None, seeds: int) -> str:
+    """The command as it can be typed anywhere: without this machine's paths."""
+    words = ["recollect reproduce", claim, "--budget", budget]
+    words += ["--data DIR"] if data is not None else []
+    words += [f"--bench {bench}" for bench in benches or ()]
+    return " ".join([*words, "--seeds", str(seeds)])

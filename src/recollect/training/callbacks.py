@@ -1,0 +1,103 @@
+"""What is told of a training while it runs: ``Callback``, the one protocol of loggers and of code that steers.
+
+Callbacks handed over in Python (``recollect.train(callbacks=[…])``) are part of the run: they are called on every process,
+and what they raise ends it. Loggers (``run.loggers``, ``loggers.py``) only watch: they are called on the first process, and
+one that fails is reported once and dropped (``Guarded``), so that it never loses a run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recollect.common.errors import RecollectError, in_one_line
+
+if TYPE_CHECKING:
+    from recollect.training.trainer import Outcome
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingStoppedError(RecollectError):
+    """A run that ended early: by a loss that is not a number, a wish to stop, or a callback that raised this.
+
+    ``exit_code`` is the process's.
+    """
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Callback:
+    """Base of callbacks and loggers; override what you need.
+
+    Example:
+        >>> class Best(Callback):
+        ...     best = 0.0
+        ...     def on_evaluation(self, split, step, metrics):
+        ...         self.best = max(self.best, metrics["r@1"])
+    """
+
+    def on_start(self, run: Path, config: Mapping[str, Any], step: int) -> None:
+        """Before the first step.
+
+        Args:
+            run: the run folder.
+            config: every setting, as in ``config.yaml``.
+            step: steps taken already; above 0 for a run that is resumed.
+        """
+
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+        """After an optimizer step: ``loss``, ``lr``, ``gradient_norm``, ``images_per_second`` and more."""
+
+    def on_evaluation(self, split: str, step: int, metrics: Mapping[str, float]) -> None:
+        """After an evaluation of ``"val"`` or ``"test"``; metrics as fractions."""
+
+    def on_end(self, outcome: Outcome | None) -> None:
+        """After the last step, with what came of the training; None for a run that was stopped or failed."""
+
+
+class Guarded(Callback):
+    """A logger that is dropped when it fails.
+
+    Args:
+        name: for the report of its failure.
+        inner: the logger.
+        report: told what failed, once.
+    """
+
+    def __init__(self, name: str, inner: Callback, report: Callable[[str], None]) -> None:
+        self.name, self._report = name, report
+        self._inner: Callback | None = inner
+
+    def on_start(self, run: Path, config: Mapping[str, Any], step: int) -> None:
+        """See ``Callback``."""
+        self._call("on_start", run, config, step)
+
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+        """See ``Callback``."""
+        self._call("on_step", step, values)
+
+    def on_evaluation(self, split: str, step: int, metrics: Mapping[str, float]) -> None:
+        """See ``Callback``."""
+        self._call("on_evaluation", split, step, metrics)
+
+    def on_end(self, outcome: Outcome | None) -> None:
+        """See ``Callback``."""
+        self._call("on_end", outcome)
+
+    def _call(self, method: str, *arguments: Any) -> None:
+        try:
+            if (found := getattr(self._inner, method, None)) is not None:
+                found(*arguments)
+        except TrainingStoppedError:
+            raise
+        except Exception as error:
+            self._inner = None
+            self._report(
+                f"logger {self.name} failed in {method} and is left out from here on ({type(error).__name__}: "
+                f"{in_one_line(error)}). The run goes on."
+            )

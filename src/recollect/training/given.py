@@ -1,0 +1,115 @@
+"""Objects handed to ``recollect.train`` in Python in the place of names: a loss, images, a network.
+
+The configuration names each as ``given:…``, and the manifest remembers class and code, so that a run says what it was made
+of. Such a run is resumed in Python, with the objects handed over again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from recollect.common import doors
+from recollect.common.errors import ConfigError, InputError
+from recollect.config.overrides import parse_setting, resolve, with_settings
+from recollect.config.schema import Config, ModelConfig
+from recollect.data import ImageSet
+from recollect.models import Embedder
+from recollect.training.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Given:
+    """What was handed over; None is made from the configuration.
+
+    Args:
+        loss: called as ``loss(embeddings, labels)``. Trained in place if it has parameters.
+        train_set, validation_set, test_set: images.
+        model: an embedder, or a backbone that an embedder is made of. Trained in place.
+    """
+
+    loss: nn.Module | None = None
+    train_set: ImageSet | None = None
+    validation_set: ImageSet | None = None
+    test_set: ImageSet | None = None
+    model: nn.Module | None = None
+
+    def __post_init__(self) -> None:
+        kinds: dict[str, type] = {"loss": nn.Module, "model": nn.Module}
+        for name, value in vars(self).items():
+            kind = kinds.get(name, ImageSet)
+            if value is not None and not isinstance(value, kind):
+                article = "an nn.Module or a name" if kind is nn.Module else "an ImageSet"
+                raise InputError(f"{name} is a {type(value).__name__}: {article} is expected.")
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether the given model starts from trained weights."""
+        if isinstance(self.model, Embedder):
+            return self.model.config.provenance.file is not None
+        return bool(getattr(self.model, "pretrained", False))
+
+    def named(self, config: Config) -> Config:
+        """``config`` with a name for everything that was handed over."""
+        if self.loss is not None and config.loss.dims:
+            raise ConfigError(
+                "loss.dims wraps a loss by name: wrap yours, recollect.losses.Matryoshka(loss, dims), and leave it out."
+            )
+        if self.loss is not None:
+            name = doors.given(self.loss, "loss").reference
+            config = replace(config, loss=replace(config.loss, name=name, options={}))
+        if self.train_set is not None:
+            name = doors.given(self.train_set, "data set", _word(self.train_set.name)).reference
+            config = replace(config, data=replace(config.data, name=name, root=None, options={}))
+        if isinstance(self.model, Embedder):
+            config = replace(config, model=_settings_of(self.model, config.model))
+        elif self.model is not None:
+            name = doors.given(self.model, "backbone").reference
+            size = config.model.image_size or 224
+            config = replace(config, model=replace(config.model, init=name, options={}, image_size=size))
+        if self.test_set is not None:
+            config = replace(config, run=replace(config.run, watch_test=True))
+        return config
+
+
+def chosen_config(
+    config: Config | str | Path | None,
+    settings: Mapping[str, Any] | Iterable[str],
+    named: Mapping[str, str],
+    run: RunFolder | None,
+    has_images: bool,
+) -> Config:
+    """The configuration that ``train`` is asked for."""
+    if run is not None:
+        if config is not None or settings:
+            raise ConfigError(
+                "a resumed run goes on with its own settings: give either a configuration or a run to resume."
+            )
+        return with_settings(run.read_config(), named) if named else run.read_config()
+    if config is None and not has_images and not settings and not named:
+        raise ConfigError("give either a configuration or a run to resume.")
+    if isinstance(config, Config):
+        pairs = dict(settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings))
+        return with_settings(config, {**pairs, **named}) if pairs or named else config
+    recipe = config if config is not None else "folder" if has_images else "glyphs"
+    said = list(settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings))
+    return resolve(recipe, {**dict(said), **named})
+
+
+def _settings_of(embedder: Embedder, model: ModelConfig) -> ModelConfig:
+    """The settings that describe a given embedder."""
+    made = embedder.config
+    taken = ("dim", "pooling", "p", "learn_p", "layer_norm", "l2_before_head", "batch_norm")
+    settings: dict[str, Any] = {name: getattr(made, name) for name in taken}
+    name = doors.given(embedder, "backbone", _word(made.init)).reference
+    size, resize = made.preprocessing.size, made.preprocessing.resize
+    return replace(model, init=name, options={}, weights=None, image_size=size, resize=resize, **settings)
+
+
+def _word(name: str) -> str:
+    return re.sub(r"\W", "_", name) or "images"

@@ -1,0 +1,51 @@
+"""Objects in the place of names: the configuration says what they are, and what is none is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from recollect.common import doors
+from recollect.common.errors import ConfigError, InputError
+from recollect.config.overrides import resolve
+from recollect.losses import RecallAtK
+from recollect.models import Embedder
+from recollect.training.given import Given, chosen_config
+from recollect.training.resuming import resume_command
+from recollect.training.trainer import train
+
+
+def test_given_objects_are_named_and_recorded() -> None:
+    embedder = Embedder.create("tiny", dim=8, size=32)
+    with doors.recording() as outside:
+        config = Given(loss=RecallAtK(), model=embedder).named(resolve("glyphs"))
+    assert config.loss.name == "given:recollect.losses.recall_at_k.RecallAtK"
+    assert (config.model.init, config.model.dim, config.model.image_size) == ("given:tiny", 8, 32)
+    assert {loaded.kind for loaded in outside} == {"loss", "backbone"}
+    assert "in Python" in resume_command(Path("run"), outside)
+    assert resume_command(Path("run")) == "recollect train --resume run"
+
+
+def test_a_configuration_comes_from_one_place() -> None:
+    assert chosen_config("glyphs", ["run.seed=3"], {}, None, False).run.seed == 3
+    assert chosen_config(resolve("glyphs"), {"run.seed": 3}, {"loss.name": "smooth_ap"}, None, False).run.seed == 3
+    assert chosen_config(None, {}, {}, None, True).name == "folder"
+    with pytest.raises(ConfigError, match="either"):
+        chosen_config(None, {}, {}, None, False)
+
+
+def test_other_types_are_refused() -> None:
+    with pytest.raises(InputError, match=r"loss is a .*nn\.Module"):
+        train("glyphs", loss=3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="train_set is a str: an ImageSet"):
+        train("glyphs", train_set="photos")  # type: ignore[arg-type]
+
+
+def test_pretrained_is_what_the_model_says() -> None:
+    module = nn.Conv2d(3, 4, 3)
+    assert not Given(model=module).pretrained
+    module.pretrained = True  # type: ignore[assignment]
+    assert Given(model=module).pretrained
+    assert not Given(model=Embedder.create("tiny")).pretrained

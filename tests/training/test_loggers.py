@@ -1,0 +1,190 @@
+"""Loggers for real, without a network; and that one which fails costs nothing but itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import make_images, small_config
+
+from recollect.common.errors import ConfigError, MissingExtraError
+from recollect.config.schema import RunConfig
+from recollect.training import callbacks, loggers
+from recollect.training.callbacks import Callback, Guarded, TrainingStoppedError
+from recollect.training.run_folder import RunFolder
+from recollect.training.trainer import train
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_images(tmp_path_factory.mktemp("images"), classes=8)
+
+
+def logged_run(root: Path, out: Path, name: str, **options: Any) -> list[dict[str, Any]]:
+    """Train for one epoch, validated, with a logger; what ``metrics.jsonl`` says."""
+    settings = {"run.loggers": [name], "run.logger_options": {name: options}, "data.validation": "random"}
+    train(small_config(root, **settings, **{"run.epochs": 1, "batch.size": 8}), out)
+    return RunFolder(out).read_metrics()
+
+
+def test_tensorboard_events_are_read_back(root: Path, tmp_path: Path) -> None:
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    records = logged_run(root, tmp_path / "run", "tensorboard")
+    events = reading.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    losses = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert losses == [(r["step"], pytest.approx(r["loss"])) for r in records if r["kind"] == "step"]
+    found = [(event.step, event.value) for event in events.Scalars("val/r@1")]
+    assert found == [(r["step"], pytest.approx(r["r@1"])) for r in records if r["kind"] == "evaluation"]
+
+
+def test_run_tensorboard_is_still_read() -> None:
+    pytest.importorskip("tensorboard")
+    both = RunConfig(loggers=("tensorboard",), tensorboard=True)
+    for run in (RunConfig(tensorboard=True), both):
+        (made,) = loggers.make_loggers(run, print)
+        assert isinstance(made, Guarded)
+        assert made.name == "tensorboard"
+
+
+@pytest.mark.slow
+def test_weights_and_biases_offline(root: Path, tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    records = logged_run(root, tmp_path / "run", "wandb", mode="offline", project="mine")
+    (file,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
+    content = file.read_bytes()
+    assert content.count(b"train/gradient_norm") >= sum(record["kind"] == "step" for record in records)
+    for word in (b"val/r@1", b"mine", loggers.run_id(tmp_path / "run").encode()):
+        assert word in content
+
+
+@pytest.mark.slow
+def test_mlflow_in_a_local_database(root: Path, tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    records = logged_run(root, tmp_path / "run", "mlflow", uri=uri)
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("recollect")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["loss.name"] == "recall_at_k"
+    history = client.get_metric_history(run.info.run_id, "train/loss")
+    assert [(m.step, m.value) for m in history] == [(r["step"], r["loss"]) for r in records if r["kind"] == "step"]
+    assert run.data.metrics["val/r_at_1"] == [r["r@1"] for r in records if r["kind"] == "evaluation"][-1]
+    # A training that goes on is the same run.
+    again = loggers.MLflow(uri)
+    again.on_start(tmp_path / "run", {}, 1)
+    again.on_end(None)
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FAILED"
+
+
+class Failing(Callback):
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+        if step == 2:
+            raise ConnectionError("the server is gone")
+
+
+def test_a_failing_logger_is_reported_once_and_dropped(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(loggers.LOGGERS, "failing", Failing)
+    caplog.set_level(logging.WARNING, "recollect")
+    records = logged_run(root, tmp_path / "run", "failing")
+    assert sum(record["kind"] == "step" for record in records) == 3
+    (said,) = (message for message in caplog.messages if "failing" in message)
+    assert "the server is gone" in said
+    assert RunFolder(tmp_path / "run").finished
+
+
+def test_a_logger_that_fails_at_the_start_or_lacks_methods() -> None:
+    said: list[str] = []
+
+    class Half:
+        def on_start(self, run: Path, config: Any, step: int) -> None:
+            raise OSError("no space")
+
+    guarded = Guarded("half", Half(), said.append)  # type: ignore[arg-type]
+    guarded.on_start(Path(), {}, 0)
+    guarded.on_start(Path(), {}, 0)
+    guarded.on_end(None)
+    assert len(said) == 1
+
+    class OnlyEnd:
+        ended = 0
+
+        def on_end(self, outcome: object) -> None:
+            OnlyEnd.ended += 1
+
+    guarded = Guarded("end", OnlyEnd(), said.append)  # type: ignore[arg-type]
+    guarded.on_step(1, {})
+    guarded.on_evaluation("val", 1, {})
+    guarded.on_end(None)
+    assert (OnlyEnd.ended, len(said)) == (1, 1)
+
+
+def test_a_logger_may_end_a_run_by_saying_so(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Enough(Callback):
+        def on_evaluation(self, split: str, step: int, metrics: Mapping[str, float]) -> None:
+            raise TrainingStoppedError("good enough")
+
+    monkeypatch.setitem(loggers.LOGGERS, "enough", Enough)
+    with pytest.raises(TrainingStoppedError, match="good enough"):
+        logged_run(root, tmp_path / "run", "enough")
+
+
+def test_what_cannot_be_a_logger_is_refused() -> None:
+    def made(name: str, **options: Any) -> None:
+        loggers.make_loggers(RunConfig(loggers=(name,), logger_options={name: options}), print)
+
+    with pytest.raises(ConfigError, match="Did you mean wandb"):
+        made("wandbb")
+    with pytest.raises(ConfigError, match="on_start"):
+        made("collections:OrderedDict")
+    with pytest.raises(ConfigError, match="a class of callbacks"):
+        made("math:pi")
+
+
+def test_a_missing_package_is_named_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    for name, module in (("wandb", "wandb"), ("mlflow", "mlflow"), ("tensorboard", "torch.utils.tensorboard")):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(MissingExtraError, match=rf"recollect\[{name}\]"):
+            loggers.make_loggers(RunConfig(loggers=(name,)), print)
+
+
+def test_callbacks_are_told_of_everything_in_order(root: Path, tmp_path: Path) -> None:
+    heard: list[Any] = []
+
+    class Hearing(callbacks.Callback):
+        def on_start(self, run: Path, config: Mapping[str, Any], step: int) -> None:
+            heard.append(("start", run.name, config["run"]["epochs"], step))
+
+        def on_step(self, step: int, values: Mapping[str, float]) -> None:
+            assert {"loss", "lr", "images_per_second"} <= values.keys()
+            heard.append(step)
+
+        def on_evaluation(self, split: str, step: int, metrics: Mapping[str, float]) -> None:
+            heard.append((split, step))
+
+        def on_end(self, outcome: Any) -> None:
+            heard.append(outcome)
+
+    config = small_config(root, **{"data.validation": "random", "run.epochs": 1, "batch.size": 8})
+    outcome = train(config, tmp_path / "run", callbacks=[Hearing()])
+    assert heard == [("start", "run", 1, 0), ("val", 0), 1, 2, 3, ("val", 3), outcome]
+
+    class Ending(Hearing):
+        def on_step(self, step: int, values: Mapping[str, float]) -> None:
+            raise RuntimeError("mine")
+
+    heard.clear()
+    short = replace(config, run=replace(config.run, evaluate_first=False))
+    with pytest.raises(RuntimeError, match="mine"):
+        train(short, tmp_path / "ended", callbacks=[Ending()])
+    assert heard == [("start", "ended", 1, 0), None]
