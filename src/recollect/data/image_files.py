@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,9 @@ PARTS: Mapping[str, frozenset[str]] = {
     "val": frozenset({"val", "valid", "validation"}),
 }
 """Parts of a data set, and how their folders are called, in any case."""
+
+Refused = Callable[[str, str], None]
+"""Receives the name of what cannot be used, and the reason."""
 
 BESIDE = "beside the class folders"
 _FOLDER_DATA = frozenset({"thumbs.db", "desktop.ini"})  # what systems write into folders of images
@@ -178,20 +181,59 @@ def class_images(
 
 
 def walk_images(
-    root: Path, folder: str, allow_outside: bool, left_out: Counter[str], above: frozenset[str] = frozenset()
+    root: Path,
+    folder: str,
+    allow_outside: bool,
+    left_out: Counter[str],
+    above: frozenset[str] = frozenset(),
+    *,
+    refused: Refused | None = None,
 ) -> Iterator[str]:
     """Every image below ``root/folder``, sorted, as paths relative to ``root``.
 
     Links are followed inside the root, and out of it only when allowed; a link to a folder above itself is not.
+
+    Args:
+        root: the folder that paths are relative to.
+        folder: where to look, or "".
+        allow_outside: whether links may leave ``root``.
+        left_out: counts what is left out, by reason.
+        above: the folders on the way here.
+        refused: is told each image and folder that cannot be used, and why; without it a link that leaves the root is
+            an error.
     """
-    real = os.path.realpath(inside(root, folder, allow_outside=allow_outside))
+    real = os.path.realpath(inside(root, folder, allow_outside=allow_outside) if folder else root)
     if real in above:
         return
     for entry in sorted(_entries(root / folder), key=lambda entry: entry.name):
-        if _is_folder(entry):
-            yield from walk_images(root, f"{folder}/{entry.name}", allow_outside, left_out, above | {real})
+        name = f"{folder}/{entry.name}" if folder else entry.name
+        is_folder = _is_folder(entry)
+        if refused is not None and (is_folder or Path(entry.name).suffix.lower() in IMAGE_SUFFIXES):
+            reason = _reason_against(entry, root, name, is_folder, allow_outside)
+            if reason is not None:
+                refused(name, reason)
+                continue
+        if is_folder:
+            yield from walk_images(root, name, allow_outside, left_out, above | {real}, refused=refused)
         elif _is_image(entry, root, folder, allow_outside, left_out):
-            yield f"{folder}/{entry.name}"
+            yield name
+
+
+def _reason_against(entry: os.DirEntry[str], root: Path, name: str, is_folder: bool, allow_outside: bool) -> str | None:
+    if any("\ud800" <= character <= "\udfff" for character in entry.name):
+        return "its name is not valid UTF-8. Rename it."
+    if entry.is_symlink() and not allow_outside and _leaves(root, name):
+        return "a link that leaves the folder (allow it with --allow-outside)."
+    if not is_folder and not _is_file(entry):
+        return "a broken link." if entry.is_symlink() else "not a file."
+    return None
+
+
+def _leaves(root: Path, name: str) -> bool:
+    try:
+        return not (root / name).resolve().is_relative_to(root.resolve())
+    except (OSError, RuntimeError):  # a link that leads to itself, which is broken and leads nowhere
+        return False
 
 
 def _is_image(entry: os.DirEntry[str], root: Path, folder: str, allow_outside: bool, left_out: Counter[str]) -> bool:

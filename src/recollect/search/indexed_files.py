@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from recollect.common.decode import IMAGE_SUFFIXES
 from recollect.common.errors import DataError, InputError
 from recollect.common.files import inside, sha256
 from recollect.common.reading import read_text
+from recollect.data.image_files import walk_images
 
 SPLITS = ("train", "test", "val")
 
@@ -67,9 +68,14 @@ def list_images(
 
 
 def _folder(root: Path, prefix: str, allow_outside: bool, remarks: list[str]) -> Iterator[IndexedFile]:
-    tops = {entry.name for entry in os.scandir(root) if _is_folder(entry) and not entry.name.startswith(".")}
+    def refused(name: str, reason: str) -> None:
+        remarks.append(f"{root / name}: skipped, {reason}")
+
+    left_out: Counter[str] = Counter()
+    names = list(walk_images(root, "", allow_outside, left_out, refused=refused))
+    tops = {name.split("/")[0] for name in names if "/" in name}
     in_splits = "train" in tops and tops <= set(SPLITS)
-    for name in _walk(root, "", allow_outside, remarks, frozenset()):
+    for name in names:
         parts = name.split("/")
         metadata = {"name": parts[-1]}
         folders = parts[:-1]
@@ -78,48 +84,8 @@ def _folder(root: Path, prefix: str, allow_outside: bool, remarks: list[str]) ->
         if folders:
             metadata["label"] = folders[0]
         yield IndexedFile(prefix + name, root / name, metadata)
-
-
-def _walk(root: Path, folder: str, allow_outside: bool, remarks: list[str], above: frozenset[str]) -> Iterator[str]:
-    """Images below ``root/folder``, sorted, as paths relative to ``root``."""
-    real = os.path.realpath(root / folder)
-    if real in above:  # a link to a folder around itself
-        return
-    for entry in sorted(os.scandir(root / folder), key=lambda entry: entry.name):
-        if entry.name.startswith((".", "__MACOSX")):
-            continue
-        name = f"{folder}/{entry.name}" if folder else entry.name
-        is_folder = _is_folder(entry)
-        if not is_folder and Path(entry.name).suffix.lower() not in IMAGE_SUFFIXES:
-            continue
-        if not _is_text(entry.name):
-            remarks.append(f"{root / name!s}: skipped, its name is not valid UTF-8. Rename it.")
-            continue
-        if entry.is_symlink() and not allow_outside and not _stays(root, root / name):
-            remarks.append(f"{root / name}: skipped, a link that leaves the folder (allow it with --allow-outside).")
-            continue
-        if is_folder:
-            yield from _walk(root, name, allow_outside, remarks, above | {real})
-        else:
-            yield name
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link that leads to itself
-        return False
-
-
-def _is_text(name: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in name)
-
-
-def _stays(root: Path, path: Path) -> bool:
-    try:
-        return path.resolve().is_relative_to(root.resolve())
-    except (OSError, RuntimeError):  # links in a circle
-        return False
+    if left_out["HEIC"]:
+        remarks.append(f"{root}: {left_out['HEIC']:,} HEIC images are skipped; install recollect[heic] to read them.")
 
 
 def _csv(path: Path, prefix: str, allow_outside: bool, remarks: list[str]) -> Iterator[IndexedFile]:
