@@ -122,6 +122,11 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
 def test_a_file_that_may_only_be_read_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _filled(tmp_path / "x").close()
     monkeypatch.setattr(os, "access", lambda *_: False)  # the superuser, who may run the tests, may write anything
+
+    def refused(*_: object) -> None:
+        raise AssertionError("nothing may be written to open an index")
+
+    monkeypatch.setattr("recollect.search.sqlite_schema.make_folder_for", refused)
     store = SQLiteStore.open(str(tmp_path / "x"))
     assert len(store.search(1, vectors(1), 60)[0]) == 50
     with pytest.raises(StoreError, match="only be read"):

@@ -89,7 +89,7 @@ class BadImages:
 
     def sentence(self, consequence: str) -> str:
         """A remark that names them, at most 20, e.g. with the consequence "their rows are NaN"."""
-        lines = [f"{bad.name}: {bad.reason}" for bad in self.listed()]
+        lines = [bad.reason if bad.name in bad.reason else f"{bad.name}: {bad.reason}" for bad in self.listed()]
         shown = "\n  ".join(lines[:_SHOWN]) + ("\n  ..." if len(lines) > _SHOWN else "")
         count = f"{len(lines):,} images" if len(lines) != 1 else "1 image"
         return f"{count} could not be read; {consequence}:\n  {shown}"

@@ -36,6 +36,7 @@ from recollect.search.store_protocol import (
 
 _COLUMNS = "id, digest, source, stamp, metadata"
 _PAGE = 1000  # items read at a time
+_BUILD_MEMORY = 8192  # MB for building an HNSW index, at most
 _CONNECTIONS = 8  # of one process; a server takes 100 in all unless told otherwise
 
 
@@ -342,10 +343,25 @@ class PostgresStore:
             )
         table, kind = self._table(generation), "halfvec" if half else "vector"
         options = f"m = {int(settings['m'])}, ef_construction = {max(2 * int(settings['m']), int(settings['ef_construction']))}"
-        with self._transaction() as db:
-            db.execute(f"DROP INDEX IF EXISTS {table}_hnsw")
-            db.execute(f"CREATE INDEX {table}_hnsw ON {table} USING hnsw (vector {kind}_ip_ops) WITH ({options})")
-            db.execute(f"COMMENT ON INDEX {table}_hnsw IS 'ef_search={int(settings['ef_search'])}'")
+        # A graph that does not fit into this memory is built on disk, several times slower. PostgreSQL's default is 64 MB.
+        needed = self.count(generation) * (dim * (2 if half else 4) + 24 * int(settings["m"]) + 256) >> 20
+        memory = f"SET LOCAL maintenance_work_mem = '{min(_BUILD_MEMORY, max(64, needed))}MB'"
+        for parallel in (True, False):
+            try:
+                with self._transaction() as db:
+                    db.execute(memory)
+                    if not parallel:
+                        db.execute("SET LOCAL max_parallel_maintenance_workers = 0")
+                    db.execute(f"DROP INDEX IF EXISTS {table}_hnsw")
+                    db.execute(
+                        f"CREATE INDEX {table}_hnsw ON {table} USING hnsw (vector {kind}_ip_ops) WITH ({options})"
+                    )
+                    db.execute(f"COMMENT ON INDEX {table}_hnsw IS 'ef_search={int(settings['ef_search'])}'")
+                return
+            except StoreError as error:
+                # Parallel workers share the memory, of which containers often allow only 64 MB.
+                if not parallel or not isinstance(error.__cause__, self._psycopg.errors.DiskFull):
+                    raise
 
     def drop_approximate(self, generation: int) -> None:
         """Remove the HNSW index."""

@@ -78,7 +78,7 @@ def ask(
     kept = [answer for answer in answers if answer is not None]
     if len(bad) and not kept:
         raise DataError(bad.sentence("there is nothing to search with"))
-    return kept, bad.sentence("they are skipped") if len(bad) else None
+    return kept, bad.sentence("skipped") if len(bad) else None
 
 
 def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, list[str]]:

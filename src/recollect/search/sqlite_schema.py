@@ -65,7 +65,8 @@ def connect(path: Path, create: bool) -> sqlite3.Connection:
         raise NoIndexError(str(path))
     if path.is_dir():
         raise StoreError(f"{path} is a folder, and an index is a file: choose another name.")
-    make_folder_for(path)
+    if not path.exists():
+        make_folder_for(path)
     with spoken(path):
         connection = sqlite3.connect(_uri(path), uri=True, timeout=60, isolation_level=None, check_same_thread=False)
         try:
