@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from recollect.report import similarities
 from recollect.report.similarities import count_similarities
 
 
@@ -46,3 +47,16 @@ def test_identical_vectors_are_at_the_edge() -> None:
     counted = count_similarities(vectors, np.array([0, 0, 1, 1]))
     assert counted.ordered == 0.5
     assert counted.span()[1] == 1.0
+
+
+def test_of_many_images_a_part_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    vectors = random.normal(size=(400, 8)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    labels = np.arange(400) % 20
+    whole = count_similarities(vectors, labels)
+    monkeypatch.setattr(similarities, "MOST", 200)
+    part = count_similarities(vectors, labels)
+    assert part.positive.sum() + part.negative.sum() == 200 * 199 / 2
+    assert whole.ordered is not None
+    assert part.ordered == pytest.approx(whole.ordered, abs=0.05)

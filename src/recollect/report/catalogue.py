@@ -71,11 +71,11 @@ def embed_catalogue(
         allow_outside: follow symbolic links that leave a folder of ``inputs``.
 
     Raises:
-        InputError: ``out`` exists or is no ``.npz``. DataError, ImageError, WeightsError: what cannot be read.
+        InputError: ``out`` exists or is not an ``.npz``. DataError, ImageError, WeightsError: what cannot be read.
     """
     out = Path(out)
     if out.suffix != ".npz":
-        raise InputError(f"{out}: vectors are kept as .npz; give a name that ends so.")
+        raise InputError(f"{out}: vectors are kept as .npz: give a name that ends in .npz.")
     if out.exists() and not overwrite:
         raise InputError(f"{out} exists already: choose another --out, or allow it to be replaced (--overwrite).")
     make_folder_for(out)

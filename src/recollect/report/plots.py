@@ -14,14 +14,14 @@ from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.measured import Contender
 from recollect.report.runs import Run, number
 from recollect.report.shown_images import Shown
-from recollect.report.similarities import count_similarities
+from recollect.report.similarities import MOST, count_similarities
 from recollect.report.verdict_view import time_spent
 
 _CURVE_KS = ("r@1", "r@10")
 
 
 def curves(runs: Sequence[Run]) -> Markup:
-    """Losses, a chart for each kind of loss, and what was evaluated on the way."""
+    """Losses, one chart per kind of loss, and what was evaluated during training."""
     parts: list[Markup | None] = []
     kinds = dict.fromkeys(str(run.setting("loss.name", "loss")) for run in runs)
     for kind in kinds:
@@ -82,7 +82,12 @@ def similarity_charts(contenders: Sequence[Contender], shown: Shown) -> Markup:
                 caption=said,
             )
         )
-    return element("div", charts, class_="charts")
+    part = (
+        element("p", f"Of the pairs among {MOST:,} images drawn at random.", class_="note")
+        if len(shown.names) > MOST
+        else None
+    )
+    return join(part, element("div", charts, class_="charts"))
 
 
 def speed(runs: Sequence[Run]) -> Markup:

@@ -1,6 +1,6 @@
 """A run folder as a report sees it: everything readable is read, and what is missing or damaged becomes a remark.
 
-A report is wanted most when something went wrong, so only a folder that is no run at all is refused.
+A report is wanted most when something went wrong, so only a folder that is not a run at all is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Run:
         name: what the page calls it. folder: where it lies.
         config: its settings; None when this version cannot read them. settings: the same as plain values.
         manifest: versions, machine, plan, outcome.
-        steps: records of ``metrics.jsonl``, one a step; evaluations: one an evaluation.
+        steps: records of ``metrics.jsonl``, one per step; evaluations: one per evaluation.
         evaluated: results of ``recollect eval`` kept in the run: name of the set → metric → fraction.
         remarks: what could not be read, as sentences.
     """
@@ -52,7 +52,7 @@ class Run:
         if self.finished:
             return "finished"
         if self.folder.stopped.is_dir():
-            return "stopped by a loss that is no number"
+            return "stopped by a loss that is not a number"
         return f"not finished (step {self.steps[-1]['step']:,})" if self.steps else "no step taken"
 
     def setting(self, key: str, default: Any = None) -> Any:
@@ -69,7 +69,7 @@ def read_run(path: Path | str) -> Run:
     """Read a run folder.
 
     Raises:
-        DataError: it is no run folder.
+        DataError: it is not a run folder.
     """
     folder = RunFolder.open(path)
     remarks: list[str] = []
@@ -135,7 +135,7 @@ def _evaluated(folder: RunFolder, remarks: list[str]) -> dict[str, dict[str, flo
                 str(name): float(value) for name, value in metrics.items() if number(value) is not None
             }
         except (RecollectError, KeyError, TypeError, AttributeError) as error:
-            remarks.append(f"{path.name} of {path.parent.name} is no result of recollect eval: {error}")
+            remarks.append(f"{path.name} of {path.parent.name} is not a result of recollect eval: {error}")
     return found
 
 

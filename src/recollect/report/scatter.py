@@ -34,7 +34,7 @@ def scatter_chart(
     """Points over one pair of axes; None when there is none.
 
     Args:
-        points: in any order; those that are no numbers, or not above 0 on a logarithmic axis, are left out.
+        points: in any order; those that are not numbers, or not above 0 on a logarithmic axis, are left out.
         title, x_label, y_label: words.
         log: whether the x axis is logarithmic. percent: whether y is a fraction to be shown in percent.
         marked: what a marked point is called in the legend.
