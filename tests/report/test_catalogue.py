@@ -80,7 +80,7 @@ def test_what_cannot_be_embedded_is_said(runs: Path, made: Path, tmp_path: Path)
     assert len(kept.names) == len(kept.embeddings) == 5
     with pytest.raises(InputError, match="exists already"):
         embed_catalogue(run, [folder], tmp_path / "v.npz")
-    with pytest.raises(InputError, match=r"ends so"):
+    with pytest.raises(InputError, match=r"ends in"):
         embed_catalogue(run, [folder], tmp_path / "v.npy")
     with pytest.raises(ConfigError, match="random weights"):
         embed_catalogue("tiny", [folder], tmp_path / "w.npz")
