@@ -17,8 +17,8 @@ from small_runs import make_images
 
 import recollect
 
-MOST_HANDING_ON = 25
-MOST_WORKING = 59
+MOST_HANDING_ON = 28
+MOST_WORKING = 64
 SOURCES = Path(recollect.__file__).parent
 WALK = r"""
 import ast, importlib, os, sys, threading

@@ -132,7 +132,7 @@ def train(
     lr: Annotated[float | None, typer.Option(rich_help_panel=_STEPS, help="Learning rate.")] = None,
     epochs: Annotated[int | None, typer.Option(rich_help_panel=_STEPS, help="When to stop, in epochs.")] = None,
     steps: Annotated[int | None, typer.Option(rich_help_panel=_STEPS, help="When to stop, in steps.")] = None,
-    seed: Annotated[int | None, typer.Option(rich_help_panel=_STEPS, help="Of everything random.")] = None,
+    seed: Annotated[int | None, typer.Option(rich_help_panel=_STEPS, help="Random seed.")] = None,
     validation: Annotated[
         str | None,
         typer.Option(
@@ -159,7 +159,7 @@ def train(
 ) -> None:
     """Train an embedder.
 
-    recollect train --data photos/       your own images, a folder a class
+    recollect train --data photos/       your own images, one folder per class
     recollect train                      the embedded characters, on any laptop
     recollect train sop/r50-512/rsk --root DIR    a row of the paper; see recipes
     recollect train --resume RUN         go on where a run was left

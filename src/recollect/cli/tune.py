@@ -28,7 +28,7 @@ def tune(
     max_pixels: MaxPixels = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The study's folder; one that exists is gone on with. Default: runs/tune-RECIPE."),
+        typer.Option(help="The study's folder; an existing study is resumed. Default: runs/tune-RECIPE."),
     ] = None,
     trials: Annotated[int, typer.Option(min=1, max=10**6, help="Number of trials in all.")] = 20,
     space: Annotated[
