@@ -243,6 +243,13 @@ def test_strays_of_dead_processes_are_removed_and_those_of_living_ones_stay(tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
+def test_trying_a_place_removes_strays(tmp_path: Path) -> None:
+    stray = tmp_path / ".i.db.4000000-0123abcd.part"
+    stray.touch()
+    make_folder_for(tmp_path / "i.db")
+    assert not stray.exists()
+
+
 def test_other_files_that_end_in_part_stay(tmp_path: Path) -> None:
     for name in ("x.npy.part", ".hidden.part", ".a.12-xyz.part"):
         (tmp_path / name).write_text("x")

@@ -200,7 +200,16 @@ def test_the_default_split_is_seeded_balanced_and_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"class_split": "first"}, {"test_share": 0}, {"test_share": 1.0}, {"test_share": 0.3, "class_split": "alphabet"}],
+    [
+        {"class_split": "first"},
+        {"test_share": 0},
+        {"test_share": "2020-01-31"},
+        {"test_share": [1]},
+        {"split_seed": "x"},
+        {"split_seed": -1},
+        {"test_share": 1.0},
+        {"test_share": 0.3, "class_split": "alphabet"},
+    ],
 )
 def test_splits_that_cannot_be(tmp_path: Path, options: dict[str, Any]) -> None:
     touch(tmp_path, "a/1.png", "b/1.png")

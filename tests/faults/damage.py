@@ -216,7 +216,7 @@ def hostile_image(draw: random.Random, path: Path) -> str:
         Image.new("RGB", (24, 24)).save(outside)
         path.symlink_to(outside)
     elif kind == "mode":
-        Image.new(draw.choice(("1", "L", "LA", "I;16", "RGBA", "I")), (24, 24)).save(path)
+        Image.new(draw.choice(("1", "L", "LA", "I;16", "RGBA")), (24, 24)).save(path)
     elif kind == "animation":
         frames = [Image.new("L", (24, 24), shade) for shade in range(0, 250, 50)]
         frames[0].save(path, "GIF", save_all=True, append_images=frames)

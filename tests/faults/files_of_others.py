@@ -108,7 +108,7 @@ def hostile_images(world: World, draw: random.Random, tally: Tally) -> None:
     place = draw.choice(sorted(photos.iterdir()))
     name, path = hostile_name(draw), place / "4.png"
     image = hostile_image(draw, path)
-    if name is not None:
+    if name is not None and os.path.lexists(path):
         os.rename(path, os.path.join(os.fsencode(place), name))  # noqa: PTH104, PTH118 - names that are not text
     skip = draw.choice(([], ["--skip-bad"]))
     uses = {

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -195,9 +196,11 @@ def _child(
         sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        from recollect.cli import _show_warning
         from recollect.cli.app import app
         from recollect.cli.last_net import guarded
 
+        warnings.showwarning = _show_warning(warnings.showwarning)  # as ``recollect`` does, and not as pytest
         sys.argv = ["recollect", *arguments]
 
         def command() -> None:

@@ -28,6 +28,24 @@ def test_links_out_of_a_folder_are_not_followed_unless_allowed(runs: Path, made:
     assert read_catalogue(tmp_path / "v.npz").names == ["0.png", "link.png"]
 
 
+def test_names_of_a_foreign_file_lead_to_no_picture_outside_its_folder(
+    runs: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    photos = tmp_path / "photos"
+    shutil.copytree(made / "data" / "test" / "test-00", photos)
+    query = str(photos / "0.png")
+    written = embed_catalogue(str(runs / "first"), [photos], tmp_path / "v.npz")
+    (photos / "1.png").rename(tmp_path / "outside.png")
+    names = ["../outside.png" if name == "1.png" else name for name in written.names]
+    for source, missing in ((written.source, 1), ({**written.source, "root": ""}, 5)):
+        arrays = {"embeddings": written.embeddings, "names": np.array(names), "source": np.array(json.dumps(source))}
+        np.savez(tmp_path / "foreign.npz", **arrays)
+        done = CliRunner().invoke(app, ["search", "foreign.npz", query, "--html", "s.html", "--top", "5"])
+        assert done.exit_code == 0, done.output
+        assert (tmp_path / "s.html").read_text().count("no picture") == missing
+
+
 def test_labels_are_of_all_images_or_of_none(runs: Path, made: Path, tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     shutil.copytree(made / "data" / "test" / "test-00", photos / "a")

@@ -27,7 +27,7 @@ class _Remarks(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record."""
         if record.levelno >= logging.WARNING:
-            typer.echo(f"recollect: {record.getMessage()}", err=True)
+            typer.echo(f"recollect: {printable(record.getMessage())}", err=True)
         elif not (getattr(record, "progress", False) and (sys.stderr if self.aside else sys.stdout).isatty()):
             (remark_aside if self.aside else remark)(record.getMessage())
 

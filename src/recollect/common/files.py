@@ -341,6 +341,8 @@ def make_folder_for(path: Path | str) -> None:
     target = _target(path)
     if target is not None:
         make_parent(target)
+        with contextlib.suppress(OSError):
+            remove_strays(target.parent)
         part, file = _new_part(target)
         file.close()
         part.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from typing import Any
 
 from recollect._version import __version__
 from recollect.common.errors import InputError, RecollectError
-from recollect.common.files import write_text
+from recollect.common.files import make_folder_for, write_text
 from recollect.report import gallery, outcome_tables, plots, sections
 from recollect.report.atlas import BUDGET, Atlas
 from recollect.report.data_checks import data_section
@@ -120,20 +120,21 @@ def write_report(
 
 
 def check_target(path: Path, overwrite: bool, generator: str = GENERATOR) -> None:
-    """Refuse to replace a file that recollect did not write.
+    """Refuse a place for a page: a file that recollect did not write, or one that cannot be written. Before the work.
 
     Raises:
-        InputError: there is one.
+        InputError: another file is there. StorageError: nothing can be written there.
     """
-    if overwrite or not path.exists():
-        return
-    if path.is_file():
-        with path.open("rb") as file:
-            if f'content="{generator} '.encode() in file.read(4096):
-                return
-    raise InputError(
-        f"{path} exists and is not a page of {generator!r}: choose another --out, or allow it: --overwrite."
-    )
+    if path.exists() and not overwrite:
+        ours = False
+        if path.is_file():
+            with path.open("rb") as file:
+                ours = f'content="{generator} '.encode() in file.read(4096)
+        if not ours:
+            raise InputError(
+                f"{path} exists and is not a page of {generator!r}: choose another --out, or allow it: --overwrite."
+            )
+    make_folder_for(path)
 
 
 def _measured(run: Run, **options: Any) -> Measured | str:

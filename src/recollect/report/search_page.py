@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recollect.common.decode import read_image
-from recollect.common.errors import RecollectError
-from recollect.common.files import write_text
+from recollect.common.errors import DataError, RecollectError
+from recollect.common.files import inside, write_text
 from recollect.report.atlas import data_address
 from recollect.report.catalogue import Catalogue
 from recollect.report.markup import Markup, breakable, element, join
@@ -51,9 +51,20 @@ def from_catalogue(catalogue: Catalogue, images: Sequence[Path | str], found: Fo
         for index, similarity in zip(places, values, strict=True):
             name = catalogue.names[index]
             label = None if catalogue.labels is None else catalogue.labels[index]
-            results.append(ShownResult(name, label or name, similarity, catalogue.path(index)))
+            results.append(ShownResult(name, label or name, similarity, _inside(catalogue, name)))
         asked.append(Asked(Path(image).name, Path(image), results))
     return asked
+
+
+def _inside(catalogue: Catalogue, name: str) -> Path | None:
+    """Where an image lies; None for a name that leads out of the catalogue's folder, or of this one where it has none.
+
+    An ``.npz`` may come from anywhere, and the page shows what its names lead to.
+    """
+    try:
+        return inside(Path(str(catalogue.source.get("root") or ".")), name)
+    except DataError:
+        return None
 
 
 def write_search_page(path: Path | str, asked: Sequence[Asked], count: int, *, overwrite: bool = False) -> Path:

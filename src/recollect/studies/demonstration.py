@@ -14,6 +14,7 @@ from typing import Any
 
 from recollect.common.console import lines_every
 from recollect.common.errors import ConfigError, RecollectError
+from recollect.common.files import make_folder_for
 from recollect.config.overrides import resolve
 from recollect.data import load
 from recollect.report.page import write_report
@@ -44,6 +45,7 @@ def run_demo(out: Path | str | None = None, *, steps: int = STEPS, seed: int = 0
         raise ConfigError(f"steps is {steps}: take at least one.")
     folder = Path(out) if out is not None else _new_folder()
     refuse_used(folder)
+    make_folder_for(folder / "report.html")
     with lines_every(SECONDS_BETWEEN_LINES):
         return _demo(folder, steps, seed)
 

@@ -62,8 +62,10 @@ def read(
     """
     if class_split not in CLASS_SPLITS:
         raise ConfigError(f"class_split {class_split!r} is unknown: choose one of {', '.join(CLASS_SPLITS)}.")
-    if not 0 < test_share < 1:
-        raise ConfigError(f"test_share is {test_share}: it must be between 0 and 1.")
+    if not isinstance(test_share, float | int) or not 0 < test_share < 1:  # options come from YAML
+        raise ConfigError(f"test_share is {test_share!r}: it must be a number between 0 and 1.")
+    if not isinstance(split_seed, int) or isinstance(split_seed, bool) or not 0 <= split_seed < 2**63:
+        raise ConfigError(f"split_seed is {split_seed!r}: it must be a whole number from 0 on.")
     if class_split == "alphabet" and test_share != 0.5:
         raise ConfigError("class_split='alphabet' halves the classes: leave test_share out, or take 'balanced'.")
     if root.is_file() and csv is None:
