@@ -17,6 +17,7 @@ NAMES = [
     "smooth_ap",
     "sup_ap",
     "roadmap",
+    "hierarchical_ap",
     "blackbox_ap",
     "binned_ap",
     "fast_ap",
@@ -41,7 +42,7 @@ def need(name: str) -> None:
 
 
 def required(name: str) -> dict[str, Any]:
-    values = {"num_classes": 4, "dim": 8}
+    values = {"num_classes": 4, "dim": 8, "coarse": [0, 0, 1, 1]}
     return {option.name: values[option.name] for option in describe(name).options if option.required}
 
 

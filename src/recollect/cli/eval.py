@@ -110,6 +110,10 @@ def evaluate_command(
         bool | None,
         typer.Option(help="Average each image over three scales. Default: instance search as the recipe says."),
     ] = None,
+    hierarchical: Annotated[
+        bool | None,
+        typer.Option(help="h_ap and ndcg, for images with coarser classes. Default: unless that takes long on a CPU."),
+    ] = None,
     memory: Annotated[int, typer.Option(min=1, max=2**24, help="MiB the ranking may use beside the vectors.")] = 512,
     device: Device = None,
     max_pixels: MaxPixels = None,
@@ -176,7 +180,11 @@ def evaluate_command(
     options: dict[str, Any] = {"similarity": similarity, "ties": ties, "memory": memory << 20, "device": device}
     if more_metrics:
         options["metrics"] = [*METRICS, *more_metrics]
-    result, summary = evaluate_target(found, numbers, protocol, **options)
+    result, summary = evaluate_target(found, numbers, protocol, hierarchical=hierarchical, **options)
+    if summary.get("left_out") and hierarchical is None:
+        remark_aside(
+            f"{' and '.join(summary['left_out'])} take minutes here and are left out: --hierarchical measures them"
+        )
     show = eval_tables.show_nothing if as_json else eval_tables.show_table
     if without := summary.get("without_distractors"):
         show(eval_tables.metrics_table(f"{found.name}, without distractors", without, found.published_without))

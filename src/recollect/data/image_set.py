@@ -96,6 +96,15 @@ class ImageSet:
                 if _leaves(name):
                     raise _outside(name, self.root)
 
+    @property
+    def coarse_of_classes(self) -> list[int] | None:
+        """For each class the number of its coarser class; None without such classes."""
+        if self.coarse_labels is None:
+            return None
+        found = np.zeros(len(self.class_names), dtype=np.int64)
+        found[self.labels] = self.coarse_labels
+        return [int(number) for number in found]
+
     def _check_coarse(self, coarse: NDArray[np.int64]) -> None:
         if len(coarse) and not 0 <= coarse.min() <= coarse.max() < len(self.coarse_names):
             raise InputError(f"{self.name}: coarse labels must be numbers from 0 to {len(self.coarse_names) - 1}.")

@@ -27,6 +27,7 @@ from recollect.data import RevisitedBenchmark
 from recollect.data.transforms import Transform
 from recollect.data.transforms.longer_side import LongerSide
 from recollect.evaluation import Evaluation, evaluate, evaluate_reid, evaluate_revisited
+from recollect.evaluation.hierarchy import GRADED
 from recollect.evaluation.metrics import Metric
 from recollect.evaluation.result import write_summary
 from recollect.inference.content_keys import set_digest
@@ -46,6 +47,9 @@ from recollect.inference.test_sets import (
 from recollect.models import INSTANCE_SEARCH_SCALES
 
 PROTOCOLS = ("all", "reid")
+_GRADED_ENTRIES = 10**9
+"""Similarities whose order hierarchical AP reads on a CPU without being asked: about four minutes of one core."""
+_LABELS = ("labels", "gallery", "gallery_labels", "coarse_labels", "gallery_coarse_labels")
 
 
 @dataclass
@@ -56,6 +60,7 @@ class Target:
         name: for titles. place: where results go by default.
         embeddings, labels, gallery, gallery_labels: as ``evaluate`` takes them; for instance search ``gallery`` is the
             database and ``gnd`` the ground truth.
+        coarse_labels, gallery_coarse_labels: of a coarser level, for hierarchical AP and NDCG; None without.
         distractors: more of the gallery, an array or a file, wrong for every query.
         ks: the default k.
         published: metric → percent, the recipe's row in the paper; ``published_without``: the same without distractors.
@@ -68,6 +73,8 @@ class Target:
     labels: Any = None
     gallery: Any = None
     gallery_labels: Any = None
+    coarse_labels: Any = None
+    gallery_coarse_labels: Any = None
     gnd: list[dict[str, Any]] | None = None
     distractors: Any = None
     ks: tuple[int, ...] = (1, 10, 100, 1000)
@@ -80,7 +87,7 @@ class Target:
         """Write the vectors as ``.npz``, as ``target_from_file`` reads them."""
         arrays = {
             name: np.asarray(getattr(self, name))
-            for name in ("embeddings", "labels", "gallery", "gallery_labels")
+            for name in ("embeddings", *_LABELS)
             if getattr(self, name) is not None
         }
         if self.gnd is not None:
@@ -90,7 +97,8 @@ class Target:
 
 
 def target_from_file(path: Path) -> Target:
-    """Vectors from an ``.npz``: ``embeddings``, ``labels``, and possibly ``gallery``, ``gallery_labels``, ``gnd``.
+    """Vectors from an ``.npz``: ``embeddings``, ``labels``, and possibly ``gallery``, ``gallery_labels``, ``gnd``;
+    with ``coarse_labels`` (and ``gallery_coarse_labels``) hierarchical AP and NDCG are measured too.
 
     Raises:
         DataError: not such a file.
@@ -112,6 +120,8 @@ def target_from_file(path: Path) -> Target:
         labels=_labels(arrays, "labels"),
         gallery=arrays.get("gallery"),
         gallery_labels=_labels(arrays, "gallery_labels"),
+        coarse_labels=_labels(arrays, "coarse_labels"),
+        gallery_coarse_labels=_labels(arrays, "gallery_coarse_labels"),
         gnd=gnd,
         ks=default_ks("", {}, len(searched) if searched.ndim else 0),
         source={"vectors": str(path)},
@@ -282,6 +292,7 @@ def _embed_labelled(
     whole = len(places) == len(images)
     target.embeddings = found.vectors if whole else found.vectors[places]
     target.labels = images.labels[places]
+    target.coarse_labels = None if images.coarse_labels is None else images.coarse_labels[places]
     target.identity["images"] = set_digest(images if whole else images.subset(places), keys[places])
     return [(bad.name, bad.reason) for bad in found.skipped]
 
@@ -322,7 +333,12 @@ def check_protocol(protocol: str) -> None:
 
 
 def evaluate_target(
-    target: Target, ks: Sequence[int] | None = None, protocol: str = "all", **options: Any
+    target: Target,
+    ks: Sequence[int] | None = None,
+    protocol: str = "all",
+    *,
+    hierarchical: bool | None = None,
+    **options: Any,
 ) -> tuple[Any, dict[str, Any]]:
     """Run the protocol that fits; what it returned, and plain values for ``metrics.json``.
 
@@ -330,9 +346,16 @@ def evaluate_target(
         target: the vectors.
         ks: the k of r@k; the target's own by default.
         protocol: ``"all"``: everything against everything; ``"reid"``: a random gallery. Ground truth decides by itself.
+        hierarchical: measure ``h_ap`` and ``ndcg``, which rank everything of a query's coarser class; by default where there
+            are coarse labels, on a CPU up to a few minutes of them. ``"left_out"`` of the summary names what was not.
         options: of ``evaluate``.
+
+    Raises:
+        ConfigError: ``hierarchical`` is asked for without coarse labels.
     """
     check_protocol(protocol)
+    if hierarchical and target.coarse_labels is None:
+        raise ConfigError("hierarchical AP needs images with coarser classes, as those of sop and inaturalist have.")
     wanted = list(target.ks if ks is None else ks)
     if "metrics" in options and (target.gnd is not None or protocol == "reid"):
         raise ConfigError(
@@ -344,6 +367,9 @@ def evaluate_target(
         drawn = evaluate_reid(target.embeddings, target.labels, wanted, **options)
         shown = {"metrics": drawn.metrics, "deviations": drawn.deviations, "draws": len(drawn.draws)}
         return drawn, {**shown, "protocol": "reid", "source": target.source}
+    levels = _graded(target, hierarchical, options.get("device"))
+    if levels and "metrics" in options:
+        options["metrics"] = [*options["metrics"], *GRADED]
     result = evaluate(
         target.embeddings,
         target.labels,
@@ -351,11 +377,23 @@ def evaluate_target(
         target.gallery_labels,
         wanted,
         distractors=target.distractors,
+        coarse_labels=target.coarse_labels if levels else None,
+        gallery_coarse_labels=target.gallery_coarse_labels if levels else None,
         progress=True,
         **options,
     )
     result = replace(result, settings={**result.settings, "identity": target.identity})
-    return result, {**result.summary(), "protocol": "all", "source": target.source}
+    left_out = {"left_out": list(GRADED)} if target.coarse_labels is not None and not levels else {}
+    return result, {**result.summary(), "protocol": "all", **left_out, "source": target.source}
+
+
+def _graded(target: Target, hierarchical: bool | None, device: Any) -> bool:
+    """Whether both levels of labels are ranked: by default unless every row of a large matrix is to be sorted on a CPU."""
+    if target.coarse_labels is None or hierarchical is not None:
+        return bool(hierarchical)
+    place = str(getattr(target.embeddings, "device", "cpu") if device is None else device)
+    gallery = target.embeddings if target.gallery is None else target.gallery
+    return not place.startswith("cpu") or len(target.embeddings) * len(gallery) <= _GRADED_ENTRIES
 
 
 def evaluate_prefixes(

@@ -14,6 +14,7 @@ from recollect.losses.registry import available, create
 if TYPE_CHECKING:
     from recollect.losses.engine.soft_rank import Ranks
     from recollect.losses.engine.steps import Sigmoid
+    from recollect.losses.hierarchical_ap import HierarchicalAP
     from recollect.losses.matryoshka import Matryoshka
     from recollect.losses.rank_loss import RankLoss
     from recollect.losses.recall_at_k import RecallAtK
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from recollect.losses.sup_ap import Roadmap, SupAP
 
 __all__ = [
+    "HierarchicalAP",
     "Matryoshka",
     "RankLoss",
     "Ranks",
@@ -36,6 +38,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        "HierarchicalAP": "recollect.losses.hierarchical_ap",
         "Matryoshka": "recollect.losses.matryoshka",
         "RankLoss": "recollect.losses.rank_loss",
         "Ranks": "recollect.losses.engine.soft_rank",

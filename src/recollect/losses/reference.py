@@ -124,6 +124,41 @@ def smooth_ap(
     return torch.stack(losses).mean() if losses else embeddings.sum() * 0
 
 
+def hierarchical_ap(
+    embeddings: Tensor,
+    labels: Tensor,
+    ref_emb: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    *,
+    coarse: Tensor,
+    alpha: float = 1.0,
+    step: StepFunction | None = None,
+    step_positives: StepFunction | None = None,
+) -> Tensor:
+    """``1 − mean_q Σ_x Hrank(q, x) / rank(q, x) / Σ_x rel(x)``, graded relevance; ``coarse`` holds each label's coarser one."""
+    step = step or sigmoid_step(0.01)
+    references, others = (embeddings, labels) if ref_emb is None or ref_labels is None else (ref_emb, ref_labels)
+    losses = []
+    for q in range(len(embeddings)):
+        s = references @ embeddings[q]
+        level = (coarse[others] == coarse[labels[q]]).long() + (others == labels[q]).long()
+        kept = torch.ones(len(s), dtype=torch.bool)
+        kept[q] = ref_emb is not None
+        s, level = s[kept], level[kept]
+        if not (level > 0).any():
+            continue
+        number = torch.stack([(level == n).sum() for n in range(3)])
+        relevance = torch.where(level > 0, (level.to(s.dtype) / 2) ** alpha / number[level], 0.0)
+        ap = s.new_zeros(())
+        for x in (level > 0).nonzero()[:, 0]:
+            ahead = torch.where(level >= level[x], (step_positives or step)(s - s[x]), step(s - s[x]))
+            ahead = ahead.masked_fill(torch.arange(len(s)) == x, 0)
+            h_rank = relevance[x] + (torch.minimum(relevance, relevance[x]) * ahead).sum()
+            ap = ap + h_rank / (1 + ahead.sum())
+        losses.append(1 - ap / relevance.sum())
+    return torch.stack(losses).mean() if losses else embeddings.sum() * 0
+
+
 def calibration(
     embeddings: Tensor,
     labels: Tensor,

@@ -80,6 +80,13 @@ _ENTRIES = (
     LossEntry("sup_ap", "recollect.losses.sup_ap:SupAP", "rank", "AP with ROADMAP's asymmetric step", _TILED),
     LossEntry("roadmap", "recollect.losses.sup_ap:Roadmap", "rank", "SupAP with ROADMAP's calibration term", _TILED),
     LossEntry(
+        "hierarchical_ap",
+        "recollect.losses.hierarchical_ap:HierarchicalAP",
+        "rank",
+        "AP of graded relevance, for labels with a coarser level",
+        _TILED,
+    ),
+    LossEntry(
         "blackbox_ap",
         "recollect.losses.blackbox_ap:BlackboxAP",
         "rank",

@@ -179,7 +179,9 @@ def build(config: Config, device: torch.device, team: Team, given: Given = NOTHI
     network = make_network(config, device, given.model)
     check_trainable_in_chunks(network.trained)
     network.trained.train()
-    made = make_loss(config, len(sets.train.class_names), network.embedder.dim) if given.loss is None else given.loss
+    made = given.loss
+    if made is None:
+        made = make_loss(config, len(sets.train.class_names), network.embedder.dim, sets.train.coarse_of_classes)
     loss = _seeded(made, config.run.seed).to(device)
     batches = _batches(config, sets.train, network, machine)
     watched = [
@@ -244,29 +246,35 @@ def make_network(config: Config, device: torch.device, model: nn.Module | None =
     return Network(embedder, rest, frozen)
 
 
-def make_loss(config: Config, num_classes: int, dim: int) -> nn.Module:
-    """The loss, told the number of classes and the embedding's length if it asks; its parameters seeded.
+def make_loss(config: Config, num_classes: int, dim: int, coarse: Sequence[int] | None = None) -> nn.Module:
+    """The loss, told the number of classes, the embedding's length and the classes' coarser ones if it asks; its
+    parameters seeded.
 
     With ``loss.dims`` there is one for each length, so that none shares another's parameters or memory.
     """
     dims = config.loss.dims
     if not dims:
-        return _one_loss(config, num_classes, dim)
+        return _one_loss(config, num_classes, dim, coarse)
     from recollect.losses import Matryoshka
 
     lengths = prefix_lengths(dims, dim, "loss.dims")
-    return Matryoshka([_one_loss(config, num_classes, length) for length in lengths], dims)
+    return Matryoshka([_one_loss(config, num_classes, length, coarse) for length in lengths], dims)
 
 
-def _one_loss(config: Config, num_classes: int, dim: int) -> nn.Module:
+def _one_loss(config: Config, num_classes: int, dim: int, coarse: Sequence[int] | None) -> nn.Module:
     from recollect.losses import create
     from recollect.losses.registry import describe
 
     options: dict[str, Any] = dict(config.loss.options)
     asked = {option.name for option in describe(config.loss.name).options}
-    for name, value in (("num_classes", num_classes), ("dim", dim)):
-        if name in asked and name not in options:
-            options[name] = value
+    known = {"num_classes": num_classes, "dim": dim, "coarse": coarse}
+    for name in known.keys() & asked - options.keys():
+        if known[name] is None:
+            raise ConfigError(
+                f"loss.name {config.loss.name} compares two levels of labels, and these images have one: use images with "
+                "coarser classes (sop, inaturalist), or set loss.options.coarse to a number for each class."
+            )
+        options[name] = known[name]
     torch.manual_seed(config.run.seed + 1)
     return create(config.loss.name, **options)
 

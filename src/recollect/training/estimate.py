@@ -308,10 +308,13 @@ def _time(training: Training, network: NetworkFigures, probe: NetworkProbe, shar
     dim, device, processes = training.network.embedder.dim, machine.device, machine.team.size
     mine = -(-batches.size // processes)
     each = config.batch.samples_per_class
-    labels = sets.train.labels if config.batch.size == "all" else np.repeat(np.arange(batches.size // each), each)
+    num_classes, coarse = len(sets.train.class_names), sets.train.coarse_of_classes
+    # Spread over all classes: neighbours belong to one coarser class.
+    drawn = np.linspace(0, num_classes - 1, batches.size // each).astype(np.int64)
+    labels = sets.train.labels if config.batch.size == "all" else np.repeat(drawn, each)
     compute = probe.step(mine, batches.chunk) * share
     # Processes share the loss where it can be shared; one that cannot takes as long everywhere.
-    compute += probe_loss(config, labels, len(sets.train.class_names), dim, device, training.given_loss) / processes
+    compute += probe_loss(config, labels, num_classes, dim, device, training.given_loss, coarse) / processes
     compute += probe_optimizer(config, network.trained_parameters, device)
     reading = probe_reading(batches.feed) * mine
     step = both_at_once(compute, reading, device)

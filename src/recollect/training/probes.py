@@ -115,19 +115,25 @@ def probe_loss(
     dim: int,
     device: torch.device,
     given: nn.Module | None = None,
+    coarse: list[int] | None = None,
 ) -> float:
     """Seconds of the loss and its gradient for a batch with these labels, from one of fewer classes if it is large.
 
     ``given``: a loss that was handed over; it is copied, since what it remembers is the training's.
 
-    Each query is compared with everything for each of its positives: N · Σ n² for classes of n images.
+    Each query is compared with everything for each of its positives: N · Σ n² for classes of n images, of coarser
+    classes where the loss has two levels.
     """
-    classes, sizes = np.unique(labels, return_counts=True)
     share = max(1, round(len(labels) / _LOSS_IMAGES))
-    kept = classes[::share]
-    some = labels[np.isin(labels, kept)]
-    scale = len(labels) * float((sizes**2).sum()) / (len(some) * float((sizes[::share] ** 2).sum()))
-    loss = (make_loss(config, num_classes, dim) if given is None else copy.deepcopy(given)).to(device)
+    some = labels[np.isin(labels, np.unique(labels)[::share])]
+    loss = (make_loss(config, num_classes, dim, coarse) if given is None else copy.deepcopy(given)).to(device)
+    two_levels = coarse is not None and hasattr(loss, "coarse")
+
+    def comparisons(of: Indices) -> float:
+        sizes = np.unique(np.asarray(coarse)[of] if two_levels else of, return_counts=True)[1]
+        return len(of) * float((sizes**2).sum())
+
+    scale = comparisons(labels) / comparisons(some)
     names = torch.from_numpy(some).to(device)
     centres = functional.normalize(torch.randn(int(some.max()) + 1, dim, device=device), dim=1)
     noise = functional.normalize(torch.randn(len(some), dim, device=device), dim=1)

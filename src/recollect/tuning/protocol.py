@@ -206,7 +206,8 @@ def _try_out(config: Config, train: ImageSet) -> None:
     """Make what a trial is made of as far as it costs nothing: impossible settings are refused before a study begins."""
     find(config.model.init)
     make_sampler(config, train)
-    make_loss(config, train.num_classes, config.model.dim if isinstance(config.model.dim, int) else 128)
+    dim = config.model.dim if isinstance(config.model.dim, int) else 128
+    make_loss(config, train.num_classes, dim, train.coarse_of_classes)
 
 
 def _epochs(base: Config, images: ImageSet) -> int:

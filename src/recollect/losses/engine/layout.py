@@ -27,6 +27,7 @@ class TileIndices:
         mask: P × T, whether it is one.
         own: T rows of the references that are the queries themselves; None if these are ordinary references.
         count: T numbers of positives.
+        queries: T rows of the (mixed) queries.
     """
 
     rows: Tensor
@@ -35,6 +36,7 @@ class TileIndices:
     mask: Tensor
     own: Tensor | None
     count: Tensor
+    queries: Tensor
 
     def to(self, device: torch.device, dtype: torch.dtype) -> TileIndices:
         """The same indices where they are needed, with weights and counts in the type of the computation."""
@@ -45,6 +47,7 @@ class TileIndices:
             self.mask.to(device),
             None if self.own is None else self.own.to(device),
             self.count.to(device, dtype),
+            self.queries.to(device),
         )
 
 
@@ -145,7 +148,8 @@ class LabelLayout:
         rows, mixing = queries, None
         if self.mixing is not None:
             rows, mixing = self.mixing[0].dense(queries)
-        return TileIndices(rows, mixing, positives, mask, None if self.own is None else self.own[part], count)
+        own = None if self.own is None else self.own[part]
+        return TileIndices(rows, mixing, positives, mask, own, count, queries)
 
 
 def count_matches(ids: Tensor, ref_ids: Tensor) -> Tensor:
