@@ -1,4 +1,4 @@
-"""Hierarchical AP against its equation and against the metric, in float64, gradients included."""
+"""Hierarchical AP (``engine/graded_rank.py``) against its equation and the metric, in float64, gradients included."""
 
 from __future__ import annotations
 

@@ -113,3 +113,4 @@ from recollect.cli import search as _search  # noqa: E402, F401
 from recollect.cli import serve as _serve  # noqa: E402, F401
 from recollect.cli import train as _train  # noqa: E402, F401
 from recollect.cli import tune as _tune  # noqa: E402, F401
+from recollect.cli import whiten as _whiten  # noqa: E402, F401

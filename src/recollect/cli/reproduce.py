@@ -36,6 +36,10 @@ def reproduce(
             min=0, max=10**7, callback=finite, help="Start no new run after so many minutes; 0 only writes the page."
         ),
     ] = None,
+    earlier: Annotated[
+        Path | None,
+        typer.Option(help="runs.jsonl of an earlier page: its runs count as done where settings are the same."),
+    ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would be run, and stop.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -51,4 +55,4 @@ def reproduce(
         for line in reproducing.plan_lines(claim, **chosen):
             typer.echo(line)
         return
-    typer.echo(reproducing.reproduce(claim, **chosen, page=page, jobs=jobs, minutes=minutes))
+    typer.echo(reproducing.reproduce(claim, **chosen, page=page, jobs=jobs, minutes=minutes, earlier=earlier))

@@ -118,8 +118,9 @@ class ModelConfig:
     """Layer normalization before the last layer."""
     l2_before_head: bool | None = None
     """Scale pooled features to length 1 before the last layer."""
-    whitening: int | None = ranged(None, 1, _MANY)
-    """Start the last layer as a whitening learned from so many training images; None: at random."""
+    whitening: int | Literal["sfm120k"] | None = ranged(None, 1, _MANY)
+    """Start the last layer as a whitening learned from so many training images, or from the whitening pairs of SfM-120k in
+    ``data.validation_root``; None: at random."""
     batch_norm: Literal["frozen", "statistics"] = "frozen"
     """The paper freezes BatchNorm, its released code only the statistics. Trained BatchNorm cannot be chunked."""
     interpolation: str | None = None
@@ -316,9 +317,10 @@ def _refuse_combinations(config: Config) -> None:
         raise ConfigError(
             f"run.select {run.select!r} is not measured on sfm120k, which has queries and no classes: set run.select=map."
         )
-    if config.data.validation != SFM_NAME and config.data.validation_root is not None:
+    if SFM_NAME not in (config.data.validation, model.whitening) and config.data.validation_root is not None:
         raise ConfigError(
-            "data.validation_root is the folder of sfm120k: set data.validation=sfm120k, or leave it out."
+            "data.validation_root is the folder of sfm120k: set data.validation=sfm120k or model.whitening=sfm120k, or leave "
+            "it out."
         )
     if model.whitening is not None and model.dim is None:
         raise ConfigError("model.whitening initialises the last layer, and model.dim null leaves it out: set one.")

@@ -15,9 +15,9 @@ from typing import Any
 
 from recollect.common.errors import ConfigError
 from recollect.common.files import atomic_write, sha256, write_text
-from recollect.common.reading import read_bytes
+from recollect.common.reading import read_bytes, read_json
 from recollect.studies.claims import Claim, Curve
-from recollect.studies.matrix import Matrix
+from recollect.studies.matrix import RECORD, Matrix
 from recollect.studies.summary import CellResult, Judged, collect, judge
 
 _TITLE = "# The paper's claims, measured here"
@@ -123,6 +123,8 @@ def _section(
     missing = [result.cell.name for result in results.values() if len(result.by_seed) < len(matrix.seeds)]
     if missing:
         lines += ["", f"Not run, or not with every seed: {', '.join(missing)}."]
+    if earlier := [result.cell.name for result in results.values() if result.earlier]:
+        lines += ["", f"Taken over from an earlier study, made by an earlier version: {', '.join(earlier)}."]
     lines += [f"- {result.cell.name}, {why}" for result in results.values() for why in result.failures]
     return [*lines, ""]
 
@@ -166,6 +168,8 @@ def _runs(matrix: Matrix) -> Iterator[dict[str, Any]]:
     from recollect.config.overrides import as_mapping
     from recollect.training.run_folder import RunFolder
 
+    for file in sorted((matrix.out / "runs").rglob(RECORD)):
+        yield read_json(file, dict)
     for file in sorted((matrix.out / "runs").rglob("manifest.json")):
         manifest = RunFolder(file.parent).read_manifest()
         if not manifest.get("outcome"):

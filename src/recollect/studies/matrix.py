@@ -24,9 +24,11 @@ from typing import Any
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import write_json
 from recollect.common.reading import read_json
-from recollect.studies.benches import Bench, Budget
+from recollect.studies.benches import BENCHES, Bench, Budget
 from recollect.studies.claims import Cell, Claim
 
+RECORD = "record.json"
+"""In a run's folder: what the page of an earlier study says of it (``earlier_runs.py``), instead of the run itself."""
 SEEDS = (1, 2, 3)
 """Seeds of the runs that are reported; the search uses 0."""
 LADDER = tuple(float(f"{digit}e{power}") for power in range(-7, 1) for digit in (1, 3))
@@ -55,11 +57,25 @@ class Matrix:
             known = read_json(file, dict)
             if known.get("budget") != self.budget:
                 raise ConfigError(f"{self.out} holds runs of the {known.get('budget')} budget: choose another --out.")
+            self._check_benches(known)
         elif self.out.exists() and any(self.out.iterdir()):
             raise ConfigError(f"{self.out} is not empty and holds no study: choose another --out.")
         else:
             self.out.mkdir(parents=True, exist_ok=True)
-            write_json(file, {"budget": self.budget})
+            write_json(file, {"budget": self.budget, "benches": _benches()})
+
+    def _check_benches(self, known: dict[str, Any]) -> None:
+        """Runs of a bench whose definition has changed since must not meet new ones on one page."""
+        before, now = known.get("benches", {}), _benches()
+        for name, settings in now.items():
+            there = self.out / "runs" / name
+            if name in before and before[name] != settings and there.exists():
+                changed = [key for key in {**before[name], **settings} if before[name].get(key) != settings.get(key)]
+                raise ConfigError(
+                    f"{there} holds runs of an earlier definition of {name} ({', '.join(changed)}): choose another --out, or "
+                    "remove that folder."
+                )
+        write_json(self.out / "study.json", {**known, "benches": now})
 
     def folder(self, bench: Bench, cell: Cell) -> Path:
         """Where a cell's runs lie."""
@@ -112,6 +128,14 @@ class Matrix:
         }
 
 
+def _benches() -> dict[str, dict[str, Any]]:
+    """What every bench fixes, as plain values."""
+    return {
+        name: dict(json.loads(json.dumps({"recipe": bench.recipe, **bench.settings}, default=list)))
+        for name, bench in BENCHES.items()
+    }
+
+
 @dataclass(frozen=True)
 class RateChoice:
     """What a search run found at its best evaluation."""
@@ -158,6 +182,10 @@ def best_of(run: Path, rate: float) -> RateChoice | None:
     outcome = outcome_of(run)
     if outcome is None:
         return RateChoice(rate, 1, 0.0, 0) if failure_of(run) else None
+    if (record := record_of(run)) is not None:
+        batch, step = record["settings"]["batch"], int(record["chosen_step"])
+        last = step == outcome["steps"] and outcome["steps"] > (batch["batches_per_epoch"] or 1)
+        return RateChoice(rate, step, float(record["metrics"]["val"]["r@1"]), int(batch["size"]), last)
     from recollect.training.run_folder import RunFolder
 
     folder = RunFolder(run)
@@ -174,8 +202,16 @@ def outcome_of(run: Path) -> dict[str, Any] | None:
     """What a finished run's manifest says came of it."""
     from recollect.training.run_folder import RunFolder
 
+    if (record := record_of(run)) is not None:
+        kept = {name: record.get(name) for name in ("seconds", "chosen_step", "metrics")}
+        return {"steps": record["settings"]["run"]["steps"] or 0, **kept}
     found = RunFolder(run).read_manifest().get("outcome")
     return dict(found) if found else None
+
+
+def record_of(run: Path) -> dict[str, Any] | None:
+    """What an earlier study's page says of a run that was taken over from it."""
+    return dict(read_json(run / RECORD, dict)) if (run / RECORD).exists() else None
 
 
 def failure_of(run: Path) -> str | None:

@@ -127,7 +127,7 @@ def _idea() -> Markup:
             "its strongest: above 0 an item is drawn to the query, below 0 pushed away. The loss on pairs pulls wherever "
             "a similarity is off its margin; RS@k pulls where the order can change.",
         ),
-        [_pull_table(listed, pulls) for listed, pulls in _scenes()],
+        element("div", [_pull_table(listed, pulls) for listed, pulls in _scenes()], class_="columns"),
         element("h3", "rs@k beside recall@k"),
         element(
             "p",
@@ -163,8 +163,7 @@ def _pull_table(listed: paper_figures.RankedList, pulls: Sequence[paper_figures.
         [
             "● positive" if pull.positive else "○ negative",
             f"{pull.similarity:.2f}",
-            f"{pull.pairs + 0.0:+.2f}",
-            f"{pull.recall + 0.0:+.2f}",
+            *(f"{round(value, 2) + 0.0:+.2f}" for value in (pull.pairs, pull.recall)),
         ]
         for pull in (pulls[item] for item in listed.order)
     ]

@@ -9,6 +9,7 @@ from pathlib import Path
 from recollect.studies.benches import Budget
 from recollect.studies.claims_page import write_page
 from recollect.studies.claims_plan import choose_claims, describe, every_claim
+from recollect.studies.earlier_runs import take_over
 from recollect.studies.matrix import Matrix
 from recollect.studies.matrix_runs import run_matrix
 
@@ -26,6 +27,7 @@ def reproduce(
     seeds: int = 3,
     jobs: int | None = None,
     minutes: float | None = None,
+    earlier: Path | None = None,
 ) -> Path:
     """Measure claims of the paper: a matrix of ordinary runs, done once and resumable; then a page beside the paper's.
 
@@ -39,6 +41,7 @@ def reproduce(
         seeds: how many.
         jobs: runs at a time; by default one per core, one with a GPU.
         minutes: start no new run after so long; 0 only writes the page.
+        earlier: ``runs.jsonl`` of an earlier page, whose runs count as done where their settings are the same.
 
     Returns:
         The page. What is not run yet is run by the next call.
@@ -46,6 +49,10 @@ def reproduce(
     out = Path(out)
     claims, left_out = choose_claims(claim, list(benches) if benches else None, data)
     matrix = Matrix(out, budget, data, tuple(range(1, seeds + 1)))
+    if earlier is not None:
+        matrix.open()
+        taken, left = take_over(matrix, claims, earlier)
+        logger.info(f"earlier    {taken} runs taken over from {earlier}; {left} are of other settings or not asked for")
     for line in describe(matrix, claims, left_out):
         logger.info(line)
     if not run_matrix(matrix, claims, jobs=jobs, minutes=minutes):

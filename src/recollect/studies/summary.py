@@ -15,7 +15,7 @@ from typing import Literal
 
 from recollect.studies.benches import Bench
 from recollect.studies.claims import Cell, Claim, Contrast
-from recollect.studies.matrix import Matrix, RateChoice, failure_of, outcome_of
+from recollect.studies.matrix import Matrix, RateChoice, failure_of, outcome_of, record_of
 
 Verdict = Literal["holds here", "does not hold here", "undecided", "not run"]
 
@@ -38,6 +38,8 @@ class CellResult:
     """That the final runs took."""
     failures: tuple[str, ...] = ()
     """Why seeds have no result."""
+    earlier: bool = False
+    """Whether results were taken over from an earlier study."""
 
     @property
     def mean(self) -> float | None:
@@ -99,7 +101,8 @@ def _result(matrix: Matrix, bench: Bench, cell: Cell) -> CellResult:
     by_seed = {seed: 100 * outcome["metrics"]["test"]["r@1"] for seed, outcome in outcomes.items()}
     steps = next((int(outcome["steps"]) for outcome in outcomes.values()), None)
     failures = tuple(f"seed {seed}: {why}" for seed, run in runs.items() if (why := failure_of(run)))
-    return CellResult(cell, by_seed, choice, steps, failures)
+    earlier = any(record_of(run) is not None for run in runs.values())
+    return CellResult(cell, by_seed, choice, steps, failures, earlier)
 
 
 def judge(contrast: Contrast, results: dict[str, CellResult]) -> Judged:

@@ -1,39 +1,40 @@
 """The last layer as a whitening of the training images, before the first step: how instance search begins.
 
-Which images it is learned from was never published; here it is one class-balanced draw of the training set. Features
+Which images it is learned from was never published; here it is one class-balanced draw of the training set, or the pairs
+that the publishers of SfM-120k whiten with. Features
 are stored as they are computed (``inference/vector_store.py``), so a run that is killed meanwhile goes on where it was; the
 layer is a function of them and of the seed, and is part of the first checkpoint.
 """
 
 from __future__ import annotations
 
-import torch
 import torch.distributed as dist
 
 from recollect.config.schema import Config
 from recollect.data import ClassBalancedSampler, ImageSet
-from recollect.inference.embedding_sets import head_inputs
-from recollect.inference.features import images_at_once
-from recollect.models import whitening_from_labels
+from recollect.data.sources.revisited import SFM_NAME
+from recollect.inference.whitening_sets import WhiteningSet
 from recollect.training.build import Training
 
 
-def whitening_images(config: Config, images: ImageSet) -> ImageSet | None:
-    """The training images that the whitening is learned from, as many as ``model.whitening`` says; None without it.
+def whitening_images(config: Config, images: ImageSet) -> WhiteningSet | None:
+    """What the whitening is learned from, as ``model.whitening`` says; None without it.
 
     Raises:
         ConfigError: there are fewer images than asked for.
     """
     if config.model.whitening is None:
         return None
+    if config.model.whitening == SFM_NAME:
+        return WhiteningSet.from_sfm(config.data.validation_root or config.data.root or ".")
     each = config.batch.samples_per_class
     size = max(config.model.whitening // each, 1) * each
     sampler = ClassBalancedSampler(images.labels, size, each, seed=config.run.seed, batches_per_epoch=1)
     sampler.set_epoch(0)
-    return images.subset(next(iter(sampler)))
+    return WhiteningSet(images.subset(next(iter(sampler))))
 
 
-def whiten_last_layer(training: Training, chosen: ImageSet) -> None:
+def whiten_last_layer(training: Training, chosen: WhiteningSet) -> None:
     """Set the last layer to a whitening of the ``chosen`` images. All processes end with the same numbers.
 
     Args:
@@ -46,9 +47,7 @@ def whiten_last_layer(training: Training, chosen: ImageSet) -> None:
     config, embedder, team = training.config, training.network.embedder, training.machine.team
 
     def learn() -> None:
-        # Not the chunk: it may differ when resumed, and rounding with it.
-        features = head_inputs(embedder, chosen, batch_size=images_at_once(embedder.preprocessing))
-        embedder.set_whitening(whitening_from_labels(features, torch.from_numpy(chosen.labels), seed=config.run.seed))
+        embedder.set_whitening(chosen.learn(embedder, config.run.seed))
 
     team.first_alone(learn)  # thousands of large images: hours on a CPU
     if team.size > 1 and embedder.head.linear is not None:

@@ -1,0 +1,76 @@
+"""``recollect whiten``: a whitening as the last layer of a network that was trained without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recollect.cli.app import app
+from recollect.cli.options import (
+    AllowOutside,
+    Device,
+    Download,
+    Overwrite,
+    Quiet,
+    complete_data,
+    complete_model,
+    remark,
+)
+
+
+@app.command("whiten")
+def whiten(
+    model: Annotated[
+        str,
+        typer.Argument(
+            autocompletion=complete_model, help="A run, a saved embedder, or an initialisation, without a last layer."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder of the embedder to write.")],
+    pairs: Annotated[
+        Path | None, typer.Option(help="Learn from the whitening pairs of SfM-120k in this folder.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            autocompletion=complete_data, help="Learn from a data set or a folder: two images of one class are a pair."
+        ),
+    ] = None,
+    root: Annotated[Path | None, typer.Option(help="The folder the data set lies in.")] = None,
+    split: Annotated[str, typer.Option(help="Which part of it.")] = "train",
+    dim: Annotated[int | None, typer.Option(min=1, help="Leading dimensions to keep. Default: all.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    device: Device = None,
+    download: Download = False,
+    allow_outside: AllowOutside = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+) -> None:
+    """Learn a whitening and add it as the last layer.
+
+    recollect whiten runs/landmarks --pairs /data/sfm --out runs/landmarks-whitened
+    recollect whiten lite0-in1k --data photos/ --out whitened
+    """
+    from recollect.common.errors import ConfigError
+    from recollect.data import load
+    from recollect.inference import open_model
+    from recollect.inference.test_sets import choose_test
+    from recollect.inference.whitening_sets import WhiteningSet, add_last_layer, labelled_set
+
+    if (pairs is None) == (data is None):
+        raise ConfigError("say what to learn from: --pairs FOLDER (SfM-120k), or --data NAME.")
+    opened = open_model(model, download=download, device=device)
+    if opened.remark is not None:
+        remark(opened.remark)
+    if pairs is not None:
+        chosen = WhiteningSet.from_sfm(pairs, allow_outside=allow_outside)
+    else:
+        choice = choose_test(None, data=data, root=root, split=split)
+        outside = {"allow_outside": True} if allow_outside else {}
+        chosen = labelled_set(load(choice.data, choice.root, split, **outside))
+    remark(f"learning from {len(chosen):,} images")
+    made = add_last_layer(opened.embedder, chosen, dim, seed)
+    made.save(out, overwrite=overwrite)
+    typer.echo(out)

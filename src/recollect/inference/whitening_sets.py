@@ -1,0 +1,88 @@
+"""What a whitening is learned from, and a last layer made of one: before training, or after it.
+
+Pairs of images that match come from the lists of SfM-120k or from labels, two images of one class being a pair.
+``training/whitened_start.py`` starts a last layer that way; ``add_last_layer`` gives a trained network without one its
+whitening afterwards, as in the rows that the paper marks with an asterisk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from recollect.common.errors import ConfigError
+from recollect.data import ImageSet, load_sfm_pairs
+from recollect.inference.embedding_sets import head_inputs
+from recollect.inference.features import images_at_once
+from recollect.models import Embedder, Whitening, whitening_from_labels, whitening_from_pairs
+
+
+@dataclass(frozen=True, eq=False)
+class WhiteningSet:
+    """Images, and which of them match: numbers of the two images of each pair, or None for pairs of one class."""
+
+    images: ImageSet
+    pairs: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @classmethod
+    def from_sfm(cls, root: Path | str, *, allow_outside: bool = False) -> WhiteningSet:
+        """The pairs that the publishers of SfM-120k learn whitening from; images in no pair are left out."""
+        found = load_sfm_pairs(root, "whiten", allow_outside=allow_outside)
+        used, places = np.unique(np.concatenate([found.queries, found.positives]), return_inverse=True)
+        queries, positives = np.split(places.astype(np.int64), 2)
+        return cls(found.images.subset(used), (queries, positives))
+
+    def learn(self, embedder: Embedder, seed: int = 0) -> Whitening:
+        """The whitening of what the embedder's last layer is given.
+
+        Raises:
+            InputError: too few pairs for as many dimensions.
+        """
+        # Not the chunk of a training: it may differ when resumed, and rounding with it.
+        features = head_inputs(embedder, self.images, batch_size=images_at_once(embedder.preprocessing))
+        if self.pairs is None:
+            return whitening_from_labels(features, torch.from_numpy(self.images.labels), seed=seed)
+        queries, positives = (torch.from_numpy(rows) for rows in self.pairs)
+        return whitening_from_pairs(features, queries, positives)
+
+
+def add_last_layer(embedder: Embedder, chosen: WhiteningSet, dim: int | None = None, seed: int = 0) -> Embedder:
+    """The same network with L2, a whitening as its last layer, and L2.
+
+    Args:
+        embedder: without a last layer.
+        chosen: what to learn from.
+        dim: leading dimensions to keep; all by default.
+        seed: of the pairs, where labels give more than are used.
+
+    Raises:
+        ConfigError: it has a last layer, or fewer dimensions than asked for.
+    """
+    if embedder.head.linear is not None:
+        raise ConfigError(
+            "the network has a last layer already: whitening is added to one that was trained without (model.dim=null)."
+        )
+    features = embedder.feature_dim
+    if dim is not None and not 1 <= dim <= features:
+        raise ConfigError(f"dim {dim}: the network has {features} features, so choose 1 to {features}.")
+    config = replace(embedder.config, dim=dim or features, l2_before_head=True, layer_norm=False)
+    made = Embedder(config, embedder.backbone)
+    made.load_state_dict(embedder.state_dict(), strict=False)  # GeM's exponent; the last layer is new
+    made.to(embedder.device).eval()
+    made.set_whitening(chosen.learn(made, seed))
+    return made
+
+
+def labelled_set(images: ImageSet) -> WhiteningSet:
+    """Labelled images to learn from: those of classes with a pair."""
+    kept = np.flatnonzero(np.bincount(images.labels)[images.labels] >= 2)
+    if not len(kept):
+        raise ConfigError(f"{images.name}: no class has two images, so there is no pair to learn a whitening from.")
+    return WhiteningSet(images.subset(kept))

@@ -1,0 +1,84 @@
+"""Whitening as a last layer, learned from pairs of SfM-120k or from labels, before or after training."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from recollect.cli.app import app
+from recollect.common.errors import ConfigError
+from recollect.config.overrides import resolve
+from recollect.inference.embedding_sets import head_inputs
+from recollect.inference.opening import make_embedder
+from recollect.inference.whitening_sets import WhiteningSet, add_last_layer
+from recollect.models import Embedder, whitening_from_pairs
+from recollect.training.whitened_start import whitening_images
+
+IMAGES = 260  # as many pairs as ``tiny`` has features, and a few more
+
+
+@pytest.fixture(scope="module")
+def sfm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures of noise in the layout of SfM-120k, each paired with the next; the last image is in no pair."""
+    root = tmp_path_factory.mktemp("sfm")
+    names = [f"{number:032x}" for number in range(IMAGES + 1)]
+    rng = np.random.default_rng(0)
+    for name in names:
+        path = root / "retrieval-SfM-120k" / "ims" / name[-2:] / name[-4:-2] / name[-6:-4] / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(path, format="png")
+    pairs = {"cids": names, "qidxs": list(range(IMAGES - 1)), "pidxs": list(range(1, IMAGES))}
+    (root / "retrieval-SfM-120k" / "retrieval-SfM-120k-whiten.pkl").write_bytes(pickle.dumps(pairs))
+    return root
+
+
+@pytest.fixture
+def network() -> Embedder:
+    torch.manual_seed(0)
+    return Embedder.create("tiny", dim=None, pooling="gem", size=16, resize=16).eval()
+
+
+def test_the_last_layer_is_the_whitening_of_the_pairs(sfm: Path, network: Embedder) -> None:
+    chosen = WhiteningSet.from_sfm(sfm)
+    assert len(chosen) == IMAGES
+    made = add_last_layer(network, chosen, 32)
+    features = head_inputs(made, chosen.images)
+    wanted = whitening_from_pairs(features, torch.arange(IMAGES - 1), torch.arange(1, IMAGES))
+    assert made.dim == 32
+    images = chosen.images.subset(np.arange(5))
+    vectors = made.embed([images.read(number) for number in range(5)], progress=False)
+    torch.testing.assert_close(vectors, wanted(features[:5], 32), rtol=0, atol=1e-3)
+    with pytest.raises(ConfigError, match="last layer already"):
+        add_last_layer(made, chosen)
+
+
+def test_a_training_may_start_from_those_pairs(sfm: Path) -> None:
+    config = resolve("glyphs", {"model.whitening": "sfm120k", "data.validation_root": str(sfm)})
+    chosen = whitening_images(config, None)  # type: ignore[arg-type]
+    assert chosen is not None
+    assert chosen.pairs is not None
+    made = make_embedder(config.model, 0)
+    made.set_whitening(chosen.learn(made))
+    with pytest.raises(ConfigError, match="validation_root"):
+        resolve("glyphs", {"data.validation_root": str(sfm)})
+
+
+def test_the_verb(sfm: Path, network: Embedder, tmp_path: Path) -> None:
+    network.save(tmp_path / "trained")
+
+    def run(*words: str) -> tuple[int, str]:
+        result = CliRunner().invoke(app, ["whiten", str(tmp_path / "trained"), *words])
+        return result.exit_code, str(result.exception or result.output)
+
+    assert run("--pairs", str(sfm), "--out", str(tmp_path / "made"), "--dim", "8")[0] == 0
+    assert Embedder.load(tmp_path / "made").dim == 8
+    assert run("--out", str(tmp_path / "other"))[0] != 0
+    code, said = run("--data", "glyphs", "--split", "test", "--out", str(tmp_path / "labels"), "--dim", "300000")
+    assert code != 0
+    assert "300000" in said
