@@ -1,4 +1,4 @@
-"""Hierarchical AP (``engine/graded_rank.py``) against its equation and the metric, in float64, gradients included."""
+"""Hierarchical AP (``losses/engine/graded_rank.py``) against its equation and the metric, in float64."""
 
 from __future__ import annotations
 

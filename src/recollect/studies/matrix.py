@@ -66,7 +66,14 @@ class Matrix:
 
     def _check_benches(self, known: dict[str, Any]) -> None:
         """Runs of a bench whose definition has changed since must not meet new ones on one page."""
-        before, now = known.get("benches", {}), _benches()
+        before, now = known.get("benches"), _benches()
+        if before is None:
+            if (self.out / "runs").exists():
+                raise ConfigError(
+                    f"{self.out} holds runs of an earlier version, which did not note what their benches fixed: choose another "
+                    "--out; --earlier with the runs.jsonl of its page takes over the runs that still fit."
+                )
+            before = {}
         for name, settings in now.items():
             there = self.out / "runs" / name
             if name in before and before[name] != settings and there.exists():
