@@ -76,7 +76,7 @@ def test_the_search_reads_no_test_image(
         image.write_text("a trap")
     claim = asymmetric(BENCH)
     study = Matrix(tmp_path / "study", "small", data)
-    caplog.set_level("INFO", "recollect")
+    caplog.set_level("WARNING", "recollect")  # a slow machine also tells how far it is
     run_matrix(study, [claim], jobs=1)
     assert all(study.choice(BENCH, cell) is not None for cell in claim.cells())
     assert all("seed-" in line for line in caplog.messages)  # only what measures the test set misses it
@@ -106,7 +106,7 @@ def test_a_run_that_fails_is_said_and_does_not_stop_the_others(
     claim = replace(asymmetric(BENCH), curves=[replace(asymmetric(BENCH).curves[0], points=[("b", bad), ("g", good)])])
     claim = replace(claim, contrasts=[])
     study = Matrix(tmp_path / "study", "small", data)
-    caplog.set_level("INFO", "recollect")
+    caplog.set_level("WARNING", "recollect")  # a slow machine also tells how far it is
     assert not run_matrix(study, [claim], jobs=1)
     assert len(caplog.messages) == len(BENCH.rates)
     results = collect(study, claim)

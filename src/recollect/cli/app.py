@@ -15,6 +15,7 @@ _ORDER = (
     "demo",
     "train",
     "tune",
+    "compare",
     "eval",
     "report",
     "embed",
@@ -96,6 +97,7 @@ def common_options(
 
 # Verbs, one import per file: each defines its command on import.
 from recollect.cli import calibrate as _calibrate  # noqa: E402, F401
+from recollect.cli import compare as _compare  # noqa: E402, F401
 from recollect.cli import data as _data  # noqa: E402, F401
 from recollect.cli import demo as _demo  # noqa: E402, F401
 from recollect.cli import duplicates as _duplicates  # noqa: E402, F401

@@ -13,11 +13,12 @@ _WIDTH, _ROW, _TOP, _BOTTOM = 470, 20, 4, 24
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: its name, its value in percent, and which of the legend's looks it has (from 0)."""
+    """One bar: its name, its value in percent, which of the legend's looks it has (from 0), half the width of its interval."""
 
     name: str
     value: float
     look: int = 0
+    half: float | None = None
 
 
 def bar_chart(
@@ -35,7 +36,11 @@ def bar_chart(
         return None
     left = 8 + 7.2 * max(len(bar.name) for bar in bars)
     left, right = min(left, 0.55 * _WIDTH), _WIDTH - 44
-    marks = [mark for mark in ticks(low, max(100.0 if low > 50 else 1.0, *(bar.value for bar in bars))) if mark >= low]
+    marks = [
+        mark
+        for mark in ticks(low, max(100.0 if low > 50 else 1.0, *(bar.value + (bar.half or 0.0) for bar in bars)))
+        if mark >= low
+    ]
     high = marks[-1]
     bottom = _TOP + _ROW * len(bars)
 
@@ -54,7 +59,12 @@ def bar_chart(
         parts.append(element("text", bar.name, x=left - 6, y=y + 14, text_anchor="end", class_="label"))
         shape = {"x": round(left, 1), "y": y + 3, "width": width, "height": _ROW - 6}
         parts.append(element("rect", hint, class_=f"bar dot-{look}", **shape))
-        parts.append(element("text", f"{bar.value:.1f}", x=round(left + width + 5, 1), y=y + 14))
+        end = left + width
+        if bar.half is not None:
+            start, end = (min(across(bar.value + sign * bar.half), right) for sign in (-1, 1))
+            middle = {"y1": y + _ROW / 2, "y2": y + _ROW / 2}
+            parts.append(element("line", x1=round(start, 1), x2=round(end, 1), class_="interval", **middle))
+        parts.append(element("text", f"{bar.value:.1f}", x=round(end + 5, 1), y=y + 14))
     best = max(bars, key=lambda bar: bar.value)
     svg = element(
         "svg",

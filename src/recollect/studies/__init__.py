@@ -12,16 +12,18 @@ from recollect.common.imports import lazy_names
 
 if TYPE_CHECKING:
     from recollect.studies.claims_page import write_page
+    from recollect.studies.comparison import compare_losses
     from recollect.studies.demonstration import run_demo
     from recollect.studies.matrix import Matrix
     from recollect.studies.matrix_runs import run_matrix
 
-__all__ = ["Matrix", "run_demo", "run_matrix", "write_page"]
+__all__ = ["Matrix", "compare_losses", "run_demo", "run_matrix", "write_page"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Matrix": "recollect.studies.matrix",
+        "compare_losses": "recollect.studies.comparison",
         "run_demo": "recollect.studies.demonstration",
         "run_matrix": "recollect.studies.matrix_runs",
         "write_page": "recollect.studies.claims_page",

@@ -97,6 +97,11 @@ class Bench:
         """Of one core for a run of this budget, at most."""
         return self.cost * (1.0 if budget == "small" else self.budget.full / self.budget.small)
 
+    def settings_with(self, data: Path | None) -> dict[str, Any]:
+        """Its settings, with the place of its images where they lie in a folder that the user gave."""
+        root = self.root(data)
+        return {**self.settings, **({} if root is None else {"data.root": root})}
+
     def root(self, data: Path | None) -> str | None:
         """Where its images lie below the folder the user gave; None when none are needed.
 

@@ -15,8 +15,8 @@ in ``failed.json``, any other is begun or resumed. ``matrix_runs.py`` does them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,9 +45,11 @@ class Matrix:
     budget: Budget
     data: Path | None = None
     seeds: Sequence[int] = SEEDS
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What else the runs of this folder have in common, as plain values: runs of other data must not be mixed with them."""
 
     def open(self) -> None:
-        """Make the folder, or check that it is one of this budget.
+        """Create the folder, or check that it belongs to this study.
 
         Raises:
             ConfigError: it holds something else.
@@ -57,12 +59,25 @@ class Matrix:
             known = read_json(file, dict)
             if known.get("budget") != self.budget:
                 raise ConfigError(f"{self.out} holds runs of the {known.get('budget')} budget: choose another --out.")
-            self._check_benches(known)
+            self._check_about(known)
+            if not self.about:
+                self._check_benches(known)
         elif self.out.exists() and any(self.out.iterdir()):
             raise ConfigError(f"{self.out} is not empty and holds no study: choose another --out.")
         else:
             self.out.mkdir(parents=True, exist_ok=True)
-            write_json(file, {"budget": self.budget, "benches": _benches()})
+            shared = {"about": dict(self.about)} if self.about else {"benches": _benches()}
+            write_json(file, {"budget": self.budget, **shared})
+
+    def _check_about(self, known: dict[str, Any]) -> None:
+        """Runs of other data or settings must not meet on one page."""
+        then = known.get("about") or {}
+        if differing := [key for key in {**then, **self.about} if then.get(key) != self.about.get(key)]:
+            key = differing[0]
+            raise ConfigError(
+                f"{self.out} holds runs with other settings ({key}: {then.get(key)}, not {self.about.get(key)}): "
+                "choose another --out."
+            )
 
     def _check_benches(self, known: dict[str, Any]) -> None:
         """Runs of a bench whose definition has changed since must not meet new ones on one page."""
@@ -118,10 +133,8 @@ class Matrix:
     def settings(self, bench: Bench, cell: Cell, *, seed: int, rate: float, steps: int | None) -> dict[str, Any]:
         """Settings of one run; without ``steps`` it is one of the search."""
         searching = steps is None
-        root = bench.root(self.data)
         return {
-            **bench.settings,
-            **({} if root is None else {"data.root": root}),
+            **bench.settings_with(self.data),
             **cell.settings,
             **bench.budget.settings(self.budget, cell.batch, searching=searching, steps=steps),
             "batch.size": cell.batch,
@@ -221,6 +234,14 @@ def record_of(run: Path) -> dict[str, Any] | None:
     return dict(read_json(run / RECORD, dict)) if (run / RECORD).exists() else None
 
 
+def processor_seconds_of(run: Path) -> float | None:
+    """Processor seconds that a run took, reading images and evaluations included; None where they were not measured."""
+    from recollect.training.run_folder import RunFolder
+
+    found = RunFolder(run).read_manifest().get("processor_seconds")
+    return None if found is None else float(found)
+
+
 def failure_of(run: Path) -> str | None:
     """Why a run ended without a result for good: its loss was no number any more."""
     file = run / "failed.json"
@@ -246,10 +267,8 @@ def tasks(matrix: Matrix, claim: Claim) -> Iterator[Task]:
     bench = claim.bench
     for cell in claim.cells():
         if not cell.trains:
-            root = bench.root(matrix.data)
-            place = {} if root is None else {"data.root": root}
             for seed in matrix.seeds:
-                given = {**bench.settings, **place, **cell.settings, "model.dim": None, "run.seed": seed}
+                given = {**bench.settings_with(matrix.data), **cell.settings, "model.dim": None, "run.seed": seed}
                 if not _settled(path := matrix.untrained(bench, cell, seed)):
                     yield Task(path, bench.recipe, given, False)
             continue
@@ -269,8 +288,8 @@ def tasks(matrix: Matrix, claim: Claim) -> Iterator[Task]:
 
 def _fitting(matrix: Matrix, bench: Bench, cell: Cell) -> Cell:
     """The cell with the largest batch that half of the training classes can fill."""
-    settings = {**bench.settings, "data.root": bench.root(matrix.data)}
-    return replace(cell, batch=min(cell.batch, _largest_batch(bench.recipe, json.dumps(settings))))
+    settings = json.dumps(bench.settings_with(matrix.data))
+    return replace(cell, batch=min(cell.batch, _largest_batch(bench.recipe, settings)))
 
 
 @cache
@@ -282,7 +301,8 @@ def _largest_batch(recipe: str, settings: str) -> int:
     train = load(config.data.name, config.data.root, config.data.train_split, **config.data.options)
     half, _ = class_disjoint_split(train, "paper", 0)
     m = config.batch.samples_per_class
-    return m * int((half.class_sizes >= m).sum())
+    needed = m if config.batch.small_classes == "drop" else 1
+    return m * int((half.class_sizes >= needed).sum())
 
 
 @dataclass(frozen=True)

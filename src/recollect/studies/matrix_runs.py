@@ -205,12 +205,19 @@ def _do(task: Task, threads: int) -> str | None:
 def _train(task: Task) -> None:
     from recollect.config.overrides import resolve
     from recollect.data import only_splits
+    from recollect.training.run_folder import RunFolder
 
     config = resolve(task.recipe, task.settings)
     # A run of the search has no way to the test set, whatever its settings say.
     sealed = contextlib.nullcontext() if config.run.watch_test else only_splits(config.data.train_split)
-    with sealed:
-        trial.run(task.folder, config)
+    folder, begun = RunFolder(task.folder), time.process_time()
+    try:
+        with sealed:
+            trial.run(task.folder, config)
+    finally:
+        if folder.config_file.exists():  # of a run that is resumed, the parts add up
+            before = folder.read_manifest().get("processor_seconds", 0.0)
+            folder.update_manifest(processor_seconds=round(before + time.process_time() - begun, 2))
 
 
 def _measure_untrained(task: Task) -> None:

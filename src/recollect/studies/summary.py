@@ -8,14 +8,22 @@ decides: above zero it holds, below it does not, otherwise, and with fewer than 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import mean, stdev
 from typing import Literal
 
 from recollect.studies.benches import Bench
 from recollect.studies.claims import Cell, Claim, Contrast
-from recollect.studies.matrix import Matrix, RateChoice, failure_of, outcome_of, record_of
+from recollect.studies.matrix import (
+    Matrix,
+    RateChoice,
+    failure_of,
+    outcome_of,
+    processor_seconds_of,
+    record_of,
+)
 
 Verdict = Literal["holds here", "does not hold here", "undecided", "not run"]
 
@@ -40,6 +48,12 @@ class CellResult:
     """Why seeds have no result."""
     earlier: bool = False
     """Whether results were taken over from an earlier study."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Every metric of the test set in percent, mean over seeds."""
+    processor_seconds: float | None = None
+    """Of a final run, mean over seeds."""
+    searched_seconds: float | None = None
+    """Processor seconds of the whole search."""
 
     @property
     def mean(self) -> float | None:
@@ -102,7 +116,27 @@ def _result(matrix: Matrix, bench: Bench, cell: Cell) -> CellResult:
     steps = next((int(outcome["steps"]) for outcome in outcomes.values()), None)
     failures = tuple(f"seed {seed}: {why}" for seed, run in runs.items() if (why := failure_of(run)))
     earlier = any(record_of(run) is not None for run in runs.values())
-    return CellResult(cell, by_seed, choice, steps, failures, earlier)
+    tested = [outcome["metrics"]["test"] for outcome in outcomes.values()]
+    searched = () if choice is None else matrix.searches(bench, cell).values()
+    return CellResult(
+        cell,
+        by_seed,
+        choice,
+        steps,
+        failures,
+        earlier,
+        metrics={
+            name: 100 * mean(found[name] for found in tested)
+            for name in (tested[0] if tested else ())
+            if all(name in found for found in tested)
+        },
+        processor_seconds=_total(runs[seed] for seed in outcomes) / len(outcomes) if outcomes else None,
+        searched_seconds=_total(searched),
+    )
+
+
+def _total(runs: Iterable[Path]) -> float:
+    return sum(processor_seconds_of(run) or 0.0 for run in runs)
 
 
 def judge(contrast: Contrast, results: dict[str, CellResult]) -> Judged:

@@ -1,0 +1,99 @@
+"""``recollect compare``: several losses on the same images, fairly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recollect.cli.app import app
+from recollect.cli.options import (
+    AllowOutside,
+    AsJson,
+    Quiet,
+    complete_data,
+    complete_recipe,
+    complete_setting,
+    print_json,
+    remark,
+    remarks_aside,
+)
+from recollect.common.words import printable
+
+
+@app.command()
+def compare(
+    losses: Annotated[
+        str,
+        typer.Option(
+            help='Names of recollect losses or references, separated by commas, with options: "recall_at_k(simix=true)".'
+        ),
+    ],
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            autocompletion=complete_recipe,
+            help="Everything but the loss: a recipe's name or a YAML file. Default: glyphs; with --data FOLDER: folder.",
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(autocompletion=complete_data, help="A folder of images, or the name of a data set."),
+    ] = None,
+    root: Annotated[str | None, typer.Option(help="Where that data set lies.")] = None,
+    allow_outside: AllowOutside = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs per loss that are reported; three or more decide.")] = 3,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most steps of a run. Default: 1,500 on frozen features, else the recipe's."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", autocompletion=complete_setting, help="Any setting that all losses share."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The comparison's folder: runs and page.")] = Path("runs/compare"),
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time. Default: one per core; one with a GPU.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Start no new run after so long; 0 only writes the page.")
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Print what would be run, and stop.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare losses fairly: same budget, each at its own best learning rate, several seeds, one page.
+
+    recollect compare --losses recall_at_k,smooth_ap,my.py:MyLoss --data photos/
+
+    Learning rates are chosen on validation classes. An interrupted comparison is resumed by the same command, and a loss
+    or a seed that is added later is run beside those that are there.
+    """
+    from recollect.cli.train import data_settings
+    from recollect.studies.comparison import plan_comparison, run_comparison
+
+    remarks_aside(as_json)
+    recipe, more = data_settings(recipe, data, root)
+    more += ["data.options.allow_outside=true"] * allow_outside
+    given = [*more, *(settings or [])]
+    planned = plan_comparison(losses, recipe, given, out=out, seeds=seeds, steps=steps)
+    if plan:
+        if as_json:
+            print_json({"plan": planned.lines()})
+        for line in [] if as_json else planned.lines():
+            typer.echo(printable(line))
+        return
+    for line in [] if as_json else planned.lines():
+        remark(line)
+    found = run_comparison(planned, jobs=jobs, minutes=minutes)
+    if as_json:
+        print_json(found.as_dict())
+        return
+    for pair in found.pairs:
+        typer.echo(printable(pair.sentence))
+    if not found.complete:
+        remark("left       some runs are not done: the same command goes on with them")
+    typer.echo(found.page)

@@ -1,0 +1,377 @@
+"""``compare_losses``: several losses on the same images, each at its own best learning rate, with the same budget.
+
+A comparison is a claim without a claimant: one cell per loss on a bench made from the user's data. Search, seeds, resuming
+and judgement are those of the paper's claims (``matrix.py``, ``matrix_runs.py``, ``summary.py``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from recollect.common import doors
+from recollect.common.errors import ConfigError
+from recollect.common.words import in_words
+from recollect.common.yaml_text import parse_yaml
+from recollect.config.automatic import PAPER_BATCH, choose_device, is_pretrained, settle
+from recollect.config.overrides import parse_setting, resolve
+from recollect.config.schema import Config
+from recollect.studies.benches import Bench, EqualImages, UntilValidation
+from recollect.studies.claims import Cell, Claim, Contrast, Curve
+from recollect.studies.matrix import LADDER, Matrix, pending
+from recollect.studies.matrix_runs import run_matrix
+from recollect.studies.summary import CellResult, Judged, collect, interval, judge
+
+HEAD_STEPS = 1500
+"""Most steps of a search on frozen features: there a step takes milliseconds."""
+HEAD_IMAGES = 160_000
+"""Most images that a run on frozen features sees."""
+
+
+@dataclass(frozen=True)
+class PlannedComparison:
+    """What is to be compared: a matrix of runs, and the claim that collects them."""
+
+    matrix: Matrix
+    claim: Claim
+    config: Config
+    """Settled, of the first loss."""
+    train_images: int
+    train_classes: int
+
+    @property
+    def data_name(self) -> str:
+        """The data set, or the user's folder without the way to it."""
+        data = self.config.data
+        return Path(data.root).name if data.name == "folder" and data.root else data.name
+
+    def lines(self) -> list[str]:
+        """The plan in words, one line each."""
+        bench, counted = self.claim.bench, pending(self.matrix, [self.claim])
+        done = sum(run.done for run in counted)
+        frozen = self.config.model.freeze
+        network = self.config.model.init + (
+            ", the whole network is trained" if frozen == "none" else f", frozen up to {frozen}, computed once"
+        )
+        return [
+            f"data       {self.data_name}: {self.train_images:,} training images of {self.train_classes:,} classes",
+            f"network    {network}",
+            f"losses     {', '.join(cell.label for cell in self.claim.cells() if cell.trains)}",
+            f"batch      {bench.batch} images",
+            f"budget     {bench.budget.words('small')}",
+            f"rates      {' and '.join(f'{rate:g}' for rate in bench.rates)} first; further while the best lies at an end",
+            f"runs       {len(counted)} or more, {done} done already",
+        ]
+
+
+@dataclass(frozen=True)
+class PairOfLosses:
+    """Two losses and what the runs say of their difference."""
+
+    first: str
+    second: str
+    judged: Judged
+
+    @property
+    def sentence(self) -> str:
+        """The result in plain words."""
+        a, b, found = self.first, self.second, self.judged.differences
+        if not found:
+            return f"{a} and {b} have no finished seeds in common yet."
+        middle, half = interval(found)
+        seeds = f"{len(found)} seed{'s' if len(found) > 1 else ''}"
+        if math.isinf(half) or (self.judged.verdict == "undecided" and len(found) < 3):
+            return f"{a} and {b} differ by {middle:+.1f} points of r@1 over {seeds}: too few seeds to decide."
+        low, high = middle - half, middle + half
+        if self.judged.verdict == "undecided":
+            return (
+                f"{a} and {b} cannot be told apart here: the difference is {middle:+.1f} points of r@1, 90 % interval "
+                f"{low:+.1f} to {high:+.1f}, {seeds}."
+            )
+        if middle < 0:
+            a, b, low, high = b, a, -high, -low
+        return (
+            f"{a} finds more than {b}: {abs(middle):.1f} points of r@1, 90 % interval {low:.1f} to {high:.1f}, {seeds}."
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        found = self.judged.differences
+        middle, half = interval(found) if found else (None, None)
+        return {
+            "first": self.first,
+            "second": self.second,
+            "difference": middle,
+            "half_width_90": None if half is None or math.isinf(half) else half,
+            "by_seed": list(found),
+            "sentence": self.sentence,
+        }
+
+
+@dataclass(frozen=True)
+class LossComparison:
+    """The results of a comparison, as far as runs are finished.
+
+    Attributes:
+        planned: what was compared. complete: whether every run is done.
+        results: one per loss, and the network without training where it is pre-trained.
+        pairs: every two losses.
+        page: the HTML page.
+    """
+
+    planned: PlannedComparison
+    complete: bool
+    results: Sequence[CellResult]
+    pairs: Sequence[PairOfLosses]
+    page: Path
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, e.g. for ``--json``."""
+        return {
+            "complete": self.complete,
+            "page": str(self.page),
+            "losses": [_plain(result) for result in self.results],
+            "pairs": [pair.as_dict() for pair in self.pairs],
+        }
+
+
+def _plain(result: CellResult) -> dict[str, Any]:
+    choice = result.choice
+    half = interval(list(result.by_seed.values()))[1] if result.by_seed else math.inf
+    return {
+        "loss": result.cell.label,
+        "r@1": result.mean,
+        "half_width_90": None if math.isinf(half) else half,
+        "by_seed": result.by_seed,
+        "metrics": dict(result.metrics),
+        "learning_rate": None if choice is None else choice.rate,
+        "steps": result.steps,
+        "batch": result.cell.batch,
+        "processor_seconds": result.processor_seconds,
+        "searched_processor_seconds": result.searched_seconds,
+        "failures": list(result.failures),
+    }
+
+
+def compare_losses(
+    losses: str | Sequence[str],
+    recipe: str | Path = "folder",
+    settings: Mapping[str, Any] | Iterable[str] = (),
+    *,
+    out: Path | str = "runs/compare",
+    seeds: int = 3,
+    steps: int | None = None,
+    jobs: int | None = None,
+    minutes: float | None = None,
+) -> LossComparison:
+    """Train each loss at its own best learning rate, several seeds each, and compare them on test classes.
+
+    The learning rate of each loss (and on frozen features its number of steps) is chosen on validation classes; all see at
+    most the same number of images. Runs that are finished are not repeated: the same call goes on with an interrupted one.
+
+    Args:
+        losses: names, references such as ``my.py:MyLoss``, each possibly with options: ``recall_at_k(simix=true)``.
+        recipe: everything but the loss; see ``resolve``. settings: what to change in it, e.g. ``{"data.root": …}``.
+        out: folder of the runs, of ``comparison.html`` and ``comparison.json``.
+        seeds: runs per loss that are reported.
+        steps: most steps of a run; by default 1,500 on frozen features, else what the recipe says.
+        jobs: runs at a time; by default one per core, or one with a GPU.
+        minutes: start no new run after so many; 0 only writes the page.
+
+    Raises:
+        ConfigError: an unknown loss or option, or ``out`` holds something else.
+    """
+    planned = plan_comparison(losses, recipe, settings, out=out, seeds=seeds, steps=steps)
+    return run_comparison(planned, jobs=jobs, minutes=minutes)
+
+
+def run_comparison(
+    planned: PlannedComparison, *, jobs: int | None = None, minutes: float | None = None
+) -> LossComparison:
+    """Do what was planned, as far as it is not done; see ``compare_losses``."""
+    planned.matrix.open()
+    if minutes != 0:
+        _compute_features(planned)
+    complete = run_matrix(planned.matrix, [planned.claim], jobs=jobs, minutes=minutes)
+    from recollect.studies.comparison_page import write_comparison
+
+    return write_comparison(planned, complete)
+
+
+def plan_comparison(
+    losses: str | Sequence[str],
+    recipe: str | Path = "folder",
+    settings: Mapping[str, Any] | Iterable[str] = (),
+    *,
+    out: Path | str = "runs/compare",
+    seeds: int = 3,
+    steps: int | None = None,
+) -> PlannedComparison:
+    """What ``compare_losses`` would do. Loads the list of training images and makes every loss once; writes nothing."""
+    from recollect.training.build import load_sets, make_loss
+
+    pairs = settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings)
+    given = {key: value for key, value in pairs if not key.startswith(("loss.name", "loss.options"))}
+    config = resolve(recipe, given)
+    chosen = parse_losses(losses)
+    train = load_sets(replace(config, run=replace(config.run, watch_test=False))).train
+    device = choose_device(config.run.device)
+    settled, _ = settle(config, train, device, is_pretrained(config.model))
+    batch = _batch(settled, train.class_sizes)
+    frozen = settled.model.freeze != "none"
+    given |= {"model.freeze": settled.model.freeze, "loss.options": {}}
+    if frozen:
+        most = steps or HEAD_STEPS
+        budget: EqualImages | UntilValidation = UntilValidation(most, most, max(HEAD_IMAGES, 10 * batch))
+    else:
+        epochs = settled.run.epochs if isinstance(settled.run.epochs, int) else 0
+        each = settled.batch.batches_per_epoch or max(1, len(train) // batch)
+        images = (steps or settled.run.steps or epochs * each) * batch
+        budget = EqualImages(images, images)
+        given.setdefault("optimizer.warm_up", 0.1)
+        given |= {"optimizer.milestones": []}
+    cells = [_cell(name, options, batch) for name, options in chosen]
+    if len({cell.name for cell in cells}) < len(cells):
+        raise ConfigError("a loss is named twice: name each once, or give them different options.")
+    for cell in cells:
+        # Misspelt options are told now, not in the first run.
+        make_loss(resolve(recipe, {**given, **cell.settings}), len(train.class_names), max((64, *config.loss.dims)))
+    rate = settled.optimizer.lr if isinstance(settled.optimizer.lr, float) else 1e-4
+    bench = Bench(
+        name=_slug(f"{settled.data.name}-{settled.model.init}"),
+        title=f"{settled.data.name}, {settled.model.init}",
+        recipe=str(recipe),
+        budget=budget,
+        batch=batch,
+        batches=(batch,),
+        rates=_first_rates(rate),
+        settings=given,
+    )
+    about = {"recipe": str(recipe), "settings": _json_ready(given), "steps": steps, "images": train.fingerprint}
+    matrix = Matrix(Path(out), "small", None, tuple(range(1, seeds + 1)), about)
+    untrained = [Cell("init", "no training", batch, trains=False)] if is_pretrained(settled.model) else []
+    contrasts = [
+        Contrast(f"{a.label} beats {b.label}", [(1, a), (-1, b)], claimed=False)
+        for a, b in [*itertools.combinations(cells, 2), *itertools.product(cells, untrained)]
+    ]
+    points = [(cell.label, cell) for cell in [*cells, *untrained]]
+    claim = Claim("losses", "Losses compared", "", bench, "loss", [Curve("r@1", points)], contrasts)
+    return PlannedComparison(matrix, claim, settled, len(train), len(train.class_names))
+
+
+def parse_losses(losses: str | Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Losses as a user names them, to names and options.
+
+    Example:
+        >>> parse_losses("recall_at_k(simix=true, k=[1, 2]),smooth_ap")
+        [('recall_at_k', {'simix': True, 'k': [1, 2]}), ('smooth_ap', {})]
+
+    Raises:
+        ConfigError: fewer than one loss, or options that cannot be read.
+    """
+    listed = _split(losses) if isinstance(losses, str) else [part for text in losses for part in _split(text)]
+    if not listed:
+        raise ConfigError("name at least one loss, e.g. --losses recall_at_k,smooth_ap; recollect losses lists them.")
+    found = []
+    for text in listed:
+        name, opened, rest = text.partition("(")
+        if opened and not rest.endswith(")"):
+            raise ConfigError(f"{text!r}: options stand in parentheses, such as recall_at_k(simix=true,tau1=2).")
+        options = {}
+        for option in _split(rest[:-1]) if opened else []:
+            key, equals, value = option.partition("=")
+            if not equals:
+                raise ConfigError(f"{text!r}: {option!r} is not an option: write name=value.")
+            options[key.strip()] = parse_yaml(value, f"the option {option!r}")
+        found.append((name.strip(), options))
+    return found
+
+
+def _split(text: str) -> list[str]:
+    """At commas outside of parentheses and brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _cell(name: str, options: Mapping[str, Any], batch: int) -> Cell:
+    """A loss as a cell; code from outside is known by its content, so that a changed file is trained anew."""
+    words = "" if not options else f"({', '.join(f'{key}={value}' for key, value in options.items())})"
+    short = name
+    if doors.is_reference(name):
+        place, _, attribute = name.rpartition(":")
+        short = f"{Path(place).name}:{attribute}"
+        name_of_code = f"-{doors.load(name, 'loss').sha256[:8]}"
+    else:
+        name_of_code = ""
+    return Cell(
+        _slug(f"{short}{words}") + name_of_code,
+        short + words,
+        batch,
+        {"loss.name": name, "loss.options": dict(options)},
+    )
+
+
+def _slug(text: str) -> str:
+    """As a folder's name, without two texts becoming one by accident."""
+    import hashlib
+
+    plain = re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.")[:60] or "loss"
+    return plain if plain == text else f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
+
+def _batch(settled: Config, sizes: Any) -> int:
+    if isinstance(settled.batch.size, int):
+        return settled.batch.size
+    each = settled.batch.samples_per_class
+    usable = int((sizes >= (each if settled.batch.small_classes == "drop" else 1)).sum())
+    return each * max(2, min(usable, PAPER_BATCH // each))
+
+
+def _first_rates(rate: float) -> tuple[float, ...]:
+    """The two rates of the ladder that a search begins with: the usual one and the next lower."""
+    place = min(range(len(LADDER)), key=lambda number: abs(math.log(LADDER[number] / rate)))
+    return LADDER[max(0, place - 1) : max(0, place - 1) + 2]
+
+
+def _json_ready(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+
+
+def _compute_features(planned: PlannedComparison) -> None:
+    """Features of a frozen part, once and with a progress line, before runs at the same time would all compute them."""
+    if planned.config.model.freeze == "none" or all(run.done for run in pending(planned.matrix, [planned.claim])):
+        return
+    from recollect.training.build import built
+
+    bench = planned.claim.bench
+    cell = next(cell for cell in planned.claim.cells() if cell.trains)
+    settings = planned.matrix.settings(bench, cell, seed=1, rate=bench.rates[0], steps=1)
+    with built(resolve(bench.recipe, settings)) as training:
+        training.prepare()
+
+
+def summarise(planned: PlannedComparison) -> tuple[list[CellResult], list[PairOfLosses]]:
+    """What the runs of a comparison say so far."""
+    found = collect(planned.matrix, planned.claim)
+    pairs = [
+        PairOfLosses(contrast.terms[0][1].label, contrast.terms[1][1].label, judge(contrast, found))
+        for contrast in planned.claim.contrasts
+    ]
+    return list(found.values()), pairs
+
+
+def spent(results: Iterable[CellResult]) -> str:
+    """Processor time of everything, in words."""
+    total = sum((r.processor_seconds or 0) * len(r.by_seed) + (r.searched_seconds or 0) for r in results)
+    return in_words(total)

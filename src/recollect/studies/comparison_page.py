@@ -1,0 +1,175 @@
+"""The page of a comparison of losses: one HTML file that needs nothing else, and ``comparison.json`` beside it.
+
+Made anew from the run folders each time. Names of losses come from the user and are escaped (``report/markup.py``).
+"""
+
+from __future__ import annotations
+
+import math
+
+from recollect.common.files import write_json, write_text
+from recollect.report.bars import Bar, bar_chart
+from recollect.report.markup import Child, Markup, element, join, name_of, table
+from recollect.report.page import check_target, document
+from recollect.studies.comparison import LossComparison, PlannedComparison, spent, summarise
+from recollect.studies.summary import CellResult, interval
+
+GENERATOR = "recollect compare"
+_DASH = "–"
+
+
+def write_comparison(planned: PlannedComparison, complete: bool) -> LossComparison:
+    """Write ``comparison.html`` and ``comparison.json`` into the study's folder.
+
+    Raises:
+        InputError: there is a ``comparison.html`` that recollect did not write.
+    """
+    page = planned.matrix.out / "comparison.html"
+    check_target(page, False, GENERATOR)
+    results, pairs = summarise(planned)
+    found = LossComparison(planned, complete, results, pairs, page)
+    write_text(page, document("Losses compared", _body(found), _CONTENTS, GENERATOR))
+    write_json(planned.matrix.out / "comparison.json", found.as_dict())
+    return found
+
+
+_CONTENTS = [("results", "Results"), ("pairs", "Each pair"), ("how", "How it was measured")]
+
+
+def _body(found: LossComparison) -> Markup:
+    parts: dict[str, Child] = {"results": _results(found), "pairs": _pairs(found), "how": _how(found)}
+    config = found.planned.config
+    missing = None if found.complete else "Some runs are not finished; the same command goes on with them."
+    return join(
+        element("h1", "Losses compared"),
+        element(
+            "p",
+            "Every loss at its own best learning rate, on ",
+            name_of(found.planned.data_name),
+            f" with {config.model.init}. r@1 in percent on test classes that no training saw.",
+            class_="introduction",
+        ),
+        element("ul", element("li", missing), class_="remarks") if missing else None,
+        [element("section", element("h2", name), parts[key], id=key, aria_label=name) for key, name in _CONTENTS],
+    )
+
+
+def _results(found: LossComparison) -> Markup:
+    ordered = sorted(found.results, key=lambda result: -(result.mean or -1))
+    bars = [
+        Bar(result.cell.label, result.mean, 0 if result.cell.trains else 1, _half(result))
+        for result in ordered
+        if result.mean is not None
+    ]
+    lowest = min((bar.value - (bar.half or 0) for bar in bars), default=0.0)
+    low = max(0.0, 5.0 * math.floor((lowest - 5) / 5))
+    looks = ["trained", "no training"] if any(bar.look for bar in bars) else ["trained"]
+    caption = "Mean over seeds; the line is its 90 % interval." + ("" if low == 0 else f" The axis begins at {low:g}.")
+    others = [name for name in (ordered[0].metrics if ordered else ()) if name.startswith("r@") and name != "r@1"][:3]
+    more = [*others, *(name for name in ("map@r",) if ordered and name in ordered[0].metrics)]
+    rows = [
+        [
+            name_of(result.cell.label),
+            _shown(result),
+            *(f"{result.metrics[name]:.1f}" if name in result.metrics else _DASH for name in more),
+            str(len(result.by_seed)),
+            *_training(result),
+            _seconds(result.processor_seconds),
+            _seconds(result.searched_seconds if result.cell.trains else None),
+        ]
+        for result in ordered
+    ]
+    shown = {"map@r": "mAP@R"}
+    head = [
+        "loss",
+        "r@1",
+        *(shown.get(name, name) for name in more),
+        "seeds",
+        "learning rate",
+        "steps",
+        "s per run",
+        "s of search",
+    ]
+    failures = [f"{result.cell.label}, {why}" for result in found.results for why in result.failures]
+    return join(
+        element(
+            "div",
+            bar_chart(bars, looks, title="r@1 of each loss", value="r@1", low=low, caption=caption),
+            class_="charts",
+        ),
+        table(
+            head,
+            rows,
+            caption="Results, best first: mean ± half of the 90 % interval (Student's t over seeds). s: processor seconds.",
+        ),
+        element("ul", [element("li", why) for why in failures], class_="remarks") if failures else None,
+    )
+
+
+def _pairs(found: LossComparison) -> Markup:
+    if not found.pairs:
+        return element("p", "One loss has nothing to be compared with.")
+    rows = [
+        [join(name_of(pair.first), " − ", name_of(pair.second)), pair.judged.shown, _by_seed(pair.judged.differences)]
+        for pair in found.pairs
+    ]
+    return join(
+        element("ul", [element("li", pair.sentence) for pair in found.pairs]),
+        table(
+            ["pair", "difference", "by seed"],
+            rows,
+            caption="Differences of r@1 in points, seed by seed: runs of one seed share their batches.",
+        ),
+    )
+
+
+def _how(found: LossComparison) -> Markup:
+    planned = found.planned
+    bench, seeds = planned.claim.bench, planned.matrix.seeds
+    config = planned.config
+    frozen = config.model.freeze
+    trained = "the whole network" if frozen == "none" else f"what follows {frozen}, on features computed once,"
+    own = len(planned.claim.contrasts)
+    lines = [
+        f"Data: {planned.train_images:,} training images of {planned.train_classes:,} classes. {trained[0].upper()}"
+        f"{trained[1:]} is trained, {bench.batch} images per batch.",
+        f"Budget: {bench.budget.words('small')}.",
+        "Learning rates are chosen with seed 0 on half of the training classes, measured on the other half; test images "
+        "cannot be loaded there. Rates go 1, 3, 10, … and on while the best lies at an end.",
+        f"Then all training classes are trained on with seeds {', '.join(map(str, seeds))} and the test set is measured once.",
+        "“Finds more” means that the 90 % interval of the paired differences is above zero, from three seeds on. It covers "
+        "the seeds, not other classes or data sets"
+        + (f"; of {own} pairs at 90 % about {own / 10:.1g} would seem to differ by chance." if own > 1 else "."),
+        "A loss's own parameters, such as proxies, have the same learning rate as the network times "
+        f"optimizer.loss_multiplier ({config.optimizer.loss_multiplier:g}).",
+        f"Processor time of all runs: {spent(found.results)}, reading images and evaluations included.",
+    ]
+    return element("ul", [element("li", line) for line in lines])
+
+
+def _training(result: CellResult) -> tuple[str, str]:
+    if result.choice is None or result.steps is None:
+        return _DASH, _DASH
+    end = " (end of the search)" if result.choice.at_the_end else ""
+    limit = " (limit)" if result.choice.at_the_limit else ""
+    return f"{result.choice.rate:g}{end}", f"{result.steps:,}{limit}"
+
+
+def _half(result: CellResult) -> float | None:
+    half = interval(list(result.by_seed.values()))[1] if result.by_seed else math.inf
+    return None if math.isinf(half) else half
+
+
+def _shown(result: CellResult) -> str:
+    if result.mean is None:
+        return _DASH
+    half = _half(result)
+    return f"{result.mean:.1f}" + ("" if half is None else f" ± {half:.1f}")
+
+
+def _seconds(value: float | None) -> str:
+    return _DASH if not value else f"{value:.1f}" if value < 10 else f"{value:,.0f}"
+
+
+def _by_seed(differences: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:+.1f}" for value in differences) or _DASH

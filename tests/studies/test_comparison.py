@@ -1,0 +1,164 @@
+"""A comparison of losses on a folder: planned, run, resumed, judged, shown; and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matrix_bench import InProcess
+from typer.testing import CliRunner
+
+from recollect.cli.app import app
+from recollect.common.errors import ConfigError, RecollectError
+from recollect.studies import matrix_runs
+from recollect.studies.claims import Cell, Contrast
+from recollect.studies.comparison import PairOfLosses, compare_losses, parse_losses, plan_comparison
+from recollect.studies.matrix import pending, processor_seconds_of
+from recollect.studies.summary import Judged, verdict
+from training.small_runs import make_images
+
+SMALL = {
+    "data.workers": 0,
+    "data.augmentation": "crop",
+    "model.init": "tiny",
+    "model.image_size": 24,
+    "model.dim": 16,
+    "batch.size": 16,
+    "batch.chunk": 8,
+    "optimizer.lr": 1e-3,
+    "run.device": "cpu",
+}
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    make_images(tmp_path / "photos")
+    return make_images(tmp_path / "photos", classes=6, split="test", seed=1)
+
+
+def compare(images: Path, out: Path, losses: Any = "recall_at_k,smooth_ap", **options: Any) -> Any:
+    given = {**SMALL, "data.root": str(images), **options.pop("settings", {})}
+    return compare_losses(losses, "folder", given, out=out, **{"seeds": 3, "steps": 3, "jobs": 1, **options})
+
+
+@pytest.mark.slow
+def test_from_a_folder_to_a_page(here: None, images: Path, tmp_path: Path) -> None:
+    found = compare(images, tmp_path / "out", seeds=2, steps=2)
+    assert found.complete
+    assert [(result.cell.label, len(result.by_seed)) for result in found.results] == [
+        ("recall_at_k", 2),
+        ("smooth_ap", 2),
+    ]
+    assert {result.steps for result in found.results} == {2}, "all see the same number of images"
+    assert all(result.processor_seconds > 0 and result.searched_seconds > 0 for result in found.results)
+    assert len(found.pairs) == 1
+    page = found.page.read_text()
+    assert found.pairs[0].sentence in page
+    assert "http" not in page.replace("http-equiv", "")
+    assert json.loads((tmp_path / "out" / "comparison.json").read_text())["losses"][0]["loss"] == "recall_at_k"
+    assert str(tmp_path) not in page
+    runs = {run.folder for run in pending(found.planned.matrix, [found.planned.claim])}
+    stamps = {run: processor_seconds_of(run) for run in runs}
+    assert compare(images, tmp_path / "out", seeds=2, steps=2).complete
+    assert all(processor_seconds_of(run) == stamp for run, stamp in stamps.items()), "nothing is trained twice"
+    with pytest.raises(ConfigError, match="settings"):
+        compare(images, tmp_path / "out", steps=2, settings={"model.dim": 8})
+
+
+def test_a_search_never_loads_a_test_image(
+    here: None, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    original = matrix_runs.trial.run
+
+    def watched(folder: Path, config: Any, *more: Any) -> Any:
+        if "search" in folder.parts:
+            from recollect.data import load
+
+            with pytest.raises(RecollectError):
+                load("folder", config.data.root, "test", **config.data.options)
+            seen.append(config.run.watch_test)
+        return original(folder, config, *more)
+
+    monkeypatch.setattr(matrix_runs.trial, "run", watched)
+    compare(images, tmp_path / "out", "smooth_ap", seeds=1, steps=1)
+    assert seen
+    assert not any(seen)
+
+
+def test_the_pool_of_processes_is_replaced_in_these_tests(here: None) -> None:
+    assert matrix_runs.ProcessPoolExecutor is InProcess
+
+
+@pytest.mark.parametrize(
+    ("losses", "words"),
+    [
+        ("", "at least one loss"),
+        ("recall_at_kk", "Did you mean"),
+        ("recall_at_k(tau=1)", "tau"),
+        ("recall_at_k(tau1", "parentheses"),
+        ("recall_at_k(simix)", "name=value"),
+        ("smooth_ap,smooth_ap", "twice"),
+    ],
+)
+def test_wrong_losses_are_told_before_anything_is_trained(
+    images: Path, tmp_path: Path, losses: str, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        plan_comparison(losses, "folder", {**SMALL, "data.root": str(images)}, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_of_a_loss() -> None:
+    assert parse_losses(["a(k=[1, 2], x={y: 1})", "b,c"]) == [("a", {"k": [1, 2], "x": {"y": 1}}), ("b", {}), ("c", {})]
+
+
+def test_the_plan_of_frozen_features(images: Path, tmp_path: Path) -> None:
+    settings = {"data.root": str(images), "run.device": "cpu"}
+    planned = plan_comparison("recall_at_k,smooth_ap", "folder", settings, out=tmp_path / "out")
+    assert planned.config.model.freeze == "pooling"
+    assert [cell.label for cell in planned.claim.cells()] == ["recall_at_k", "smooth_ap", "no training"]
+    assert len(planned.claim.contrasts) == 3
+    assert any("frozen" in line for line in planned.lines())
+    assert planned.claim.bench.rates == (3e-5, 1e-4)
+
+
+def test_the_verb_plans(images: Path, tmp_path: Path) -> None:
+    arguments = ["compare", "--losses", "recall_at_k", "--data", str(images), "--plan", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.exception
+    assert "photos: 72 training images" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("differences", "words"),
+    [
+        ((), "no finished seeds"),
+        ((1.0,), "too few seeds"),
+        ((1.0, 1.1), "too few seeds"),
+        ((1.0, 1.1, 0.9), "A finds more than B: 1.0 points"),
+        ((-1.0, -1.1, -0.9), "B finds more than A: 1.0 points of r@1, 90 % interval 0.8 to 1.2"),
+        ((1.0, -1.1, 0.9), "cannot be told apart"),
+    ],
+)
+def test_one_plain_sentence_for_each_pair(differences: tuple[float, ...], words: str) -> None:
+    contrast = Contrast("", [(1, Cell("a", "A", 1)), (-1, Cell("b", "B", 1))])
+    pair = PairOfLosses("A", "B", Judged(contrast, differences, verdict(differences)))
+    assert words in pair.sentence
+    assert json.dumps(pair.as_dict())
+
+
+def test_hostile_names_are_shown_and_do_nothing(images: Path, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from recollect.studies.comparison_page import write_comparison
+
+    planned = plan_comparison("smooth_ap", "folder", {**SMALL, "data.root": str(images)}, out=tmp_path / "out")
+    evil = Cell("evil", "<script>alert(1)</script>", 16)
+    curve = replace(planned.claim.curves[0], points=[("x", evil)])
+    planned.matrix.open()
+    written = write_comparison(replace(planned, claim=replace(planned.claim, curves=[curve])), False)
+    assert "<script" not in written.page.read_text()
