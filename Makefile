@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Every extra, and the servers that the tests of stores start: the demonstration does without.
 $(TESTED): $(STAMP)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[glyphs,baselines,index,postgres,milvus,serve,tune,export,heic,map,tensorboard,wandb,mlflow,servers,docs,dev]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[glyphs,baselines,index,postgres,milvus,serve,tune,export,hub,heic,map,tensorboard,wandb,mlflow,servers,docs,dev]"
 	touch $(TESTED)
 
 demo: $(STAMP)

@@ -25,6 +25,7 @@ _ORDER = (
     "calibrate",
     "duplicates",
     "export",
+    "publish",
     "reproduce",
     "paper",
     "recipes",
@@ -108,6 +109,7 @@ from recollect.cli import index as _index  # noqa: E402, F401
 from recollect.cli import losses as _losses  # noqa: E402, F401
 from recollect.cli import models as _models  # noqa: E402, F401
 from recollect.cli import paper as _paper  # noqa: E402, F401
+from recollect.cli import publish as _publish  # noqa: E402, F401
 from recollect.cli import recipes as _recipes  # noqa: E402, F401
 from recollect.cli import report as _report  # noqa: E402, F401
 from recollect.cli import reproduce as _reproduce  # noqa: E402, F401

@@ -73,7 +73,7 @@ def compare(
     or a seed that is added later is run beside those that are there.
     """
     from recollect.cli.train import data_settings
-    from recollect.studies.comparison import plan_comparison, run_comparison
+    from recollect.studies.compared_losses import plan_comparison, run_comparison
 
     remarks_aside(as_json)
     recipe, more = data_settings(recipe, data, root)

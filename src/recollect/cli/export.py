@@ -8,14 +8,15 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Dim, Overwrite, Quiet, remark
+from recollect.cli.options import Dim, Download, Overwrite, Quiet, remark
 
 
 @app.command("export")
 def export(
-    run: Annotated[Path, typer.Argument(help="A run folder, or the folder of a saved embedder.")],
+    run: Annotated[str, typer.Argument(help="A run, a saved embedder's folder, or hf://user/name.")],
     onnx: Annotated[Path, typer.Option("--onnx", help="The ONNX file to write.")],
     dim: Dim = None,
+    download: Download = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
@@ -26,7 +27,7 @@ def export(
     from recollect.inference import open_model
     from recollect.models.onnx_export import TOLERANCE, export_onnx, reference_path
 
-    opened = open_model(run, dim=dim)
+    opened = open_model(run, dim=dim, download=download)
     if opened.remark is not None:
         remark(opened.remark)
     difference = export_onnx(opened.embedder, onnx, overwrite=overwrite)

@@ -45,6 +45,7 @@ from recollect.inference.test_sets import (
     published_row,
 )
 from recollect.models import INSTANCE_SEARCH_SCALES
+from recollect.models.hub import is_hub_address
 
 PROTOCOLS = ("all", "reid")
 _GRADED_ENTRIES = 10**9
@@ -245,9 +246,11 @@ def embed_test(
         scales = INSTANCE_SEARCH_SCALES if multiscale else None
         skipped = _embed_labelled(target, opened, test, scales, batch_size, skip_bad)
         target.ks = default_ks(choice.data, row, len(target.labels))
-    preprocessing = opened.embedder.preprocessing
+    preprocessing, is_hub = opened.embedder.preprocessing, is_hub_address(opened.source.get("model"))
     facts = {
-        "model": str(opened.folder) if opened.folder is not None else f"init {opened.name}",
+        "model": opened.source["model"]
+        if opened.folder is None and is_hub
+        else str(opened.folder or f"init {opened.name}"),
         "weights": opened.weights,
         "data": choice.data,
         "root": None if choice.root is None else str(choice.root),

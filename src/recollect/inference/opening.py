@@ -22,6 +22,7 @@ from recollect.config.automatic import is_pretrained
 from recollect.config.schema import Config, ModelConfig
 from recollect.inference.run_files import RunFiles, read_checkpoint
 from recollect.models import Embedder
+from recollect.models.hub import hub_folder, is_hub_address, parse_address
 from recollect.models.saving import DESCRIPTION, MODEL, TENSORS
 from recollect.models.zoo import find
 
@@ -59,7 +60,8 @@ class Opened:
     @property
     def results(self) -> Path:
         """Where results of evaluations go by default."""
-        return (self.folder or Path("runs") / f"init-{self.name}") / "eval"
+        kind = "hub" if is_hub_address(self.source.get("model")) else "init"
+        return (self.folder or Path("runs") / f"{kind}-{self.name}") / "eval"
 
 
 def open_model(
@@ -74,7 +76,8 @@ def open_model(
     """Open a run, a saved embedder or an initialisation.
 
     Args:
-        model: the folder of a run, the folder of an embedder, or a name of ``recollect models`` (or ``timm:…``).
+        model: the folder of a run, the folder of an embedder, ``hf://user/name`` of the Hugging Face Hub, or a name of
+            ``recollect models`` (or ``timm:…``).
         weights: file or folder of an initialisation's weights.
         download: fetch them if they are not here.
         device: where to; the CPU by default.
@@ -87,7 +90,9 @@ def open_model(
     """
     check_model(model)
     path = Path(model)
-    if path.is_dir():
+    if is_hub_address(model):
+        opened = _from_hub(str(model), download)
+    elif path.is_dir():
         opened = _run(RunFiles(path)) if RunFiles(path).is_run else _embedder(path)
     else:
         opened = _initialisation(str(model), weights, download, recipe)
@@ -106,6 +111,9 @@ def check_model(model: str | Path) -> None:
         DataError: no such folder, or neither a run nor an embedder. ConfigError: no such initialisation.
     """
     path, text = Path(model), str(model)
+    if is_hub_address(model):
+        parse_address(text)
+        return
     if path.is_dir():
         if not RunFiles(path).is_run and not any((path / name).exists() for name in _OF_AN_EMBEDDER):
             raise DataError(f"{path} is neither a run (no config.yaml in it) nor a saved embedder (no {DESCRIPTION}).")
@@ -217,6 +225,13 @@ def _config(run: RunFiles) -> Config | None:
         return run.read_config()
     except (ConfigError, DataError):
         return None
+
+
+def _from_hub(address: str, download: bool) -> Opened:
+    folder, found = hub_folder(address, download=download)
+    embedder = Embedder.load(folder)
+    name = parse_address(address).repository.replace("/", "--")
+    return Opened(embedder, name, found, {"model": found, "sha256": sha256(folder / TENSORS)})
 
 
 def _embedder(folder: Path) -> Opened:

@@ -24,6 +24,7 @@ from recollect.models import backbones, multiscale, zoo
 from recollect.models.embedding import ImageLike, embed_images
 from recollect.models.groups import parameter_groups
 from recollect.models.heads import Head, unit
+from recollect.models.hub import fetched_once, is_hub_address
 from recollect.models.normalization import InputNormalization, adapted_preprocessing, by_shape, check_patches
 from recollect.models.outside import CodeOrigin, build_outside, natural_pooling
 from recollect.models.pooling import make_pooling
@@ -444,17 +445,23 @@ class Embedder(nn.Module):
         *,
         backbone: str | nn.Module | None = None,
         trust: bool = False,
+        download: bool | None = None,
     ) -> Embedder:
         """Rebuild an embedder from what ``save`` wrote; its embeddings are the same to the bit. In evaluation mode.
 
         Args:
-            folder: what ``save`` wrote, or a finished run, whose embedder lies in its folder ``model``.
+            folder: what ``save`` wrote; or a finished run, whose embedder lies in its folder ``model``; or
+                ``hf://user/name``, a repository of the Hugging Face Hub, possibly with ``@revision``.
             device: where to; the CPU by default.
             backbone: for an embedder with a backbone from outside: the reference to it, or the module, untrained.
             trust: run the code that the folder names as its backbone. Only for folders whose origin you know.
+            download: of the Hub: True looks for a newer commit, False never uses the network; by default what is not
+                on this machine is fetched once.
         """
         from recollect.models.saving import load_embedder
 
+        if is_hub_address(folder):
+            folder = fetched_once(str(folder), download)
         with doors.trusting(trust):
             embedder = load_embedder(Path(folder), backbone)
         return embedder if device is None else embedder.to(device)

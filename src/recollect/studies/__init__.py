@@ -12,7 +12,7 @@ from recollect.common.imports import lazy_names
 
 if TYPE_CHECKING:
     from recollect.studies.claims_page import write_page
-    from recollect.studies.comparison import compare_losses
+    from recollect.studies.compared_losses import compare_losses
     from recollect.studies.demonstration import run_demo
     from recollect.studies.matrix import Matrix
     from recollect.studies.matrix_runs import run_matrix
@@ -23,7 +23,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Matrix": "recollect.studies.matrix",
-        "compare_losses": "recollect.studies.comparison",
+        "compare_losses": "recollect.studies.compared_losses",
         "run_demo": "recollect.studies.demonstration",
         "run_matrix": "recollect.studies.matrix_runs",
         "write_page": "recollect.studies.claims_page",

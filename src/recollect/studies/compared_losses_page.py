@@ -11,7 +11,7 @@ from recollect.common.files import write_json, write_text
 from recollect.report.bars import Bar, bar_chart
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.page import check_target, document
-from recollect.studies.comparison import LossComparison, PlannedComparison, spent, summarise
+from recollect.studies.compared_losses import LossComparison, PlannedComparison, spent, summarise
 from recollect.studies.summary import CellResult, interval
 
 GENERATOR = "recollect compare"

@@ -198,7 +198,7 @@ def run_comparison(
     if minutes != 0:
         _compute_features(planned)
     complete = run_matrix(planned.matrix, [planned.claim], jobs=jobs, minutes=minutes)
-    from recollect.studies.comparison_page import write_comparison
+    from recollect.studies.compared_losses_page import write_comparison
 
     return write_comparison(planned, complete)
 

@@ -14,7 +14,7 @@ from recollect.cli.app import app
 from recollect.common.errors import ConfigError, RecollectError
 from recollect.studies import matrix_runs
 from recollect.studies.claims import Cell, Contrast
-from recollect.studies.comparison import PairOfLosses, compare_losses, parse_losses, plan_comparison
+from recollect.studies.compared_losses import PairOfLosses, compare_losses, parse_losses, plan_comparison
 from recollect.studies.matrix import pending, processor_seconds_of
 from recollect.studies.summary import Judged, verdict
 from training.small_runs import make_images
@@ -154,7 +154,7 @@ def test_one_plain_sentence_for_each_pair(differences: tuple[float, ...], words:
 def test_hostile_names_are_shown_and_do_nothing(images: Path, tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from recollect.studies.comparison_page import write_comparison
+    from recollect.studies.compared_losses_page import write_comparison
 
     planned = plan_comparison("smooth_ap", "folder", {**SMALL, "data.root": str(images)}, out=tmp_path / "out")
     evil = Cell("evil", "<script>alert(1)</script>", 16)

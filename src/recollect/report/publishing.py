@@ -1,0 +1,263 @@
+"""A finished run as a repository of the Hugging Face Hub: the embedder's two files, its settings, and a model card.
+
+``write_repository`` needs no network: it writes a folder and loads it again to see that it gives the run's vectors.
+``publish`` uploads such a folder. Names in the card come from the user's data and are escaped. No path of this machine is
+written.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from recollect._version import __version__
+from recollect.common.errors import DataError, InputError, RecollectError, in_one_line
+from recollect.common.files import write_text
+from recollect.common.imports import require
+from recollect.common.words import printable
+from recollect.config.overrides import as_mapping
+from recollect.config.schema import Config
+from recollect.inference.opening import Opened, open_model
+from recollect.models import Embedder
+from recollect.models.hub import LIMITS, endpoint, parse_address
+from recollect.report.runs import Run, read_run
+
+CARD, SETTINGS = "README.md", "training.yaml"
+_LICENCES = {"Apache-2.0": "apache-2.0", "MIT": "mit", "BSD-3-Clause": "bsd-3-clause", "CC-BY-NC-4.0": "cc-by-nc-4.0"}
+"""Licences as the Hub calls them; any other is ``other``, with its name beside it."""
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """What was written, and the address of what was uploaded, if anything was."""
+
+    folder: Path
+    address: str | None = None
+
+
+def publish(
+    run: Path | str,
+    to: str | None = None,
+    folder: Path | str | None = None,
+    *,
+    dim: int | None = None,
+    private: bool = False,
+    licence: str | None = None,
+) -> PublishedModel:
+    """Write a run's repository into ``folder``, and upload it if ``to`` says where.
+
+    Args:
+        run: a finished run.
+        to: ``user/name`` on the Hub; None writes the folder only. The token is that of ``hf auth login`` or ``HF_TOKEN``.
+        folder: where to write; it must be empty or new. By default a temporary one, for uploading.
+        dim: publish only the first so many numbers of the vectors.
+        private: make the repository private, if it is new.
+        licence: of the model; by default that of its starting weights.
+
+    Raises:
+        InputError: neither ``to`` nor ``folder``, or a folder that is not empty.
+        DataError: the run is not finished. RecollectError: the Hub refused.
+    """
+    if to is None and folder is None:
+        raise InputError("say where to publish: --to user/name, or --folder OUT to write the files only.")
+    address = None if to is None else parse_address(to)
+    if address is not None and address.revision != "main":
+        raise InputError(f"{to}: a repository is published to its main branch: leave @{address.revision} out.")
+    if address is not None:
+        hub = require("huggingface_hub", "hub", "publishing")
+    if folder is not None:
+        written = write_repository(run, Path(folder), to=to, dim=dim, licence=licence)
+        if address is None:
+            return PublishedModel(written)
+        return PublishedModel(written, _upload(hub, written, address.repository, private))
+    with tempfile.TemporaryDirectory(prefix="recollect-publish-") as temporary:
+        written = write_repository(run, Path(temporary) / "model", to=to, dim=dim, licence=licence)
+        return PublishedModel(written, _upload(hub, written, address.repository if address else "", private))
+
+
+def write_repository(
+    run: Path | str, folder: Path, *, to: str | None = None, dim: int | None = None, licence: str | None = None
+) -> Path:
+    """Write the files of a run's repository and check them; see ``publish``."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} is not empty: choose another --folder.")
+    opened = open_model(Path(run), dim=dim)
+    if opened.run is None or opened.config is None:
+        raise DataError(f"{run} is not a run of recollect train with its settings: only a finished run is published.")
+    if opened.remark is not None:
+        raise DataError(f"{opened.remark} Publish it when it is finished: recollect train --resume {run}.")
+    read = read_run(run)
+    opened.embedder.save(folder)
+    write_text(folder / SETTINGS, yaml.safe_dump(_settings(opened.config), sort_keys=False, allow_unicode=True))
+    write_text(folder / CARD, model_card(opened, read, to=to, licence=licence))
+    _check(folder, opened.embedder)
+    return folder
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """A run's settings without places on this machine."""
+    values = as_mapping(config)
+    values["data"] |= {"root": None, "validation_root": None}
+    weights = values["model"]["weights"]
+    values["model"]["weights"] = Path(weights).name if weights not in (None, "none") else weights
+    if config.data.name == "folder":
+        values["data"]["options"] = {
+            key: value for key, value in values["data"]["options"].items() if not _is_path(value)
+        }
+    return values
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str) and ("/" in value or "\\" in value)
+
+
+def _check(folder: Path, embedder: Embedder) -> None:
+    """Load what was written and compare the vectors of random images."""
+    found = sorted(path.name for path in folder.iterdir())
+    if found != sorted([*LIMITS, CARD, SETTINGS]):
+        raise RecollectError(f"{folder} holds {', '.join(found)}: something else writes into it.")
+    size = embedder.preprocessing.size
+    images = torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        difference = float((Embedder.load(folder)(images) - embedder(images)).abs().max())
+    if not difference <= 1e-6:
+        raise RecollectError(
+            f"{folder}: the written model differs from the run's by {difference:.1e}; please report it."
+        )
+
+
+def model_card(opened: Opened, read: Run, *, to: str | None = None, licence: str | None = None) -> str:
+    """The card: data, recipe, results, licence, how to load it."""
+    config, embedder = opened.config, opened.embedder
+    if config is None:
+        raise DataError(f"{opened.name}: its settings cannot be read.")
+    name = to or "user/name"
+    provenance = embedder.config.provenance
+    licence = licence or provenance.licence or "not stated"
+    front: dict[str, Any] = {
+        "library_name": "recollect",
+        "pipeline_tag": "image-feature-extraction",
+        "license": _LICENCES.get(licence, "other"),
+        **({} if licence in _LICENCES else {"license_name": _plain(licence)}),
+        "tags": ["recollect", "image-retrieval", "metric-learning"],
+    }
+    start = f"`{_code(config.model.init)}`" + (" with random weights" if not provenance.sha256 else "")
+    facts = {
+        "images": f"`{_code(config.data.name)}`, split `{_code(config.data.train_split)}`",
+        "start": start + ("" if config.model.freeze == "none" else f", frozen up to `{_code(config.model.freeze)}`"),
+        "loss": f"`{_code(config.loss.name)}`"
+        + (f" `{_code(dict(config.loss.options))}`" if config.loss.options else ""),
+        "batch": f"{config.batch.size} images, {config.batch.samples_per_class} per class",
+        "optimizer": f"{config.optimizer.name}, learning rate {config.optimizer.lr}, {config.optimizer.schedule}",
+        "length": _length(config, read),
+        "recipe": f"`{_code(config.name)}`; every setting is in `{SETTINGS}`",
+    }
+    lines = [
+        "---",
+        yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(),
+        "---",
+        "",
+        f"# {_text(name)}",
+        "",
+        f"An image-retrieval embedder: an image to a vector of {embedder.dim} numbers at length 1, such that images of the "
+        f"same kind have similar vectors. Trained with recollect {_text(__version__)}.",
+        "",
+        "## Use",
+        "",
+        "```python",
+        "from recollect import Embedder",
+        "",
+        f'embedder = Embedder.load("hf://{name}")',
+        'vectors = embedder.embed(["one.jpg", "two.jpg"])',
+        "similarity = vectors[0] @ vectors[1]",
+        "```",
+        "",
+        f"On the command line: `recollect index photos.db photos/ --model hf://{name}`.",
+        "",
+        "## Training",
+        "",
+        *_table(("", ""), list(facts.items())),
+        "",
+        *_results(read),
+        "## Licence",
+        "",
+        f"Starting weights: {_text(config.model.init)}, licence {_text(provenance.licence or 'not stated')}"
+        + (", **for non-commercial use only**" if provenance.non_commercial else "")
+        + (f", SHA-256 `{_code(provenance.sha256)}`." if provenance.sha256 else "; none were used."),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _length(config: Config, read: Run) -> str:
+    outcome = read.folder.read_manifest().get("outcome") or {}
+    steps = outcome.get("steps")
+    return f"{steps:,} steps, seed {config.run.seed}" if isinstance(steps, int) else f"seed {config.run.seed}"
+
+
+def _results(read: Run) -> list[str]:
+    """Results of ``recollect eval``; without any, what training watched."""
+    found: dict[str, Mapping[str, float]] = dict(read.evaluated)
+    if not found:
+        outcome = (read.folder.read_manifest().get("outcome") or {}).get("metrics") or {}
+        found = {
+            f"{split} (watched in training)": metrics
+            for split, metrics in outcome.items()
+            if isinstance(metrics, Mapping)
+        }
+    if not found:
+        return ["## Results", "", "Not evaluated. `recollect eval RUN` before publishing puts its results here.", ""]
+    names = list(dict.fromkeys(name for metrics in found.values() for name in metrics if _is_shown(name)))[:8]
+    rows = [
+        (_text(test), *(f"{100 * metrics[name]:.1f}" if name in metrics else "–" for name in names))
+        for test, metrics in found.items()
+    ]
+    return ["## Results", "", "Percent, on classes that were not trained on.", "", *_table(("test", *names), rows), ""]
+
+
+def _is_shown(name: str) -> bool:
+    return name.startswith(("r@", "map", "medium/map", "hard/map", "easy/map"))
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in cells) + " |"
+
+    return [line(head), f"|{'---|' * len(head)}", *map(line, rows)]
+
+
+def _plain(text: object) -> str:
+    return " ".join(printable(str(text)).split())[:300]
+
+
+def _text(text: object) -> str:
+    """Text of someone else inside Markdown: shown as it is, whatever it holds."""
+    shown = _plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_{}\[\]()#+!~$])", r"\\\1", shown)
+
+
+def _code(text: object) -> str:
+    """Text of someone else between backticks or beside them."""
+    return _plain(text).replace("`", "'").replace("<", "‹").replace(">", "›")
+
+
+def _upload(hub: Any, folder: Path, repository: str, private: bool) -> str:
+    """Upload the folder as one commit; the address with that commit."""
+    api = hub.HfApi(endpoint=endpoint(), library_name="recollect", library_version=__version__)
+    try:
+        api.create_repo(repository, private=private or None, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=repository, folder_path=str(folder), commit_message=f"Publish with recollect {__version__}"
+        )
+    except Exception as error:  # of a library that talks to a network: too many kinds to name
+        raise RecollectError(
+            f"{repository} could not be published: {in_one_line(error)} Check the name and the token (hf auth login)."
+        ) from error
+    return f"hf://{repository}@{commit.oid}"
