@@ -1,15 +1,15 @@
-"""A matrix of trainings, each an ordinary run, done once and skipped ever after.
+"""A matrix of trainings. Each is an ordinary run; a finished one is never repeated.
 
     OUT/study.json                            the budget this folder is for
     OUT/runs/BENCH/CELL/search/lr-RATE        seed 0, trained on half of the training classes, measured on the others
     OUT/runs/BENCH/CELL/lr-RATE-steps-N/seed-S    all training classes, as the search chose, measured on test once
     OUT/runs/BENCH/CELL/init/seed-S           a cell that trains nothing: a manifest with its measurement
 
-The search walks: it begins with the bench's learning rates and goes on, by factors of about three, while the best lies
-at an end, so that no cell is judged by a rate that a lower or a higher one would have beaten.
+The search starts with the bench's learning rates and continues, by factors of about three, while the best rate is the
+lowest or the highest tried, so that no cell is judged by a rate that a lower or a higher one would have beaten.
 
-What is done is read off the folders alone: a run with an outcome in its manifest is finished, one that diverged says so
-in ``failed.json``, any other is begun or resumed. ``matrix_runs.py`` does them.
+The folders are the only record of progress: a run with an outcome in its manifest is finished, one that diverged has a
+``failed.json``, any other is started or resumed. ``matrix_runs.py`` executes them.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ RECORD = "record.json"
 SEEDS = (1, 2, 3)
 """Seeds of the runs that are reported; the search uses 0."""
 LADDER = tuple(float(f"{digit}e{power}") for power in range(-7, 1) for digit in (1, 3))
-"""Learning rates that a search can come to."""
+"""Learning rates that a search may try."""
 MOST_RATES = 7
-"""A search that has not turned back by then takes the best it has."""
+"""A search stops after so many rates and takes the best of them."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,11 @@ class Matrix:
         write_json(self.out / "study.json", {**known, "benches": now})
 
     def folder(self, bench: Bench, cell: Cell) -> Path:
-        """Where a cell's runs lie."""
+        """The folder of a cell's runs."""
         return self.out / "runs" / bench.name / cell.name
 
     def searches(self, bench: Bench, cell: Cell) -> dict[float, Path]:
-        """The runs that choose a cell's learning rate, as far as is known by now: those done and those to do next."""
+        """The runs that choose a cell's learning rate: those done so far and those to do next."""
         folder, rates = self.folder(bench, cell) / "search", list(bench.rates)
         while True:
             paths = {rate: folder / f"lr-{rate:g}" for rate in rates}
@@ -115,7 +115,7 @@ class Matrix:
             rates = sorted([*rates, further])
 
     def choice(self, bench: Bench, cell: Cell) -> RateChoice | None:
-        """The learning rate and the number of steps that validation classes chose; None while the search goes on."""
+        """The learning rate and the number of steps chosen on validation classes; None before the search is finished."""
         searches = self.searches(bench, cell)
         choice = _best(searches, bench.rates)
         if choice is None or min(searches) < choice.rate < max(searches):
@@ -123,7 +123,7 @@ class Matrix:
         return replace(choice, at_the_end=True)
 
     def final(self, bench: Bench, cell: Cell, choice: RateChoice, seed: int) -> Path:
-        """The run that is reported. Its folder says what was chosen: another choice is another run."""
+        """The run that is reported. Its folder is named after the choice, so another choice is another run."""
         return self.folder(bench, cell) / f"lr-{choice.rate:g}-steps-{choice.steps}" / f"seed-{seed}"
 
     def untrained(self, bench: Bench, cell: Cell, seed: int) -> Path:
@@ -164,11 +164,11 @@ class RateChoice:
     steps: int
     value: float
     batch: int
-    """Of the search: half of the classes may not fill the cell's own."""
+    """Batch size of the search; half of the classes may not fill the cell's own."""
     at_the_limit: bool = False
     """The last of several evaluations was the best: more steps might be better still."""
     at_the_end: bool = False
-    """The search gave up walking: a rate beyond those tried might be better still."""
+    """The best rate is the lowest or highest tried: one beyond it might be better still."""
 
 
 def _best(searches: dict[float, Path], own: Sequence[float]) -> RateChoice | None:
@@ -243,7 +243,7 @@ def processor_seconds_of(run: Path) -> float | None:
 
 
 def failure_of(run: Path) -> str | None:
-    """Why a run ended without a result for good: its loss was no number any more."""
+    """Why a run failed for good: its loss became NaN or infinite."""
     file = run / "failed.json"
     return str(read_json(file, dict).get("why", "it diverged")) if file.exists() else None
 
@@ -254,7 +254,7 @@ def _settled(run: Path) -> bool:
 
 @dataclass(frozen=True)
 class Task:
-    """One run to do, in words that another process understands."""
+    """One run to do, as plain values that can be sent to another process."""
 
     folder: Path
     recipe: str
@@ -263,7 +263,7 @@ class Task:
 
 
 def tasks(matrix: Matrix, claim: Claim) -> Iterator[Task]:
-    """What can be done now for a claim and is not done; seeds follow once their cell's search is finished."""
+    """Runs of a claim that are not done and can be started now; seeds follow once their cell's search is finished."""
     bench = claim.bench
     for cell in claim.cells():
         if not cell.trains:
@@ -315,7 +315,7 @@ class Pending:
 
 
 def pending(matrix: Matrix, claims: Sequence[Claim]) -> list[Pending]:
-    """Every run of the claims, once; how far the searches will walk is known only when they have."""
+    """Every run of the claims, once; how many rates a search tries is known only when it is finished."""
     found: dict[Path, Pending] = {}
     for claim in claims:
         bench = claim.bench

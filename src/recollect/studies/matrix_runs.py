@@ -1,8 +1,8 @@
-"""Does the runs of a matrix, several at a time, each in a process of its own with a share of the cores.
+"""Execute the runs of a matrix, several at a time, each in its own process with a share of the cores.
 
-A run that diverges is remembered as failed; any other trouble (images that cannot be read, a full disk) is said, and the
-run is tried again by the next call. Runs of a search cannot load a test image. Stopping (Ctrl-C, ``minutes``, a kill)
-loses nothing but time. One process at a time works on a study.
+A run that diverges is recorded as failed. Any other error (images that cannot be read, a full disk) is logged, and the run
+is tried again by the next call. Runs of a search cannot load a test image. Stopping (Ctrl-C, ``minutes``, a kill) loses at
+most the time since the last checkpoint. Only one process at a time works on a study.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def run_matrix(
     jobs: int | None = None,
     minutes: float | None = None,
 ) -> bool:
-    """Do what is left of the claims, in their order; whether everything is done.
+    """Execute the remaining runs of the claims, in their order; returns whether all are done.
 
     Args:
         matrix: where and how large.
         claims: what to measure.
-        jobs: runs at a time; by default one for every core, or one where there is a GPU.
+        jobs: runs at a time; by default one per core, or one with a GPU.
         minutes: start no new run after so many.
 
     Raises:
@@ -102,7 +102,7 @@ def _run(
 
 @contextlib.contextmanager
 def _stopping(pool: ProcessPoolExecutor) -> Iterator[None]:
-    """Whatever ends the study ends its processes first; without this the pool would wait for their runs."""
+    """Stop the processes when the study is interrupted; otherwise the pool would wait for their runs."""
     try:
         yield
     except BaseException:
@@ -115,7 +115,7 @@ def _left(matrix: Matrix, claims: Sequence[Claim]) -> bool:
 
 
 def _share(jobs: int | None) -> tuple[int, int]:
-    """How many runs at a time, and threads for each; by default a run for each core, or one where there is a GPU."""
+    """Runs at a time and threads per run; by default one run per core, or one with a GPU."""
     import torch
 
     first = (os.environ.get("OMP_NUM_THREADS") or "").split(",")[0].strip()
@@ -142,12 +142,12 @@ def end_with_parent() -> None:
 
 
 def _end_if_idle(number: int, frame: FrameType | None) -> None:
-    """While a run trains, its own handler stands in the place of this one."""
+    """Used only between runs: a training installs its own handler."""
     os._exit(128 + number)
 
 
 def _stop(pool: ProcessPoolExecutor) -> None:
-    """Let the runs of a study that is stopped save their state and end; those that do not are killed."""
+    """Ask the running runs to save their state and end; kill those that do not."""
     processes: list[BaseProcess] = list((pool._processes or {}).values())  # there is no public way
     pool.shutdown(wait=False, cancel_futures=True)
     for process in processes:
@@ -176,7 +176,7 @@ def _first(found: Iterator[Task], count: int) -> list[Task]:
 
 
 def _do(task: Task, threads: int) -> str | None:
-    """One run, in a process of its own; what went wrong, if anything did."""
+    """One run, in its own process; returns the error as text, if there was one."""
     import torch
 
     from recollect.common.console import set_quiet
@@ -221,7 +221,7 @@ def _train(task: Task) -> None:
 
 
 def _measure_untrained(task: Task) -> None:
-    """Features as they are before any training: the paper's *init* rows."""
+    """Measure the features before any training: the paper's *init* rows."""
     from recollect.config.automatic import choose_device
     from recollect.config.overrides import resolve
     from recollect.data import load

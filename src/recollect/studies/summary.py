@@ -1,8 +1,8 @@
-"""What finished runs say: means and deviations over seeds, and a verdict for every comparison.
+"""Results of finished runs: means and standard deviations over seeds, and a verdict for every comparison.
 
 A comparison is made seed by seed: runs of one seed share their batches and, from scratch, their first weights, so their
-difference says more than the difference of two means. Its 90 % interval (Student's t, seeds − 1 degrees of freedom)
-decides: above zero it holds, below it does not, otherwise, and with fewer than three seeds, it is undecided.
+paired difference varies less than the difference of two means. Its 90 % interval (Student's t, seeds − 1 degrees of freedom)
+decides: entirely above zero it holds, entirely below it does not; otherwise, and with fewer than three seeds, it is undecided.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CellResult:
     by_seed: dict[int, float]
     choice: RateChoice | None
     steps: int | None = None
-    """That the final runs took."""
+    """Steps of the final runs."""
     failures: tuple[str, ...] = ()
     """Why seeds have no result."""
     earlier: bool = False
@@ -99,7 +99,7 @@ class Judged:
 
 
 def collect(matrix: Matrix, claim: Claim) -> dict[str, CellResult]:
-    """Results of a claim's cells by name, as far as there are any."""
+    """Results of a claim's cells by name; cells without finished runs are empty."""
     return {cell.name: _result(matrix, claim.bench, cell) for cell in claim.cells()}
 
 

@@ -91,7 +91,7 @@ def _check_same(folder: RunFolder, config: Config) -> None:
 
 
 def has_diverged(error: TrainingStoppedError) -> bool:
-    """Whether a training ended by its own loss, and not by a wish to stop."""
+    """Whether a training ended because its loss diverged, not because it was asked to stop."""
     return error.exit_code < 128
 
 
