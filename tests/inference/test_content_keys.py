@@ -112,3 +112,21 @@ def test_arrays_and_boxes() -> None:
     boxed = content_keys(ImageSet("x", list("abc"), [0, 0, 0], ["c"], arrays=pixels, boxes=boxes))
     assert boxed[1].tolist() == found[1].tolist()
     assert len({key.tobytes() for key in [*boxed, found[0]]}) == 4
+
+
+def test_images_without_files_are_known_by_their_pixels() -> None:
+    """Rows of a Hugging Face data set, or whatever gives images one by one."""
+    from recollect.data.hugging_face import from_hugging_face
+
+    class Rows(list):  # type: ignore[type-arg]
+        column_names = ("image", "label")
+
+        def __getitem__(self, key):  # type: ignore[no-untyped-def]
+            return [row[key] for row in self] if isinstance(key, str) else super().__getitem__(key)
+
+    pictures = [np.full((4, 4, 3), value, np.uint8) for value in (1, 2, 1)]
+    rows = Rows({"image": picture, "label": number} for number, picture in enumerate([*pictures, b"broken"]))
+    keys = content_keys(from_hugging_face(rows))
+    assert keys.shape == (4, 16)
+    assert (keys[0] == keys[2]).all()
+    assert len({key.tobytes() for key in keys}) == 3

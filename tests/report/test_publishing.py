@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -151,13 +152,13 @@ def test_hostile_names_stay_text(run: Path) -> None:
     read = replace(read_run(run), evaluated={evil: {"r@1": 0.5}})
     card = model_card(replace(opened, config=config), read, licence="Weird: [licence]\nx: y")
     assert "<script" not in card
-    assert "](javascript" not in card
+    assert "](javascript" not in re.sub("`[^`]*`", "", card), "outside of code there is no link"
     front = yaml.safe_load(card.split("\n---\n")[0])
     assert front["license"] == "other"
     assert "x" not in front
     rows = [line for line in card.splitlines() if line.startswith("| ") and "alert" in line]
     assert rows
-    assert all(line.count("|") == 3 for line in rows)
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 3 for line in rows)
 
 
 def test_eval_of_a_published_model(run: Path, hub: HubStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

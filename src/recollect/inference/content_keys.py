@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common.console import ProgressLine
+from recollect.common.errors import ImageError
 from recollect.common.files import cache_folder
 from recollect.data import ImageSet
 
@@ -43,6 +44,8 @@ def content_keys(images: ImageSet) -> Keys:
     if images.arrays is not None:
         shape = str(images.arrays.shape[1:]).encode()
         digests = [hashlib.sha256(shape + np.ascontiguousarray(pixels).data).digest() for pixels in images.arrays]
+    elif images.items is not None:
+        digests = _of_items(images)
     else:
         digests = _of_files([images.root / name for name in images.names] if images.root is not None else [])
     if images.boxes is not None:
@@ -58,6 +61,21 @@ def content_keys(images: ImageSet) -> Keys:
 def set_digest(images: ImageSet, keys: Keys) -> str:
     """SHA-256 over names, classes and contents: equal for the same photos under the same names, wherever they lie."""
     return hashlib.sha256(images.fingerprint.encode() + np.ascontiguousarray(keys).tobytes()).hexdigest()
+
+
+def _of_items(images: ImageSet) -> list[bytes]:
+    """Of images that lie in no file, such as rows of a Hugging Face data set: their pixels, decoded for this."""
+    digests = []
+    with ProgressLine("reading images", len(images), quiet=None if len(images) >= _MANY else True) as line:
+        for place, name in enumerate(images.names):
+            try:
+                image = images.read(place)
+                facts = f"{image.mode} {image.size}\0".encode()
+                digests.append(hashlib.sha256(facts + image.tobytes()).digest())
+            except ImageError:
+                digests.append(hashlib.sha256(b"unreadable\0" + name.encode("utf-8", "replace")).digest())
+            line.advance()
+    return digests
 
 
 def _of_files(paths: Sequence[Path]) -> list[bytes]:
