@@ -18,15 +18,16 @@ if TYPE_CHECKING:
     from recollect.data.image_set import ImageSet
     from recollect.evaluation import evaluate
     from recollect.inference.api import embed, evaluate_model, load
-    from recollect.losses import RankLoss, RecallAtK, Roadmap, SmoothAP, SupAP
+    from recollect.losses import Matryoshka, RankLoss, RecallAtK, Roadmap, SmoothAP, SupAP
     from recollect.models import Embedder, export_onnx
     from recollect.report import draw_method, embed_catalogue, write_report
+    from recollect.report.publishing import publish
     from recollect.search import Index
     from recollect.search.calibrating import calibrate_target
     from recollect.search.near_duplicates import find_duplicates
     from recollect.search.serving import serve
     from recollect.step import large_batch_step
-    from recollect.studies import run_demo
+    from recollect.studies import compare_losses, run_demo
     from recollect.studies.paper_page import write_paper
     from recollect.studies.reproducing import reproduce
     from recollect.training.callbacks import Callback, TrainingStoppedError
@@ -41,6 +42,7 @@ __all__ = [
     "Embedder",
     "ImageSet",
     "Index",
+    "Matryoshka",
     "RankLoss",
     "RecallAtK",
     "Roadmap",
@@ -49,6 +51,7 @@ __all__ = [
     "TrainingStoppedError",
     "__version__",
     "calibrate_target",
+    "compare_losses",
     "draw_method",
     "embed",
     "embed_catalogue",
@@ -59,6 +62,7 @@ __all__ = [
     "large_batch_step",
     "load",
     "plan",
+    "publish",
     "reproduce",
     "resolve",
     "run_demo",
@@ -77,6 +81,7 @@ __getattr__, __dir__ = lazy_names(
         "Embedder": "recollect.models",
         "ImageSet": "recollect.data.image_set",
         "Index": "recollect.search",
+        "Matryoshka": "recollect.losses",
         "RankLoss": "recollect.losses",
         "RecallAtK": "recollect.losses",
         "Roadmap": "recollect.losses",
@@ -84,6 +89,7 @@ __getattr__, __dir__ = lazy_names(
         "SupAP": "recollect.losses",
         "TrainingStoppedError": "recollect.training.callbacks",
         "calibrate_target": "recollect.search.calibrating",
+        "compare_losses": "recollect.studies",
         "draw_method": "recollect.report",
         "embed": "recollect.inference.api",
         "embed_catalogue": "recollect.report",
@@ -94,6 +100,7 @@ __getattr__, __dir__ = lazy_names(
         "large_batch_step": "recollect.step",
         "load": "recollect.inference.api",
         "plan": "recollect.training.trainer",
+        "publish": "recollect.report.publishing",
         "reproduce": "recollect.studies.reproducing",
         "resolve": "recollect.config.overrides",
         "run_demo": "recollect.studies",
