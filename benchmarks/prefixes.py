@@ -22,8 +22,9 @@ DIMS = {"glyphs": [8, 16, 32, 64], "cars196-96px": [16, 32, 64, 128, 256]}
 
 def one_run(recipe: str, settings: dict[str, Any], dims: list[int], folder: Path) -> dict[str, Any]:
     from recollect.config.overrides import resolve
-    from recollect.inference.evaluating import embed_test, evaluate_prefixes
+    from recollect.inference.evaluating import embed_test
     from recollect.inference.opening import open_model
+    from recollect.inference.prefix_metrics import evaluate_prefixes
     from recollect.inference.test_sets import choose_test, load_test
     from recollect.training.trainer import train
 

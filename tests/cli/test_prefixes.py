@@ -1,4 +1,7 @@
-"""``--dims`` of train and eval, ``--dim`` of embed, search and export: one run with Matryoshka, through every verb."""
+"""``--dims`` of train and eval, ``--dim`` of embed, search and export: one run with Matryoshka, through every verb.
+
+``inference/prefix_metrics.py`` is tested here too.
+"""
 
 from __future__ import annotations
 

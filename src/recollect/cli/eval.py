@@ -137,11 +137,11 @@ def evaluate_command(
     from recollect.inference.evaluating import (
         check_protocol,
         compare_settings,
-        evaluate_prefixes,
         evaluate_target,
         prepare_target,
         target_vectors,
     )
+    from recollect.inference.prefix_metrics import evaluate_prefixes
 
     chosen = None if recipe is None else _recipe(recipe, needs_no_run=target is None and init is None)
     model = _what(target, init or (chosen.model.init if chosen is not None and target is None else None))

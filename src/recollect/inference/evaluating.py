@@ -20,8 +20,7 @@ from torch import Tensor
 
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import atomic_write
-from recollect.common.reading import open_npy, parse_json, read_npz
-from recollect.common.unit_prefix import prefix_lengths, unit_rows
+from recollect.common.reading import parse_json, read_npz
 from recollect.config.schema import Config
 from recollect.data import RevisitedBenchmark
 from recollect.data.transforms import Transform
@@ -397,33 +396,6 @@ def _graded(target: Target, hierarchical: bool | None, device: Any) -> bool:
     place = str(getattr(target.embeddings, "device", "cpu") if device is None else device)
     gallery = target.embeddings if target.gallery is None else target.gallery
     return not place.startswith("cpu") or len(target.embeddings) * len(gallery) <= _GRADED_ENTRIES
-
-
-def evaluate_prefixes(
-    target: Target, dims: Sequence[int], ks: Sequence[int] | None = None, protocol: str = "all", **options: Any
-) -> dict[int, dict[str, float]]:
-    """Metrics of the first numbers of the vectors, at length 1, by length; the whole vectors come last.
-
-    Args:
-        target: the vectors. dims: the lengths. ks, protocol, options: as for ``evaluate_target``.
-    """
-    whole = int(target.embeddings.shape[1])
-    if target.gnd is None and protocol == "all":
-        options["metrics"] = ("r@k", "map@r")
-    found = {}
-    for dim in prefix_lengths(dims, whole):
-        cut = {name: _prefix(getattr(target, name), dim, whole) for name in ("embeddings", "gallery", "distractors")}
-        found[dim] = dict(evaluate_target(replace(target, **cut), ks, protocol, **options)[1]["metrics"])
-    return found
-
-
-def _prefix(vectors: Any, dim: int, whole: int) -> Any:
-    if vectors is None or dim == whole:
-        return vectors
-    if isinstance(vectors, str | Path):
-        vectors = open_npy(vectors)
-    short = vectors[:, :dim]  # of a file on disk only this is read
-    return unit_rows(short if isinstance(short, Tensor) else torch.from_numpy(np.array(short)))
 
 
 def _revisited(target: Target, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
