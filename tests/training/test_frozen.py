@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,16 @@ import pytest
 import torch
 from small_runs import final_weights, losses, make_images, same_bits, small_config
 
-from recollect.common.errors import ConfigError
+from recollect.common.bad_images import BadImage
+from recollect.common.errors import ConfigError, DataError, ImageError
 from recollect.config.automatic import settle
 from recollect.config.overrides import resolve
 from recollect.data import ImageSet, load
 from recollect.evaluation import evaluate
+from recollect.inference.features import SetRows
 from recollect.models import Embedder
 from recollect.training import logs, trainer
+from recollect.training.batches import FeatureFeed
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import train
 
@@ -116,3 +120,43 @@ def test_a_plan_does_not_wait_for_features(root: Path, monkeypatch: pytest.Monke
     plan, lines = trainer.plan(small_config(root, **{**FROZEN, "run.watch_test": True}))
     assert plan.data.images == 72
     assert any("frozen up to" in line for line in lines)
+
+
+@pytest.mark.parametrize("size", ["all", 16])
+def test_unreadable_photos_cost_no_more_than_themselves(tmp_path: Path, size: int | str) -> None:
+    """The first of the set, two with the same contents, and one of the watched set."""
+    root = make_images(make_images(tmp_path / "images"), classes=6, split="test", seed=1)
+    for name in ("train/train-00/0.png", "train/train-03/1.png", "train/train-03/2.png", "test/test-02/3.png"):
+        (root / name).write_bytes(b"not an image")
+    config = small_config(root, **{**FROZEN, "batch.size": size, "run.watch_test": True, "run.epochs": 3})
+    with pytest.raises(ImageError, match=r"train-00/0\.png"):
+        train(config, tmp_path / "stops")
+    config = replace(config, data=replace(config.data, on_bad_image="skip"))
+    outcome = train(config, tmp_path / "run")
+    manifest = RunFolder(tmp_path / "run").read_manifest()
+    assert [Path(bad["name"]).name for bad in manifest["skipped"]] == ["0.png", "1.png", "2.png", "3.png"]
+    assert {bad["kind"] for bad in manifest["skipped"]} == {"not an image"}
+    assert all(np.isfinite(losses(tmp_path / "run")))
+    images = load("folder", root, "test")
+    kept = [place for place in range(len(images)) if not images.names[place].endswith("test-02/3.png")]
+    vectors = Embedder.load(outcome.folder / "model").embed([images.path(place) for place in kept], progress=False)
+    assert evaluate(vectors, images.labels[kept], ks=(1,)).metrics["r@1"] == outcome.metrics["test"]["r@1"]
+
+
+def test_in_a_batch_another_image_of_the_class_takes_the_place() -> None:
+    labels = np.repeat(np.arange(3), 4)
+    rows = np.arange(12, dtype=np.float32)[:, None].repeat(2, 1)
+    rows[[1, 4, 5, 6, 7]] = np.nan
+    skipped = [BadImage(place, str(place), "broken") for place in (1, 4, 5, 6, 7)]
+    found = SetRows(rows, np.zeros((12, 16), np.uint8), skipped)
+    feed = FeatureFeed(lambda: found, lambda: torch.zeros(1, 2), lambda: 0.0, labels)
+    (batch,) = feed.stream([np.array([0, 1, 4, 5, 8, 9])], 0)
+    assert batch.labels.tolist() == [0, 0, 2, 2], "no image of the second class can be read"
+    assert batch.indices[0] == 0
+    assert batch.indices[1] in (2, 3)
+    assert torch.isfinite(batch.inputs).all()  # type: ignore[arg-type]
+    assert [fed.indices.tolist() for fed in feed.sequential(5)] == [[0, 2, 3, 8, 9], [10, 11]]
+    with pytest.raises(DataError, match="whole batch"):
+        next(feed.stream([np.array([4, 5])], 0))
+    left_out = FeatureFeed(lambda: found, lambda: torch.zeros(1, 2), lambda: 0.0, labels, replaces=False)
+    assert next(left_out.stream([np.arange(12)], 0)).indices.tolist() == [0, 2, 3, 8, 9, 10, 11]

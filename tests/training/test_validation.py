@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError
 from recollect.data import ImageSet
+from recollect.inference.features import SetRows
 from recollect.step.team import Team
 from recollect.training.batches import FeatureFeed
 from recollect.training.validation import Watched, chosen_value, embed, measure
 
 CPU = torch.device("cpu")
 FEATURES = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
+ROWS = SetRows(FEATURES, np.zeros((len(FEATURES), 16), np.uint8))
 LABELS = np.arange(40) // 4
 
 
@@ -44,7 +46,7 @@ def watched() -> Watched:
         name="made", split="val", names=[str(k) for k in range(40)], labels=LABELS, class_names=[str(k) for k in range(10)],
         arrays=np.zeros((40, 2, 2, 3), np.uint8),
     )  # fmt: skip
-    feed = FeatureFeed(lambda: FEATURES, lambda: torch.from_numpy(FEATURES[:1]), lambda: 0.0, LABELS)
+    feed = FeatureFeed(lambda: ROWS, lambda: torch.from_numpy(FEATURES[:1]), lambda: 0.0, LABELS)
     return Watched("val", images, feed, at_once=16)
 
 
@@ -82,7 +84,7 @@ def test_the_mode_is_restored_after_an_error(network: nn.Module, watched: Watche
             raise OSError("the disk is gone")
 
     network.train()
-    broken = Watched("val", watched.images, Broken(lambda: FEATURES, lambda: torch.zeros(1, 6), lambda: 0.0, LABELS))
+    broken = Watched("val", watched.images, Broken(lambda: ROWS, lambda: torch.zeros(1, 6), lambda: 0.0, LABELS))
     with pytest.raises(OSError, match="the disk"):
         embed(network, broken, CPU, None)
     assert all(module.training for module in network.modules())

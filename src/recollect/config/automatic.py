@@ -127,8 +127,6 @@ def _freeze(config: Config, device: torch.device, pretrained: bool) -> tuple[str
         return "none", "the network starts from random numbers, so all of it must learn"
     if config.data.augmentation not in ("auto", "none"):
         return "none", f"data.augmentation={config.data.augmentation} was asked for, and cached features cannot have it"
-    if config.data.on_bad_image == "skip":
-        return "none", "data.on_bad_image=skip was asked for, and cached features cannot have it"
     return "pooling", (
         "on a CPU only the last layer is trained, on features computed once; fine-tune the whole network with "
         "--freeze none, at seconds a step"

@@ -83,7 +83,8 @@ class DataConfig:
     prefetch_mb: int = ranged(512, 0, 2**20)
     """How much may be decoded ahead of use."""
     on_bad_image: Literal["error", "skip"] = "error"
-    """What to do about an image that cannot be read: stop, or leave it out and list it."""
+    """What to do about an image that cannot be read: stop, or leave it out (in a batch, another of its class takes its place)
+    and list it."""
     max_pixels: int | None = ranged(None, 1, 10**10)
     """Larger images are refused; None for 100 million pixels."""
 
@@ -300,11 +301,6 @@ def _refuse_combinations(config: Config) -> None:
         raise ConfigError(
             f"data.augmentation {config.data.augmentation!r} varies images, but with model.freeze={model.freeze} their "
             "features are computed once: set data.augmentation=none, or model.freeze=none."
-        )
-    if frozen and config.data.on_bad_image == "skip":
-        raise ConfigError(
-            f"data.on_bad_image=skip replaces images as they are met, but with model.freeze={model.freeze} each is "
-            "read once: remove the unreadable files (recollect data verify lists them), or set model.freeze=none."
         )
     if config.data.augmentation == "whole" and isinstance(model.resize, int):
         raise ConfigError(

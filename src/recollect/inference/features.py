@@ -7,7 +7,7 @@ rows where it cuts the network. Pixels come through the pipeline, as for a test:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from recollect.common.bad_images import BadImage
 from recollect.common.devices import seconds_of
-from recollect.common.errors import ConfigError
+from recollect.common.errors import ConfigError, DataError
 from recollect.common.preprocessing import Preprocessing
 from recollect.data import ImageSet, Pipeline, test_transform
 from recollect.data.transforms import Transform
@@ -110,11 +110,26 @@ def part_rows(
         keep=keep,
         description=f"{images.name}/{images.split}",
     )
-    return SetRows(rows, keys, sorted(skipped, key=lambda bad: bad.index))
+    return SetRows(rows, keys, _every_copy(skipped, keys, images))
+
+
+def _every_copy(skipped: Sequence[BadImage], keys: Keys, images: ImageSet) -> list[BadImage]:
+    """``skipped`` with all images of the same contents, of which only one was tried."""
+    reasons = {keys[bad.index].tobytes(): bad for bad in skipped}
+    if not reasons:
+        return []
+    found = ((place, reasons.get(key.tobytes())) for place, key in enumerate(keys))
+    return [replace(bad, index=place, name=images.names[place]) for place, bad in found if bad is not None]
 
 
 def seconds_of_rows(
-    embedder: Embedder, frozen: nn.Module, images: ImageSet, upto: str, *, workers: int | None = None
+    embedder: Embedder,
+    frozen: nn.Module,
+    images: ImageSet,
+    upto: str,
+    *,
+    workers: int | None = None,
+    on_bad_image: str = "error",
 ) -> float:
     """How long ``part_rows`` will take, measured on a few images; nothing where all rows are kept already."""
     if embedder.preprocessing.resize is None:
@@ -126,7 +141,7 @@ def seconds_of_rows(
     some = images.subset(left[:: max(1, len(left) // _PROBE)][:_PROBE])
     was_training = frozen.training
     frozen.eval()
-    with Pipeline(some, transform, workers=workers) as pipeline, torch.inference_mode():
+    with Pipeline(some, transform, workers=workers, on_bad_image=on_bad_image) as pipeline, torch.inference_mode():
 
         def work() -> None:
             for batch in pipeline.sequential(len(some)):
@@ -137,13 +152,18 @@ def seconds_of_rows(
     return seconds * len(left) / len(some)
 
 
-def first_feature(embedder: Embedder, frozen: nn.Module, images: ImageSet) -> Tensor:
-    """What the frozen part makes of the first image, 1 × …, on the CPU: enough to plan with."""
-    with Pipeline(images, test_transform(embedder.preprocessing), workers=0) as pipeline:
-        (row,) = (
-            row for row, _ in run_network(frozen, [(pipeline.load([0]).images, np.zeros(1, np.int64))], embedder.device)
-        )
-    return row.cpu()
+def first_feature(embedder: Embedder, frozen: nn.Module, images: ImageSet, *, on_bad_image: str = "error") -> Tensor:
+    """What the frozen part makes of the first image that can be read, 1 × …, on the CPU: enough to plan with.
+
+    Raises:
+        DataError: none can be read.
+    """
+    transform = test_transform(embedder.preprocessing)
+    with Pipeline(images, transform, workers=0, on_bad_image=on_bad_image) as pipeline:
+        for batch in pipeline.sequential(1):
+            (row,) = (row for row, _ in run_network(frozen, [(batch.images, batch.indices)], embedder.device))
+            return row.cpu()
+    raise DataError(f"{images.name}: none of the {len(images):,} images can be read.")
 
 
 def run_network(

@@ -156,6 +156,14 @@ class Team:
         dist.broadcast_object_list(values, src=0, group=self.group)
         return values[0]
 
+    def from_each(self, value: Any) -> list[Any]:
+        """Every process's ``value``, on every process."""
+        if self.size == 1:
+            return [value]
+        values = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
     def first_alone(self, work: Callable[[], None]) -> None:
         """Let the first process do ``work`` while the others wait for it, as long as it takes.
 

@@ -12,15 +12,17 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from recollect.common.errors import ConfigError
+from recollect.common.bad_images import BadImage
+from recollect.common.errors import ConfigError, DataError
 from recollect.config.schema import Config
 from recollect.data import ClassBalancedSampler, ImageSet, Pipeline
 from recollect.data.augmentation import make_augmentation
 from recollect.data.image_set import Indices
 from recollect.data.transforms.longer_side import LongerSide
-from recollect.inference.features import first_feature, part_rows, seconds_of_rows
+from recollect.inference.features import SetRows, first_feature, part_rows, seconds_of_rows
 from recollect.inference.vector_store import Rows
 from recollect.models import Embedder
 
@@ -59,6 +61,10 @@ class Feed(Protocol):
 
     def seconds_to_prepare(self) -> float:
         """How long ``prepare`` will take, measured on a few images."""
+
+    @property
+    def bad_images(self) -> list[BadImage]:
+        """Images that could not be read so far, and were skipped."""
 
     def close(self) -> None:
         """Let go of threads."""
@@ -105,6 +111,11 @@ class PixelFeed:
         """See ``Feed``."""
         return 0.0
 
+    @property
+    def bad_images(self) -> list[BadImage]:
+        """See ``Feed``."""
+        return self.pipeline.bad_images
+
     def close(self) -> None:
         """See ``Feed``."""
         self.pipeline.close()
@@ -119,37 +130,76 @@ def _spread(total: int, count: int, number: int) -> Indices:
 class FeatureFeed:
     """Rows of an array of features.
 
+    Rows of images that were skipped as unreadable are not a number. ``sequential`` leaves them out; in a batch another
+    image of the class takes their place, one that is not in the batch, and where there is none they are left out.
+
     Args:
         compute: gives all of them; called when they are first needed, so that a plan need not wait for them.
         example: gives the first alone, 1 × ….
         seconds: tells how long ``compute`` will take.
         labels: of the images.
+        seed: of the choice of replacements.
+        replaces: False leaves unreadable images out of every batch.
     """
 
     whole_images = False
 
     def __init__(
         self,
-        compute: Callable[[], Rows],
+        compute: Callable[[], SetRows],
         example: Callable[[], Tensor],
         seconds: Callable[[], float],
         labels: Indices,
+        seed: int = 0,
+        replaces: bool = True,
     ) -> None:
         self._compute, self._example, self._seconds, self.labels = compute, example, seconds, labels
+        self.seed, self.replaces = seed, replaces
 
     @cached_property
-    def features(self) -> Rows:
-        """All features."""
+    def _found(self) -> SetRows:
         return self._compute()
+
+    @property
+    def features(self) -> Rows:
+        """All features; not a number for images that were skipped."""
+        return self._found.rows
+
+    @property
+    def bad_images(self) -> list[BadImage]:
+        """See ``Feed``."""
+        return self._found.skipped
+
+    @cached_property
+    def readable(self) -> NDArray[np.bool_]:
+        """Which images have features."""
+        found = np.ones(len(self.labels), bool)
+        found[[bad.index for bad in self.bad_images]] = False
+        return found
 
     def stream(self, batches: Iterable[Indices], epoch: int, first: int = 0) -> Iterator[Fed]:
         """See ``Feed``."""
-        return (self._rows(indices) for indices in batches)
+        return (self._rows(self._replaced(indices, epoch, number)) for number, indices in enumerate(batches, first))
 
     def sequential(self, batch_size: int) -> Iterator[Fed]:
         """See ``Feed``."""
-        count = len(self.labels)
-        return (self._rows(np.arange(start, min(start + batch_size, count))) for start in range(0, count, batch_size))
+        places = np.flatnonzero(self.readable)
+        return (self._rows(places[start : start + batch_size]) for start in range(0, len(places), batch_size))
+
+    def _replaced(self, indices: Indices, epoch: int, number: int) -> Indices:
+        if not self.bad_images or self.readable[indices].all():
+            return indices
+        chosen, kept = np.array(indices), self.readable[indices]
+        for position in np.flatnonzero(~kept).tolist() if self.replaces else []:
+            bad = int(chosen[position])
+            others = np.flatnonzero((self.labels == self.labels[bad]) & self.readable)
+            others = others[~np.isin(others, chosen)]
+            if len(others):
+                chosen[position] = np.random.default_rng([self.seed, epoch, number, bad]).choice(others)
+                kept[position] = True
+        if not kept.any():
+            raise DataError("no image of a whole batch can be read: repair the images, or remove their classes.")
+        return chosen[kept]
 
     def example(self) -> tuple[Tensor, float]:
         """See ``Feed``."""
@@ -166,8 +216,13 @@ class FeatureFeed:
         return Fed(rows, torch.from_numpy(self.labels[indices]), indices)
 
     def prepare(self) -> None:
-        """See ``Feed``."""
-        _ = self.features
+        """See ``Feed``.
+
+        Raises:
+            DataError: no image can be read.
+        """
+        if not self.readable.any():
+            raise DataError(f"none of {len(self.labels):,} images can be read: {self.bad_images[0].reason}")
 
     def seconds_to_prepare(self) -> float:
         """See ``Feed``."""
@@ -236,14 +291,14 @@ def make_feed(
     if frozen is not None:
         upto, workers = config.model.freeze, data.workers
 
-        def compute() -> Rows:
-            return part_rows(embedder, images, upto, frozen=upto, workers=workers).rows
-
+        policy = data.on_bad_image
         return FeatureFeed(
-            compute,
-            partial(first_feature, embedder, frozen, images),
-            partial(seconds_of_rows, embedder, frozen, images, upto, workers=workers),
+            partial(part_rows, embedder, images, upto, frozen=upto, workers=workers, on_bad_image=policy),
+            partial(first_feature, embedder, frozen, images, on_bad_image=policy),
+            partial(seconds_of_rows, embedder, frozen, images, upto, workers=workers, on_bad_image=policy),
             images.labels,
+            config.run.seed,
+            replaces=config.batch.size != "all",
         )
     transform = make_augmentation(
         data.augmentation if training else "none",

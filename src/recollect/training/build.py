@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from recollect.common import processor
+from recollect.common.bad_images import BadImage
 from recollect.common.decode import set_max_pixels
 from recollect.common.errors import ConfigError
 from recollect.common.unit_prefix import prefix_lengths
@@ -126,6 +127,11 @@ class Training:
     def feeds(self) -> list[Feed]:
         """Whatever reads images."""
         return [self.batches.feed, *(watched.feed for watched in self.watched)]
+
+    @property
+    def skipped(self) -> dict[str, BadImage]:
+        """Images that could not be read so far, on this process, by name."""
+        return {bad.name: bad for feed in self.feeds for bad in feed.bad_images}
 
     def prepare(self) -> None:
         """Compute what is computed once (features of a frozen part), after the plan is told and before a run begins."""

@@ -25,6 +25,7 @@ from recollect.common import doors
 from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError
 from recollect.common.threads import limited_threads
+from recollect.common.words import printable
 from recollect.config.overrides import as_mapping
 from recollect.config.schema import Config
 from recollect.data import ImageSet, shard
@@ -230,6 +231,7 @@ class Trainer:
         self.outcome: Outcome | None = None
         self.config, self.machine, self.team = training.config, training.machine, training.machine.team
         self.chunk, self.progress, self.first = training.batches.chunk, Progress(), self.team.rank == 0
+        self.skipped = 0
 
     def remark(self, line: str) -> None:
         """Log a line and keep it in the run."""
@@ -240,6 +242,7 @@ class Trainer:
     def run(self) -> Outcome:
         """The whole training."""
         self._restore()
+        self._note_skipped()
         with self._logging():
             if self.progress.step == 0 and self.config.run.evaluate_first:
                 self._evaluate()
@@ -253,6 +256,18 @@ class Trainer:
                 self.tick = time.perf_counter()
             self.outcome = self._finish()
             return self.outcome
+
+    def _note_skipped(self) -> None:
+        """List images that could not be read in the manifest, and say so if there are more of them than before."""
+        found = {name: bad for each in self.team.from_each(self.training.skipped) for name, bad in each.items()}
+        if len(found) > self.skipped:
+            first = next(iter(found.values()))
+            more = f" (and {len(found) - 1:,} more, listed in manifest.json)" if len(found) > 1 else ""
+            self.remark(f"skipped    {len(found):,} of the images cannot be read: {printable(first.reason)}{more}")
+            if self.first:
+                listed = [{"name": bad.name, "reason": bad.reason, "kind": bad.kind} for bad in found.values()]
+                self.folder.update_manifest(skipped=listed)
+        self.skipped = len(found)
 
     def _restore(self) -> None:
         resumed = self.folder.last.exists()
@@ -460,6 +475,7 @@ class Trainer:
     # After the last step ----------------------------------------------------------------------------------------------
 
     def _finish(self) -> Outcome:
+        self._note_skipped()
         embedder, best = self.training.network.embedder, self.progress.best
         if best:
             self.team.barrier()  # the file is written by the first process
