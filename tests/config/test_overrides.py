@@ -79,7 +79,6 @@ def test_unknown_keys_and_wrong_values_are_refused(setting: str, message: str) -
         ({"run.epochs": 3, "run.steps": 10}, "set one, the other to null"),
         ({"run.epochs": None}, "nothing says when to stop"),
         ({"model.freeze": "backbone", "data.augmentation": "crop"}, "computed once: set data.augmentation=none"),
-        ({"model.freeze": "backbone", "data.on_bad_image": "skip"}, "remove the unreadable files"),
         ({"run.precision": "fp16", "run.device": "cpu"}, "use bf16 or fp32"),
         ({"optimizer.schedule": "cosine", "optimizer.milestones": [3]}, "set optimizer.schedule=milestones"),
         ({"optimizer.milestones": [5, 3]}, "must rise"),

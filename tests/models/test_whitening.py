@@ -11,6 +11,7 @@ from recollect.models import Embedder
 from recollect.models.whitening import (
     Whitening,
     pairs_of_classes,
+    whitening_from_classes,
     whitening_from_labels,
     whitening_from_pairs,
     whitening_from_pca,
@@ -187,3 +188,44 @@ def test_pairs_of_a_huge_class_do_not_need_them_all() -> None:
     assert (q < p).all()
     assert p.max() < 300_003
     assert (labels[q] == labels[p]).all()
+
+
+@pytest.mark.parametrize("shrinkage", [0.1, 0.3, 1.0])
+def test_whitening_from_classes_is_the_equation(shrinkage: float) -> None:
+    """Plain loops and an ordinary generalised eigenproblem, in float64, against the function."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(6), [2, 9, 5, 1, 7, 3])
+    X = rng.standard_normal((27, 8)) @ rng.standard_normal((8, 8)) + 3 * rng.standard_normal((6, 8))[labels]
+    m, within, total = X.mean(0), np.zeros((8, 8)), np.zeros((8, 8))
+    for x, label in zip(X, labels, strict=True):
+        d = x - X[labels == label].mean(0)
+        within += np.outer(d, d) / len(X)
+        total += np.outer(x - m, x - m) / len(X)
+    shrunk = (1 - shrinkage) * within + shrinkage * np.trace(within) / 8 * np.eye(8)
+    values, vectors = np.linalg.eig(np.linalg.solve(shrunk, total))  # S⁻¹ T v = λ v
+    vectors = vectors.real[:, np.argsort(-values.real)]
+    vectors /= np.sqrt(np.einsum("ij,ik,kj->j", vectors, shrunk, vectors))  # vᵀ S v = 1
+    found = whitening_from_classes(torch.from_numpy(X), torch.from_numpy(labels), shrinkage)
+    assert np.allclose(found.mean.numpy(), m, atol=1e-12)
+    signs = np.sign(np.sum(found.projection.numpy() * vectors.T, axis=1, keepdims=True))
+    assert np.allclose(found.projection.numpy() * signs, vectors.T, atol=1e-9)
+    variances = (found.projection.numpy() @ total @ found.projection.numpy().T).diagonal()
+    assert (np.diff(variances) <= 1e-9).all(), "directions come in descending order of variance"
+
+
+def test_whitening_from_classes_equals_pairs_where_classes_are_of_one_size() -> None:
+    """All pairs of a class of n images sum to n times its scatter, so only a factor and the mean differ."""
+    X, labels = torch.randn(30, 5, dtype=torch.float64), torch.arange(6).repeat_interleave(5)
+    by_classes = whitening_from_classes(X, labels, 0.2).projection
+    by_pairs = whitening_from_pairs(X, *pairs_of_classes(labels), 0.2).projection
+    # PᵀP is the inverse of the shrunk S. A pair differs by 2 n/(n−1) times what an image differs from its class's mean.
+    assert torch.allclose(by_classes.T @ by_classes, 2 * 5 / 4 * by_pairs.T @ by_pairs, rtol=1e-9)
+
+
+def test_classes_that_cannot_be_whitened() -> None:
+    X = torch.randn(6, 8)
+    with pytest.raises(InputError, match="two images"):
+        whitening_from_classes(X, torch.arange(6))
+    with pytest.raises(InputError, match="shrinkage"):
+        whitening_from_classes(X, torch.tensor([0, 0, 1, 1, 2, 2]), 0.0)
+    assert torch.isfinite(whitening_from_classes(X, torch.tensor([0, 0, 1, 1, 2, 2]), 0.1).projection).all()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from toy_model import ToyEncoder
 
-from recollect.common.errors import DataWarning, ImageError, InputError
+from recollect.common.errors import InputError
 from recollect.search import Index
 from recollect.search.queries import parse_pairs
 from recollect.search.settings import read_settings, write_settings
@@ -42,19 +42,3 @@ def test_settings_are_read_back_or_refused(tmp_path: Path) -> None:
             with pytest.raises(StoreError, match=r"format 99|understood"):
                 read_settings(store)
     store.close()
-
-
-def test_unreadable_queries_are_skipped_when_asked_to(tmp_path: Path) -> None:
-    photos = make_photos(tmp_path / "photos")
-    with Index.create(str(tmp_path / "index.sqlite"), ToyEncoder()) as index:
-        index.sync(photos)
-        queries = make_photos(tmp_path / "queries") / "class1"
-        (queries / "1.png").write_bytes(b"not an image")
-        with pytest.raises(ImageError, match=r"1\.png"):
-            ask(index, [str(queries), "class0/0.png"], 2)
-        with pytest.warns(DataWarning, match=r"1\.png.*skipped"):
-            answers = ask(index, [str(queries), "class0/0.png"], 2, skip_bad=True)
-        assert [Path(answer.query).name for answer in answers] == ["0.png", "2.png", "3.png", "4.png", "0.png"]
-        assert [answer.matches[0].id for answer in answers[:2]] == ["class1/0.png", "class1/2.png"]
-        with pytest.raises(InputError, match="neither a file"):
-            ask(index, ["nowhere"], skip_bad=True)

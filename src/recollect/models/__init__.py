@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from recollect.models.pooling import GeM
     from recollect.models.whitening import (
         Whitening,
+        whitening_from_classes,
         whitening_from_labels,
         whitening_from_pairs,
         whitening_from_pca,
@@ -31,6 +32,7 @@ __all__ = [
     "Initialization",
     "Whitening",
     "export_onnx",
+    "whitening_from_classes",
     "whitening_from_labels",
     "whitening_from_pairs",
     "whitening_from_pca",
@@ -47,6 +49,7 @@ __getattr__, __dir__ = lazy_names(
         "Initialization": "recollect.models.zoo",
         "Whitening": "recollect.models.whitening",
         "export_onnx": "recollect.models.onnx_export",
+        "whitening_from_classes": "recollect.models.whitening",
         "whitening_from_labels": "recollect.models.whitening",
         "whitening_from_pairs": "recollect.models.whitening",
         "whitening_from_pca": "recollect.models.whitening",

@@ -76,14 +76,86 @@ def whitening_from_pairs(descriptors: Tensor, queries: Tensor, positives: Tensor
             "has not seen would be magnified without bound. Give more pairs, or a shrinkage such as 0.1."
         )
     difference = X[q] - X[p]
-    S = _shrunk(difference.T @ difference / len(q), shrinkage)
-    factor = _cholesky(S)
+    factor = _cholesky(_shrunk(difference.T @ difference / len(q), shrinkage))
     m = X[q].mean(0)
     whitened = torch.linalg.solve_triangular(factor, (X - m).T, upper=False)  # W (X−m)ᵀ, D×N
-    _, V = torch.linalg.eigh(whitened @ whitened.T)
+    return _by_variance(m, factor, whitened @ whitened.T)
+
+
+@dataclass(frozen=True)
+class ClassStatistics:
+    """What a whitening of labelled descriptors needs of them, in float64; the same for any shrinkage.
+
+    Attributes:
+        mean: m, of all descriptors, of length D.
+        within: S_w = 1/N Σ_c Σ_{x in c} (x − m_c)(x − m_c)ᵀ, D×D: how images of one class differ.
+        total: 1/N Σ (x − m)(x − m)ᵀ, D×D.
+        spare: images beyond the first of each class: the rank that S_w can have.
+    """
+
+    mean: Tensor
+    within: Tensor
+    total: Tensor
+    spare: int
+
+    def whitening(self, shrinkage: float = 0.1) -> Whitening:
+        """Makes differences within classes white, then orders directions by total variance.
+
+        With L Lᵀ = (1−λ) S_w + λ·trace(S_w)/D·I and V the eigenvectors of L⁻¹ S_total L⁻ᵀ, P = Vᵀ L⁻¹. Up to the order and
+        the length of its rows this is linear discriminant analysis with a shrunk covariance.
+
+        Raises:
+            InputError: fewer images than dimensions without shrinkage, or no difference within any class.
+        """
+        if self.spare < len(self.mean) and shrinkage <= 0:
+            raise InputError(
+                f"{self.spare} images beyond the first of their class for {len(self.mean)} dimensions: directions that were "
+                "not seen would be magnified without bound. Give more images, or a shrinkage such as 0.1."
+            )
+        factor = _cholesky(_shrunk(self.within, shrinkage))
+        half = torch.linalg.solve_triangular(factor, self.total, upper=False)  # L⁻¹ S_total
+        whitened = torch.linalg.solve_triangular(factor, half.T, upper=False)
+        return _by_variance(self.mean, factor, (whitened + whitened.T) / 2)
+
+
+def class_statistics(descriptors: Tensor, labels: Tensor) -> ClassStatistics:
+    """Means and covariances of labelled descriptors, N×D.
+
+    Raises:
+        InputError: no class has two images, or numbers that are not finite.
+    """
+    X = _checked(descriptors)
+    _, place = torch.as_tensor(labels, device=X.device).unique(return_inverse=True)
+    sizes = torch.bincount(place)
+    spare = len(X) - len(sizes)
+    if spare < 1:
+        raise InputError("no class has two images, so there is nothing to learn a whitening from; use PCA whitening.")
+    means = torch.zeros(len(sizes), X.shape[1], dtype=X.dtype, device=X.device).index_add_(0, place, X) / sizes[:, None]
+    m = X.mean(0)
+    inside, around = X - means[place], X - m
+    return ClassStatistics(m, inside.T @ inside / len(X), around.T @ around / len(X), spare)
+
+
+def whitening_from_classes(descriptors: Tensor, labels: Tensor, shrinkage: float = 0.1) -> Whitening:
+    """``class_statistics(descriptors, labels).whitening(shrinkage)``: whitening by all images of all classes.
+
+    Relates to ``whitening_from_labels`` as follows: every image weighs the same, where pairs weigh a class by the square of
+    its size; and nothing is drawn.
+
+    Example:
+        >>> x = torch.tensor([[0.0, 0.0], [0.0, 2.0], [4.0, 0.0], [4.0, 2.0]])
+        >>> found = whitening_from_classes(x, torch.tensor([0, 0, 1, 1]), shrinkage=0.5)
+        >>> found.projection.abs().argmax(dim=1).tolist()  # between the classes first, within them last
+        [0, 1]
+    """
+    return class_statistics(descriptors, labels).whitening(shrinkage)
+
+
+def _by_variance(m: Tensor, factor: Tensor, covariance: Tensor) -> Whitening:
+    """P = Vᵀ L⁻¹, V being the eigenvectors of the ``covariance`` of L⁻¹ x, largest first."""
+    _, V = torch.linalg.eigh(covariance)
     V = V.flip(-1)  # eigh sorts upwards
-    P = torch.linalg.solve_triangular(factor.T, V, upper=True).T  # Vᵀ L⁻¹
-    return Whitening(m, P)
+    return Whitening(m, torch.linalg.solve_triangular(factor.T, V, upper=True).T)
 
 
 def whitening_from_labels(
