@@ -26,6 +26,7 @@ from recollect.cli.options import (
 from recollect.common.words import printable
 
 if TYPE_CHECKING:
+    from recollect.config.schema import Config
     from recollect.training.estimate import Plan
     from recollect.training.trainer import Outcome
 
@@ -80,6 +81,12 @@ def train(
     max_pixels: MaxPixels = None,
     out: Annotated[Path | None, typer.Option(help="The run folder to make. Default: a new one in runs/.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with a run, exactly.")] = None,
+    final: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN", help="Train on all classes, none held out, with the settings and the length of this run."
+        ),
+    ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would be done, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome, or the plan, as JSON.")] = False,
     quiet: Quiet = False,
@@ -170,7 +177,6 @@ def train(
     from recollect.losses.registry import describe
     from recollect.models.zoo import find
     from recollect.training import trainer
-    from recollect.training.run_folder import refuse_used
 
     given = {name: value for name, value in locals().items() if name in _SHORT and value is not None}
     if dims is not None:
@@ -181,6 +187,13 @@ def train(
         if any(others):
             raise ConfigError("--resume goes on exactly as the run began: leave every other option out.")
         _show(_stoppable(lambda: trainer.train(resume=resume)), as_json)
+        return
+    if final is not None:
+        if any((recipe, data, root, given, settings, download, watch_test, allow_outside, skip_bad)):
+            raise ConfigError("--final takes every setting from its run: leave every option out but --out and --plan.")
+        from recollect.training.outcome import final_config
+
+        _run(final_config(final), out, plan, as_json)
         return
     chosen: list[str] = [f"{_SHORT[name]}={value}" for name, value in given.items()]
     recipe, more = data_settings(recipe, data, root)
@@ -195,6 +208,13 @@ def train(
     # Misspelt names are told before images are read, which may take a while.
     describe(config.loss.name)
     find(config.model.init)
+    _run(config, out, plan, as_json)
+
+
+def _run(config: Config, out: Path | None, plan: bool, as_json: bool) -> None:
+    from recollect.training import trainer
+    from recollect.training.run_folder import refuse_used
+
     if plan:
         _show_plan(*trainer.plan(config), as_json)
         return
@@ -214,7 +234,8 @@ def _show_plan(plan: Plan, lines: list[str], as_json: bool) -> None:
 def _show(outcome: Outcome, as_json: bool) -> None:
     model = outcome.folder / "model"
     if as_json:
-        print_json({**vars(outcome), "model": model})
+        said = {name: found.as_dict() for name, found in outcome.verdicts.items()}
+        print_json({**vars(outcome), "verdicts": said, "model": model})
         return
     for name, metrics in outcome.metrics.items():
         typer.echo(f"{name:<10} " + "  ".join(f"{key} {100 * value:.1f}" for key, value in list(metrics.items())[:4]))

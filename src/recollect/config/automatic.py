@@ -28,6 +28,8 @@ hundreds of times, so epochs have a ceiling, and of large ones hardly once, so t
 FEWEST_EPOCHS, MOST_EPOCHS = 10, 100
 HEAD_STEPS = 150
 """Steps on cached features: seconds each at most."""
+SHRINKAGE = 0.2
+"""Of a whitening, where validation classes are too few to choose it."""
 WHOLE_SET = 3e8
 """Comparisons up to which a step on cached features takes all images: each query compares each positive with everything,
 N · Σ n² for classes of n images, at about 2 ns each on one core."""
@@ -82,6 +84,10 @@ def settle(config: Config, images: ImageSet, device: torch.device, pretrained: b
     if config.model.freeze == "auto":
         choose("model", "freeze", *_freeze(config, device, pretrained))
     frozen = config.model.freeze != "none"
+    if config.model.whitening == "auto":
+        choose("model", "whitening", *_whitening(config, frozen, pretrained))
+    if config.model.shrinkage == "auto":
+        config = _with(config, "model", "shrinkage", SHRINKAGE if config.model.whitening == "all" else 0.0)
     if config.data.augmentation == "auto":
         choose("data", "augmentation", *_augmentation(config, frozen))
     if config.batch.size == "auto":
@@ -133,6 +139,16 @@ def _freeze(config: Config, device: torch.device, pretrained: bool) -> tuple[str
     )
 
 
+def _whitening(config: Config, frozen: bool, pretrained: bool) -> tuple[str | None, str]:
+    if config.model.dim is None:
+        return None, "there is no last layer"
+    if not pretrained:
+        return None, "features of a network with random weights say nothing about classes"
+    if frozen or config.run.steps == 0:
+        return "all", "the last layer starts as a whitening of the training classes, not as random numbers"
+    return None, "the whole network is trained"
+
+
 def _augmentation(config: Config, frozen: bool) -> tuple[str, str]:
     if frozen:
         return "none", "features of the frozen part are computed once"
@@ -178,7 +194,7 @@ def _images_in_memory(config: Config) -> int | None:
 def _learning_rate(frozen: bool, pretrained: bool) -> tuple[float, str]:
     if frozen:
         # Measured on grocery photos (docs/training.md): 1e-3 unlearns in 50 steps what pre-trained features knew.
-        return 1e-4, "features that are good already are to be changed with care"
+        return 1e-4, "features that are good already are to be changed with care; validation classes may choose another"
     if not pretrained:
         return 1e-3, "the network starts from random numbers"
     return 1e-4, "the released setting for fine-tuning a ResNet"

@@ -119,9 +119,12 @@ class ModelConfig:
     """Layer normalization before the last layer."""
     l2_before_head: bool | None = None
     """Scale pooled features to length 1 before the last layer."""
-    whitening: int | Literal["sfm120k"] | None = ranged(None, 1, _MANY)
-    """Start the last layer as a whitening learned from so many training images, or from the whitening pairs of SfM-120k in
-    ``data.validation_root``; None: at random."""
+    whitening: int | Literal["auto", "all", "sfm120k"] | None = ranged(None, 1, _MANY)
+    """Start the last layer as a whitening learned from training images: so many of them, by pairs, as for instance
+    search, or from the whitening pairs of SfM-120k in ``data.validation_root``; ``"all"``: all training images, by the
+    covariance within classes; ``"auto"``: all, if features of a frozen part are at hand. None: at random."""
+    shrinkage: float | Auto = ranged("auto", 0, 1)
+    """Of ``whitening=all``; ``"auto"``: chosen on validation classes."""
     batch_norm: Literal["frozen", "statistics"] = "frozen"
     """The paper freezes BatchNorm, its released code only the statistics. Trained BatchNorm cannot be chunked."""
     interpolation: str | None = None
@@ -175,7 +178,8 @@ class OptimizerConfig:
     name: Literal["adam", "adamw", "sgd"] = "adam"
     """The optimizer."""
     lr: float | Auto = ranged(1e-4, 0, 1000, above=True)
-    """``"auto"``: 1e-4 for pre-trained weights (the released setting for ResNets), 1e-3 for a network from scratch."""
+    """``"auto"``: 1e-4 for pre-trained weights (the released setting for ResNets), 1e-3 for a network from scratch;
+    behind a frozen part chosen on validation classes."""
     weight_decay: float = ranged(4e-4, 0, 1000)
     """Weight decay."""
     momentum: float = ranged(0.9, 0, 1, below=True)
@@ -208,8 +212,12 @@ class RunConfig:
 
     epochs: int | Auto | None = ranged("auto", 0, _MANY)
     """0: nothing is trained; a recipe for ``recollect eval``."""
-    steps: int | None = ranged(None, 1, _MANY)
-    """Instead of epochs."""
+    steps: int | None = ranged(None, 0, _MANY)
+    """Instead of epochs. 0: the last layer as ``model.whitening`` makes it is the result."""
+    head_steps: int = ranged(0, 0, _MANY)
+    """Steps that train the last layer alone, on features of the network as it is, before all of it is trained."""
+    verdict: bool = False
+    """End with a comparison with the pre-trained network on the test classes."""
     seed: int = ranged(0, 0, 2**63 - 1)
     """Random seed."""
     device: str = "auto"
@@ -320,6 +328,15 @@ def _refuse_combinations(config: Config) -> None:
         )
     if model.whitening is not None and model.dim is None:
         raise ConfigError("model.whitening initialises the last layer, and model.dim null leaves it out: set one.")
+    if run.steps == 0 and model.whitening is None and model.dim is not None:
+        raise ConfigError(
+            "run.steps 0 would leave the last layer random: set model.whitening=all, which needs no steps, or "
+            "model.dim=null."
+        )
+    if run.head_steps and (model.dim is None or model.freeze not in ("none", "auto")):
+        raise ConfigError(
+            "run.head_steps trains the last layer before the whole network: leave model.freeze at none, and model.dim set."
+        )
     if run.precision == "fp16" and run.device == "cpu":
         raise ConfigError("run.precision fp16 is for GPUs: use bf16 or fp32 on the CPU.")
 

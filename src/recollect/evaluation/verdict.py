@@ -48,11 +48,14 @@ class MetricChange:
     macro_before: float
     macro_after: float
 
-    def words(self, level: float = 0.95) -> str:
-        """For example ``r@1 96.1 → 95.7 (no clear change)`` or ``mAP@R 37.0 → 41.9 (+4.9, 95 % CI 3.8 … 6.0)``."""
+    def words(self, level: float = 0.95, decided: bool = True) -> str:
+        """For example ``r@1 96.1 → 95.7 (no clear change)`` or ``mAP@R 37.0 → 41.9 (+4.9, 95 % CI 3.8 … 6.0)``.
+
+        ``decided``: whether another metric decides, so that this one's being unclear is worth a word.
+        """
         values = f"{metric_name(self.metric)} {100 * self.before:.1f} → {100 * self.after:.1f}"
         if self.judgement == UNCLEAR:
-            return f"{values} ({UNCLEAR})"
+            return f"{values} ({UNCLEAR})" if decided else values
         interval = f"{100 * level:.0f} % CI {100 * self.low:.1f} … {100 * self.high:.1f}"
         return f"{values} ({100 * self.difference:+.1f}, {interval})"
 
@@ -100,7 +103,7 @@ class Verdict:
 
     def numbers(self) -> str:
         """Values and their intervals."""
-        return ", ".join(change.words(self.level) for change in self.changes)
+        return ", ".join(change.words(self.level, self.judgement != UNCLEAR) for change in self.changes)
 
     def caution(self) -> str:
         """A sentence if so little was compared that it should be known; otherwise nothing."""

@@ -117,13 +117,18 @@ def files_as_set(paths: Sequence[Path], name: str = "images") -> ImageSet:
 
 
 def head_inputs(
-    embedder: Embedder, images: ImageSet, *, batch_size: int = BATCH, on_bad_image: str = "error"
+    embedder: Embedder,
+    images: ImageSet,
+    *,
+    frozen: str | None = None,
+    batch_size: int = BATCH,
+    on_bad_image: str = "error",
 ) -> Tensor:
     """What the last layer is given for every image, N × feature_dim, not a number for images that were skipped.
 
     This is what whitening is learned from.
     """
-    rows = part_rows(embedder, images, batch_size=batch_size, on_bad_image=on_bad_image).rows
+    rows = part_rows(embedder, images, frozen=frozen, batch_size=batch_size, on_bad_image=on_bad_image).rows
     with torch.no_grad():
         inputs = embedder.head.inputs(torch.from_numpy(np.asarray(rows)).to(embedder.device))
     return inputs.float().cpu()

@@ -6,6 +6,7 @@ result into its last layer with ``set_whitening``. The equations are in ``docs/m
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 
@@ -44,6 +45,16 @@ class Whitening:
             raise InputError(f"this whitening has {len(self.projection)} dimensions; {dim} cannot be taken from it.")
         weight = self.projection[:dim]
         return weight, -weight @ self.mean
+
+    def as_layer(self) -> Whitening:
+        """The same embeddings but for their length, from numbers as large as those of a new Linear layer, U(±1/√D).
+
+        Embeddings are brought to length 1 anyway. An optimizer's steps are as large as its learning rate, whatever the
+        size of the numbers they change.
+        """
+        weight = self.projection
+        scale = 1 / math.sqrt(3 * weight.shape[1]) / float(weight.square().mean().sqrt())
+        return Whitening(self.mean, weight * scale)
 
 
 def whitening_from_pairs(descriptors: Tensor, queries: Tensor, positives: Tensor, shrinkage: float = 0.0) -> Whitening:

@@ -265,15 +265,15 @@ class WholeSet:
 Sampler = ClassBalancedSampler | WholeSet
 
 
-def make_sampler(config: Config, images: ImageSet) -> Sampler:
-    """Batches of ``images``."""
+def make_sampler(config: Config, labels: Indices) -> Sampler:
+    """Batches of images with these ``labels``."""
     batch = config.batch
     if batch.size == "all":
-        return WholeSet(images.labels)
+        return WholeSet(labels)
     if batch.size == "auto":
         raise ConfigError("batch.size 'auto' must be settled before batches can be made: set a number.")
     return ClassBalancedSampler(
-        images.labels,
+        labels,
         batch.size,
         batch.samples_per_class,
         batch.policy,

@@ -7,6 +7,7 @@ here, so two processes, or one process twice, build the same.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from torch import nn
 from recollect.common import processor
 from recollect.common.bad_images import BadImage
 from recollect.common.decode import set_max_pixels
-from recollect.common.errors import ConfigError
+from recollect.common.errors import ConfigError, DataError
 from recollect.common.unit_prefix import prefix_lengths
 from recollect.config.automatic import Choice, choose_device, is_pretrained, settle
 from recollect.config.schema import Config, DataConfig
@@ -64,6 +65,8 @@ class Sets:
     validation: ImageSet | None = None
     test: ImageSet | None = None
     benchmark: RevisitedBenchmark | None = None
+    held_out: ImageSet | None = None
+    """Images of the classes that the verdict is given on."""
 
     def fingerprints(self) -> dict[str, str]:
         """What identifies each set that is there."""
@@ -122,6 +125,8 @@ class Training:
     trained: Trained
     given_loss: nn.Module | None = None
     """The loss, if it was handed over and not made."""
+    left_open: frozenset[str] = frozenset()
+    """Settings that were ``"auto"`` and that features may settle better (``head_training.py``)."""
 
     @property
     def feeds(self) -> list[Feed]:
@@ -179,6 +184,15 @@ def build(config: Config, device: torch.device, team: Team, given: Given = NOTHI
         ConfigError: settings that cannot be on this machine or with these images.
     """
     sets = load_sets(config, given)
+    left_open = frozenset(
+        key
+        for key, value in (
+            ("model.shrinkage", config.model.shrinkage),
+            ("optimizer.lr", config.optimizer.lr),
+            ("run.epochs", config.run.epochs if config.run.steps is None else None),
+        )
+        if value == "auto"
+    )
     pretrained = is_pretrained(config.model) if given.model is None else given.pretrained
     config, choices = settle(config, sets.train, device, pretrained)
     machine = Machine(device, _prepare_torch(config, device), team)
@@ -188,7 +202,7 @@ def build(config: Config, device: torch.device, team: Team, given: Given = NOTHI
     made = given.loss
     if made is None:
         made = make_loss(config, len(sets.train.class_names), network.embedder.dim, sets.train.coarse_of_classes)
-    loss = _seeded(made, config.run.seed).to(device)
+    loss = seeded(made, config.run.seed).to(device)
     batches = _batches(config, sets.train, network, machine)
     watched = [
         watch(config, network, team, name, images, benchmark)
@@ -205,7 +219,7 @@ def build(config: Config, device: torch.device, team: Team, given: Given = NOTHI
     )
     # From here on processes draw different numbers (dropout), having built the same network.
     torch.manual_seed(config.run.seed + 7919 * (team.rank + 1))
-    return Training(config, choices, machine, sets, network, batches, watched, trained, given.loss)
+    return Training(config, choices, machine, sets, network, batches, watched, trained, given.loss, left_open)
 
 
 def load_sets(config: Config, given: Given = NOTHING) -> Sets:
@@ -222,7 +236,16 @@ def load_sets(config: Config, given: Given = NOTHING) -> Sets:
     elif data.validation != "none":
         train, validation = class_disjoint_split(train, data.validation, config.run.seed)
     test = given.test_set or (_load(data, data.test_split) if config.run.watch_test else None)
-    return Sets(train, validation, test, benchmark)
+    return Sets(train, validation, test, benchmark, _held_out(config, given, test) if config.run.verdict else None)
+
+
+def _held_out(config: Config, given: Given, test: ImageSet | None) -> ImageSet | None:
+    """Images to judge the training on; none where it is not known what it started from, or where there are none."""
+    if test is not None or given.model is not None or given.train_set is not None:
+        return None if given.model is not None else test
+    with contextlib.suppress(DataError):  # a folder without a test part is trained on all the same
+        return _load(config.data, config.data.test_split)
+    return None
 
 
 def _load(data: DataConfig, split: str) -> ImageSet:
@@ -285,7 +308,7 @@ def _one_loss(config: Config, num_classes: int, dim: int, coarse: Sequence[int] 
     return create(config.loss.name, **options)
 
 
-def _seeded(loss: nn.Module, seed: int) -> nn.Module:
+def seeded(loss: nn.Module, seed: int) -> nn.Module:
     """The loss with generators of its own: SiMix draws the same on every process, whatever the network draws."""
     for part in loss.modules():
         if hasattr(part, "generator"):
@@ -294,7 +317,7 @@ def _seeded(loss: nn.Module, seed: int) -> nn.Module:
 
 
 def _batches(config: Config, images: ImageSet, network: Network, machine: Machine) -> Batches:
-    sampler = make_sampler(config, images)
+    sampler = make_sampler(config, images.labels)
     feed = make_feed(config, network.embedder, images, frozen=network.frozen, training=True)
     size = config.batch.size if isinstance(config.batch.size, int) else len(images)
     mine = -(-size // machine.team.size)
@@ -305,7 +328,7 @@ def _batches(config: Config, images: ImageSet, network: Network, machine: Machin
         # One image seen M times weighs what M images weigh at most, and needs no reading.
         chunk = find_chunk(network.trained, example.expand(mine, *example.shape[1:]), machine.dtype)
     sampler.set_epoch(0)
-    steps = config.run.steps or (len(sampler) * config.run.epochs if isinstance(config.run.epochs, int) else 0)
+    steps = len(sampler) * config.run.epochs if isinstance(config.run.epochs, int) else config.run.steps or 0
     return Batches(sampler, feed, size, min(chunk, mine), steps, threads)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,10 @@ from recollect.common.threads import limited_threads
 from recollect.common.words import in_digits, in_words
 from recollect.config.automatic import Choice
 from recollect.config.schema import Config
+from recollect.data.image_files import summary
 from recollect.losses.engine.simix import MAX_PAIRS
 from recollect.step.randomness import random_state, set_random_state
-from recollect.training.batches import PixelFeed
+from recollect.training.batches import PixelFeed, make_feed
 from recollect.training.build import Training
 from recollect.training.memory_limit import refuse_chunk, refuse_estimate
 from recollect.training.probes import (
@@ -54,6 +55,12 @@ class DataFigures:
     validation_queries: int
     """Of sfm120k."""
     validation_images: int
+    left_out: dict[str, int]
+    """Files that are not used, by reason."""
+    held_out_classes: int
+    held_out_images: int
+    all_classes: bool
+    """Nothing is held out, on purpose."""
 
     def lines(self) -> list[str]:
         """As text."""
@@ -66,6 +73,16 @@ class DataFigures:
         if self.validation_queries:
             parts.append(f"{self.validation_queries:,} queries of sfm120k validate")
         text = [f"data       {self.data}: {'; '.join(parts)}"]
+        if self.left_out or self.held_out_classes:
+            text.append(f"files      {summary(self.images, self.left_out, self.held_out_classes)}")
+        if self.held_out_classes:
+            text.append(
+                f"held out   {self.held_out_classes:,} classes ({self.held_out_images:,} images) are not trained on, so that "
+                "the result can be measured on classes the network has not seen; --test-share changes how many. Once "
+                "the settings are right, recollect train --final RUN trains on all classes"
+            )
+        if self.all_classes:
+            text.append("note       all classes are trained on: nothing is left to test on")
         queries = self.validation_queries or self.validation_images
         if 0 < queries < FEW_QUERIES:
             text.append(
@@ -161,6 +178,7 @@ class TimeFigures:
     evaluations: int
     seconds_per_evaluation: float
     seconds_saving: float
+    seconds_verdict: float
 
     def lines(self, steps: int) -> list[str]:
         """As text: the whole, then whatever makes up a twentieth of it and more."""
@@ -170,6 +188,7 @@ class TimeFigures:
             f"steps ({self.seconds_per_step:.2g} s each)": self.seconds_per_step * steps,
             "evaluations": self.evaluations * self.seconds_per_evaluation,
             "saving": self.seconds_saving,
+            "verdict": self.seconds_verdict,
         }
         told = [f"{name} {in_words(value)}" for name, value in parts.items() if value >= max(0.05 * self.seconds, 1e-9)]
         return [f"time       about {in_words(self.seconds)}: {', '.join(told)}"]
@@ -231,6 +250,10 @@ def _estimate(training: Training) -> Plan:
             validation_classes=0 if sets.validation is None or sets.benchmark else sets.validation.num_classes,
             validation_queries=0 if sets.benchmark is None else len(sets.benchmark.queries),
             validation_images=0 if sets.validation is None else len(sets.validation),
+            left_out={str(reason): int(count) for reason, count in images.facts.get("left_out", {}).items()},
+            held_out_classes=0 if sets.held_out is None else sets.held_out.num_classes,
+            held_out_images=0 if sets.held_out is None else len(sets.held_out),
+            all_classes=config.data.train_split == "all",
         ),
         network,
         BatchFigures(
@@ -323,16 +346,30 @@ def _time(training: Training, network: NetworkFigures, probe: NetworkProbe, shar
     chosen = whitening_images(config, sets.train)
     whitening = 0.0 if chosen is None else len(chosen) * (probe.forward * share + reading / mine)
     count = _evaluations(training)
+    verdict = _verdict(training, probe.forward * share + reading / mine)
     saving = _saving(training, network, step * batches.steps, count)
     return TimeFigures(
-        seconds=features + whitening + step * batches.steps + count * evaluation + saving,
+        seconds=features + whitening + step * batches.steps + count * evaluation + saving + verdict,
         seconds_features=features,
         seconds_whitening=whitening,
         seconds_per_step=step,
         evaluations=count,
         seconds_per_evaluation=evaluation,
         seconds_saving=saving,
+        seconds_verdict=verdict,
     )
+
+
+def _verdict(training: Training, per_image: float) -> float:
+    """Seconds of the verdict: with a frozen part its features of the test images, otherwise two passes over them."""
+    held_out, network = training.sets.held_out, training.network
+    if held_out is None:
+        return 0.0
+    if network.frozen is None:
+        return 2 * len(held_out) * per_image
+    # The verdict skips test photos that cannot be read, and so must the plan.
+    config = replace(training.config, data=replace(training.config.data, on_bad_image="skip"))
+    return make_feed(config, network.embedder, held_out, frozen=network.frozen, training=False).seconds_to_prepare()
 
 
 def _evaluation(training: Training, watched: Watched, probe: NetworkProbe, share: float) -> float:

@@ -21,7 +21,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -32,6 +32,7 @@ import torch
 import yaml
 
 from recollect._version import __version__
+from recollect.common.bad_images import BadImage
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import append_line, atomic_write, make_folder_for, new_folder, write_json, write_text
 from recollect.common.processor import VARIABLE, processor_name
@@ -152,6 +153,12 @@ class RunFolder(RunFiles):
     def update_manifest(self, **values: Any) -> None:
         """Add entries to ``manifest.json``."""
         write_json(self.manifest_file, {**self.read_manifest(), **values})
+
+    def note_skipped(self, bad: Sequence[BadImage]) -> str:
+        """List images that could not be read in the manifest; returns a line that says so."""
+        self.update_manifest(skipped=[{"name": each.name, "reason": each.reason, "kind": each.kind} for each in bad])
+        more = f" (and {len(bad) - 1:,} more, listed in manifest.json)" if len(bad) > 1 else ""
+        return f"skipped    {len(bad):,} of the images cannot be read: {printable(bad[0].reason)}{more}"
 
     def keep_batch(self, rank: int, batch: Mapping[str, Any], about: Mapping[str, Any]) -> Path:
         """Keep the batch at which a training lost its way, so that someone can look at it.

@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from recollect.common import doors
 from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError
 from recollect.common.threads import limited_threads
-from recollect.common.words import printable
 from recollect.config.overrides import as_mapping
 from recollect.config.schema import Config
 from recollect.data import ImageSet, shard
@@ -42,9 +41,12 @@ from recollect.training.callbacks import Callback, TrainingStoppedError
 from recollect.training.checkpoint import Progress, load_checkpoint, save_best, save_checkpoint
 from recollect.training.estimate import Plan, estimate
 from recollect.training.given import Given, chosen_config
+from recollect.training.head_training import choose_start
+from recollect.training.judging import judge_training
 from recollect.training.loggers import make_loggers, numbers
 from recollect.training.logs import Log, peak_memory_mb
 from recollect.training.optimizer import Position, clip_gradients, set_learning_rates
+from recollect.training.outcome import Outcome as Outcome
 from recollect.training.resuming import alone, note_resumption, resumable, resume_command
 from recollect.training.run_folder import RunFolder, circumstances, now
 from recollect.training.signals import StopRequest, stop_on_signals
@@ -52,20 +54,6 @@ from recollect.training.validation import column_of, measure, merit
 from recollect.training.whitened_start import whiten_last_layer, whitening_images
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a training."""
-
-    folder: Path
-    """The run; ``recollect.load(outcome.folder)`` opens its embedder."""
-    steps: int
-    seconds: float
-    chosen_step: int
-    """The step whose weights are in ``folder/model``."""
-    metrics: dict[str, dict[str, float]]
-    """The last evaluation of each watched set, as fractions."""
 
 
 def train(
@@ -117,8 +105,7 @@ def train(
     run = None if resume is None else RunFolder.open(resume)
     if run is not None and (finished := run.read_manifest().get("outcome")):
         logger.info(f"{run.path} is finished; nothing is left to do.")
-        known = {"steps": 0, "seconds": 0.0, "chosen_step": 0, "metrics": {}} | finished
-        return Outcome(run.path, **{name: known[name] for name in ("steps", "seconds", "chosen_step", "metrics")})
+        return Outcome.of_manifest(run.path, finished, run.read_manifest().get("verdicts", {}))
     objects = Given(
         None if isinstance(loss, str) else loss,
         train_set,
@@ -157,6 +144,8 @@ def _train(
             refuse_other_training_images(run.path, training.sets.train)  # on every process: all of them end
         begun = time.monotonic()
         training.prepare()
+        if run is None:
+            training = choose_start(training, lines.append if team.rank == 0 else lambda line: None)
         if training.watched:
             column_of(training.config.run.select)  # a metric from outside is recorded before the run begins
         folder = _place(training, figures, run, out, outside, time.monotonic() - begun)
@@ -260,13 +249,8 @@ class Trainer:
     def _note_skipped(self) -> None:
         """List images that could not be read in the manifest, and say so if there are more of them than before."""
         found = {name: bad for each in self.team.from_each(self.training.skipped) for name, bad in each.items()}
-        if len(found) > self.skipped:
-            first = next(iter(found.values()))
-            more = f" (and {len(found) - 1:,} more, listed in manifest.json)" if len(found) > 1 else ""
-            self.remark(f"skipped    {len(found):,} of the images cannot be read: {printable(first.reason)}{more}")
-            if self.first:
-                listed = [{"name": bad.name, "reason": bad.reason, "kind": bad.kind} for bad in found.values()]
-                self.folder.update_manifest(skipped=listed)
+        if len(found) > self.skipped and self.first:
+            self.remark(self.folder.note_skipped(list(found.values())))
         self.skipped = len(found)
 
     def _restore(self) -> None:
@@ -486,13 +470,13 @@ class Trainer:
             seconds=round(self.progress.seconds, 1),
             chosen_step=int(best["step"]) if best else self.progress.step,
             metrics=self.log.latest,
+            verdicts=judge_training(self.training, self.progress.step, self.remark),
         )
         if self.first:
             embedder.save(self.folder.model, overwrite=True)
             set_name = SFM_NAME if self.training.sets.benchmark is not None else "the validation classes"
             by = f"{column_of(self.config.run.select)} of {set_name}" if best else "being the last"
-            known: dict[str, Any] = {**vars(outcome), "chosen_by": by}
-            self.folder.update_manifest(finished=now(), outcome={k: v for k, v in known.items() if k != "folder"})
+            self.folder.update_manifest(finished=now(), **outcome.for_manifest(chosen_by=by))
             self.folder.forget_best_but(best.get("step"))
         self.team.barrier()
         return outcome

@@ -137,7 +137,7 @@ def read_protocol(config: Config, space: list[str] | None = None) -> Protocol:
 
 def trial_config(protocol: Protocol, settings: Mapping[str, Any]) -> Config:
     """A trial: the first half of the training classes trains, the second validates, the test set has no part."""
-    fixed = {"data.validation": "paper", "run.watch_test": False, "batch.size": protocol.batch}
+    fixed = {"data.validation": "paper", "run.watch_test": False, "run.verdict": False, "batch.size": protocol.batch}
     return with_settings(protocol.base, {**fixed, **settings})
 
 
@@ -148,7 +148,13 @@ def final_config(protocol: Protocol, settings: Mapping[str, Any], epochs: int) -
     """
     epochs = max(1, epochs)
     kept = [milestone for milestone in settings["optimizer.milestones"] if milestone < epochs]
-    fixed = {"data.validation": "none", "run.watch_test": False, "run.epochs": epochs, "optimizer.milestones": kept}
+    fixed = {
+        "data.validation": "none",
+        "run.watch_test": False,
+        "run.verdict": False,
+        "run.epochs": epochs,
+        "optimizer.milestones": kept,
+    }
     return with_settings(protocol.base, {**settings, **fixed})
 
 
@@ -205,7 +211,7 @@ def _longest(epochs: Parameter) -> int:
 def _try_out(config: Config, train: ImageSet) -> None:
     """Make what a trial is made of as far as it costs nothing: impossible settings are refused before a study begins."""
     find(config.model.init)
-    make_sampler(config, train)
+    make_sampler(config, train.labels)
     dim = config.model.dim if isinstance(config.model.dim, int) else 128
     make_loss(config, train.num_classes, dim, train.coarse_of_classes)
 
@@ -214,7 +220,7 @@ def _epochs(base: Config, images: ImageSet) -> int:
     """The recipe's length in epochs of all training classes."""
     if isinstance(base.run.epochs, int):
         return base.run.epochs
-    sampler = make_sampler(base, images)
+    sampler = make_sampler(base, images.labels)
     sampler.set_epoch(0)
     return max(1, round((base.run.steps or 1) / len(sampler)))
 

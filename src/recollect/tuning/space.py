@@ -19,7 +19,16 @@ from recollect.config.schema import Config
 SHORT = {"lr": "optimizer.lr", "gamma": "optimizer.gamma", "epochs": "run.epochs"}
 DECAYS, FIRST_DECAY = "decays", "first_decay"
 _DERIVED = ("optimizer.milestones", "optimizer.schedule", "run.steps")
-_PROTOCOL = ("data.", "run.seed", "run.watch_test", "run.select", "run.evaluate_every", "run.device", "name")
+_PROTOCOL = (
+    "data.",
+    "run.seed",
+    "run.watch_test",
+    "run.verdict",
+    "run.select",
+    "run.evaluate_every",
+    "run.device",
+    "name",
+)
 
 Value = float | int | str | bool | None
 

@@ -1,0 +1,217 @@
+"""The last layer trained alone, on features that are kept: how a start is tried out, and how it begins fine-tuning.
+
+``train_head`` is the training loop at its smallest: the same batches, loss, optimizer and schedule as ``trainer.py``, without
+files. ``choose_start`` tries shrinkages and learning rates on classes taken out of the training classes; test classes have no
+part in it.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from recollect.config.automatic import Choice
+from recollect.config.schema import Config
+from recollect.data import class_disjoint_split
+from recollect.inference.evaluating import measure_labelled
+from recollect.models import Embedder
+from recollect.models.whitening import ClassStatistics, class_statistics
+from recollect.training.batches import FeatureFeed, make_sampler
+from recollect.training.build import Training, make_loss, seeded
+from recollect.training.optimizer import Position, learning_rate_factor, optimizer_of
+
+logger = logging.getLogger(__name__)
+SHRINKAGES = (0.1, 0.2, 0.3, 0.5, 0.8)
+RATES = (3e-5, 1e-4, 3e-4)
+LONGEST, LARGEST = 200, 392
+"""Steps and images per step of a trial, at most: what finds the order of a learning rate."""
+FEWEST_CLASSES, FEWEST_QUERIES = 6, 40
+"""Validation classes and images below which nothing is chosen."""
+
+
+@dataclass(frozen=True)
+class HeadData:
+    """Pooled features N × D of labelled images."""
+
+    pooled: Tensor
+    labels: NDArray[np.int64]
+
+    def of(self, chosen: NDArray[np.bool_]) -> HeadData:
+        """Some of the images, classes renumbered."""
+        _, labels = np.unique(self.labels[chosen], return_inverse=True)
+        return HeadData(self.pooled[torch.from_numpy(chosen)], labels.astype(np.int64))
+
+    @property
+    def classes(self) -> int:
+        """How many there are."""
+        return int(self.labels.max()) + 1
+
+
+def train_head(head: nn.Module, dim: int, data: HeadData, config: Config, lr: float, steps: int) -> None:
+    """Train ``head`` (pooled features to embeddings) for ``steps``; the same numbers each time it is called.
+
+    Args:
+        head: what lies behind the pooling of an embedder, ``dim`` long.
+        dim: length of its embeddings.
+        data: the training images.
+        config: loss, batches, optimizer and schedule.
+        lr: in place of the configuration's learning rate.
+        steps: how many.
+    """
+    loss = seeded(make_loss(config, data.classes, dim), config.run.seed)
+    optimizer = config.optimizer
+    groups = [
+        {
+            "params": list(head.parameters()),
+            "lr": lr * optimizer.head_multiplier,
+            "weight_decay": optimizer.weight_decay,
+        }
+    ]
+    if own := list(loss.parameters()):
+        groups.append({"params": own, "lr": lr * optimizer.loss_multiplier, "weight_decay": 0.0})
+    rates = [float(group["lr"]) for group in groups]  # type: ignore[arg-type]
+    stepper = optimizer_of(optimizer, groups)
+    sampler = make_sampler(config, data.labels)
+    head.train()
+    done = epoch = 0
+    while done < steps:
+        sampler.set_epoch(epoch)
+        batches = max(len(sampler), 1)
+        for number, indices in enumerate(sampler):
+            factor = learning_rate_factor(optimizer, Position(epoch + number / batches, done / steps, 1 / batches))
+            for group, rate in zip(stepper.param_groups, rates, strict=True):
+                group["lr"] = rate * factor
+            value = loss(head(data.pooled[torch.from_numpy(indices)]), torch.from_numpy(data.labels[indices]))
+            stepper.zero_grad(set_to_none=True)
+            value.backward()
+            stepper.step()
+            done += 1
+            if done == steps:
+                break
+        epoch += 1
+
+
+@dataclass(frozen=True)
+class HeadResult:
+    """What validation classes say of a start."""
+
+    r1: float
+    map_at_r: float
+
+    @property
+    def merit(self) -> float:
+        """r@1 of a few classes is coarse and near 100 %; mAP@R looks at every positive. Both count."""
+        return self.r1 + self.map_at_r
+
+    def __str__(self) -> str:
+        return f"r@1 {100 * self.r1:.1f}, mAP@R {100 * self.map_at_r:.1f}"
+
+
+def choose_start(training: Training, tell: Callable[[str], None] = lambda line: None) -> Training:
+    """``training`` with the shrinkage and the learning rate that do best on classes taken out of the training classes.
+
+    Only what was left ``"auto"`` is chosen, only on features of a frozen part, and only where the classes suffice; otherwise
+    the training comes back as it is. ``tell`` receives a line for each choice, which is logged too.
+    """
+    config, feed, open_settings = training.config, training.batches.feed, training.left_open
+    if config.model.freeze != "pooling" or not isinstance(feed, FeatureFeed) or not open_settings:
+        return training
+    team = training.machine.team
+    choices: list[Choice] = team.from_first(_chosen(training, feed) if team.rank == 0 else None)
+    batches = training.batches
+    for choice in choices:
+        part, name = choice.key.split(".")
+        more = {"epochs": None} if choice.key == "run.steps" else {}
+        config = replace(config, **{part: replace(getattr(config, part), **{name: choice.value}, **more)})
+        if choice.key == "run.steps":
+            batches = replace(batches, steps=choice.value)
+    scale = float(config.optimizer.lr) / float(training.config.optimizer.lr)
+    for group in training.trained.optimizer.param_groups:
+        group["base_lr"] *= scale
+        group["lr"] *= scale
+    for choice in choices if team.rank == 0 else []:
+        line = f"chosen     {choice}"
+        logger.info(line)
+        tell(line)
+    kept = [choice for choice in training.choices if choice.key not in {new.key for new in choices}]
+    return replace(training, config=config, choices=[*kept, *choices], batches=batches, left_open=frozenset())
+
+
+def _chosen(training: Training, feed: FeatureFeed) -> list[Choice]:
+    """What is chosen for each setting that was left open."""
+    config, embedder, images = training.config, training.network.embedder, training.sets.train
+    names = set(class_disjoint_split(images, "random", config.run.seed)[0].names)
+    fitting = np.array([name in names for name in images.names])
+    data = HeadData(torch.from_numpy(np.asarray(feed.features)), feed.labels)
+    fit, validation = data.of(fitting & feed.readable), data.of(~fitting & feed.readable)
+    if min(fit.classes, validation.classes) < FEWEST_CLASSES or len(validation.labels) < FEWEST_QUERIES:
+        return []
+    by = f"on {validation.classes:,} classes taken out of the training classes ({len(validation.labels):,} queries)"
+    chosen: list[Choice] = []
+    start = embedder
+    if config.model.whitening == "all":
+        with torch.no_grad():
+            statistics = class_statistics(embedder.head.inputs(fit.pooled), torch.from_numpy(fit.labels))
+        if "model.shrinkage" in training.left_open:
+            tried = {
+                value: measured_head(started_embedder(embedder, statistics, value), validation) for value in SHRINKAGES
+            }
+            best = max(tried, key=lambda value: tried[value].merit)
+            chosen.append(Choice("model.shrinkage", best, f"the best of {_list(SHRINKAGES)} {by}: {tried[best]}"))
+        start = started_embedder(embedder, statistics, float(chosen[0].value if chosen else config.model.shrinkage))
+    plain = (
+        training.given_loss is None and images.coarse_labels is None
+    )  # otherwise it cannot be made for fewer classes
+    if "optimizer.lr" in training.left_open and training.batches.steps and plain:
+        steps = min(training.batches.steps, LONGEST)
+        small = _smaller(config, fit)
+        trials = {}
+        for rate in RATES:
+            trial = copy.deepcopy(start)
+            train_head(trial.split("pooling")[1], embedder.dim, fit, small, rate, steps)
+            trials[rate] = measured_head(trial, validation)
+        rate = max(trials, key=lambda value: trials[value].merit)
+        untrained = measured_head(start, validation)
+        told = f"{trials[rate]}; {untrained} before the first step"
+        chosen.append(Choice("optimizer.lr", rate, f"the best of {_list(RATES)} {by}: {told}"))
+        whitened = config.model.whitening == "all"
+        if whitened and "run.epochs" in training.left_open and untrained.merit >= trials[rate].merit:
+            chosen.append(Choice("run.steps", 0, f"no step improves on the whitening {by}; force some with --steps"))
+    return chosen
+
+
+def started_embedder(embedder: Embedder, statistics: ClassStatistics, shrinkage: float) -> Embedder:
+    """A copy of ``embedder`` whose last layer is the closed form."""
+    started = copy.deepcopy(embedder)
+    started.set_whitening(statistics.whitening(shrinkage).as_layer())
+    return started
+
+
+def measured_head(embedder: Embedder, data: HeadData) -> HeadResult:
+    """What the last layer of ``embedder`` makes of images."""
+    head = embedder.split("pooling")[1].eval()
+    with torch.no_grad():
+        found = measure_labelled(head(data.pooled), data.labels, ks=(1,))
+    return HeadResult(found["r@1"], found["map@r"])
+
+
+def _smaller(config: Config, data: HeadData) -> Config:
+    """The same batches of fewer classes: of those that are left, and of at most ``LARGEST`` images."""
+    if config.batch.size == "all" or not isinstance(config.batch.size, int):
+        return config
+    each = config.batch.samples_per_class
+    sizes = np.bincount(data.labels)
+    usable = len(sizes) if config.batch.small_classes == "repeat" else int((sizes >= each).sum())
+    size = max(min(config.batch.size // each, LARGEST // each, usable), 1) * each
+    return replace(config, batch=replace(config.batch, size=size))
+
+
+def _list(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)

@@ -1,0 +1,62 @@
+"""``Outcome``: what came of a training, as ``train`` returns it and as the manifest keeps it; and ``--final``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from recollect.common.errors import ConfigError
+from recollect.config.schema import Config
+from recollect.data import available
+from recollect.evaluation import Verdict
+from recollect.training.run_folder import RunFolder
+
+_KEPT = {"steps": 0, "seconds": 0.0, "chosen_step": 0, "metrics": {}}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a training."""
+
+    folder: Path
+    """The run; ``recollect.load(outcome.folder)`` opens its embedder."""
+    steps: int
+    seconds: float
+    chosen_step: int
+    """The step whose weights are in ``folder/model``."""
+    metrics: dict[str, dict[str, float]]
+    """The last evaluation of each watched set, as fractions."""
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    """What the held-out classes say, by what the result is compared with: ``"pretrained"``, ``"start"``."""
+
+    def for_manifest(self, **more: Any) -> dict[str, Any]:
+        """Plain values: ``outcome``, with ``more`` in it, and ``verdicts``."""
+        kept = {name: value for name, value in vars(self).items() if name in _KEPT}
+        return {"outcome": {**kept, **more}, "verdicts": {name: each.as_dict() for name, each in self.verdicts.items()}}
+
+    @classmethod
+    def of_manifest(cls, folder: Path, outcome: Mapping[str, Any], verdicts: Mapping[str, Any]) -> Outcome:
+        """The inverse of ``for_manifest``, also of what earlier versions wrote."""
+        values = {name: outcome.get(name, default) for name, default in _KEPT.items()}
+        return cls(folder, **values, verdicts={name: Verdict.from_dict(each) for name, each in verdicts.items()})
+
+
+def final_config(path: Path | str) -> Config:
+    """The configuration of a training on all classes, with the settings of the run in ``path`` and its chosen step.
+
+    Raises:
+        ConfigError: a run that is not finished, or of a data set that has no split with all classes.
+    """
+    run = RunFolder.open(path)
+    config, outcome = run.read_config(), run.read_manifest().get("outcome")
+    if not isinstance(outcome, dict):
+        raise ConfigError(f"{path} is not finished, so its length is not known: recollect train --resume {path} first.")
+    if "all" not in available()[config.data.name].splits:
+        raise ConfigError(f"{config.data.name} has no split with all classes, which --final needs.")
+    return replace(
+        config,
+        data=replace(config.data, train_split="all", validation="none", validation_root=None),
+        run=replace(config.run, steps=int(outcome.get("chosen_step", 0)), epochs=None, watch_test=False, verdict=False),
+    )

@@ -1,0 +1,170 @@
+"""The last layer before and without the rest: closed form, trials on validation classes, 0 steps, the verdict, ``--final``."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_runs import final_weights, make_images, same_bits, small_config
+
+from recollect.common.errors import ConfigError
+from recollect.config.overrides import resolve
+from recollect.config.schema import Config
+from recollect.evaluation import Verdict
+from recollect.models import whitening_from_classes
+from recollect.step.team import Team
+from recollect.training.build import build
+from recollect.training.head_training import RATES, SHRINKAGES, HeadData, choose_start, train_head
+from recollect.training.judging import judge
+from recollect.training.outcome import final_config
+from recollect.training.run_folder import RunFolder
+from recollect.training.trainer import plan, train
+from recollect.training.whitened_start import whiten_last_layer, whitening_images
+
+HEAD = {
+    "data.augmentation": "none",
+    "model.freeze": "pooling",
+    "model.whitening": "all",
+    "batch.batches_per_epoch": None,
+}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = make_images(tmp_path_factory.mktemp("images"), classes=16)
+    return make_images(root, classes=8, split="test", seed=1)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
+
+
+def own_photos(root: Path, **settings: Any) -> Config:
+    """What ``recollect train --data`` does, with a pre-trained network at a small size."""
+    small = {"data.root": str(root), "model.image_size": 32, "model.dim": 16, "run.device": "cpu", "data.workers": 0}
+    return resolve("folder", {**small, **settings})
+
+
+def test_no_steps_give_the_closed_form(root: Path, tmp_path: Path) -> None:
+    config = small_config(root, **{**HEAD, "model.shrinkage": 0.3, "run.epochs": None, "run.steps": 0})
+    outcome = train(config, tmp_path / "run")
+    assert (outcome.steps, outcome.chosen_step) == (0, 0)
+    training = build(config, CPU, Team())
+    try:
+        embedder, images = training.network.embedder, training.sets.train
+        features = embedder.embed([images.read(i) for i in range(len(images))], before_head=True, progress=False)
+        weight, bias = whitening_from_classes(features, torch.from_numpy(images.labels), 0.3).linear(16)
+        found = final_weights(tmp_path / "run")
+        scale = float((found["head.linear.weight"].double() * weight).sum() / weight.square().sum())
+        assert torch.allclose(found["head.linear.weight"].double(), scale * weight, atol=1e-4)
+        assert torch.allclose(found["head.linear.bias"].double(), scale * bias, atol=1e-3)
+    finally:
+        training.close()
+    with pytest.raises(ConfigError, match=r"run\.steps 0.*model\.whitening"):
+        small_config(root, **{**HEAD, "model.whitening": None, "run.epochs": None, "run.steps": 0})
+
+
+def test_the_head_alone_learns_and_repeats_itself(root: Path) -> None:
+    training = build(small_config(root, **HEAD), CPU, Team())
+    try:
+        training.prepare()
+        data = HeadData(torch.from_numpy(np.asarray(training.batches.feed.features)), training.sets.train.labels)  # type: ignore[attr-defined]
+        start = training.network.embedder.split("pooling")[1]
+        heads = [copy.deepcopy(start), copy.deepcopy(start)]
+        for head in heads:
+            train_head(head, 16, data, training.config, 1e-2, 20)
+        one, other = (head.state_dict() for head in heads)
+        assert same_bits(one, other)
+        assert not same_bits(one, start.state_dict())
+    finally:
+        training.close()
+
+
+def test_what_is_left_open_is_chosen_on_validation_classes(root: Path, tmp_path: Path) -> None:
+    training = build(own_photos(root), CPU, Team())
+    try:
+        training.prepare()
+        chosen = choose_start(training)
+        assert chosen.config.model.shrinkage in SHRINKAGES
+        assert chosen.config.optimizer.lr in RATES
+        assert chosen.trained.optimizer.param_groups[0]["base_lr"] == pytest.approx(chosen.config.optimizer.lr)
+        reasons = {choice.key: choice.reason for choice in chosen.choices}
+        assert "8 classes taken out of the training classes" in reasons["model.shrinkage"]
+        assert choose_start(chosen) is chosen, "nothing is left open"
+    finally:
+        training.close()
+    training = build(own_photos(root, **{"model.shrinkage": 0.4, "optimizer.lr": 2e-4, "run.epochs": 3}), CPU, Team())
+    try:
+        assert choose_start(training) is training
+    finally:
+        training.close()
+
+
+def test_a_training_ends_with_a_verdict(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "recollect")
+    broken = root / "test" / "test-00" / "broken.png"
+    broken.write_bytes(b"broken")
+    try:
+        outcome = train(own_photos(root, **{"run.steps": 2, "run.epochs": None}), tmp_path / "run")
+    finally:
+        broken.unlink()
+    assert set(outcome.verdicts) == {"pretrained", "start"}
+    kept = RunFolder(tmp_path / "run").read_manifest()["verdicts"]
+    assert {name: Verdict.from_dict(each) for name, each in kept.items()} == outcome.verdicts
+    assert outcome.verdicts["pretrained"].classes == 8
+    said = [line for line in caplog.messages if line.startswith("verdict")]
+    assert len(said) == 2
+    assert "without training" in said[0]
+    assert "0 steps" in said[1]
+    again = train(resume=tmp_path / "run")
+    assert again.verdicts == outcome.verdicts
+    final = final_config(tmp_path / "run")
+    assert (final.data.train_split, final.run.steps, final.run.verdict) == ("all", 2, False)
+    lines = "\n".join(plan(final)[1])
+    assert "nothing is left to test on" in lines
+    assert "144 images, 24 classes" in lines
+
+
+def test_there_is_no_verdict_without_anything_to_compare_with(root: Path) -> None:
+    random = small_config(root, **HEAD)
+    training = build(random, CPU, Team())
+    try:
+        train_set, embedder = training.sets.train, training.network.embedder
+        assert judge(random, embedder, train_set, train_set, 1) == {}, "random weights are nothing to compare with"
+        assert judge(own_photos(root), embedder, train_set, train_set, 1) == {}, "every class was trained on"
+    finally:
+        training.close()
+
+
+def test_the_plan_says_what_is_held_out_and_what_is_left_out(root: Path, tmp_path: Path) -> None:
+    photos = make_images(tmp_path, classes=6, split="photos") / "photos"
+    (photos / "photos-00" / "notes.txt").write_text("not an image")
+    lines = "\n".join(plan(own_photos(photos))[1])
+    assert "18 images used; 1 left out: 1 not an image; 3 classes held out for testing" in lines
+    assert "--final" in lines
+
+
+def test_fine_tuning_may_begin_with_the_head(root: Path, tmp_path: Path) -> None:
+    """Features of the network as it is, the last layer on them, and only then everything."""
+    settings = {"model.whitening": "all", "model.shrinkage": 0.3, "optimizer.lr": 1e-2}
+    found = []
+    for steps in (0, 3, 3):
+        training = build(small_config(root, **settings, **{"run.head_steps": steps}), CPU, Team())
+        try:
+            chosen = whitening_images(training.config, training.sets.train)
+            assert chosen is not None
+            whiten_last_layer(training, chosen)
+            found.append({name: value.clone() for name, value in training.network.embedder.state_dict().items()})
+        finally:
+            training.close()
+    assert same_bits(found[1], found[2])
+    changed = {name.split(".")[0] for name in found[0] if not torch.equal(found[0][name], found[1][name])}
+    assert changed == {"head"}
+    with pytest.raises(ConfigError, match=r"run\.head_steps"):
+        small_config(root, **{**HEAD, "run.head_steps": 3})
