@@ -32,9 +32,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     tally = Tally()
     for reports in terminalreporter.stats.values():
         for report in reports:
-            for name, value in getattr(report, "user_properties", ()):
-                if name == "tally":
-                    tally.update(json.loads(value))
+            if getattr(report, "when", None) == "call":  # the report on tearing down has them again
+                tally.update(*(json.loads(value) for name, value in report.user_properties if name == "tally"))
     if tally.trials:
         terminalreporter.write_line(f"\n{tally}")
 

@@ -261,11 +261,12 @@ class Tally:
         counters = {name: dict(getattr(self, name)) for name in ("trials", "codes", "kinds", "seconds")}
         return {**counters, "defects": self.defects}
 
-    def update(self, other: Mapping[str, object]) -> None:
+    def update(self, *others: Mapping[str, object]) -> None:
         """Add the counts of ``as_dict``."""
-        for name in ("trials", "codes", "kinds", "seconds"):
-            getattr(self, name).update(other[name])
-        self.defects += other["defects"]  # type: ignore[operator]
+        for other in others:
+            for name in ("trials", "codes", "kinds", "seconds"):
+                getattr(self, name).update(other[name])
+            self.defects += other["defects"]  # type: ignore[operator]
 
     def __str__(self) -> str:
         head = ("family", "trials", "done", "refused", *(f"{kind}s" for kind in KINDS[:2]), *KINDS[2:], "processor s")
