@@ -218,7 +218,7 @@ def test_a_run_is_never_written_over(root: Path, whole: Path, tmp_path: Path, ca
     outcome = train(resume=whole)
     assert "is finished" in caplog.messages[0]
     assert outcome.steps == 6
-    with pytest.raises(DataError, match="is no run"):
+    with pytest.raises(DataError, match="not a run"):
         train(resume=tmp_path)
 
 

@@ -69,7 +69,7 @@ def index(
 ) -> None:
     """Make an index of images, or bring it up to date: only new and changed images are embedded.
 
-    Interrupted at any moment, the next call goes on.
+    May be interrupted at any moment; the next call resumes.
     """
     from recollect.common.errors import InputError
     from recollect.search.queries import parse_pairs
@@ -162,6 +162,6 @@ def _tell(index: Index, done: list[Any], info: bool, as_json: bool) -> None:
             )
         )
     if facts["building"] is not None:
-        rows.append(("rebuilding", f"{facts['building']['items']:,} images done; go on with --rebuild"))
+        rows.append(("rebuilding", f"{facts['building']['items']:,} images done; resume with --rebuild"))
     for name, value in rows:
         typer.echo(f"{name:<12}{value}")

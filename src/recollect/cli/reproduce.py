@@ -43,10 +43,10 @@ def reproduce(
     plan: Annotated[bool, typer.Option("--plan", help="Print what would be run, and stop.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure the paper's claims: a matrix of ordinary runs, done once, resumable; then a page beside the paper's.
+    """Measure the paper's claims: a matrix of ordinary, resumable runs; then a page with the paper's numbers.
 
     recollect reproduce losses                        on the embedded characters
-    recollect reproduce all --data DIR --minutes 60   as far as an hour goes; the same command goes on
+    recollect reproduce all --data DIR --minutes 60   for an hour; the same command resumes
     """
     from recollect.studies import reproducing
 

@@ -58,7 +58,7 @@ def tune(
     """Search for learning rate, decay and epochs on the training classes; then train once and test once.
 
     Trains on the first half of the training classes and validates on the second, as the paper does; the test set cannot
-    be reached until the choice is made. The same command goes on with a study; run it several times for parallel work.
+    be reached until the choice is made. The same command resumes a study; run it several times for parallel work.
     """
     from recollect.cli.train import data_settings
     from recollect.config.overrides import resolve

@@ -36,7 +36,7 @@ def usable_device(wanted: str, setting: str = "device", *, training: bool = Fals
     try:
         device = torch.device(wanted)
     except RuntimeError as error:
-        raise ConfigError(f"{setting} {wanted!r} is no device: use auto, cpu or cuda.") from error
+        raise ConfigError(f"{setting} {wanted!r} is not a device: use auto, cpu or cuda.") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"{setting} is {wanted}, but torch finds no GPU: use cpu, or install a CUDA build of torch.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

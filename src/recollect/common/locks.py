@@ -1,4 +1,4 @@
-"""Locks between processes, by ``filelock``: on every system, released when a process ends, however it ends.
+"""Locks between processes, by ``filelock``: on every system, released when a process ends, however that happens.
 
 They answer at once whether the process that worked on a run or a trial is still there, where it shares this folder. A
 lock's file is never removed: another process may be waiting on it.

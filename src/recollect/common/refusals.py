@@ -65,7 +65,7 @@ def _reason(error: Exception, number: int | None, path: Path, needed: int) -> st
     if number == errno.EPIPE:
         return "the process that reads from it has ended."
     if number in (errno.EEXIST, errno.ENOTEMPTY):
-        return f"there is something already. {_ELSEWHERE}."
+        return f"something is there already. {_ELSEWHERE}."
     if number in (errno.ENOTDIR, errno.ELOOP, errno.ENOENT, errno.EISDIR):
         return f"the folder {path.parent} cannot be used ({error.strerror}). {_ELSEWHERE}."
     if number in (errno.EMFILE, errno.ENFILE):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but for the end of a line and the tab, marks that turn the direction of text, and bytes of a file's
+"""Control characters but for the end of a line and the tab, marks that change the direction of text, and bytes of a file's
 name that are not text."""
 
 
@@ -51,7 +51,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """``text`` with control characters written out: a file's name may hold sequences that rule a terminal.
+    """``text`` with control characters written out: a file's name may hold sequences that control a terminal.
 
     Examples:
         >>> printable("a\\x1b[31mb")

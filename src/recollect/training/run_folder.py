@@ -127,7 +127,7 @@ class RunFolder(RunFiles):
         """
         run = cls(Path(path))
         if not run.config_file.is_file():
-            raise DataError(f"{path} is no run: it has no config.yaml.")
+            raise DataError(f"{path} is not a run: it has no config.yaml.")
         return run
 
     def best(self, step: int) -> Path:
