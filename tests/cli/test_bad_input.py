@@ -205,7 +205,7 @@ CASES = {
     "embed nothing good": "neither a folder nor an initialisation",
     "embed norun good": "nor a saved embedder",
     "embed unfinished good": "unfinished: the run has neither a model nor a checkpoint",
-    "embed lite0-in1k good --out full": "give a name that ends so",
+    "embed lite0-in1k good --out full": "give a name that ends in .npz",
     "embed lite0-in1k good --out ok.npz": "ok.npz exists already",
     "embed lite0-in1k good --out notes.txt/a.npz": "notes.txt/a.npz cannot be written",
     "embed lite0-in1k good --batch-size 0": "greater than or equal to 1",
