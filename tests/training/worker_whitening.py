@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from recollect.config.overrides import resolve
+from recollect.inference import whitening_sets
 from recollect.step.team import start, stop
 from recollect.training import whitened_start as whitening
 from recollect.training.build import build
@@ -30,13 +31,13 @@ if __name__ == "__main__":
     folder, timeout, delay = Path(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
     team = start(timeout_minutes=timeout / 60)
     training = build(resolve(sys.argv[1]), torch.device("cpu"), team)
-    features = whitening.head_inputs
+    features = whitening_sets.head_inputs
 
     def slowly(*arguments: Any, **options: Any) -> torch.Tensor:
         time.sleep(delay)
         return features(*arguments, **options)
 
-    whitening.head_inputs = slowly
+    whitening_sets.head_inputs = slowly
     meet(folder)
     begun = time.monotonic()
     chosen = whitening.whitening_images(training.config, training.sets.train)

@@ -262,7 +262,8 @@ class Trainer:
                 read_checkpoint(self.folder.best(self.progress.best["step"]))
             self.remark(f"resumed    after step {self.progress.step:,}")
         elif (chosen := whitening_images(self.config, self.training.sets.train)) is not None:
-            self.remark(f"whitening  the last layer starts from {len(chosen):,} images")
+            whose = "training" if chosen.pairs is None else "SfM-120k"
+            self.remark(f"whitening  the last layer starts from {len(chosen):,} {whose} images")
             whiten_last_layer(self.training, chosen)
             self._save()  # so that it is learned once, however early the run is interrupted
         if self.first:
