@@ -114,8 +114,8 @@ def load(reference: str, kind: str, name: str | None = None) -> Loaded:
     """
     if reference.startswith(_SEAL):
         raise ConfigError(
-            f"{kind} {reference.removeprefix(_SEAL)!r} is named by a file, and using it runs that code. If you trust it, "
-            "repeat the command with --trust (in Python: trust=True)."
+            f"{kind} {reference.removeprefix(_SEAL)!r} is named by a run or a saved model, and using it runs that code. If you "
+            "trust it, repeat the command with --trust (in Python: trust=True)."
         )
     place, _, attribute = reference.rpartition(":")
     if place == GIVEN:

@@ -356,13 +356,13 @@ class Embedder(nn.Module):
 
         Args:
             images: a sequence, an iterator, an ``ImageSet`` or one tensor.
-            batch_size: images a batch, at the model's own size; batches of larger images are smaller in proportion.
+            batch_size: images per batch, at the model's own size; batches of larger images are smaller in proportion.
             device: moves the embedder there first and leaves it there; None runs where it is.
             progress: show a progress line on a terminal.
             scales: average descriptors over these scales (see ``multiscale``), e.g. ``INSTANCE_SEARCH_SCALES``.
             on_bad_image: ``"error"`` raises the first unreadable file's ``ImageError``; ``"skip"`` makes its row NaN
                 and names it in a warning at the end; a function is called with (index, error), the row being NaN.
-            workers: threads that decode; None for one a core, at most 8; 0 for none.
+            workers: threads that decode; None for one per core, at most 8; 0 for none.
             before_head: give the inputs of the last layer instead, N×feature_dim: what whitening is learned from.
             max_pixels: larger images are refused; None for the limit of this process (``set_max_pixels``).
         """
@@ -402,7 +402,7 @@ class Embedder(nn.Module):
                 )
         if before_head:
             if scales is not None:
-                raise InputError("before_head gives one descriptor a picture: leave scales out.")
+                raise InputError("before_head gives one descriptor per image: leave scales out.")
             return self.head.inputs(self.pooled(self.fitted(batch)))
         if scales is None:
             return self.forward(self.fitted(batch))

@@ -1,4 +1,4 @@
-"""Feature maps or tokens to one vector an image. Add a pooling here and its name in ``make_pooling``.
+"""Feature maps or tokens to one vector per image. Add a pooling here and its name in ``make_pooling``.
 
 A pooling takes what a backbone's ``forward_features`` gives: B×C×H×W (or B×H×W×C) from a convnet, B×N×C tokens from
 a transformer. ``Embedder`` uses these; ``"native"`` is not here because it is the backbone's own.

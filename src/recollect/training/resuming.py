@@ -1,4 +1,4 @@
-"""One process per run, and how a run is gone on with: the lock, the words that say so, what is noted when it happens."""
+"""One process per run, and how a run is resumed: the lock, the command that is printed, what the manifest notes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def resume_command(run: Path, outside: Sequence[doors.Loaded] = ()) -> str:
-    """How a run is gone on with: in Python if objects were handed over, with ``--trust`` if it names code from outside."""
+    """How a run is resumed: in Python if objects were handed over, with ``--trust`` if it names code from outside."""
     if any(loaded.reference.startswith(f"{doors.GIVEN}:") for loaded in outside):
         return f"recollect.train(resume={str(run)!r}, …) in Python, with the same objects"
     trust = " --trust" if any(doors.is_reference(loaded.reference) for loaded in outside) else ""
