@@ -16,6 +16,9 @@ from recollect.config.schema import Config
 
 def with_names(config: Config, change: Callable[[str], str]) -> Config:
     """``config`` with ``change`` applied to every name that can be a reference, names among a loss's options included."""
+    names = (config.data.name, config.data.augmentation, config.model.init, config.loss.name, config.run.select)
+    if not any(":" in name for name in (*names, *config.run.loggers)) and not config.loss.options:
+        return config  # nothing but names of recollect and of installed packages
     return replace(
         config,
         data=replace(config.data, name=change(config.data.name), augmentation=change(config.data.augmentation)),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 from recollect.common.errors import ConfigError
-from recollect.data.augmentation import check_augmentation
+from recollect.data.augmentation import NAMES, check_augmentation
 from recollect.data.sources.revisited import SFM_NAME
 
 Auto = Literal["auto"]
@@ -284,7 +284,8 @@ def _refuse_numbers(config: Config) -> None:
 
 def _refuse_combinations(config: Config) -> None:
     batch, run, model = config.batch, config.run, config.model
-    check_augmentation(config.data.augmentation, config.data.augmentation_options)
+    if config.data.augmentation not in ("auto", *NAMES) or config.data.augmentation_options:
+        check_augmentation(config.data.augmentation, config.data.augmentation_options)
     frozen = model.freeze not in ("none", "auto")
     if isinstance(batch.size, int) and batch.size % batch.samples_per_class:
         below = batch.size // batch.samples_per_class * batch.samples_per_class

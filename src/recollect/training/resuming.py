@@ -1,4 +1,4 @@
-"""One process per run, and how a run is resumed: the lock, the command that is printed, what the manifest notes."""
+"""How a run is resumed: the command that is printed, what the manifest notes, and what a full disk does not lose."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from recollect.common import doors
-from recollect.common.errors import ConfigError
-from recollect.common.locks import try_lock
 from recollect.common.refusals import StorageError
-from recollect.step.team import Team
 from recollect.training.run_folder import RunFolder, now
 
 logger = logging.getLogger(__name__)
@@ -32,20 +29,6 @@ def note_resumption(folder: RunFolder, outside: Sequence[doors.Loaded]) -> None:
     for line in doors.changes(manifest.get("outside", []), outside):
         logger.warning(line)
         folder.append_log(line)
-
-
-@contextlib.contextmanager
-def alone(folder: RunFolder, team: Team) -> Iterator[None]:
-    """Two processes that write the same run would spoil it: the second is refused."""
-    lock = try_lock(folder.lock) if team.rank == 0 else None
-    free = team.from_first(lock is not None or team.rank != 0)
-    if not free:
-        raise ConfigError(f"{folder.path} is being trained by another process: wait for it, or stop it first.")
-    try:
-        yield
-    finally:
-        if lock is not None:
-            lock.close()  # the file stays: were it removed, one process could lock the old file and one a new one
 
 
 @contextlib.contextmanager

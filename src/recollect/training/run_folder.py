@@ -16,12 +16,13 @@ included. A folder that holds anything is never written over, except for what an
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -35,6 +36,7 @@ from recollect._version import __version__
 from recollect.common.bad_images import BadImage
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import append_line, atomic_write, make_folder_for, new_folder, write_json, write_text
+from recollect.common.locks import try_lock
 from recollect.common.processor import VARIABLE, processor_name
 from recollect.common.reading import read_json, read_json_lines
 from recollect.common.words import printable
@@ -44,6 +46,7 @@ from recollect.config.schema import Config
 from recollect.inference.run_files import END, TO_END, RunFiles, absolute_roots
 from recollect.inference.trained_on import FILE as TRAINED_ON
 from recollect.inference.trained_on import TrainedOn
+from recollect.step.team import Team
 
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "pytorch-metric-learning")
 
@@ -240,3 +243,17 @@ def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
 def now() -> str:
     """This moment, to the second, with its offset."""
     return datetime.now(UTC).astimezone().isoformat(timespec="seconds")
+
+
+@contextlib.contextmanager
+def alone(folder: RunFolder, team: Team) -> Iterator[None]:
+    """Two processes that write the same run would spoil it: the second is refused."""
+    lock = try_lock(folder.lock) if team.rank == 0 else None
+    free = team.from_first(lock is not None or team.rank != 0)
+    if not free:
+        raise ConfigError(f"{folder.path} is being trained by another process: wait for it, or stop it first.")
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.close()  # the file stays: were it removed, one process could lock the old file and one a new one

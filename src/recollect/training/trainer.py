@@ -47,8 +47,8 @@ from recollect.training.loggers import make_loggers, numbers
 from recollect.training.logs import Log, peak_memory_mb
 from recollect.training.optimizer import Position, clip_gradients, set_learning_rates
 from recollect.training.outcome import Outcome as Outcome
-from recollect.training.resuming import alone, note_resumption, resumable, resume_command
-from recollect.training.run_folder import RunFolder, circumstances, now
+from recollect.training.resuming import note_resumption, resumable, resume_command
+from recollect.training.run_folder import RunFolder, alone, circumstances, now
 from recollect.training.signals import StopRequest, stop_on_signals
 from recollect.training.validation import column_of, measure, merit
 from recollect.training.whitened_start import whiten_last_layer, whitening_images
