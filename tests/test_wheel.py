@@ -93,10 +93,12 @@ def test_the_version_stands_in_one_place() -> None:
     assert 'dynamic = ["version"]' in (ROOT / "pyproject.toml").read_text()
     stated = [
         path.relative_to(ROOT).as_posix()
-        for path in (*PACKAGE.rglob("*.py"), ROOT / "pyproject.toml", ROOT / "CITATION.cff")
+        for path in (*PACKAGE.rglob("*.py"), ROOT / "pyproject.toml")
         if re.search(rf"version(__)?\W.*{re.escape(__version__)}", path.read_text(encoding="utf-8"))
     ]
     assert stated == ["src/recollect/_version.py"]
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\n## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 def test_it_is_used_outside_the_project(home: Path) -> None:
