@@ -46,13 +46,15 @@ def test_names_of_a_foreign_file_lead_to_no_picture_outside_its_folder(
         assert (tmp_path / "s.html").read_text().count("no picture") == missing
 
 
-def test_labels_are_of_all_images_or_of_none(runs: Path, made: Path, tmp_path: Path) -> None:
+def test_an_image_beside_the_classes_costs_no_label(runs: Path, made: Path, tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     shutil.copytree(made / "data" / "test" / "test-00", photos / "a")
     written = embed_catalogue(str(runs / "first"), [photos], tmp_path / "v.npz")
     assert written.labels == ["a"] * 5
     shutil.copy(photos / "a" / "0.png", photos / "beside.png")
-    assert embed_catalogue(str(runs / "first"), [photos], tmp_path / "w.npz").labels is None
+    labels = embed_catalogue(str(runs / "first"), [photos], tmp_path / "w.npz").labels
+    assert labels is not None
+    assert sorted(labels) == ["", *["a"] * 5]
 
 
 def test_vectors_are_the_embedders_and_search_finds_the_image_itself(runs: Path, made: Path, tmp_path: Path) -> None:

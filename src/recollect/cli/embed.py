@@ -63,5 +63,8 @@ def embed(
         overwrite=overwrite,
     )
     count, dim = made.embeddings.shape
-    classes = "" if made.labels is None else f", {len(set(made.labels)):,} classes"
+    classes = ""
+    if made.labels is not None:
+        alone = made.labels.count("")
+        classes = f", {len(set(made.labels) - {''}):,} classes" + (f", {alone:,} without a class" if alone else "")
     remark(f"{out}: {count:,} vectors of {dim} dimensions{classes}")

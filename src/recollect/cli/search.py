@@ -85,7 +85,7 @@ def _in_vectors(
             {
                 "name": result.name,
                 "similarity": round(result.similarity, 6),
-                **({} if catalogue.labels is None else {"label": result.title}),
+                **({} if result.title == result.name else {"label": result.title}),
             }
             for result in asked.results
         ]

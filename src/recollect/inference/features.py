@@ -118,8 +118,12 @@ def _every_copy(skipped: Sequence[BadImage], keys: Keys, images: ImageSet) -> li
     reasons = {keys[bad.index].tobytes(): bad for bad in skipped}
     if not reasons:
         return []
-    found = ((place, reasons.get(key.tobytes())) for place, key in enumerate(keys))
-    return [replace(bad, index=place, name=images.names[place]) for place, bad in found if bad is not None]
+    found = ((place, images.names[place], reasons.get(key.tobytes())) for place, key in enumerate(keys))
+    return [
+        replace(bad, index=place, name=name, reason=bad.reason.replace(bad.name, name))
+        for place, name, bad in found
+        if bad is not None
+    ]
 
 
 def seconds_of_rows(

@@ -1,7 +1,8 @@
 """A folder of images to a file of vectors, and searches in it: behind ``recollect embed`` and ``recollect search``.
 
-A catalogue is an ``.npz`` with ``embeddings`` (N × d, unit length), ``names``, ``labels`` where folders tell them, and
-``source``: which model made it, so that a query is embedded by the same. ``recollect eval`` reads the first three.
+A catalogue is an ``.npz`` with ``embeddings`` (N × d, unit length), ``names``, ``labels`` where folders tell them ("": an
+image without a class), and ``source``: which model made it, so that a query is embedded by the same. ``recollect eval``
+reads the first three.
 """
 
 from __future__ import annotations
@@ -92,9 +93,8 @@ def embed_catalogue(
         source["skipped"] = [{"name": bad.name, "reason": bad.reason} for bad in found.skipped]
     if not kept:
         raise DataError("none of the images could be read.")
-    # Images beside the class folders have no class: labels of a part of the images would be taken for all of them.
-    named = listed.labels is not None and all(listed.labels)
-    labels = [listed.labels[index] for index in kept] if named and listed.labels is not None else None
+    # An image beside the class folders has the label "", which is no other image's class.
+    labels = None if listed.labels is None else [listed.labels[index] for index in kept]
     if listed.root is not None:
         source["root"] = str(listed.root)
     catalogue = Catalogue(rows[kept], [listed.names[index] for index in kept], labels, source)
