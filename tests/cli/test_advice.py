@@ -18,13 +18,17 @@ from recollect.cli.app import app
 PACKAGE = Path(recollect.__file__).parent
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+\b")
 
-READS_FOLDERS = ("train", "tune", "eval", "data verify")
-DECODES = (*READS_FOLDERS, "embed", "search", "report")
+READS_FOLDERS = ("train", "tune", "eval", "embed", "whiten", "index", "calibrate", "duplicates", "data verify")
+DECODES = (*READS_FOLDERS, "search", "serve", "report")
+"""With a folder or files that a user names."""
+BY_SETTING = ("compare", "reproduce")
+"""Train as recipes and ``--set`` say."""
+READS_NO_IMAGES = ("", "data", "demo", "export", "losses", "models", "paper", "publish", "recipes")
 WHO_SHOWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("common/decode.py", "--max-pixels"): DECODES,
     ("data/image_set.py", "--allow-outside"): READS_FOLDERS,
     ("common/files.py", "--allow-outside"): READS_FOLDERS,
-    ("common/bad_images.py", "--skip-bad"): ("train", "tune", "embed"),
+    ("common/bad_images.py", "--skip-bad"): ("train", "tune", "eval", "embed", "search", "report"),
     ("cli/models.py", "--download"): ("train", "embed", "eval"),  # lists that say what to type next
     ("cli/models.py", "--init"): ("train", "eval"),
     ("cli/recipes.py", "--recipe"): ("eval",),
@@ -85,4 +89,8 @@ def test_an_option_that_is_named_exists(file: str, option: str) -> None:
 
 def test_the_table_has_no_row_for_nothing() -> None:
     assert set(WHO_SHOWS) <= set(named())
-    assert {"train", "embed", "data verify"} <= set(verbs())
+
+
+def test_the_table_knows_every_verb() -> None:
+    """A verb that is added says which images it reads, and has the options that their messages name."""
+    assert sorted((*DECODES, *BY_SETTING, *READS_NO_IMAGES)) == sorted(verbs())

@@ -168,3 +168,13 @@ def test_the_mode_is_left_as_it_was_even_by_an_error() -> None:
     with pytest.raises(RuntimeError):
         list(run_network(network, [(torch.zeros(1, 3), np.zeros(1, np.int64))], torch.device("cpu")))
     assert network.training
+
+
+def test_an_image_too_narrow_for_the_network_is_named() -> None:
+    embedder = Embedder.create("tiny")
+    wide, narrow = torch.zeros(3, 48, 64, dtype=torch.uint8), torch.zeros(3, 1, 300, dtype=torch.uint8)
+    batches = [([wide, narrow], np.array([0, 2]))]
+    with pytest.raises(ImageError, match=r"c\.png.*300×1 pixels.*--image-size"):
+        list(run_network(embedder, batches, embedder.device, names=["a.png", "b.png", "c.png"]))
+    with pytest.raises(ImageError, match="narrow"):
+        embedder.embed(narrow[None])

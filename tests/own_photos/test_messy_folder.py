@@ -95,6 +95,20 @@ def test_files_are_counted_and_held_out_classes_explained(run: Path) -> None:
         assert words in log
 
 
+def test_every_verb_counts_the_files_it_leaves_out(run: Path, tmp_path: Path) -> None:
+    photos = _classes(tmp_path / "photos", ["a", "b"], 700)
+    (photos / "a" / "notes.txt").write_text("not an image")
+    (photos / "b" / "broken.jpg").write_bytes(b"\xff\xd8 not a photo")
+    counted = "8 images used; 2 left out: 2 not an image"
+    told = _good(tmp_path, "eval", str(run), "--data", "photos", "--split", "all", "--skip-bad")
+    assert counted in told
+    assert "b/broken.jpg" in told
+    assert counted in _good(tmp_path, "embed", str(run), "photos", "--out", "v.npz", "--skip-bad")
+    told = _good(tmp_path, "index", "shop.index", "photos", "--model", str(run))
+    assert "8 images used; 1 left out: 1 not an image" in told
+    assert "b/broken.jpg" in told
+
+
 def test_it_says_whether_it_helped(run: Path) -> None:
     verdicts = _manifest(run)["verdicts"]
     assert set(verdicts) == {"pretrained", "start"}
@@ -133,6 +147,7 @@ def test_embed_search_and_report_go_on(place: Path, run: Path) -> None:
     _good(place, "search", "vectors.npz", "photos/class1/0.jpg", "photos/Äpfel/broken.jpg", "--skip-bad")
     _good(place, "report", "run", "--out", "report.html", "--skip-bad")
     page = (place / "report.html").read_text()
+    assert "images used; " in page
     assert _manifest(run)["verdicts"]["pretrained"]["judgement"] in page
 
 

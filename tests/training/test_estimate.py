@@ -13,7 +13,7 @@ from torch import nn
 from recollect.step.chunking import GraphWeight
 from recollect.step.team import Team
 from recollect.training import build, trainer
-from recollect.training.estimate import DataFigures, LengthFigures, TimeFigures, estimate
+from recollect.training.estimate import DataFigures, LengthFigures, NetworkFigures, TimeFigures, estimate
 from recollect.training.probes import NetworkProbe, both_at_once, passing_bytes, probe_loss, probe_ranking
 from recollect.training.run_folder import RunFolder
 
@@ -82,13 +82,16 @@ def test_features_and_whitening_are_in_the_plan(root: Path, tmp_path: Path, monk
 
 
 def test_the_plan_in_words() -> None:
-    time = TimeFigures(1000.0, 600.0, 0.0, 1.25, 10, 25.0, 1.0)
+    time = TimeFigures(1000.0, 600.0, 0.0, 1.25, 10, 25.0, 1.0, 2.0)
     assert time.lines(100) == ["time       about 17 min: features 10 min, steps (1.2 s each) 2 min, evaluations 4 min"]
     assert LengthFigures(3000, 3000.0, 1).lines() == ["length     3,000 steps: 3,000 epochs of 1 batch"]
     assert LengthFigures(100, 2.5, 40).lines() == ["length     100 steps: 2.5 epochs of 40 batches"]
     data = {"data": "d", "images": 5, "classes": 3, "classes_used": 3, "validation_classes": 2, "validation_queries": 0}
+    data |= {"left_out": {}, "held_out_classes": 0, "held_out_images": 0, "all_classes": False}
     assert "400 validation queries decide little" in DataFigures(**data, validation_images=400).lines()[1]
     assert len(DataFigures(**data, validation_images=500).lines()) == 1
+    assert "smaller photos are enlarged" in NetworkFigures("n", 224, 5, 1, "pooling", own_size=True).lines()[1]
+    assert len(NetworkFigures("n", 96, 5, 1, "pooling", own_size=False).lines()) == 1
 
 
 def test_all_but_the_last_chunk_are_embedded_twice() -> None:

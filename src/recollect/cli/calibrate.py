@@ -8,7 +8,18 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import AsJson, Device, Download, Quiet, Wait, finite, print_json, remark_aside
+from recollect.cli.options import (
+    AllowOutside,
+    AsJson,
+    Device,
+    Download,
+    MaxPixels,
+    Quiet,
+    Wait,
+    finite,
+    print_json,
+    remark_aside,
+)
 
 
 @app.command()
@@ -32,6 +43,8 @@ def calibrate(
     weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
     device: Device = None,
     download: Download = False,
+    allow_outside: AllowOutside = False,
+    max_pixels: MaxPixels = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -50,6 +63,7 @@ def calibrate(
         same_rate=false_match_rate,
         similar_rate=similar_rate,
         wait=wait,
+        allow_outside=allow_outside,
         **opening,
     )
     for sentence in remarks:

@@ -7,7 +7,17 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import AsJson, Device, Download, Quiet, complete_model, finite, print_json
+from recollect.cli.options import (
+    AllowOutside,
+    AsJson,
+    Device,
+    Download,
+    MaxPixels,
+    Quiet,
+    complete_model,
+    finite,
+    print_json,
+)
 from recollect.common.words import printable
 
 
@@ -25,6 +35,8 @@ def duplicates(
     weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
     device: Device = None,
     download: Download = False,
+    allow_outside: AllowOutside = False,
+    max_pixels: MaxPixels = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -32,7 +44,7 @@ def duplicates(
     from recollect.search.near_duplicates import find_duplicates
 
     opening = {"device": device, "download": download, **({} if weights is None else {"weights": weights})}
-    groups, count = find_duplicates(target, threshold=similarity, model=model, **opening)
+    groups, count = find_duplicates(target, threshold=similarity, model=model, allow_outside=allow_outside, **opening)
     if as_json:
         print_json(
             {

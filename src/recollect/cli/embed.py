@@ -20,6 +20,7 @@ from recollect.cli.options import (
     SkipBad,
     complete_model,
     remark,
+    remark_aside,
 )
 
 
@@ -47,6 +48,7 @@ def embed(
     quiet: Quiet = False,
 ) -> None:
     """Embed images and write their vectors, for recollect search and recollect eval."""
+    from recollect.data import summary
     from recollect.report.catalogue import embed_catalogue
 
     made = embed_catalogue(
@@ -63,6 +65,8 @@ def embed(
         overwrite=overwrite,
     )
     count, dim = made.embeddings.shape
+    if left_out := made.source.get("left_out"):
+        remark_aside(summary(count, left_out))
     classes = ""
     if made.labels is not None:
         alone = made.labels.count("")

@@ -173,7 +173,7 @@ def evaluate_command(
             make_folder_for(path)
     other = None if compare is None else Evaluation.load(compare)
     found = target_vectors(prepared, multiscale=multiscale, batch_size=batch_size, skip_bad=skip_bad)
-    eval_tables.tell_skipped(found.source.get("skipped", []))
+    eval_tables.tell_files(found)
     if vectors_out is not None:
         found.save_vectors(vectors_out)
         remark_aside(f"written: {vectors_out}")

@@ -90,11 +90,15 @@ def index_table(vectors: Target, kind: str, ks: list[int], show: Callable[[Table
     return cost.as_dict()
 
 
-def tell_skipped(skipped: list[dict[str, str]]) -> None:
-    """Say how many images were left out, and name the first."""
-    if skipped:
+def tell_files(found: Any) -> None:
+    """Count the files that were left out by reason, and name the first image that could not be read."""
+    from recollect.data import summary
+
+    if (left_out := found.source.get("left_out")) and found.labels is not None:
+        remark_aside(summary(len(found.labels), left_out))
+    if skipped := found.source.get("skipped"):
         more = "" if len(skipped) == 1 else f" and {len(skipped) - 1:,} more, all listed in metrics.json"
-        remark_aside(f"{len(skipped):,} images could not be read and are left out: {skipped[0]['reason']}{more}")
+        remark_aside(f"could not be read: {skipped[0]['reason']}{more}")
 
 
 def comparison_table(first: Any, second: Any, differences: list[str], show: Callable[[Table], None]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from recollect.cli.options import (
     BatchSize,
     Device,
     Download,
+    MaxPixels,
     Quiet,
     Wait,
     complete_model,
@@ -59,6 +60,7 @@ def index(
     exact: Annotated[bool, typer.Option("--exact", help="Remove approximate search.")] = False,
     rehash: Annotated[bool, typer.Option("--rehash", help="Read every file, whatever its size and time say.")] = False,
     allow_outside: AllowOutside = False,
+    max_pixels: MaxPixels = None,
     wait: Wait = 0.0,
     weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
     batch_size: BatchSize = 64,
@@ -128,6 +130,8 @@ def _opened(address: str, model: str | None, rebuild: bool, opening: dict[str, A
 def _tell(index: Index, done: list[Any], info: bool, as_json: bool) -> None:
     from dataclasses import asdict
 
+    from recollect.data import summary
+
     facts = index.info()
     if as_json:
         print_json({**facts, "changes": [asdict(changes) for changes in done]})
@@ -137,6 +141,8 @@ def _tell(index: Index, done: list[Any], info: bool, as_json: bool) -> None:
             f"{facts['address']}: {changes.added:,} added, {changes.updated:,} updated, {changes.removed:,} removed, "
             f"{changes.unchanged:,} unchanged, {len(changes.skipped):,} skipped; {changes.embedded:,} embedded"
         )
+        if changes.left_out:
+            remark(summary(changes.added + changes.updated + changes.unchanged, changes.left_out))
     if not info:
         remark(f"{facts['address']}: {facts['items']:,} images")
         return

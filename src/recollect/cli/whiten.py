@@ -12,6 +12,7 @@ from recollect.cli.options import (
     AllowOutside,
     Device,
     Download,
+    MaxPixels,
     Overwrite,
     Quiet,
     complete_data,
@@ -45,6 +46,7 @@ def whiten(
     device: Device = None,
     download: Download = False,
     allow_outside: AllowOutside = False,
+    max_pixels: MaxPixels = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:

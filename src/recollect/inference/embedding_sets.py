@@ -7,6 +7,7 @@ backbone as it was. Vectors averaged over several scales are kept themselves.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -105,6 +106,11 @@ def embed_files(embedder: Embedder, paths: Sequence[Path], **options: object) ->
     order = np.array([distinct.index(path) for path in absolute])
     skipped = [replace(bad, name=str(distinct[bad.index])) for bad in found.skipped]
     return Embedded(found.vectors[order], found.keys[order], skipped)
+
+
+def files_left_out(images: ImageSet, skipped: Sequence[BadImage]) -> dict[str, int]:
+    """How many files of a set are not used, by reason: not listed, or ``skipped`` while embedding."""
+    return dict(Counter(images.facts.get("left_out", {})) + Counter(bad.kind for bad in skipped))
 
 
 def files_as_set(paths: Sequence[Path], name: str = "images") -> ImageSet:

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recollect.common.bad_images import BadImage
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import atomic_write
 from recollect.common.reading import parse_json, read_npz
@@ -30,7 +31,7 @@ from recollect.evaluation.hierarchy import GRADED
 from recollect.evaluation.metrics import Metric
 from recollect.evaluation.result import write_summary
 from recollect.inference.content_keys import set_digest
-from recollect.inference.embedding_sets import embed_set
+from recollect.inference.embedding_sets import embed_set, files_left_out
 from recollect.inference.features import BATCH
 from recollect.inference.opening import Opened, check_model, open_model
 from recollect.inference.run_files import RunFiles
@@ -258,7 +259,8 @@ def embed_test(
         "scales": [1.0] if scales is None else list(scales),
         "image_size": preprocessing.max_side if preprocessing.resize is None else preprocessing.size,
         "distractors": 0 if not with_them else str(distractors or "revisitop1m"),
-        "skipped": [{"name": name, "reason": reason} for name, reason in skipped],
+        "skipped": [{"name": bad.name, "reason": bad.reason} for bad in skipped],
+        "left_out": files_left_out(test.images, skipped),
     }
     if test.screened is not None:
         facts |= test.screened.as_dict()
@@ -275,7 +277,7 @@ def embed_test(
 
 def _embed_labelled(
     target: Target, opened: Opened, test: TestSet, scales: Sequence[float] | None, batch_size: int, skip_bad: bool
-) -> list[tuple[str, str]]:
+) -> list[BadImage]:
     if test.screened is None:
         raise TypeError("labelled images were screened")
     images, keys = test.screened.images, test.screened.keys
@@ -296,12 +298,12 @@ def _embed_labelled(
     target.labels = images.labels[places]
     target.coarse_labels = None if images.coarse_labels is None else images.coarse_labels[places]
     target.identity["images"] = set_digest(images if whole else images.subset(places), keys[places])
-    return [(bad.name, bad.reason) for bad in found.skipped]
+    return found.skipped
 
 
 def _embed_benchmark(
     target: Target, opened: Opened, test: TestSet, scales: Sequence[float] | None, batch_size: int
-) -> list[tuple[str, str]]:
+) -> list[BadImage]:
     benchmark, keys, model = test.benchmark, test.benchmark_keys, opened.embedder
     if benchmark is None or keys is None:
         raise TypeError("a benchmark has keys")
@@ -325,7 +327,7 @@ def _embed_benchmark(
         model, test.distractors, scales=scales, transform=transform, batch_size=batch_size, on_bad_image="skip"
     )
     target.distractors = more.vectors if not more.skipped else more.vectors[more.read]
-    return [(bad.name, bad.reason) for bad in more.skipped]
+    return more.skipped
 
 
 def check_protocol(protocol: str) -> None:

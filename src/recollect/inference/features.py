@@ -7,7 +7,7 @@ rows where it cuts the network. Pixels come through the pipeline, as for a test:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from recollect.data.transforms import Transform
 from recollect.inference.content_keys import Keys, content_keys
 from recollect.inference.vector_store import PART, Places, Rows, VectorStore, weights_digest
 from recollect.models import Embedder
+from recollect.models.backbones import refusing_narrow
 from recollect.models.stages import NativePool
 from recollect.step.model_inputs import take_rows
 
@@ -165,7 +166,10 @@ def first_feature(embedder: Embedder, frozen: nn.Module, images: ImageSet, *, on
     transform = test_transform(embedder.preprocessing)
     with Pipeline(images, transform, workers=0, on_bad_image=on_bad_image) as pipeline:
         for batch in pipeline.sequential(1):
-            (row,) = (row for row, _ in run_network(frozen, [(batch.images, batch.indices)], embedder.device))
+            (row,) = (
+                row
+                for row, _ in run_network(frozen, [(batch.images, batch.indices)], embedder.device, names=images.names)
+            )
             return row.cpu()
     raise DataError(f"{images.name}: none of the {len(images):,} images can be read.")
 
@@ -175,6 +179,7 @@ def run_network(
     batches: Iterable[tuple[Any, Places]],
     device: torch.device,
     dtype: torch.dtype | None = None,
+    names: Sequence[str] | None = None,
 ) -> Iterator[tuple[Tensor, Places]]:
     """Float32 outputs of ``network`` for every batch, and which images they are of. Its mode is left as it was.
 
@@ -183,15 +188,23 @@ def run_network(
         batches: inputs, and the numbers of their images.
         device: where it is.
         dtype: of autocast; None for float32.
+        names: of all images, to name one that the network cannot take.
     """
     was_training = network.training
     network.eval()
     try:
         with torch.no_grad(), torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
             for inputs, places in batches:
-                yield network(take_rows(inputs, slice(None), device)).float(), places
+                taken = take_rows(inputs, slice(None), device)
+                with refusing_narrow(taken, None if names is None else _names_at(names, places)):
+                    outputs = network(taken).float()
+                yield outputs, places
     finally:
         network.train(was_training)
+
+
+def _names_at(names: Sequence[str], places: Places) -> Callable[[int], str]:
+    return lambda number: names[int(places[number])]
 
 
 def _from_pixels(
@@ -210,7 +223,7 @@ def _from_pixels(
     found: dict[int, Rows] = {}
     with pipeline:
         batches = ((batch.images, batch.indices) for batch in pipeline.sequential(at_once))
-        for outputs, places in run_network(part, batches, embedder.device):
+        for outputs, places in run_network(part, batches, embedder.device, names=pipeline.images.names):
             found.update(zip(places.tolist(), outputs.cpu().numpy(), strict=True))
         skipped = pipeline.bad_images
     if native is not None and found:

@@ -6,16 +6,19 @@ a model silently random when a file is in a foreign layout.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from recollect.common.errors import ConfigError
+from recollect.common.errors import ConfigError, ImageError
 from recollect.models.tiny import TinyConvNet
 from recollect.models.zoo import NORMALIZATIONS, Initialization, Triple
 
 # Architectures of timm whose position embeddings follow the image size at run time.
 _ANY_SIZE_MODULES = ("timm.models.vision_transformer", "timm.models.eva")
+_TOO_NARROW = ("Output size is too small", "Kernel size can't be greater")  # torch's words
 
 
 def timm_library() -> Any:
@@ -49,6 +52,32 @@ def build_backbone(architecture: str, size: int) -> nn.Module:
     except (TypeError, AssertionError, ValueError) as error:
         raise ConfigError(f"{architecture} cannot be built for {size} px images: {error}") from error
     return backbone
+
+
+@contextmanager
+def refusing_narrow(images: object, name_of: Callable[[int], str] | None = None) -> Iterator[None]:
+    """Say in a sentence what torch says about images of which a network's strides leave nothing.
+
+    Args:
+        images: what goes in, B×3×H×W or a list of B images of any sizes; errors about other inputs stay as they are.
+        name_of: the name of image i, of a batch whose images are known by name.
+
+    Raises:
+        ImageError: the narrowest of them does not fit.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(images, Tensor | list) or not any(words in str(error) for words in _TOO_NARROW):
+            raise
+        number = min(range(len(images)), key=lambda index: min(images[index].shape[-2:]))
+        height, width = images[number].shape[-2:]
+        name = "an image" if name_of is None else name_of(number)
+        raise ImageError(
+            f"{name}: the network is given {width}×{height} pixels, and its pooling leaves nothing of so narrow an image. "
+            "Enlarge or remove it, or choose a larger model.image_size (--image-size of recollect train).",
+            "too narrow",
+        ) from error
 
 
 def describe_timm_tag(tag: str) -> Initialization:

@@ -393,6 +393,10 @@ class Embedder(nn.Module):
 
     @torch.inference_mode()
     def _vectors(self, batch: Tensor, scales: Sequence[float] | None, before_head: bool) -> Tensor:
+        with backbones.refusing_narrow(batch):
+            return self._computed(batch, scales, before_head)
+
+    def _computed(self, batch: Tensor, scales: Sequence[float] | None, before_head: bool) -> Tensor:
         if not self.takes_any_size:
             expected = (self.preprocessing.size, self.preprocessing.size)
             if tuple(batch.shape[-2:]) != expected or scales is not None:

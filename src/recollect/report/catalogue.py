@@ -8,8 +8,8 @@ reads the first three.
 from __future__ import annotations
 
 import json
-import logging
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,12 +23,10 @@ from recollect.common.errors import ConfigError, DataError, DataWarning, InputEr
 from recollect.common.files import atomic_write, make_folder_for
 from recollect.common.reading import parse_json, read_npz
 from recollect.common.unit_prefix import unit_prefix
-from recollect.data import list_images, summary
+from recollect.data import list_images
 from recollect.inference.embedding_sets import Embedded, embed_files
 from recollect.inference.opening import Opened, open_model
 from recollect.search.exact_search import Found, nearest
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -81,14 +79,14 @@ def embed_catalogue(
         raise InputError(f"{out} exists already: choose another --out, or allow it to be replaced (--overwrite).")
     make_folder_for(out)
     listed = list_images(inputs, allow_outside=allow_outside)
-    if listed.left_out:
-        logger.info(summary(len(listed.paths), listed.left_out))
     opened = open_model(model, weights=weights, download=download, device=device, dim=dim)
     if opened.remark is not None:
         warnings.warn(opened.remark, DataWarning, stacklevel=2)
     source: dict[str, Any] = {**opened.source, **({} if dim is None else {"dim": dim})}
     found = _embedded(opened, listed.paths, skip_bad, batch_size=batch_size)
     rows, kept = found.vectors, found.read.tolist()
+    if left_out := dict(Counter(listed.left_out) + Counter(bad.kind for bad in found.skipped)):
+        source["left_out"] = left_out
     if found.skipped:
         source["skipped"] = [{"name": bad.name, "reason": bad.reason} for bad in found.skipped]
     if not kept:

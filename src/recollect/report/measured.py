@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.common.bad_images import BadImage
 from recollect.common.errors import DataError, RecollectError
 from recollect.config.overrides import published_tests
-from recollect.data import ImageSet, load
+from recollect.data import ImageSet, load, summary
 from recollect.evaluation import Evaluation, evaluate
 from recollect.inference.content_keys import content_keys, set_digest
-from recollect.inference.embedding_sets import embed_set
+from recollect.inference.embedding_sets import embed_set, files_left_out
 from recollect.inference.opening import Opened, open_model, open_start
 from recollect.inference.test_sets import EVERY_K, published_ks
 from recollect.inference.trained_on import read_trained_on, screen
@@ -123,6 +124,7 @@ def measure(
     def end() -> Opened:
         return open_model(run.folder.path)
 
+    skipped: list[BadImage] = []
     ways: tuple[tuple[str, str, Callable[[], Opened]], ...] = (("init", "initial", start), ("trained", "trained", end))
     for name, what, opening in ways:
         try:
@@ -138,10 +140,13 @@ def measure(
             device=device,
             on_bad_image="skip" if skip_bad else "error",
         )
+        skipped = found.skipped
         remarks += [] if opened.remark is None else [opened.remark]
         remarks += [f"Left out, because it cannot be read: {bad.name} ({bad.reason})" for bad in found.skipped[:20]]
         kept.vectors[name], kept.words[name] = found.vectors, opened.weights
         kept.keys[name] = weights_digest(opened.embedder)
+    if files := files_left_out(whole, skipped):
+        remarks.append(f"{summary(len(images) - len(skipped), files)}.")
     earlier = read_kept(path, remarks)
     if earlier is None or earlier.keys != kept.keys:
         write_kept(path, kept, remarks)

@@ -35,6 +35,7 @@ def calibrate_target(
     same_rate: float = 1e-3,
     similar_rate: float = 5e-2,
     wait: float = 0.0,
+    allow_outside: bool = False,
     **opening: Any,
 ) -> tuple[ThresholdCalibration, list[str]]:
     """Measure thresholds and keep them with a run, a saved embedder or an index.
@@ -45,6 +46,7 @@ def calibrate_target(
         root: the folder of a data set. split: the part to use, where there are parts.
         same_rate, similar_rate: see ``thresholds.calibrate``.
         wait: seconds to wait for another process that is writing to the index.
+        allow_outside: whether links and listed paths of ``data`` may leave their folder.
         opening: ``weights``, ``device``, ``batch_size``, ``download`` for the model.
 
     Returns:
@@ -58,7 +60,7 @@ def calibrate_target(
                 vectors, labels = _of_index(index)
                 name = "the labelled images of the index"
             else:
-                (images, labels), name = _labelled(data, root, split, remarks), data
+                (images, labels), name = _labelled(data, root, split, allow_outside, remarks), data
                 images, labels = _not_trained_on(images, labels, index.model.get("model"), data, remarks)
                 vectors = stored_vectors(_embedded(index.encoder, images), index.generation)
                 vectors, labels = _readable(vectors, labels, remarks)
@@ -68,7 +70,7 @@ def calibrate_target(
     if data is None:
         raise InputError("name labelled images with --data, of classes that the model was not trained on.")
     encoder = open_encoder(target, **opening)
-    images, labels = _labelled(data, root, split, remarks)
+    images, labels = _labelled(data, root, split, allow_outside, remarks)
     images, labels = _not_trained_on(images, labels, encoder.note.get("model"), data, remarks)
     vectors, labels = _readable(_embedded(encoder, images), labels, remarks)
     found = calibrate(vectors, labels, fingerprint=encoder.fingerprint, data=data, **rates)
@@ -87,9 +89,9 @@ def _of_index(index: Index) -> tuple[NDArray[np.float32], list[str]]:
     return vectors, [item.metadata["label"] for item in items]
 
 
-def _labelled(data: str, root: str | Path | None, split: str, remarks: list[str]) -> Labelled:
+def _labelled(data: str, root: str | Path | None, split: str, allow_outside: bool, remarks: list[str]) -> Labelled:
     if root is None and Path(data).exists():
-        listed, left_out = list_images(data)
+        listed, left_out = list_images(data, allow_outside=allow_outside)
         remarks += left_out
         parts = {entry.metadata["split"] for entry in listed if "split" in entry.metadata}
         kept = [
@@ -100,7 +102,7 @@ def _labelled(data: str, root: str | Path | None, split: str, remarks: list[str]
         if not kept:
             raise DataError(f"{data}: no labelled images{f' of the part {split!r}' if parts else ''}.")
         return [entry.path for entry in kept], [entry.metadata["label"] for entry in kept]
-    images = load(data, root, split)
+    images = load(data, root, split, **({"allow_outside": True} if allow_outside else {}))
     names = [images.class_names[label] for label in images.labels.tolist()]
     if images.arrays is None and images.boxes is None:
         return [images.path(number) for number in range(len(images))], names

@@ -39,6 +39,7 @@ class SyncChanges:
         added, updated, removed, unchanged: numbers of images. ``updated`` counts new contents and new metadata.
         embedded: how many images went through the model; the others were known by their contents.
         skipped: sentences about images that could not be taken in.
+        left_out: files of the folder that are not images to use, by reason.
     """
 
     added: int = 0
@@ -47,6 +48,7 @@ class SyncChanges:
     unchanged: int = 0
     embedded: int = 0
     skipped: list[str] = field(default_factory=list)
+    left_out: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

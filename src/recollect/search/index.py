@@ -7,6 +7,7 @@ Filling is in ``filling``, the state of an index in ``settings``, what stores do
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,13 +154,15 @@ class Index(OpenedIndex):
         Raises:
             DataError: no images, or ids that belong to other files. IndexBusyError: another process is writing.
         """
-        listed, remarks = list_images(folder, prefix=prefix, allow_outside=allow_outside)
+        left_out: Counter[str] = Counter()
+        listed, remarks = list_images(folder, prefix=prefix, allow_outside=allow_outside, left_out=left_out)
         with self._store.writing(wait):
             generation = self._tidied()
             changes = sync_images(
                 self._store, generation, self.encoder, listed, Path(folder), prune=prune, rehash=rehash
             )  # fmt: skip
         changes.skipped[:0] = remarks
+        changes.left_out = dict(left_out)
         return changes
 
     def add(

@@ -33,7 +33,7 @@ class IndexedFile:
 
 
 def list_images(
-    source: Path | str, *, prefix: str = "", allow_outside: bool = False
+    source: Path | str, *, prefix: str = "", allow_outside: bool = False, left_out: Counter[str] | None = None
 ) -> tuple[list[IndexedFile], list[str]]:
     """The images of a folder or of a CSV file, and remarks about what was left out.
 
@@ -47,6 +47,7 @@ def list_images(
         source: the folder or the CSV file.
         prefix: put before every id, to keep several folders apart.
         allow_outside: follow links and paths that leave the folder.
+        left_out: counts files of a folder that are not images to use, by reason.
 
     Raises:
         DataError: it is neither, or holds no images.
@@ -54,7 +55,7 @@ def list_images(
     root = Path(source)
     remarks: list[str] = []
     if root.is_dir():
-        found = list(_folder(root, prefix, allow_outside, remarks))
+        found = list(_folder(root, prefix, allow_outside, remarks, Counter() if left_out is None else left_out))
     elif root.suffix.lower() == ".csv" and root.is_file():
         found = list(_csv(root, prefix, allow_outside, remarks))
     elif root.exists():
@@ -67,11 +68,12 @@ def list_images(
     return found, remarks
 
 
-def _folder(root: Path, prefix: str, allow_outside: bool, remarks: list[str]) -> Iterator[IndexedFile]:
+def _folder(
+    root: Path, prefix: str, allow_outside: bool, remarks: list[str], left_out: Counter[str]
+) -> Iterator[IndexedFile]:
     def refused(name: str, reason: str) -> None:
         remarks.append(f"{root / name}: skipped, {reason}")
 
-    left_out: Counter[str] = Counter()
     names = list(walk_images(root, "", allow_outside, left_out, refused=refused))
     tops = {name.split("/")[0] for name in names if "/" in name}
     in_splits = "train" in tops and tops <= set(SPLITS)

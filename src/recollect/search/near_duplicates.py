@@ -116,21 +116,26 @@ def _settled(roots: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def find_duplicates(
-    target: str | Path, *, threshold: float = 0.95, model: str = "lite0-in1k", **opening: Any
+    target: str | Path,
+    *,
+    threshold: float = 0.95,
+    model: str = "lite0-in1k",
+    allow_outside: bool = False,
+    **opening: Any,
 ) -> tuple[list[Group], int]:
     """Groups of near-duplicates in an index or a folder, largest first, and how many images were compared.
 
     Args:
         target: an index, or a folder or ``.csv`` of images; ``train`` and ``test`` folders below it are its parts.
         threshold: pairs at least so similar are near-duplicates.
-        model: for a folder: what embeds it.
+        model: for a folder: what embeds it. allow_outside: whether its links and paths may leave it.
         opening: ``weights``, ``device``, ``batch_size``, ``download`` for that model.
     """
     if is_index(target):
         with Index.open(target) as index:
             read = list(index.store.iterate(index.generation.number, vectors=True))
     else:
-        read = _embedded(target, model, opening)
+        read = _embedded(target, model, allow_outside, opening)
     if not read:
         raise DataError(f"{target}: there are no images to compare.")
     vectors = np.stack([item.vector for item in read if item.vector is not None])
@@ -142,8 +147,8 @@ def find_duplicates(
     return sorted(groups, key=lambda group: (-len(group.items), group.items[0].id)), len(read)
 
 
-def _embedded(target: str | Path, model: str, opening: dict[str, Any]) -> list[Item]:
-    listed, _ = list_images(target)
+def _embedded(target: str | Path, model: str, allow_outside: bool, opening: dict[str, Any]) -> list[Item]:
+    listed, _ = list_images(target, allow_outside=allow_outside)
     encoder = open_encoder(model, **opening)
     items: list[Item] = []
     with ProgressLine("embedding", len(listed)) as line:

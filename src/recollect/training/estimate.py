@@ -101,15 +101,23 @@ class NetworkFigures:
     parameters: int
     trained_parameters: int
     frozen: str
+    own_size: bool
+    """The resolution that it was pre-trained at."""
 
     def lines(self) -> list[str]:
         """As text."""
         size = f" at {self.image_size} px" if self.image_size else ""
         frozen = f", frozen up to {self.frozen}: features are computed once" if self.frozen != "none" else ""
-        return [
+        text = [
             f"model      {self.init}{size}: {self.parameters / 1e6:.1f} M parameters, "
             f"{self.trained_parameters / 1e6:.2f} M trained{frozen}"
         ]
+        if self.frozen != "none" and self.own_size:
+            text.append(
+                f"size       features are computed at the resolution the network was pre-trained at, {self.image_size} px; "
+                "smaller photos are enlarged, because features are worse at other sizes (--image-size changes it)"
+            )
+        return text
 
 
 @dataclass(frozen=True)
@@ -283,6 +291,7 @@ def _network(training: Training) -> NetworkFigures:
         parameters=sum(parameter.numel() for parameter in parameters),
         trained_parameters=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         frozen=config.freeze,
+        own_size=config.image_size is None and expected.resize is not None,
     )
 
 

@@ -21,6 +21,7 @@ from recollect.common.devices import seconds_of
 from recollect.config.schema import Config
 from recollect.data.image_set import Indices
 from recollect.inference.evaluating import measure_labelled
+from recollect.models.backbones import refusing_narrow
 from recollect.step.chunking import GraphWeight, graph_weight
 from recollect.step.model_inputs import call_model
 from recollect.training.batches import Feed
@@ -63,7 +64,8 @@ def probe_network(network: nn.Module, inputs: Tensor, chunk: int, machine: Machi
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
 
     def forward(number: int) -> Tensor:
-        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False):
+        autocast = torch.autocast(device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
+        with autocast, refusing_narrow(some):
             embeddings: Tensor = call_model(network, some[:number])
         return embeddings
 
