@@ -15,7 +15,7 @@ from recollect.common.words import printable
 
 
 def main() -> None:
-    """Run the command line. Whatever ends it becomes one sentence and an exit code, see ``last_net``."""
+    """Run the command line. Every failure becomes one sentence and an exit code, see ``last_net``."""
     from recollect.cli.last_net import guarded
     from recollect.common.processor import set_remembered_limit
     from recollect.common.threads import spin_briefly
@@ -34,7 +34,7 @@ def _command() -> None:
 
 
 def _show_warning(otherwise: Any) -> Any:
-    """Warnings about data are sentences for the user, said once; where in the code they arose is of no use to them."""
+    """Print each warning about data once, as a sentence without the place in the code."""
     said: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:

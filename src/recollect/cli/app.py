@@ -1,4 +1,4 @@
-"""The table of verbs."""
+"""The table of commands."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ORDER = (
 
 
 class _Verbs(TyperGroup):
-    """Verbs in the order of the work instead of the alphabet's."""
+    """Commands in the order of use instead of alphabetical order."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names for ``--help``."""
@@ -44,14 +44,14 @@ class _Verbs(TyperGroup):
         return [verb for verb in _ORDER if verb in known] + [verb for verb in known if verb not in _ORDER]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """``--trust`` may also stand behind the verb, where one adds it to a command that asked for it."""
+        """Accept ``--trust`` after the command too, where users add it to a command that requires it."""
         end = args.index("--") if "--" in args else len(args)
         if "--trust" in args[1:end]:
             args = ["--trust", *(word for place, word in enumerate(args) if word != "--trust" or place > end)]
         return list(super().parse_args(ctx, args))
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the verb; errors leave as they are."""
+        """Run the command; errors are passed on unchanged."""
         with past_typer():
             return super().invoke(ctx)
 
@@ -76,17 +76,22 @@ def _version(show: bool) -> None:
 def common_options(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Only results: no progress, no remarks. Also behind a verb.")
+        bool,
+        typer.Option(
+            "--quiet", "-q", help="Print only results: no progress, no messages. Also accepted after a command."
+        ),
     ] = False,
     trust: Annotated[
         bool,
-        typer.Option("--trust", help="Run code from outside that a run or a saved model names. Also behind a verb."),
+        typer.Option(
+            "--trust", help="Run outside code that a run or a saved model names. Also accepted after a command."
+        ),
     ] = False,
 ) -> None:
-    """Options that stand before any verb."""
+    """Options before any command."""
     from recollect.cli.options import show_remarks
     from recollect.common.console import set_quiet
     from recollect.common.doors import trusting

@@ -1,4 +1,4 @@
-"""``recollect calibrate``: from which similarity on two images are the same."""
+"""``recollect calibrate``: the similarity threshold above which two images are the same."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def calibrate(
         typer.Option(help="Labelled images of classes not trained on: a folder, a .csv, or a data set by name."),
     ] = None,
     root: Annotated[Path | None, typer.Option(help="The folder of a data set.")] = None,
-    split: Annotated[str, typer.Option(help="The part to use, where there are parts.")] = "test",
+    split: Annotated[str, typer.Option(help="The split to use, if there are splits.")] = "test",
     false_match_rate: Annotated[
         float,
         typer.Option(min=1e-12, max=0.5, callback=finite, help="Share of different pairs that may be called the same."),
@@ -48,7 +48,7 @@ def calibrate(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure the similarity at which two images are the same, with its error rates, and keep it.
+    """Measure the similarity at which two images are the same, with its error rates, and store it.
 
     recollect search and recollect serve then say same, similar or unknown.
     """

@@ -41,25 +41,27 @@ def compare(
         str | None,
         typer.Option(autocompletion=complete_data, help="A folder of images, or the name of a data set."),
     ] = None,
-    root: Annotated[str | None, typer.Option(help="Where that data set lies.")] = None,
+    root: Annotated[str | None, typer.Option(help="The folder of the data set.")] = None,
     allow_outside: AllowOutside = False,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs per loss that are reported; three or more decide.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Reported runs per loss; three or more allow a decision.")] = 3,
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Most steps of a run. Default: 1,500 on frozen features, else the recipe's."),
+        typer.Option(
+            min=1, help="Maximum number of steps per run. Default: 1,500 on frozen features, else the recipe's."
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", autocompletion=complete_setting, help="Any setting that all losses share."
+            "--set", metavar="KEY=VALUE", autocompletion=complete_setting, help="A setting shared by all losses."
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="The comparison's folder: runs and page.")] = Path("runs/compare"),
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path("runs/compare"),
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time. Default: one per core; one with a GPU.")
+        int | None, typer.Option(min=1, help="Concurrent runs. Default: one per core; one with a GPU.")
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Start no new run after so long; 0 only writes the page.")
+        float | None, typer.Option(min=0, help="Start no new run after this many minutes; 0 only writes the page.")
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would be run, and stop.")] = False,
     as_json: AsJson = False,
@@ -70,7 +72,7 @@ def compare(
     recollect compare --losses recall_at_k,smooth_ap,my.py:MyLoss --data photos/
 
     Learning rates are chosen on validation classes. An interrupted comparison is resumed by the same command, and a loss
-    or a seed that is added later is run beside those that are there.
+    or seed can be added later.
     """
     from recollect.cli.train import data_settings
     from recollect.studies.compared_losses import plan_comparison, run_comparison

@@ -1,4 +1,4 @@
-"""``recollect data``: the data sets there are, and ``recollect data verify``."""
+"""``recollect data``: list the data sets, and ``recollect data verify``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ app.add_typer(data, name="data")
 
 @data.callback(invoke_without_command=True)
 def list_sources(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the data sets: what they are, their published counts, where they can be had, their terms."""
+    """List the data sets: what they are, their published counts, where to get them, their terms."""
     if context.invoked_subcommand is not None:
         return
     from recollect.common.doors import installed
@@ -50,25 +50,25 @@ def list_sources(context: typer.Context, as_json: AsJson = False) -> None:
 @data.command()
 def verify(
     name: Annotated[str, typer.Argument(autocompletion=complete_data, help="The data set, e.g. sop or folder.")],
-    root: Annotated[Path | None, typer.Argument(help="The folder it lies in; a CSV file for folder.")] = None,
+    root: Annotated[
+        Path | None, typer.Argument(help="The folder of the data set; for folder, also a CSV file.")
+    ] = None,
     samples_per_class: Annotated[
         int,
-        typer.Option(
-            "--samples-per-class", "-m", min=1, max=10**6, help="Images per class that the sampler will ask for."
-        ),
+        typer.Option("--samples-per-class", "-m", min=1, max=10**6, help="Images per class in a batch."),
     ] = 4,
     csv: Annotated[str | None, typer.Option(help="For folder: the CSV file, relative to ROOT.")] = None,
     allow_outside: AllowOutside = False,
     max_pixels: MaxPixels = None,
-    workers: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads that read.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, max=1024, help="Number of reading threads.")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Check every file of a data set: counts, missing, unreadable, identical, class sizes.
 
     The exit code is 0 when all is well, and 1 when counts differ from the
-    published ones, files are missing or cannot be read, or identical images lie
-    on both sides of the train/test border.
+    published ones, files are missing or cannot be read, or identical images are
+    in both train and test.
     """
     from recollect.data.verify import verify as check
 

@@ -31,7 +31,7 @@ def duplicates(
     model: Annotated[
         str, typer.Option(autocompletion=complete_model, help="For a folder: a run, an embedder or an initialisation.")
     ] = "lite0-in1k",
-    top: Annotated[int, typer.Option(min=0, max=10**9, help="Groups shown; 0 for all.")] = 50,
+    top: Annotated[int, typer.Option(min=0, max=10**9, help="Number of groups to show; 0 for all.")] = 50,
     weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
     device: Device = None,
     download: Download = False,
@@ -40,7 +40,7 @@ def duplicates(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Find near-duplicates exactly, grouped, also across the border between train and test folders."""
+    """Find near-duplicates by exact search, in groups, also between train and test folders."""
     from recollect.search.near_duplicates import find_duplicates
 
     opening = {"device": device, "download": download, **({} if weights is None else {"weights": weights})}

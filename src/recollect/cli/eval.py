@@ -40,7 +40,7 @@ def evaluate_command(
     ] = None,
     init: Annotated[
         str | None,
-        typer.Option(autocompletion=complete_model, help="The same as naming an initialisation as the target."),
+        typer.Option(autocompletion=complete_model, help="An initialisation, as an alternative to TARGET."),
     ] = None,
     recipe: Annotated[
         str | None,
@@ -57,11 +57,9 @@ def evaluate_command(
         ),
     ] = None,
     root: Annotated[
-        Path | None, typer.Option(help="The folder the data set lies in; of a run's own data, where it is now.")
+        Path | None, typer.Option(help="The folder of the data set; for a run's own data, its new folder if it moved.")
     ] = None,
-    split: Annotated[
-        str | None, typer.Option(help="Which part of it. Default: test, or what the run calls so.")
-    ] = None,
+    split: Annotated[str | None, typer.Option(help="The split to use. Default: the test split.")] = None,
     trained_classes: Annotated[
         str,
         typer.Option(
@@ -70,37 +68,45 @@ def evaluate_command(
     ] = "auto",
     ks: Annotated[
         str | None,
-        typer.Option(help="The k of r@k and recall@k. Default: the recipe's, the data set's, or 1,10,100,1000."),
+        typer.Option(help="Values of k for r@k and recall@k. Default: the recipe's, the data set's, or 1,10,100,1000."),
     ] = None,
     dims: Annotated[
         str | None,
-        typer.Option(
-            help="Also measure these first numbers of the vectors, e.g. 64,128. Default: the run's loss.dims."
-        ),
+        typer.Option(help="Also measure vectors cut to these lengths, e.g. 64,128. Default: the run's loss.dims."),
     ] = None,
     metric: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE.PY:NAME", help="Also measure a metric of your own; may be given several times."),
+        typer.Option(metavar="FILE.PY:NAME", help="Also measure your own metric; may be repeated."),
     ] = None,
     protocol: Annotated[str, typer.Option(help="all: everything against everything; reid: a random gallery.")] = "all",
-    similarity: Annotated[str, typer.Option(help="dot takes vectors as they are, cosine normalizes.")] = "dot",
-    ties: Annotated[str, typer.Option(help="Tied negatives are ahead (pessimistic) or behind.")] = "pessimistic",
+    similarity: Annotated[str, typer.Option(help="dot: vectors unchanged; cosine: vectors normalized.")] = "dot",
+    ties: Annotated[
+        str, typer.Option(help="Rank tied negatives first (pessimistic) or last (optimistic).")
+    ] = "pessimistic",
     distractors: Annotated[
         Path | None,
-        typer.Option(help="To append to the gallery: a .npy of vectors; for instance search, R1M's root folder."),
+        typer.Option(
+            help="Distractors to add to the gallery: a .npy of vectors; for instance search, R1M's root folder."
+        ),
     ] = None,
     index: Annotated[str | None, typer.Option(help="Also measure an approximate index: ivf, hnsw or pq.")] = None,
-    compare: Annotated[Path | None, typer.Option(help="Per-query .npz of another run on the same images.")] = None,
-    metrics_out: Annotated[Path | None, typer.Option(rich_help_panel=_OUT, help="The metrics (JSON).")] = None,
-    queries_out: Annotated[Path | None, typer.Option(rich_help_panel=_OUT, help="Values per query (.npz).")] = None,
+    compare: Annotated[
+        Path | None, typer.Option(help="Compare with the per-query .npz of another run on the same images.")
+    ] = None,
+    metrics_out: Annotated[
+        Path | None, typer.Option(rich_help_panel=_OUT, help="Write the metrics to this file (JSON).")
+    ] = None,
+    queries_out: Annotated[
+        Path | None, typer.Option(rich_help_panel=_OUT, help="Write the values per query to this file (.npz).")
+    ] = None,
     vectors_out: Annotated[
-        Path | None, typer.Option(rich_help_panel=_OUT, help="Also keep the vectors (.npz).")
+        Path | None, typer.Option(rich_help_panel=_OUT, help="Also write the vectors to this file (.npz).")
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", rich_help_panel=_OUT, help="Replace results that exist.")
+        bool, typer.Option("--overwrite", rich_help_panel=_OUT, help="Replace existing results.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", rich_help_panel=_OUT, help="Print what metrics.json holds instead of tables.")
+        bool, typer.Option("--json", rich_help_panel=_OUT, help="Print the content of metrics.json instead of tables.")
     ] = False,
     quiet: Quiet = False,
     weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
@@ -112,9 +118,13 @@ def evaluate_command(
     ] = None,
     hierarchical: Annotated[
         bool | None,
-        typer.Option(help="h_ap and ndcg, for images with coarser classes. Default: unless that takes long on a CPU."),
+        typer.Option(
+            help="Measure h_ap and ndcg for images with coarser classes. Default: unless it would take long on a CPU."
+        ),
     ] = None,
-    memory: Annotated[int, typer.Option(min=1, max=2**24, help="MiB the ranking may use beside the vectors.")] = 512,
+    memory: Annotated[
+        int, typer.Option(min=1, max=2**24, help="Memory for ranking in MiB, without the vectors.")
+    ] = 512,
     device: Device = None,
     max_pixels: MaxPixels = None,
     allow_outside: AllowOutside = False,
@@ -122,10 +132,10 @@ def evaluate_command(
 ) -> None:
     """Measure recall@k of a run, a saved embedder, an initialisation, or vectors.
 
-    recollect eval RUN                        on the test part of its own data
+    recollect eval RUN                        on the test split of its own data
     recollect eval RUN --data photos/         on a folder of images, one folder per class
     recollect eval lite0-in1k --data photos/  a pre-trained network, without training
-    recollect eval vectors.npz                embeddings and labels of any origin
+    recollect eval vectors.npz                embeddings and labels from any source
     """
     from recollect.cli import eval_tables
     from recollect.common.errors import ConfigError

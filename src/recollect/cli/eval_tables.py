@@ -20,9 +20,9 @@ def metrics_table(
     macro: dict[str, float] | None = None,
     notes: Sequence[str] = (),
 ) -> Table:
-    """Metrics in percent, their means over classes and published numbers beside them where there are any.
+    """Metrics in percent, with means over classes and published numbers if there are any.
 
-    ``notes`` stand below: what the numbers cannot be understood without.
+    ``notes`` below the table: what is needed to understand the numbers.
     """
     from rich.table import Table
 
@@ -62,7 +62,7 @@ def prefixes_table(title: str, prefixes: dict[int, dict[str, float]]) -> Table:
 
 
 def index_table(vectors: Target, kind: str, ks: list[int], show: Callable[[Table], None]) -> dict[str, Any]:
-    """Measure an approximate index, show and return what it costs."""
+    """Measure an approximate index; show and return its cost."""
     from rich.table import Table
 
     from recollect.evaluation import index_cost
@@ -91,7 +91,7 @@ def index_table(vectors: Target, kind: str, ks: list[int], show: Callable[[Table
 
 
 def tell_files(found: Any) -> None:
-    """Count the files that were left out by reason, and name the first image that could not be read."""
+    """Report the skipped files by reason, and name the first image that could not be read."""
     from recollect.data import summary
 
     if (left_out := found.source.get("left_out")) and found.labels is not None:
@@ -102,7 +102,7 @@ def tell_files(found: Any) -> None:
 
 
 def comparison_table(first: Any, second: Any, differences: list[str], show: Callable[[Table], None]) -> dict[str, Any]:
-    """Show and return the differences ``this run − the other``; ``differences`` in settings stand below them."""
+    """Show and return the differences ``this run − the other``; ``differences`` in settings are shown below."""
     from rich.table import Table
 
     from recollect.evaluation import changed_queries, paired_bootstrap
@@ -132,7 +132,7 @@ def show_table(table: Table) -> None:
     from rich.console import Console
 
     console = Console()
-    # A log file has no width of its own, and a table cut to 80 columns loses digits.
+    # A log file has no width, and a table cut to 80 columns loses digits.
     (console if console.is_terminal else Console(width=140)).print(table)
 
 

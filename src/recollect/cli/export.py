@@ -22,7 +22,7 @@ def export(
 ) -> None:
     """Write a trained embedder as ONNX, checked against the original.
 
-    A Python file beside it has the preprocessing: numpy and Pillow, no torch.
+    Also writes a Python file with the preprocessing, which needs numpy and Pillow but not torch.
     """
     from recollect.inference import open_model
     from recollect.models.onnx_export import TOLERANCE, export_onnx, reference_path

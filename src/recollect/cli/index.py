@@ -1,4 +1,4 @@
-"""``recollect index``: make an index of images, keep it up to date, look at it."""
+"""``recollect index``: create, update and inspect an index of images."""
 
 from __future__ import annotations
 
@@ -43,22 +43,26 @@ def index(
         bool, typer.Option("--add", help="Add single image files, with their relative paths as ids.")
     ] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the images with these ids.")] = False,
-    info: Annotated[bool, typer.Option("--info", help="Say what the index holds.")] = False,
+    info: Annotated[bool, typer.Option("--info", help="Print a summary of the index.")] = False,
     prune: Annotated[
-        bool, typer.Option("--prune", help="Remove images whose files are gone; with --rebuild leave them out.")
+        bool, typer.Option("--prune", help="Remove images whose files are gone (with --rebuild: leave them out).")
     ] = False,
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Embed everything with --model; the old vectors answer meanwhile.")
     ] = False,
     meta: Annotated[list[str] | None, typer.Option(help="Metadata for --add, as name=value.")] = None,
-    prefix: Annotated[str, typer.Option(help="Put before every id, to keep several folders apart.")] = "",
-    dim: Annotated[int | None, typer.Option(min=1, max=2**16, help="Keep only so many values of each vector.")] = None,
+    prefix: Annotated[str, typer.Option(help="Prefix of every id, to keep several folders apart.")] = "",
+    dim: Annotated[
+        int | None, typer.Option(min=1, max=2**16, help="Keep only the first DIM values of each vector.")
+    ] = None,
     half: Annotated[bool, typer.Option("--half", help="Keep vectors in half precision.")] = False,
     approximate: Annotated[
         bool, typer.Option("--approximate", help="Build approximate search (HNSW) and measure its recall.")
     ] = False,
     exact: Annotated[bool, typer.Option("--exact", help="Remove approximate search.")] = False,
-    rehash: Annotated[bool, typer.Option("--rehash", help="Read every file, whatever its size and time say.")] = False,
+    rehash: Annotated[
+        bool, typer.Option("--rehash", help="Read every file, even if size and time are unchanged.")
+    ] = False,
     allow_outside: AllowOutside = False,
     max_pixels: MaxPixels = None,
     wait: Wait = 0.0,
@@ -69,9 +73,9 @@ def index(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make an index of images, or bring it up to date: only new and changed images are embedded.
+    """Create or update an index of images: only new and changed images are embedded.
 
-    May be interrupted at any moment; the next call resumes.
+    It can be interrupted at any moment; the next call resumes.
     """
     from recollect.common.errors import InputError
     from recollect.search.queries import parse_pairs

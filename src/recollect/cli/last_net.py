@@ -1,4 +1,4 @@
-"""The last net: whatever ends a command becomes one sentence and an exit code.
+"""The outermost error handler: every failure becomes one sentence and an exit code.
 
     0 done    1 an error    2 wrong usage    130 Ctrl-C    141 nobody reads the output    143 SIGTERM
 
@@ -29,7 +29,7 @@ _DATABASE = ("database or disk is full", "readonly database", "unable to open da
 
 
 _received: list[int] = []
-"""The signal that ended this command, if one did: libraries written in C turn the exception into one of their own."""
+"""The signal that ended this command, if one did: libraries written in C may replace the exception by their own."""
 
 
 class StoppedError(BaseException):
@@ -50,7 +50,7 @@ class _PastTyperError(BaseException):
 
 @contextlib.contextmanager
 def past_typer() -> Iterator[None]:
-    """Let no error inside the block be swallowed on the way out."""
+    """Ensure that no error inside the block is swallowed."""
     try:
         yield
     except (EOFError, BrokenPipeError) as error:
@@ -99,7 +99,7 @@ def _ended(error: BaseException) -> int:
     with contextlib.suppress(OSError, ValueError):  # standard error may be closed
         if said:
             print(f"recollect: {printable(said)}", file=sys.stderr, flush=True)
-    if code == 141:  # or Python complains on its way out
+    if code == 141:  # or Python complains on exit
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
@@ -128,14 +128,14 @@ def sentence(error: BaseException) -> tuple[str, int]:
 
 
 def write_report(error: BaseException) -> Path | None:
-    """A crash report; None where none can be written."""
+    """A crash report; None if it cannot be written."""
     from recollect.common.crash_report import write_crash_report
 
     return write_crash_report(error)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and those it followed from: libraries wrap what the system said."""
+    """The error and its causes: libraries wrap system errors."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
@@ -145,7 +145,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _foreseen(error: BaseException) -> str:
-    """A sentence for what the system or a database refuses, or nothing."""
+    """A sentence for an error of the system or a database, or nothing."""
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
         if error.errno in _WRITING:
             return str(refusal(error, Path(error.filename or "a file of this command"), existed=None))

@@ -1,4 +1,4 @@
-"""``recollect losses``: which losses there are, and what can be set on each."""
+"""``recollect losses``: list the losses and their options."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def models(
     name: Annotated[
         str | None,
         typer.Argument(
-            autocompletion=complete_model, help="Show one: a name of the list, timm:<full tag>, or file.py:name."
+            autocompletion=complete_model, help="Show one: a name from the list, timm:<full tag>, or file.py:name."
         ),
     ] = None,
     as_json: AsJson = False,

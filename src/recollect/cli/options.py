@@ -1,4 +1,4 @@
-"""What several verbs share: ``--json``, ``--quiet``, ``--device``, names the shell can complete, remarks.
+"""What several commands share: ``--json``, ``--quiet``, ``--device``, names the shell can complete, remarks.
 
 Remarks of the library are log records; ``show_remarks`` attaches the handler that prints them. Like every file of this
 room it imports nothing heavy at the top; completion reads the tables that need no torch.
@@ -17,7 +17,7 @@ from recollect.common.words import printable
 
 
 class _Remarks(logging.Handler):
-    """Prints what the library says: to standard output, or to standard error where a script reads the output.
+    """Prints log messages of the library: to standard output, or to standard error where a script reads the output.
 
     Warnings always go to standard error. A terminal has a live line, so records of progress are left out there.
     """
@@ -36,7 +36,7 @@ _remarks = _Remarks(logging.INFO)
 
 
 def show_remarks() -> Callable[[], None]:
-    """Print the library's remarks from now on; the result ends that."""
+    """Print the library's messages from now on; call the result to stop."""
     library = logging.getLogger("recollect")
     before, _remarks.aside = library.level, False
     library.setLevel(logging.INFO)
@@ -50,12 +50,12 @@ def show_remarks() -> Callable[[], None]:
 
 
 def remarks_aside(aside: bool = True) -> None:
-    """Print remarks on standard error: for verbs whose standard output a script reads, and with ``--json``."""
+    """Print messages on standard error: for commands whose standard output a script reads, and with ``--json``."""
     _remarks.aside = aside
 
 
 def remark(line: str) -> None:
-    """Print what is not the result: the plan, what was written where. Silent with ``--quiet``."""
+    """Print messages such as the plan and the paths of written files. Silent with ``--quiet``."""
     from recollect.common.console import is_quiet
 
     if not is_quiet():
@@ -63,7 +63,7 @@ def remark(line: str) -> None:
 
 
 def remark_aside(line: str) -> None:
-    """The same on standard error, for verbs whose standard output a script reads."""
+    """The same on standard error, for commands whose standard output a script reads."""
     from recollect.common.console import is_quiet
 
     if not is_quiet():
@@ -80,7 +80,7 @@ def print_json(value: Any) -> None:
 
 
 def _quiet(value: bool) -> bool:
-    if value:  # also said before the verb, so never taken back here
+    if value:  # may also be given before the command, so it is never reset here
         from recollect.common.console import set_quiet
 
         set_quiet(True)
@@ -108,21 +108,21 @@ def _beginning(names: Iterable[str], start: str) -> list[str]:
 
 
 def complete_recipe(incomplete: str) -> list[str]:
-    """Recipes whose name begins so."""
+    """Recipes whose name starts with the given text."""
     from recollect.config.recipe_files import available_recipes
 
     return _beginning(available_recipes(), incomplete)
 
 
 def complete_loss(incomplete: str) -> list[str]:
-    """Losses whose name begins so."""
+    """Losses whose name starts with the given text."""
     from recollect.losses import available
 
     return _beginning(available(), incomplete)
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """Initialisations whose name begins so."""
+    """Initialisations whose name starts with the given text."""
     from recollect.common.doors import installed
     from recollect.models.zoo import ZOO
 
@@ -130,14 +130,14 @@ def complete_model(incomplete: str) -> list[str]:
 
 
 def complete_logger(incomplete: str) -> list[str]:
-    """Loggers whose name begins so."""
+    """Loggers whose name starts with the given text."""
     from recollect.common.doors import installed
 
     return _beginning(["tensorboard", "wandb", "mlflow", *installed("logger")], incomplete)
 
 
 def complete_data(incomplete: str) -> list[str]:
-    """Data sets whose name begins so."""
+    """Data sets whose name starts with the given text."""
     from recollect.common.doors import installed
     from recollect.data import available
 
@@ -145,7 +145,7 @@ def complete_data(incomplete: str) -> list[str]:
 
 
 def complete_setting(incomplete: str) -> list[str]:
-    """Settings whose name begins so, up to the equals sign."""
+    """Settings whose name starts with the given text, up to the equals sign."""
     from recollect.config.overrides import known_keys
 
     return [f"{key}=" for key in _beginning(known_keys(), incomplete)]
@@ -161,24 +161,26 @@ def finite(value: float | None) -> float | None:
 # Every numeric option has a range, which is checked before any work begins.
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", callback=_quiet, help="Only the result: no progress, no remarks.")
+    bool, typer.Option("--quiet", "-q", callback=_quiet, help="Print only results: no progress, no messages.")
 ]
-Device = Annotated[str | None, typer.Option(callback=_device, help="Where to compute: cpu, cuda, cuda:1, …")]
-Download = Annotated[bool, typer.Option("--download", help="Fetch weights that are not on this machine.")]
+Device = Annotated[str | None, typer.Option(callback=_device, help="Device: cpu, cuda, cuda:1, …")]
+Download = Annotated[bool, typer.Option("--download", help="Download weights that are not on this machine.")]
 BatchSize = Annotated[int, typer.Option(min=1, max=2**16, help="Images per batch while embedding.")]
 Wait = Annotated[
     float,
     typer.Option(min=0, max=10**7, callback=finite, help="Seconds to wait for another process that is writing."),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what exists.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
 Dim = Annotated[
     int | None,
-    typer.Option(min=1, max=2**16, help="Only the first so many numbers of each vector, at length 1. Default: all."),
+    typer.Option(min=1, max=2**16, help="Keep the first DIM values of each vector, normalized. Default: all."),
 ]
 SkipBad = Annotated[
-    bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and list them in the result.")
+    bool, typer.Option("--skip-bad", help="Skip images that cannot be read, and list them in the result.")
 ]
-AllowOutside = Annotated[bool, typer.Option("--allow-outside", help="Let listed paths and links leave the root.")]
+AllowOutside = Annotated[
+    bool, typer.Option("--allow-outside", help="Allow listed paths and links that lead out of the root.")
+]
 MaxPixels = Annotated[
     int | None,
     typer.Option(callback=_max_pixels, min=1, max=10**10, help="Refuse images with more pixels. Default: 100 million."),

@@ -1,4 +1,4 @@
-"""``recollect paper``: the paper's tables and figures, one's own runs beside them."""
+"""``recollect paper``: the paper's tables and figures, with your own runs beside them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def paper(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write one page with the paper's tables, bar plots and figures; evaluated runs stand beside their rows."""
+    """Write one page with the paper's tables, bar plots and figures; evaluated runs are shown beside their rows."""
     from recollect.studies.paper_page import write_paper
 
     typer.echo(write_paper(runs or [], out, overwrite=overwrite))

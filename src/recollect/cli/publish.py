@@ -27,10 +27,10 @@ def publish_command(
 ) -> None:
     """Publish a run on the Hugging Face Hub, with a model card made from the run.
 
-    recollect publish RUN --folder OUT         write the files, to look at them; no network
+    recollect publish RUN --folder OUT         write the files for inspection; no network
     recollect publish RUN --to user/name       write, check and upload
 
-    Anyone then loads it by its address: recollect eval hf://user/name --data photos --download
+    Others can then load it by its address: recollect eval hf://user/name --data photos --download
     """
     from recollect.report.publishing import CARD, publish
 

@@ -1,4 +1,4 @@
-"""``recollect recipes``: which recipes there are, and every setting of one with where it comes from."""
+"""``recollect recipes``: list the recipes, or show the settings of one with their sources."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _show_published(recipe: Recipe) -> None:
 
 
 def _show_settings(recipe: Recipe, config: Config) -> None:
-    """Every setting, those of the recipe with the place they stand in; without training only what is then used."""
+    """Every setting, with the file of those the recipe sets; without training, only the settings that are used."""
     from recollect.config.overrides import as_mapping
 
     parts = as_mapping(config)
@@ -129,7 +129,7 @@ def _show_settings(recipe: Recipe, config: Config) -> None:
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Options of a loss or a data set as settings of their own."""
+    """Options of a loss or a data set as separate settings."""
     found: list[tuple[str, Any]] = []
     for key, value in values.items():
         if isinstance(value, dict) and value:

@@ -21,14 +21,16 @@ def report(
     csv: Annotated[
         Path | None, typer.Option(help="Also write the images to check (labels, near-duplicates, …) as CSV.")
     ] = None,
-    method: Annotated[bool, typer.Option("--method", help="Instead: draw the loss's own figures.")] = False,
-    images: Annotated[int, typer.Option(min=0, max=10**9, help="Test images to embed at most; 0 for all.")] = 4000,
-    split: Annotated[str | None, typer.Option(help="Of which part of the data. Default: the run's test split.")] = None,
-    root: Annotated[Path | None, typer.Option(help="Where the images are now, if they moved.")] = None,
+    method: Annotated[bool, typer.Option("--method", help="Draw the figures of the method instead.")] = False,
+    images: Annotated[
+        int, typer.Option(min=0, max=10**9, help="Maximum number of test images to embed; 0 for all.")
+    ] = 4000,
+    split: Annotated[str | None, typer.Option(help="The split to report on. Default: the run's test split.")] = None,
+    root: Annotated[Path | None, typer.Option(help="New folder of the images, if they moved.")] = None,
     device: Device = None,
     max_pixels: MaxPixels = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad/--no-skip-bad", help="Leave out images that cannot be read, and list them.")
+        bool, typer.Option("--skip-bad/--no-skip-bad", help="Skip images that cannot be read, and list them.")
     ] = True,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Overwrite the file even if recollect did not write it.")

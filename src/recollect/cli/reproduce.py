@@ -1,4 +1,4 @@
-"""``recollect reproduce``: the paper's claims, measured on images at hand."""
+"""``recollect reproduce``: the paper's claims, measured on available images."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ def reproduce(
             help="losses, batch, simix, initialisation, k-sets, tau1, count-query, asymmetric, or all.",
         ),
     ],
-    budget: Annotated[Literal["small", "full"], typer.Option(help="How long each run trains.")] = "small",
+    budget: Annotated[Literal["small", "full"], typer.Option(help="Length of each run.")] = "small",
     data: Annotated[
         Path | None, typer.Option(help="A folder that holds cars196_96px and omniglot; without it, embedded images.")
     ] = None,
-    bench: Annotated[list[str] | None, typer.Option(help="Only on these, e.g. glyphs. May be repeated.")] = None,
-    out: Annotated[Path, typer.Option(help="The study's folder: runs and page.")] = Path("runs/reproduce"),
+    bench: Annotated[list[str] | None, typer.Option(help="Use only this bench, e.g. glyphs; may be repeated.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path("runs/reproduce"),
     page: Annotated[Path | None, typer.Option(help="Where to write the page. Default: OUT/page.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many seeds.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of seeds.")] = 3,
     jobs: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Runs at a time. Default: one per core; one with a GPU.")
+        int | None, typer.Option(min=1, max=1024, help="Concurrent runs. Default: one per core; one with a GPU.")
     ] = None,
     minutes: Annotated[
         float | None,
         typer.Option(
-            min=0, max=10**7, callback=finite, help="Start no new run after so many minutes; 0 only writes the page."
+            min=0, max=10**7, callback=finite, help="Start no new run after this many minutes; 0 only writes the page."
         ),
     ] = None,
     earlier: Annotated[

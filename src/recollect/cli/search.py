@@ -14,23 +14,25 @@ from recollect.common.words import printable
 
 @app.command()
 def search(
-    index: Annotated[str, typer.Argument(help="An index (a file or an address), or an .npz by recollect embed.")],
+    index: Annotated[str, typer.Argument(help="An index (a file or an address), or an .npz of recollect embed.")],
     queries: Annotated[list[str], typer.Argument(help="Image files, folders of images, or ids of the index.")],
     top: Annotated[int, typer.Option(min=1, max=10**6, help="Results per query.")] = 10,
     where: Annotated[
         list[str] | None,
-        typer.Option(help="Only images with this metadata, e.g. label=shoe; the same name again: either value."),
+        typer.Option(help="Only images with this metadata, e.g. label=shoe; repeat a name to allow several values."),
     ] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="Exact even if approximate search was built.")] = False,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Search exactly even if approximate search was built.")
+    ] = False,
     dim: Dim = None,
-    html: Annotated[Path | None, typer.Option(help="Also write a page that shows them.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write a page with the results.")] = None,
     as_json: AsJson = False,
-    model: Annotated[str | None, typer.Option(help="Where the model is now, if it moved.")] = None,
+    model: Annotated[str | None, typer.Option(help="New folder of the model, if it moved.")] = None,
     weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
     device: Device = None,
     max_pixels: MaxPixels = None,
     root: Annotated[
-        Path | None, typer.Option(help="Where the images of an .npz are now, if they moved; for --html.")
+        Path | None, typer.Option(help="New folder of the images of an .npz, if they moved; for --html.")
     ] = None,
     skip_bad: SkipBad = False,
     overwrite: Annotated[
@@ -38,7 +40,7 @@ def search(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Find the most similar images, by the model that made the vectors."""
+    """Find the most similar images, with the model that made the vectors."""
     from recollect.common.errors import InputError
     from recollect.report.page import check_target
     from recollect.report.search_page import GENERATOR, write_search_page

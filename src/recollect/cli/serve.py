@@ -14,18 +14,24 @@ from recollect.cli.options import Device, Quiet, remark, remark_aside
 @app.command()
 def serve(
     address: Annotated[str, typer.Argument(metavar="INDEX", help="The index: a file or an address.")],
-    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 for every network.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for every network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
-    write: Annotated[bool, typer.Option("--write", help="Let those who have the token add and remove images.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Allow clients with the token to add and remove images.")
+    ] = False,
     token_file: Annotated[
         Path | None, typer.Option(help="File with the token; without it RECOLLECT_TOKEN, or a new one is printed.")
     ] = None,
     allow_host: Annotated[
-        list[str] | None, typer.Option(help="Another host name to answer to, e.g. search.example.org.")
+        list[str] | None, typer.Option(help="Another host name to accept, e.g. search.example.org; may be repeated.")
     ] = None,
-    max_bytes: Annotated[int, typer.Option(min=1, max=10**10, help="Bytes of an uploaded image.")] = 20_000_000,
-    max_pixels: Annotated[int, typer.Option(min=1, max=10**10, help="Pixels of an uploaded image.")] = 50_000_000,
-    model: Annotated[str | None, typer.Option(help="Where the model is now, if it moved.")] = None,
+    max_bytes: Annotated[
+        int, typer.Option(min=1, max=10**10, help="Maximum size of an uploaded image in bytes.")
+    ] = 20_000_000,
+    max_pixels: Annotated[
+        int, typer.Option(min=1, max=10**10, help="Maximum number of pixels of an uploaded image.")
+    ] = 50_000_000,
+    model: Annotated[str | None, typer.Option(help="New folder of the model, if it moved.")] = None,
     weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
     device: Device = None,
     quiet: Quiet = False,

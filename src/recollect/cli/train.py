@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _MODEL, _STEPS, _WATCH, _MACHINE = "Model", "Loss, batch and length", "What is measured on the way", "Machine"
 
-# Short options and the settings they stand for.
+# Short options and their settings.
 _SHORT = {
     "init": "model.init",
     "weights": "model.weights",
@@ -72,15 +72,15 @@ def train(
             autocompletion=complete_data, help="A folder of images, the name of a data set, or your own: file.py:name."
         ),
     ] = None,
-    root: Annotated[str | None, typer.Option(help="Where that data set lies.")] = None,
+    root: Annotated[str | None, typer.Option(help="The folder of the data set.")] = None,
     test_share: Annotated[
-        float | None, typer.Option(help="Share of the classes of a folder that is held out for testing. Default: 0.5.")
+        float | None, typer.Option(help="Share of a folder's classes held out for testing. Default: 0.5.")
     ] = None,
     allow_outside: AllowOutside = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip images that cannot be read.")] = False,
     max_pixels: MaxPixels = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder to make. Default: a new one in runs/.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with a run, exactly.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder to create. Default: a new one in runs/.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume a run exactly.")] = None,
     final: Annotated[
         Path | None,
         typer.Option(
@@ -96,20 +96,20 @@ def train(
             "--set",
             metavar="KEY=VALUE",
             autocompletion=complete_setting,
-            help="Any setting, e.g. batch.size=392; beats the options below.",
+            help="Any setting, e.g. batch.size=392; overrides the options below.",
         ),
     ] = None,
     init: Annotated[
         str | None,
         typer.Option(
-            rich_help_panel=_MODEL, autocompletion=complete_model, help="What to start from; see recollect models."
+            rich_help_panel=_MODEL, autocompletion=complete_model, help="Initialisation; see recollect models."
         ),
     ] = None,
     weights: Annotated[
-        str | None, typer.Option(rich_help_panel=_MODEL, help="A weights file, or none for random ones.")
+        str | None, typer.Option(rich_help_panel=_MODEL, help="A weights file, or none for random weights.")
     ] = None,
     download: Annotated[
-        bool, typer.Option("--download", rich_help_panel=_MODEL, help="Fetch weights that are not on this machine.")
+        bool, typer.Option("--download", rich_help_panel=_MODEL, help="Download weights that are not on this machine.")
     ] = False,
     image_size: Annotated[
         int | None, typer.Option(rich_help_panel=_MODEL, help="Side of the images in pixels.")
@@ -127,18 +127,18 @@ def train(
     ] = None,
     dims: Annotated[
         str | None,
-        typer.Option(rich_help_panel=_STEPS, help="Make these first numbers work alone, e.g. 64,128,256 (Matryoshka)."),
+        typer.Option(rich_help_panel=_STEPS, help="Lengths at which vectors can be cut, e.g. 64,128,256 (Matryoshka)."),
     ] = None,
     batch_size: Annotated[
-        str | None, typer.Option(rich_help_panel=_STEPS, help="Images in one loss; all, with --freeze.")
+        str | None, typer.Option(rich_help_panel=_STEPS, help="Images per batch; all, with --freeze.")
     ] = None,
     chunk: Annotated[
         str | None,
-        typer.Option(rich_help_panel=_STEPS, help="Images in the network at once; never changes the result."),
+        typer.Option(rich_help_panel=_STEPS, help="Images in the network at a time; does not change the result."),
     ] = None,
     lr: Annotated[float | None, typer.Option(rich_help_panel=_STEPS, help="Learning rate.")] = None,
-    epochs: Annotated[int | None, typer.Option(rich_help_panel=_STEPS, help="When to stop, in epochs.")] = None,
-    steps: Annotated[int | None, typer.Option(rich_help_panel=_STEPS, help="When to stop, in steps.")] = None,
+    epochs: Annotated[int | None, typer.Option(rich_help_panel=_STEPS, help="Number of epochs.")] = None,
+    steps: Annotated[int | None, typer.Option(rich_help_panel=_STEPS, help="Number of steps.")] = None,
     seed: Annotated[int | None, typer.Option(rich_help_panel=_STEPS, help="Random seed.")] = None,
     validation: Annotated[
         str | None,
@@ -147,7 +147,10 @@ def train(
         ),
     ] = None,
     watch_test: Annotated[
-        bool, typer.Option("--watch-test", rich_help_panel=_WATCH, help="Log test metrics; they choose nothing.")
+        bool,
+        typer.Option(
+            "--watch-test", rich_help_panel=_WATCH, help="Log test metrics, without using them for any choice."
+        ),
     ] = False,
     logger: Annotated[
         list[str] | None,
@@ -169,7 +172,7 @@ def train(
     recollect train --data photos/       your own images, one folder per class
     recollect train                      the embedded characters, on any laptop
     recollect train sop/r50-512/rsk --root DIR    a row of the paper; see recipes
-    recollect train --resume RUN         go on where a run was left
+    recollect train --resume RUN         resume a run
     """
     from recollect.common.errors import ConfigError
     from recollect.common.unit_prefix import parse_dims
@@ -205,7 +208,7 @@ def train(
     chosen += ["data.options.allow_outside=true"] * allow_outside + ["data.on_bad_image=skip"] * skip_bad
     chosen += [f"run.loggers={json.dumps(logger, ensure_ascii=False)}"] if logger else []
     config = resolve(recipe, [*more, *chosen, *(settings or [])])
-    # Misspelt names are told before images are read, which may take a while.
+    # Report misspelt names before reading images, which may take a while.
     describe(config.loss.name)
     find(config.model.init)
     _run(config, out, plan, as_json)
@@ -271,12 +274,12 @@ def data_settings(recipe: str | None, data: str | None, root: str | None) -> tup
 
 
 def _as_text(path: str) -> str:
-    """A path as YAML reads it back to the letter: ``photos #1`` and ``2024`` are names too."""
+    """A path quoted for YAML, so that ``photos #1`` and ``2024`` are read as names."""
     return json.dumps(path, ensure_ascii=False)
 
 
 def _stoppable(run: Callable[[], Outcome]) -> Outcome:
-    """``run()``; a training asked to stop ends with its own exit code and a sentence."""
+    """``run()``; a training that is asked to stop ends with a message and its own exit code."""
     from recollect.training.callbacks import TrainingStoppedError
 
     try:

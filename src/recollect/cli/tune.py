@@ -22,7 +22,7 @@ def tune(
         ),
     ] = None,
     data: Annotated[str | None, typer.Option(help="A folder of images, or the name of a data set.")] = None,
-    root: Annotated[str | None, typer.Option(help="Where that data set lies.")] = None,
+    root: Annotated[str | None, typer.Option(help="The folder of the data set.")] = None,
     allow_outside: AllowOutside = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip images that cannot be read.")] = False,
     max_pixels: MaxPixels = None,
@@ -30,12 +30,12 @@ def tune(
         Path | None,
         typer.Option(help="The study's folder; an existing study is resumed. Default: runs/tune-RECIPE."),
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, max=10**6, help="Number of trials in all.")] = 20,
+    trials: Annotated[int, typer.Option(min=1, max=10**6, help="Total number of trials.")] = 20,
     space: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=RANGE",
-            help="What to vary: lr, decays, first_decay, gamma, epochs or a setting that is not of the data; LOW:HIGH[:log], "
+            help="What to search: lr, decays, first_decay, gamma, epochs, or a setting outside data; LOW:HIGH[:log], "
             "A,B,C or VALUE.",
         ),
     ] = None,

@@ -39,8 +39,8 @@ def whiten(
             autocompletion=complete_data, help="Learn from a data set or a folder: two images of one class are a pair."
         ),
     ] = None,
-    root: Annotated[Path | None, typer.Option(help="The folder the data set lies in.")] = None,
-    split: Annotated[str, typer.Option(help="Which part of it.")] = "train",
+    root: Annotated[Path | None, typer.Option(help="The folder of the data set.")] = None,
+    split: Annotated[str, typer.Option(help="The split to use.")] = "train",
     dim: Annotated[int | None, typer.Option(min=1, help="Leading dimensions to keep. Default: all.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     device: Device = None,
