@@ -1,6 +1,6 @@
-"""Ranks to metrics: one streaming pass, every metric a short function of what it found.
+"""From ranks to metrics: one streaming pass; every metric is a short function of the ranks.
 
-Vectors and labels are all this room needs; it knows no model. Start with ``evaluate``.
+This package needs only vectors and labels, no model. Start with ``evaluate``.
 """
 
 from recollect.evaluation.approximate import IndexCost, index_cost

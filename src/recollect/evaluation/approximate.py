@@ -1,8 +1,8 @@
-"""What an approximate index costs: its answers beside the exact ones, with time and size.
+"""The cost of an approximate index: its results compared with the exact ones, with time and size.
 
-A search service will not compare a query with everything; it asks an index that looks at part of the gallery. This
-file builds a faiss index of the usual kinds, turns its knob, and says how much of the exact answer is lost at each
-setting. It measures; nothing else in the package searches approximately. Needs the extra ``index``.
+A search service may use an index that looks at part of the gallery only. This
+file builds a faiss index of the usual kinds, varies its search parameter, and reports how much of the exact result is lost
+for each value. It measures; nothing else in the package searches approximately. Needs the extra ``index``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KNOBS: dict[str, tuple[str, tuple[int, ...]]] = {
     "hnsw": ("efSearch", (16, 64, 256)),
     "pq": ("bytes", (8, 16, 32, 64)),
 }
-_CENTROIDS = 256  # a product quantiser's byte distinguishes so many
+_CENTROIDS = 256  # values of a product quantiser's byte
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class IndexRow:
         setting: e.g. ``"nprobe=16"``.
         neighbours: k → mean share of the exact first k that the index's first k contain.
         r: k → r@k of the index's answers (empty without labels).
-        milliseconds: search time a query, all queries at once.
+        milliseconds: search time per query, all queries at once.
         build_seconds: time to train and fill the index.
         mebibytes: size of the index.
     """
@@ -85,8 +85,8 @@ def index_cost(
         embeddings: N × d queries; also the gallery if none is given, each query then leaving itself out by its index.
         labels: N labels, for ``r@k``; gallery_labels likewise.
         kind: ``"ivf"`` (clusters; knob: clusters looked into), ``"hnsw"`` (graph; knob: candidates kept), ``"pq"``
-            (compressed vectors; knob: bytes a vector).
-        ks: how many answers to ask for; the largest decides the time.
+            (compressed vectors; parameter: bytes per vector).
+        ks: numbers of results; the largest determines the time.
         settings: values of the knob.
         seed: of the clustering.
 

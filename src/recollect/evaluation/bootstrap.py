@@ -1,8 +1,8 @@
-"""How sure a number is, and whether two runs differ: resampling of per-query values.
+"""Confidence intervals and comparisons of two runs: resampling of per-query values.
 
 Queries of one class share their positives, so their values move together and resampling single queries makes
-intervals too narrow; ``by="class"`` (the default) draws whole classes. Everything here reads ``Evaluation``s and
-nothing else.
+intervals too narrow; ``by="class"`` (the default) draws whole classes. Everything here reads only
+``Evaluation``s.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many similarities lie above a threshold: the innermost loops of the streaming pass.
+"""Counting similarities above a threshold: the innermost loops of the streaming pass.
 
 Everything here is exact for the numbers it is given. What those numbers mean, and how close ones are decided, is in
 ``exact.py``. Measured alternatives (comparisons to bool, packed sums, ``searchsorted``) are listed in

@@ -1,16 +1,16 @@
-"""What "above" means, decided in float64, at the price of float32.
+"""Comparisons with the exactness of float64 at the cost of float32.
 
 The similarity of a query and an item is their dot product in float64 of the vectors as given. Two similarities that
 differ by no more than float64's own rounding are *tied*; ``ties`` says what a tied negative does. The pass multiplies
 in float32, whose result depends on tile shapes, libraries and processors in its last digits; so float32 decides only
-where it can:
+where its error bound allows:
 
     entry >  threshold + error bound      above
     entry <= threshold − error bound      not above
     in between                            the pair's product is taken again in float64
 
 Ranks are therefore the same for every tile size, thread count, device and number of processes, and a duplicate of a
-positive among the negatives is a tie, whichever column it landed in.
+positive among the negatives is a tie, in any column.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def pair_similarities(queries: Tensor, gallery: Vectors, pairs: Pairs, chunk: in
 
 
 def above(queries: Tensor, items: Tensor, rows: Tensor, columns: Tensor, thresholds: Tensor, room: int) -> Tensor:
-    """Whether the float64 similarities of k pairs are above k thresholds, with room for about so many numbers."""
+    """Whether the float64 similarities of k pairs are above k thresholds, using memory for about ``room`` numbers."""
     found = torch.empty(len(rows), dtype=torch.bool, device=rows.device)
     step = max(64, room // (2 * items.shape[1]))
     for start in range(0, len(rows), step):

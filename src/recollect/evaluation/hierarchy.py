@@ -10,7 +10,7 @@ Retrieval", 2022), over the whole ranking and without the query itself:
     NDCG      = Σ_k (2^level(k) − 1) / log2(1 + rank(k))  /  the same for the best ranking possible
 
 The streaming pass ranks everything with the query's coarse label; the items of level 2 among them have the ranks that
-every other metric reads. One pass gives all.
+every other metric reads. One pass gives all metrics.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from recollect.evaluation.relevance import Ints, as_labels, to_tensor
 from recollect.evaluation.tiles import RankTile
 
 _ENTRIES = 1 << 20
-"""Ranks to split at a time: a dozen temporaries of this size, whatever the size of a super-class."""
+"""Ranks to split at a time: a dozen temporaries of this size, independent of the size of a super-class."""
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
-"""Every metric, each one short function of ranks.
+"""All metrics, each a short function of ranks.
 
 Letters: a query has R positives; ``ranks`` is q × P, the ranks of a few queries' positives in ascending order, 1 for
 the top, +inf as padding; ``positives`` is their R. The j-th positive (j = 1 … R) is at rank r_j.
 
 To add a metric: write the function, and add a line to ``METRICS`` that says which ranks it looks at. From outside, give
 ``evaluate`` a ``Metric``, the function itself, or a reference (``my.py:metric``, see ``common/doors.py``). The streaming
-pass stops counting where no asked metric looks, so what is said about depth must be true: a rank beyond the depth given
-may arrive as any larger number.
+pass stops counting beyond the depth that the requested metrics need, so the stated depth must be correct: a rank beyond it
+may be any larger number.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Metric:
     Attributes:
         compute: (ranks, positives) → one value per query; with a third argument k if ``depth`` is ``"k"``. ``ranks`` is
             q × P, float64, ascending, 1 for the top, +inf after a query's last positive; ``positives`` is q.
-        depth: ranks beyond this one do not matter: ``"k"`` (the largest k asked for), ``"R"``, or None (all matter).
+        depth: ranks beyond this one do not matter: ``"k"`` (the largest requested k), ``"R"``, or None (all matter).
         first_only: whether only the best positive's rank is looked at.
         name: what results are called. With a depth of ``"k"`` it ends in ``@k``, which becomes ``@1``, ``@10``, ….
         higher_is_better: False for a metric such as ``first_rank``, where less is better.
@@ -136,7 +136,7 @@ def find_metric(name: str) -> Metric:
     """The metric called ``name``: of the table, of an installed package, or behind a reference.
 
     Raises:
-        InputError: there is none. ConfigError: a reference that leads nowhere, or to something else.
+        InputError: there is no such metric. ConfigError: a reference that leads nowhere, or to something else.
     """
     if name in METRICS:
         return METRICS[name]
@@ -214,7 +214,7 @@ def limits_for(metrics: Sequence[Metric], ks: Sequence[int]) -> Limits:
 
 
 def compute(tile: RankTile, metrics: Sequence[Metric], ks: Sequence[int]) -> dict[str, Tensor]:
-    """The asked metrics of a tile's queries: ``r@1``, ``recall@10``, ``map``, … → one value per query."""
+    """The requested metrics of a tile's queries: ``r@1``, ``recall@10``, ``map``, … → one value per query."""
     values: dict[str, Tensor] = {}
     for metric in metrics:
         for name, k in metric.columns(ks).items():

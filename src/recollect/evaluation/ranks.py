@@ -2,13 +2,13 @@
 
 The rank of the j-th best positive is j plus the number of negatives above it, so nothing has to be sorted or kept: a
 tile of queries is multiplied with a tile of the gallery, entries that are not negatives are set to −∞, those above
-each positive's similarity are counted (``tiles.py``), and the product is overwritten by the next. Two facts skip most
-of the counting, exactly: a group of entries whose largest is not above a threshold adds nothing to it, and a count that
-has passed the deepest rank any asked metric looks at (``Limits``) cannot matter any more.
+each positive's similarity are counted (``tiles.py``), and the product is overwritten by the next. Two shortcuts skip most
+of the counting without changing the result: a group of entries whose largest is not above a threshold adds nothing to
+it, and a count beyond the deepest rank that a requested metric needs (``Limits``) is not continued.
 
 Two orders of loops. In general: blocks of queries (as many as fit the memory given; usually one) → tiles of the
-gallery (each read once a block, from disk if it lies there) → tiles of the block. When the queries are the gallery and
-fit in memory, similarities are symmetric: each pair of tiles is multiplied once and counted both ways, which halves
+gallery (each read once per block, possibly from disk) → tiles of the block. When the queries are the gallery and
+fit in memory, similarities are symmetric: each pair of tiles is multiplied once and counted in both directions, which halves
 the arithmetic. Both give the same ranks. ``metrics.py`` turns them into numbers.
 """
 
@@ -115,7 +115,7 @@ def stream_ranks(
         themselves: the gallery begins with the queries, and what is hidden from x at z is hidden from z at x.
         chosen: numbers of the queries to do; all by default.
         ties: whether a negative tied with a positive counts as ahead (``"pessimistic"``) or behind.
-        memory: bytes the pass may use beside its inputs.
+        memory: bytes the pass may use in addition to its inputs.
         progress: show a progress line.
     """
     if queries.dim != gallery.dim:
@@ -243,7 +243,7 @@ def _blocks(todo: Ints, counts: Ints, dim: int, dtype: torch.dtype, plan: _Plan)
 
 @contextmanager
 def _full_precision() -> Iterator[None]:
-    """Products in full float32, whatever the program around us allows: the error bound depends on it."""
+    """Force products in full float32, whatever the calling program allows: the error bound depends on it."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

@@ -1,6 +1,6 @@
-"""Every metric once more, as its definition: one query at a time, a full sort, float64. Slow, and meant to be read.
+"""All metrics by their definitions: one query at a time, a full sort, float64. Slow, and meant to be read.
 
-Tests hold the streaming pass to this file. It shares no code with it.
+Tests compare the streaming pass with this file. The two share no code.
 """
 
 from __future__ import annotations

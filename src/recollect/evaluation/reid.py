@@ -2,7 +2,7 @@
 
 Vehicle re-identification papers report VehicleID this way, averaged over random draws. Image-retrieval papers, among
 them the one this library follows, instead rank all images of a test list against each other: that is plain
-``evaluate``. The two give different numbers for the same vectors, hence different names.
+``evaluate``. The two give different numbers for the same vectors and therefore have different names.
 """
 
 from __future__ import annotations

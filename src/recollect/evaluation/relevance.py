@@ -1,9 +1,9 @@
-"""Which gallery items are right answers for a query, and which are not counted at all.
+"""Which gallery items are relevant to a query, and which are ignored.
 
-Two ways to say it: by label (``ByLabel``: positives share the query's label) and by lists (``ByLists``: positives and
-ignored items are named, as in Revisited Oxford and Paris). Both answer the same two questions, for a few queries at a
-time, so that large classes never become one large list of pairs. A third way needs ``counts``, ``groups`` and
-``pairs``; nothing else in the room looks inside.
+Relevance is given by label (``ByLabel``: positives share the query's label) and by lists (``ByLists``: positives and
+ignored items are named, as in Revisited Oxford and Paris). Both work on a few queries at a
+time, so that large classes never become one large list of pairs. Another kind of relevance needs ``counts``, ``groups`` and
+``pairs``; nothing else is used.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ Ints = NDArray[np.int64]
 
 
 class Pairs(NamedTuple):
-    """(query, item) pairs: ``rows`` counts within the queries asked for, ``items`` numbers the gallery."""
+    """(query, item) pairs: ``rows`` index the requested queries, ``items`` the gallery."""
 
     rows: Ints
     items: Ints
 
 
 class Relevance(Protocol):
-    """What the streaming pass asks."""
+    """What the streaming pass needs."""
 
     counts: Ints
     """The number of positives of every query."""
     groups: Ints
-    """Any number a query; queries with equal numbers tend to share positives and are best processed together."""
+    """One number per query; queries with equal numbers tend to share positives and are best processed together."""
 
     def pairs(self, queries: Ints) -> tuple[Pairs, Pairs]:
         """Positives, and items to leave out of the ranking, of the given queries."""

@@ -1,10 +1,10 @@
 """What an evaluation returns: one value per query and metric, from which every mean, interval and comparison comes.
 
-Kept as ``.npz`` with one array a metric, so that ``numpy.load(path)["r@1"]`` is all it takes to look inside.
+Saved as ``.npz`` with one array per metric, so that ``numpy.load(path)["r@1"]`` reads one.
 ``bootstrap.py`` reads results; ``report`` and the command line print them.
 
 Several processes share the queries: each ranks every W-th against the whole gallery (``shard``), and only values per query
-travel (``gather``), as objects, so that any ``torch.distributed`` backend will do.
+are exchanged (``gather``), as objects, so that any ``torch.distributed`` backend works.
 """
 
 from __future__ import annotations

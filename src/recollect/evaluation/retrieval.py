@@ -1,7 +1,7 @@
-"""``evaluate``: vectors and labels to metrics. The one entry point of this room that most people need.
+"""``evaluate``: vectors and labels to metrics. The entry point that most users need.
 
-Reads as a table of contents: who is right (``relevance``), at which ranks (``ranks``), what that is worth
-(``metrics``), kept a query at a time (``result``).
+Reads as a table of contents: which items are relevant (``relevance``), at which ranks (``ranks``), their metrics
+(``metrics``), stored per query (``result``).
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def evaluate(
             two results are compared only if they are of the same queries.
         junk: for each query, gallery indices that are neither right nor wrong and are taken out of its ranking.
         distractors: more vectors, appended to the gallery and wrong for every query.
-        similarity: ``"dot"`` takes vectors as they are; ``"cosine"`` divides each by its length first.
+        similarity: ``"dot"`` uses vectors unchanged; ``"cosine"`` normalizes them first.
         ties: a negative exactly as similar as a positive counts as ahead of it (``"pessimistic"``, so that collapsed
             or duplicated vectors never flatter) or as behind (``"optimistic"``).
-        memory: bytes to use beside the inputs.
+        memory: bytes to use in addition to the inputs.
         device: where to compute; the device of ``embeddings`` by default.
         distributed: share the queries over the processes of ``torch.distributed``; call it on all of them.
         progress: show a progress line (in a terminal).

@@ -1,9 +1,9 @@
 """Revisited Oxford and Paris: Easy, Medium and Hard, mAP and mP@k, with or without a million distractors.
 
-Each query has easy, hard and junk images among the database's. A set-up says which are positives and which are taken
-out of the ranking; precision is the benchmark's own (trapezoids, and P@k cut at the last positive). Database and
-distractors may lie on disk: they are read once, in tiles. ``evaluate_rankings`` does the same for ranked lists that
-come from elsewhere, such as an approximate index or a re-ranker, and may be cut short.
+Each query has easy, hard and junk images among the database's. A set-up says which are positives and which are removed
+from the ranking; precision is the benchmark's own (trapezoids, and P@k cut at the last positive). Database and
+distractors may be on disk: they are read once, in tiles. ``evaluate_rankings`` does the same for existing ranked lists,
+such as those of an approximate index or a re-ranker, which may be truncated.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def evaluate_revisited(
     _check_setups(setups)
     place = torch.device(device or "cpu")
     cosine = similarity == "cosine"
-    # The set-ups differ only in what counts, so each query is ranked once a set-up in the same pass over the files.
+    # The set-ups differ only in what counts, so each query is ranked once per set-up in the same pass over the files.
     stacked = Vectors([queries] * len(setups), "queries", place, cosine)
     items = Vectors([database, *([] if distractors is None else [distractors])], "database", place, cosine)
     number = len(stacked) // len(setups)

@@ -1,4 +1,4 @@
-"""A tile of queries: what the streaming pass knows about a few of them, and how it adds up what it sees.
+"""A tile of queries: the state of the streaming pass for a few queries, and the counting.
 
 ``ranks.py`` decides which similarities are computed when; here they are counted. A tile holds its queries' vectors,
 the float64 similarities of their positives (best first) and the number of negatives found above each so far.
@@ -28,7 +28,7 @@ BYTES_A_POSITIVE = 104
 
 _DEEP = 1 << 32  # a limit that no gallery reaches
 _CROWDED, _CROWDED_ROWS = 4, 32
-"""A row with entries that matter in more than a quarter of its groups is counted as a whole, if there are so many."""
+"""Rows with entries that matter in more than a quarter of their groups are counted as a whole, if there are at least 32."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class QueryTile:
         limits: [q × P] counts from which a positive no longer matters; 0 for padding.
         hidden_rows, hidden_places: entries that are not negatives (positives, ignored items, the query itself), by
             their place in the order in which the gallery is streamed, ascending.
-        tie_sign: which way the threshold moves by the tolerance, see ``exact.tie_sign``.
+        tie_sign: in which direction the tolerance moves the threshold, see ``exact.tie_sign``.
         above: [q × P] negatives counted.
         open: whether any count still matters.
     """
@@ -103,8 +103,8 @@ class QueryTile:
         self.above = torch.zeros_like(self.limits)
         self.open = bool((self.limits > 0).any())
         self.longest = longest(self.vectors)
-        # Picking pays where few entries lie above the thresholds that matter: not where every rank of every positive is
-        # asked for, nor with so many thresholds that rows are sorted.
+        # Selecting entries pays off if few are above the thresholds that matter: not if every rank of every positive is
+        # needed, nor with so many thresholds that rows are sorted.
         width = self.limits.shape[1]
         self._picks = width <= MANY_THRESHOLDS and not bool((self.limits[:, 1:] > _DEEP).any())
 
@@ -221,7 +221,7 @@ class QueryTile:
 
     def _tolerance(self, longest_item: float) -> Tensor:
         """[q] how far apart two similarities may be and still tie."""
-        # A zero vector ties with everything and has no rounding of its own, hence the smallest number there is.
+        # A zero vector ties with everything and has no rounding error: use the smallest positive number.
         rounding = exact.rounding(self.vectors.shape[1], torch.float64)
         return rounding * self.norms * longest_item + torch.finfo(torch.float64).tiny
 

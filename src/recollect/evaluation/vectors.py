@@ -1,7 +1,7 @@
-"""Vectors by the tile, wherever they lie: a tensor, an array, a ``.npy`` file on disk, several of them in a row.
+"""Vectors in tiles from any source: a tensor, an array, a ``.npy`` file on disk, or several of them in sequence.
 
-The streaming pass asks for rows and gets a fresh or borrowed tensor of the type it computes in; what is on disk is
-read a tile at a time and never as a whole. Values are checked here, as they are read, because a not-a-number compares
+The streaming pass requests rows and gets a new or shared tensor of the type it computes in; files are
+read one tile at a time. Values are checked when they are read, because NaN compares
 as neither above nor below and would silently lower every rank. ``ranks.py`` depends on this file alone for its data.
 """
 
@@ -21,7 +21,7 @@ from recollect.common.errors import DataError, InputError
 from recollect.common.reading import open_npy
 
 ArrayLike: TypeAlias = "Tensor | NDArray[Any] | Path | str | Sequence[Sequence[float]]"
-"""What stands for N × d vectors: a tensor, an array or memory map, or the path of a ``.npy`` file (read in tiles)."""
+"""A source of N × d vectors: a tensor, an array or memory map, or the path of a ``.npy`` file (read in tiles)."""
 
 
 class Vectors:
@@ -100,7 +100,7 @@ class Vectors:
         if isinstance(part, np.ndarray):
             wanted = np.float64 if dtype == torch.float64 else np.float32
             with warnings.catch_warnings():
-                # Rows are only read here; an array opened read-only is no reason to warn or to copy.
+                # Rows are only read here, so a read-only array needs no warning and no copy.
                 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
                 part = torch.from_numpy(np.ascontiguousarray(part, dtype=wanted))
         return part.detach().to(self.device, dtype)

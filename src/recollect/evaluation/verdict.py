@@ -1,7 +1,7 @@
 """Whether a training helped: two evaluations of the same queries, compared and put into one sentence.
 
 ``verdict`` is built on ``paired_bootstrap``. The first metric that changed clearly decides; values over classes (macro
-averages) are carried along for tables. ``Verdict.as_dict`` goes into a run's manifest, ``Verdict.sentence`` to people.
+averages) are carried along for tables. ``Verdict.as_dict`` goes into a run's manifest, ``Verdict.sentence`` is shown to users.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WORSE: Literal["made it worse"] = "made it worse"
 Judgement = Literal["helped", "no clear change", "made it worse"]
 
 FEW_QUERIES = 500
-"""Below about so many queries only large differences can be told from chance."""
+"""With fewer queries only large differences can be told from chance."""
 _SHOWN = {"map@r": "mAP@R", "map": "mAP", "mrr": "MRR", "r_precision": "R-precision"}
 
 
@@ -35,7 +35,7 @@ class MetricChange:
         metric: its name in ``Evaluation``.
         before, after: means over queries. macro_before, macro_after: means over classes.
         difference: after − before. low, high: its interval (bootstrap over classes).
-        judgement: whether zero lies outside of the interval, and on which side.
+        judgement: whether zero is outside the interval, and on which side.
     """
 
     metric: str
@@ -159,7 +159,7 @@ def verdict(
     Args:
         before, after: of the same queries, in the same order.
         metric: what is judged first.
-        more: what is judged next and shown beside it, as far as both evaluations have it.
+        more: metrics to judge next and to show, if both evaluations have them.
         level: of the intervals.
         resamples, seed: of the bootstrap.
 

@@ -3,7 +3,7 @@
 - a path: a SQLite file;
 - ``postgresql://user@host/database?index=name`` (extra ``postgres``);
 - ``milvus://host:port/name`` (extra ``milvus``);
-- ``package.module:Class://anything`` or ``file.py:Class://anything``: a store of your own, opened with
+- ``package.module:Class://anything`` or ``file.py:Class://anything``: your own store, opened with
   ``Class.open(anything)``;
 - ``name://anything``, where an installed package has the entry point ``name`` in the group ``recollect.stores``: likewise.
 """
@@ -30,7 +30,7 @@ def open_store(address: str | Path, *, create: bool = False) -> Store:
 
     Args:
         address: see the top of this file.
-        create: make an empty store where there is none.
+        create: make an empty store if there is none.
 
     Raises:
         ConfigError: an address of no known kind. StoreError: there is no store there, or it cannot be opened.

@@ -1,6 +1,6 @@
-"""Opting into approximate search: build the store's index, then measure how much of the exact answers it finds.
+"""Approximate search, on request: build the store's index, then measure how much of the exact results it finds.
 
-The recall is kept with the index and shown wherever it is used: an approximate index without a figure is a guess.
+The recall is stored with the index and shown wherever the index is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from recollect.search.settings import Generation
 from recollect.search.store_protocol import Store
 
 QUERIES = 200
-"""Items of the index asked for their neighbours to measure the recall."""
+"""Number of items used as queries to measure the recall."""
 K = 10
 
 
@@ -49,7 +49,7 @@ def build(store: Store, generation: Generation, settings: Mapping[str, int]) -> 
 
 
 def measure(store: Store, generation: Generation, queries: int = QUERIES, k: int = K) -> tuple[float, int]:
-    """Mean share of the exact first ``k`` neighbours that approximate search finds, and how many queries were asked.
+    """Mean share of the exact first ``k`` neighbours that approximate search finds, and the number of queries.
 
     Queries are items of the index, each without itself, spread evenly over the order in which the store gives them.
     """

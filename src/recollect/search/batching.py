@@ -1,6 +1,6 @@
 """Queries that arrive together are embedded together: a model takes little longer for eight images than for one.
 
-Nothing waits on purpose. While a batch is in the model, new queries gather; when it is done, all of them are the next.
+Queries are never delayed on purpose. While a batch is in the model, new queries are collected; they form the next batch.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Batcher:
             except OtherModelError as error:  # the index was rebuilt between embedding and searching
                 if attempt == 2:
                     return [error] * len(jobs)
-            except Exception as error:  # whatever it is, every client gets an answer and the service goes on
+            except Exception as error:  # after any error every client gets an answer and the service continues
                 return [error] * len(jobs)
         return []
 

@@ -1,6 +1,6 @@
-"""Images to vectors for an index: the one place where this room meets models.
+"""Images to vectors for an index: the only place in this package that uses models.
 
-An index needs three things of a model: vectors, their length, and a fingerprint by which it is known again. Whatever has
+An index needs three things of a model: vectors, their length, and a fingerprint that identifies it. Any object with
 these three (``Encoder``) can fill an index; ``open_encoder`` makes one from a run, a saved embedder or an initialisation.
 """
 

@@ -40,7 +40,7 @@ def nearest(
     *,
     own: NDArray[np.int64] | None = None,
 ) -> Found:
-    """The ``top`` gallery vectors with the largest dot product, for every query; equal ones in the gallery's order.
+    """The ``top`` gallery vectors with the largest dot product, for every query; ties in the gallery's order.
 
     Args:
         queries: Q × d. gallery: N × d.
@@ -103,7 +103,7 @@ def nearest_unchecked(
 def _products(queries: Tensor, gallery: Tensor) -> Tensor:
     """Q × N dot products in float32, some rows of the gallery at a time.
 
-    The gallery stands on the left, and a single query is asked twice: over 1,000,000 × 512 the product with one vector takes
+    The gallery is the left factor, and a single query is duplicated: over 1,000,000 × 512 the product with one vector takes
     200 ms of processor time, that with two 108 ms (faiss 105 ms), and with the gallery on the right 400 ms.
     """
     few = queries if len(queries) > 1 else queries.repeat(2, 1)  # not expand(): a stride of 0 is five times slower

@@ -1,8 +1,8 @@
-"""Filling an index: adding images, bringing it up to date with a folder, embedding everything anew.
+"""Filling an index: adding images, synchronizing it with a folder, embedding everything again.
 
-Work is cut into batches; each batch is embedded and then written in one transaction together with the digests of its
-images. A process that ends in the middle loses one batch at most, and the next call finds by the digests what is there
-already. ``Index`` is the way in; it holds the lock while these run.
+Each batch is embedded and then written in one transaction together with the digests of its
+images. A process that is interrupted loses at most one batch, and the next call recognizes finished images by their
+digests. ``Index`` calls these functions and holds the lock while they run.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SyncChanges:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """An image as it should be in the index. ``image`` is a path, or whatever was handed over."""
+    """An image as it should be in the index. ``image`` is a path or the object that was passed."""
 
     item: Item
     image: Any

@@ -1,9 +1,9 @@
 """Approximate search in memory: an HNSW graph by faiss over the vectors of a generation. Needs the extra ``index``.
 
-The graph is built over the slots that are live at that moment. What changed since is left out of it and searched exactly
-beside it, so answers never miss a new item nor show a removed one; ``Index`` says when building anew is worth while. Only
-the graph's links are kept, as plain arrays that are checked when read: faiss's own format must not be read from files of
-others, and would hold the vectors a second time.
+The graph is built over the slots that are live at that moment. Items changed since then are left out and searched exactly,
+so results never miss a new item or show a removed one; ``Index`` says when rebuilding is worthwhile. Only
+the graph's links are kept, as plain arrays that are checked when read: faiss's own format is unsafe to read from untrusted
+files, and would store the vectors a second time.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Graph:
         return cls(faiss, index, storage, slots, dict(built))
 
     def take_over(self, loaded: LoadedVectors, changed: NDArray[np.int64], changes: int) -> None:
-        """Leave out of the graph what is gone or changed since it was built; search ``changed`` beside it."""
+        """Exclude items removed or changed since the graph was built; search ``changed`` exactly."""
         alive = loaded.live[self.slots]
         self._stale = np.flatnonzero(~alive | np.isin(self.slots, changed)).astype(np.int64)
         self._beside = changed

@@ -1,4 +1,4 @@
-"""What stands between the network and the service: limits, hosts, headers, counting. Plain ASGI, around everything else."""
+"""ASGI middleware around the service: limits, hosts, headers, counting."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Guard:
     Args:
         app: the application.
         metrics: counts every request.
-        max_bytes: of a request's body. More are refused as soon as they are announced or have come.
+        max_bytes: limit of a request's body. Larger ones are refused as soon as they are announced or received.
         hosts: values of the Host header that are served, without ports; None for any. A page from elsewhere whose name
             was made to lead to this machine sends its own.
     """

@@ -1,8 +1,8 @@
-"""``Index``: images to search in, with the model that made their vectors. The way in to this room.
+"""``Index``: images to search in, with the model that made their vectors. The entry point of this package.
 
-An index lives at an address (a file, PostgreSQL, Milvus; see ``addresses``) and knows its model by a fingerprint of weights
-and preprocessing: vectors of another model are refused, since they would be compared without a complaint and wrongly.
-Filling is in ``filling``, the state of an index in ``settings``, what stores do in ``vector_store``.
+An index has an address (a file, PostgreSQL, Milvus; see ``addresses``) and identifies its model by a fingerprint of weights
+and preprocessing: vectors of another model are refused, because comparing them would give wrong results without an error.
+Filling is in ``filling``, the state of an index in ``settings``, what stores do in ``store_protocol``.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Index(OpenedIndex):
         Args:
             address: a file's path, ``postgresql://…``, ``milvus://…``, or a store of your own.
             model: a run, a saved embedder's folder, an initialisation's name, an ``Embedder``, or any ``Encoder``.
-            dim: keep only so many values of each vector (the first, at length 1): less memory, less accurate.
+            dim: keep only the first values of each vector, normalized: less memory, less accurate.
             half: keep vectors in half precision.
             opening: ``weights``, ``device``, ``batch_size``, ``download`` of ``open_encoder``.
 
@@ -141,7 +141,7 @@ class Index(OpenedIndex):
     ) -> SyncChanges:
         """Bring the index up to date with a folder or a CSV file: only new and changed images are embedded.
 
-        May be interrupted at any moment; the next call goes on. Ids and metadata: see ``image_files.list_images``.
+        It can be interrupted at any moment; the next call resumes. Ids and metadata: see ``image_files.list_images``.
 
         Args:
             folder: the folder or the ``.csv`` file.
@@ -331,7 +331,7 @@ class Index(OpenedIndex):
     ) -> SyncChanges:
         """Embed all images with another model into a new generation, then switch to it in one step.
 
-        The old generation answers meanwhile, and stays if anything goes wrong; after an interruption the next call goes on.
+        The old generation answers meanwhile, and stays if anything goes wrong; after an interruption the next call resumes.
 
         Args:
             model: the new one. dim, half: how to keep its vectors; ``half`` as before by default.

@@ -1,4 +1,4 @@
-"""Image files for an index: what lies in a folder or a CSV file, with metadata, stamps and digests."""
+"""Image files for an index: the images of a folder or a CSV file, with metadata, stamps and digests."""
 
 from __future__ import annotations
 

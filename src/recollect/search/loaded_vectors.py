@@ -1,7 +1,7 @@
 """The vectors of one generation in memory, by slot, for exact search. The SQLite store fills and refreshes it.
 
-Slots are the rows of a matrix that grows; a slot whose item was removed stays until another item takes it, and is not
-found meanwhile.
+Slots are the rows of a matrix that grows; the slot of a removed item stays until another item takes it, and is
+skipped by searches.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One writer at a time in Milvus, which has no locks: claims among the documents of the index.
 
 A writer puts down a claim, then reads all claims; reads are strongly consistent, so of two writers at least one sees the other,
-and whoever sees another steps back and tries again after a random pause. A claim is renewed while its owner works. It counts as
-gone when it has not been renewed for a minute, or at once when its process on this machine has ended.
+and a writer that sees another one withdraws and tries again after a random pause. A claim is renewed while its owner works. It
+counts as gone when it has not been renewed for a minute, or at once when its process on this machine has ended.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How an index is written in Milvus: its address, filter expressions, rows, and exact search over rows that are read.
 
-For ``milvus_store``, which asks the server. Nothing here does.
+For ``milvus_store``, which talks to the server; this file does not.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def brief(error: Exception) -> str:
 def search_by_reading(
     items: Iterable[Item], queries: NDArray[np.float32], k: int, where: Where | None
 ) -> list[list[Hit]]:
-    """Exact search over items with vectors, in bounded memory: beside an HNSW index, Milvus has no other."""
+    """Exact search over items with vectors, in bounded memory: with an HNSW index, Milvus itself cannot search exactly."""
     wanted, best = clean_where(where), [list[Hit]() for _ in queries]
     passing = (item for item in items if all(item.metadata.get(name) in values for name, values in wanted.items()))
     while some := list(islice(passing, _AT_ONCE)):

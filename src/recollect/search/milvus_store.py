@@ -5,7 +5,7 @@ options. Each generation is a collection; documents and pictures share another o
 the address says otherwise: every answer shows all that was written before it, at the price of some milliseconds.
 
 Milvus has no locks. A writer puts down a claim that it renews (``milvus_lock``). It has no transactions either: a batch is one
-request, and what a killed writer left half done is completed by the next call, because batches are known by their digests.
+request, and the next call completes what a killed writer left unfinished, because batches are identified by digests.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class MilvusStore:
             try:
                 self._make(self._table(generation), columns, dim, half, metadata=True)
             except self._error as error:
-                if half and "Float16" in str(error):  # milvus-lite, whatever its version
+                if half and "Float16" in str(error):  # milvus-lite, any version
                     raise too_old from error
                 raise
         self._states[generation] = (dim, half)
@@ -294,7 +294,7 @@ class MilvusStore:
             for hits in found
         ]
         # Short because there are no more, or because the graph ran dry under the filter, or k is larger than Milvus takes?
-        # Counting is a request of its own that waits as long as the search, so it is asked only now.
+        # Counting is a separate request that takes as long as the search, so it is sent only now.
         shortest = min((len(hits) for hits in answers), default=k)
         if shortest < k and shortest < self.count(generation, where):
             return search_by_reading(self.iterate(generation, vectors=True), rows, k, where)

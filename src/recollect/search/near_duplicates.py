@@ -1,7 +1,7 @@
 """Near-duplicates: groups of images whose vectors are closer than a threshold. Exact, tile by tile.
 
-All pairs are compared, but only a tile of similarities is in memory at a time, and groups are kept as a forest, so that a
-million copies of one image need no more memory than none. Behind ``recollect duplicates``.
+All pairs are compared, but only a tile of similarities is in memory at a time, and groups are kept as a forest, so that even a
+million copies of one image need no extra memory. Behind ``recollect duplicates``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Group:
         items: the images, by id, without vectors.
         similarity: the lowest of the similarities that tie the group together.
         identical: whether all files are the same to the byte.
-        crosses: whether they lie on both sides of the border between training and test.
+        crosses: whether they are in both the training and the test set.
         labels: the labels they have; more than one is a contradiction.
     """
 

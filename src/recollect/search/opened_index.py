@@ -1,7 +1,7 @@
 """An opened index: its store, its settings and its model, and what is read of them. ``Index`` adds searching and changing.
 
-Settings are read again after a second, and at once when a generation turns out to be gone: another process may have
-replaced it. The model is opened at the first image, and checked by its fingerprint.
+Settings are read again after a second, and at once when a generation is missing: another process may have
+replaced it. The model is opened for the first image and checked by its fingerprint.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class OpenedIndex:
         """Its model, opened when first needed.
 
         Raises:
-            OtherModelError: what lies where the model was is another one now.
+            OtherModelError: the model at that place is now another one.
         """
         generation = self._current()
         if self._encoder is None or self._encoder.fingerprint != generation.fingerprint:

@@ -1,8 +1,8 @@
 """An index in PostgreSQL with the extension pgvector. Needs the extra ``postgres``.
 
-The address is a usual one, ``postgresql://user:password@host/database``, with ``?index=name`` where a database holds
+The address is a standard one, ``postgresql://user:password@host/database``, with ``?index=name`` where a database holds
 several indexes (``recollect`` by default). Each generation is a table. Several processes on several machines may serve one
-index; writers keep out of each other's way by an advisory lock, which ends with the connection.
+index; an advisory lock, which ends with the connection, excludes other writers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from recollect.search.store_protocol import (
 _COLUMNS = "id, digest, source, stamp, metadata"
 _PAGE = 1000  # items read at a time
 _BUILD_MEMORY = 8192  # MB for building an HNSW index, at most
-_CONNECTIONS = 8  # of one process; a server takes 100 in all unless told otherwise
+_CONNECTIONS = 8  # per process; by default a server accepts 100 in total
 
 
 class PostgresStore:
@@ -167,7 +167,7 @@ class PostgresStore:
             self._writing.release()
 
     def _locking(self, query: str) -> bool:
-        """A lock belongs to a session, so it has a connection of its own."""
+        """A lock belongs to a session, so it has its own connection."""
         with self._spoken():
             if self._lock_holder is None or self._lock_holder.closed:
                 self._lock_holder = self._connect()
@@ -359,7 +359,7 @@ class PostgresStore:
                     db.execute(f"COMMENT ON INDEX {table}_hnsw IS 'ef_search={int(settings['ef_search'])}'")
                 return
             except StoreError as error:
-                # Parallel workers share the memory, of which containers often allow only 64 MB.
+                # Parallel workers use shared memory, which containers often limit to 64 MB.
                 if not parallel or not isinstance(error.__cause__, self._psycopg.errors.DiskFull):
                     raise
 
@@ -429,7 +429,7 @@ def _parsed(address: str) -> tuple[str, str, str]:
 def _condition(where: Where | None) -> tuple[str, list[Any]]:
     sql, values = "", []
     for column, wanted in clean_where(where).items():
-        # Containment can use the index on metadata; several values are several documents of which one must be inside.
+        # Containment can use the index on metadata; several values become several documents, one of which must be contained.
         sql += " AND metadata @> ANY(%s::jsonb[])"
         values.append([json.dumps({column: value}, ensure_ascii=False) for value in wanted])
     return sql, values

@@ -1,4 +1,4 @@
-"""Questions as people put them: files, folders of files, ids of the index. Behind ``recollect search``."""
+"""Queries of users: files, folders of files, ids of the index. Behind ``recollect search``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ask(
 
     Args:
         index: what to search in.
-        queries: files, folders and ids. The item of an id is left out of its own answer.
+        queries: files, folders and ids. The item of an id is left out of its own results.
         k, where, exact: as in ``Index.search``.
         skip_bad: leave out files that cannot be read, instead of ending at the first.
 

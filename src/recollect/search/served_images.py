@@ -1,4 +1,4 @@
-"""Small copies of indexed images, and checks of images that were sent."""
+"""Thumbnails of indexed images, and checks of uploaded images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEPT = 2000  # thumbnails in memory: 20 MB
 
 
 class Thumbnails:
-    """Thumbnails of an index's items, made when asked for and kept by their digests."""
+    """Thumbnails of an index's items, made on request and cached by their digests."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
@@ -28,7 +28,7 @@ class Thumbnails:
         self._lock = Lock()
 
     def get(self, name: str) -> tuple[bytes, str] | None:
-        """JPEG and digest of an item; None when there is no such item, or its image is not there as it was indexed."""
+        """JPEG and digest of an item; None when there is no such item, or its image is missing or has changed."""
         item = self._index.get([name]).get(name)
         if item is None:
             return None

@@ -1,6 +1,6 @@
 """The service: an index over HTTP. Needs the extra ``serve``; ``serving.serve`` starts it.
 
-Answers never hold a path of this machine: errors whose sentences could are replaced by general ones, and written to the log.
+Answers never contain a path of this machine: error messages that might are replaced by general ones and written to the log.
 Everything that limits and counts requests is in ``guards``; embedding and searching in ``batching``.
 """
 

@@ -19,7 +19,7 @@ class ServiceMetrics:
         self._seconds, self._sizes = _Histogram(_SECONDS), _Histogram(_SIZES)
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count a request by its route (not its path, of which there are too many)."""
+        """Count a request by its route (not by its path: there are too many)."""
         with self._lock:
             self._requests[method, route, status] += 1
             if route == "/search":
@@ -31,7 +31,7 @@ class ServiceMetrics:
             self._sizes.add(size)
 
     def text(self, items: int, generation: int) -> str:
-        """Everything, for ``/metrics``."""
+        """All counters, for ``/metrics``."""
         with self._lock:
             lines = ["# HELP recollect_requests_total Requests answered.", "# TYPE recollect_requests_total counter"]
             for (method, route, status), count in sorted(self._requests.items()):

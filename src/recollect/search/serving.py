@@ -19,7 +19,7 @@ _EVERYWHERE = ("0.0.0.0", "::", "")
 
 
 def find_token(file: Path | None) -> tuple[str, bool]:
-    """The token of writers, and whether it was made up: from a file, the environment, or random.
+    """The token of writers, and whether it was generated: from a file, the environment, or random.
 
     Raises:
         ConfigError: a file that is empty or cannot be read, or a token shorter than 16 characters.

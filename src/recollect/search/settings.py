@@ -1,6 +1,6 @@
 """What an index knows about itself: which generation answers, which is being built, and the model of each.
 
-One JSON document of the store. Writing it is one step in every store, so switching generations is too.
+One JSON document of the store. Every store writes it atomically, so switching generations is atomic too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Tables of an index in a SQLite file, how such a file is opened, and sentences for what SQLite complains about.
+"""Tables of an index in a SQLite file, how such a file is opened, and messages for SQLite's errors.
 
-Vectors lie in blocks of ``BLOCK`` slots, so that a million of them are read in seconds and one of them is written by
-touching one page. Every change of a generation gets a number (``changes``): a reader that has seen number 7 asks for what
-has a higher one. Change the tables only together with ``FORMAT``.
+Vectors are stored in blocks of ``BLOCK`` slots, so that a million of them are read in seconds and writing one touches a
+single page. Every change of a generation gets a number (``changes``): a reader that has seen number 7 requests higher
+numbers. Change the tables only together with ``FORMAT``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CREATE TABLE generations (
 CREATE TABLE items (
     generation INTEGER NOT NULL, slot INTEGER NOT NULL, id TEXT NOT NULL, digest TEXT NOT NULL, source TEXT NOT NULL,
     stamp TEXT NOT NULL, metadata TEXT NOT NULL, changed INTEGER NOT NULL,
-    label TEXT AS (json_extract(metadata, '$.label')),  -- what most filters ask for
+    label TEXT AS (json_extract(metadata, '$.label')),  -- used by most filters
     PRIMARY KEY (generation, slot)
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX items_id ON items (generation, id);
@@ -56,7 +56,7 @@ CREATE TABLE pictures (digest TEXT PRIMARY KEY, data BLOB NOT NULL);
 
 
 def connect(path: Path, create: bool) -> sqlite3.Connection:
-    """Open the index in the file ``path``; an empty one is made with ``create`` where there is none.
+    """Open the index in the file ``path``; ``create`` makes an empty one if there is none.
 
     Raises:
         StoreError: no such file, another kind of file, or one that cannot be opened.

@@ -1,8 +1,8 @@
 """An index in one SQLite file: the default store. One writer, many readers, nothing to install, safe against crashes.
 
 SQLite keeps items and vectors; searching is ours (``loaded_vectors``): vectors are read into memory at the first search,
-and every later search first takes over what changed since. A search happens inside one read transaction, so its answers
-are those of a single moment whatever is being written. Tables: ``sqlite_schema``.
+and every later search first applies the changes since then. A search runs in one read transaction, so its results are
+consistent while another process writes. Tables: ``sqlite_schema``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SQLiteStore:
 
     @contextmanager
     def writing(self, wait: float = 0.0) -> Iterator[None]:
-        """Be the only writer: a lock on a file beside the index, which the system releases when the process ends."""
+        """Become the only writer: lock a file beside the index, which the system releases when the process ends."""
         end = time.monotonic() + wait
         if not self._writing.acquire(timeout=max(0.0, wait)):
             raise _busy(self._path)

@@ -1,4 +1,4 @@
-"""Vectors in blocks of a SQLite table: writing, reading, taking over changes, moving together. For ``sqlite_store``."""
+"""Vectors in blocks of a SQLite table: writing, reading, applying changes, compacting. For ``sqlite_store``."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def refreshed(db: sqlite3.Connection, generation: int, state: Any, loaded: Loade
 
 
 def compact(db: sqlite3.Connection, generation: int, dim: int, half: bool) -> None:
-    """Move items into free slots until there is none; readers read everything again (``epoch``)."""
+    """Move items into free slots until there are none left; readers then read everything again (``epoch``)."""
     slots = np.fromiter(
         (row[0] for row in db.execute("SELECT slot FROM items WHERE generation = ? ORDER BY slot", (generation,))),
         np.int64,
@@ -82,7 +82,7 @@ def compact(db: sqlite3.Connection, generation: int, dim: int, half: bool) -> No
     for start in range(0, len(slots), BLOCK):
         some = slots[start : start + BLOCK]
         new = np.arange(start, start + len(some))
-        # In order, so the slot an item moves to is free: it lies below its own, and those below have moved already.
+        # In order, so the slot an item moves to is free: it is below its own, and lower items have moved already.
         write(db, generation, new, read(db, generation, some, dim, half), half)
         moved = [(int(to), generation, int(old)) for to, old in zip(new, some, strict=True) if to != old]
         db.executemany("UPDATE items SET slot = ? WHERE generation = ? AND slot = ?", moved)

@@ -1,9 +1,9 @@
 """What a store of vectors must do: the protocol behind ``Index``, and the values that pass through it.
 
 A store keeps *generations* of items. Every generation has vectors of one length, made by one model; one generation answers
-searches while the next is being filled. A store knows nothing of images and models: ``Index`` decides what goes in.
+searches while the next is being filled. A store does not know images or models: ``Index`` decides what goes in.
 Implementations: ``sqlite_store`` (a file), ``postgres_store``, ``milvus_store``; ``addresses.open_store`` chooses one.
-``tests/search/test_store_contract.py`` holds all of them to the same behaviour; a store of your own can be added there.
+``tests/search/test_store_contract.py`` checks that all of them behave the same; you can add your own store there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from recollect.common.errors import DataError, InputError, RecollectError
 
 Where = Mapping[str, str | Sequence[str]]
-"""A filter: for every column named, one value or several of which one must be there. Columns are combined with *and*."""
+"""A filter: for every column named, one value or several alternatives. Columns are combined with *and*."""
 
 
 class StoreError(DataError):
@@ -44,7 +44,7 @@ class Item:
     Attributes:
         id: unique in its generation.
         vector: d values; None where an item is read without its vector.
-        metadata: what users see and filter by: ``label``, ``name``, columns of their own. Values are text.
+        metadata: what users see and filter by: ``label``, ``name``, their own columns. Values are text.
         digest: SHA-256 of the image's bytes; equal images are embedded once.
         source: path of the file on this machine, or "" for an image that was handed over. Never shown to others.
         stamp: size and time of that file when it was read; while they are the same, it is not read again.
@@ -81,10 +81,10 @@ class Store(Protocol):
 
     @classmethod
     def open(cls, address: str, *, create: bool = False) -> Store:
-        """Open the store at ``address``; ``create`` makes an empty one where there is none.
+        """Open the store at ``address``; ``create`` makes an empty one if there is none.
 
         Raises:
-            StoreError: there is none, it cannot be reached, or it is something else.
+            StoreError: there is no store, it cannot be reached, or it is something else.
         """
         ...
 
@@ -117,7 +117,7 @@ class Store(Protocol):
         ...
 
     def drop_generation(self, generation: int) -> None:
-        """Remove a generation and all in it; nothing happens if there is none."""
+        """Remove a generation and its content, if it exists."""
         ...
 
     def put(self, generation: int, items: Sequence[Item]) -> None:
@@ -164,7 +164,7 @@ class Store(Protocol):
         ...
 
     def build_approximate(self, generation: int, settings: Mapping[str, int]) -> None:
-        """Build, or build anew, an approximate index (HNSW with ``m``, ``ef_construction``, ``ef_search``)."""
+        """Build or rebuild an approximate index (HNSW with ``m``, ``ef_construction``, ``ef_search``)."""
         ...
 
     def drop_approximate(self, generation: int) -> None:
@@ -180,7 +180,7 @@ def checked_text(text: str, what: str) -> str:
 
 
 def as_text(value: object) -> str:
-    """A metadata value as it is kept: text. True is ``"true"``, 3 is ``"3"``, 0.5 is ``"0.5"``."""
+    """A metadata value as it is stored: text. True is ``"true"``, 3 is ``"3"``, 0.5 is ``"0.5"``."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -1,9 +1,9 @@
 """Which similarity means "the same": thresholds with their error rates, measured on labelled images.
 
-Two images of one class *match*; the question is from which similarity on they should be said to. Over all pairs of two
+Two images of one class *match*; the question is above which similarity to report a match. Over all pairs of two
 classes, the *false-match rate* of a threshold is the share at or above it; over all pairs of one class, its *miss rate* is
 the share below it. The threshold for *same* is the lowest whose false-match rate is at most the rate chosen; that for
-*similar* likewise with a larger rate. Measured on classes the model was not trained on, or the figures flatter.
+*similar* likewise with a larger rate. Use classes the model was not trained on; otherwise the rates look better than they are.
 
 Pairs are counted tile by tile in a histogram, so memory does not grow with their number, and the rates are upper bounds:
 a threshold is always the upper edge of a bin.
@@ -39,7 +39,7 @@ class Threshold:
     """A similarity with its error rates.
 
     Attributes:
-        similarity: from here on, two images are said to match.
+        similarity: two images at least this similar match.
         false_match_rate: share of pairs of two classes at or above it.
         miss_rate: share of pairs of one class below it.
     """
@@ -180,7 +180,7 @@ def write_calibration(folder: Path, calibration: ThresholdCalibration) -> Path:
 
 
 def read_calibration(encoder: Encoder) -> dict[str, Any] | None:
-    """The calibration kept with a model; None when there is none, or it is of other weights."""
+    """The calibration kept with a model; None if there is none, or if it belongs to other weights."""
     place = encoder.note.get("model")
     path = Path(str(place)) / FILE if place else None
     if path is None or not path.is_file():
