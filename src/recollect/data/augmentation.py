@@ -1,4 +1,4 @@
-"""Augmentations by name: how training images are varied. ``make_augmentation`` is the one lookup.
+"""Augmentations by name: how training images are varied. ``make_augmentation`` looks them up.
 
 To add one to the package, add its name to ``NAMES`` and a line to ``make_augmentation``. Augmentations outside the package
 are found by ``common/doors.py``: ``my.py:augment``, or a name that an installed package adds. This file imports no torch, so

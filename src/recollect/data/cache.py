@@ -1,7 +1,7 @@
 """Decoded pixels kept for the next epoch, in memory or on disk.
 
 A cache maps an image's number to H × W × 3 uint8 pixels. What goes in is decided by the pipeline: decoded pixels before
-random augmentation, or the result of a deterministic transform; either way a hit gives the same pixels as a miss. To
+random augmentation, or the result of a deterministic transform; in both cases a hit gives the same pixels as a miss. To
 add a kind of cache, write ``get``, ``put`` and ``stats``, safe to call from several threads, and add it to ``CACHES``.
 """
 
@@ -50,7 +50,7 @@ class CacheStats:
 
 
 class Cache(Protocol):
-    """What the pipeline asks of a cache."""
+    """What the pipeline needs from a cache."""
 
     def get(self, index: int) -> Pixels | None:
         """The pixels of image ``index``, or None."""
@@ -96,7 +96,7 @@ class RamCache:
     """Pixels in this process's memory, up to ``limit`` bytes.
 
     When full it keeps what it has. An epoch visits images in random order, so throwing out the oldest for the newest
-    would only turn hits into misses. Each process of a distributed run has a cache of its own; by default the limit is
+    would only turn hits into misses. Each process of a distributed run has its own cache; by default the limit is
     half of the memory that is free now, or half of this process's part of it.
     """
 
@@ -122,11 +122,11 @@ class RamCache:
 
 
 class DiskCache:
-    """Pixels in files below a folder, one an image, mapped into memory when read.
+    """Pixels in files below a folder, one per image, mapped into memory when read.
 
     An entry's name is a hash of the image's path, size and time of change, its box, the given description of what was
     done to it, and the version of the decoder; so a changed file or setting is another entry, and several runs and
-    processes may share a folder. Entries are written beside their place and moved there. Each is checked against its
+    processes may share a folder. Entries are written under a temporary name and renamed. Each is checked against its
     checksum when this process first reads it; a damaged one is removed and made again.
 
     Args:
@@ -188,7 +188,7 @@ class DiskCache:
             file.write(pixels.data.cast("B"))
 
     def _read(self, path: Path) -> Pixels | None:
-        """The pixels of an entry; None if it is damaged. Raises DataError if there is none."""
+        """The pixels of an entry; None if it is damaged. Raises DataError if it does not exist."""
         with os.fdopen(open_regular(path), "rb") as file:
             length = os.fstat(file.fileno()).st_size
             if length < _HEADER.size:

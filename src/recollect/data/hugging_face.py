@@ -1,6 +1,6 @@
-"""A ``datasets.Dataset`` of Hugging Face as an ``ImageSet``; the package itself is not needed here.
+"""A Hugging Face ``datasets.Dataset`` as an ``ImageSet``; this file does not import the package.
 
-Anything that gives rows by number, and columns by name, will do.
+Any object that gives rows by number and columns by name works.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def from_hugging_face(
             )
     labels, class_names = _labels(dataset, label)
     coarse_labels, coarse_names = (None, []) if coarse is None else _labels(dataset, coarse)
-    # Names stand for images where there are no files; the data set's own fingerprint makes them its own.
+    # Without files, names identify images; the data set's fingerprint makes them unique.
     prefix = f"{mark}/" if isinstance(mark := getattr(dataset, "_fingerprint", None), str) else ""
     part = split or (str(dataset.split) if getattr(dataset, "split", None) is not None else "all")
     return ImageSet(

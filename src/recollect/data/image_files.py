@@ -1,7 +1,7 @@
-"""Image files below folders: which there are, which class each belongs to, and what was left out and why.
+"""Image files below folders: the files, their classes, and what was skipped and why.
 
-``data/sources/folder.py`` makes sets of them; ``list_images`` is for whoever embeds files that need no labels. What counts as
-an image is decided by the ending of its name; whether it can be read turns out when it is decoded.
+``data/sources/folder.py`` makes sets of them; ``list_images`` lists files to embed, with or without labels. The file name
+extension decides what counts as an image; whether it can be read is known when it is decoded.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def list_images(inputs: Sequence[Path | str], *, allow_outside: bool = False) ->
 
 
 def _labelled(root: Path, allow_outside: bool, left_out: Counter[str]) -> Iterator[tuple[str, str]]:
-    """Every image below ``root`` with its class: the folder it lies in below ``root`` or below a part of it."""
+    """Every image below ``root`` with its class: its folder below ``root`` or below a part of it."""
     parts = find_parts(root)
     for entry in sorted(_entries(root), key=lambda entry: entry.name):
         if parts and entry.name in parts.values():
@@ -118,7 +118,7 @@ def find_parts(root: Path) -> dict[str, str]:
     itself; beside others it is a class that is called so.
 
     Raises:
-        DataError: it cannot be told, e.g. two folders for one part.
+        DataError: it is ambiguous, e.g. two folders for one part.
     """
     folders = [entry.name for entry in _entries(root) if _is_folder(entry)]
     found: dict[str, list[str]] = {}
@@ -137,7 +137,7 @@ def find_parts(root: Path) -> dict[str, str]:
         return first
     if "train" in found and folders == [first["train"]] and _holds_classes(root / first["train"]):
         return first
-    # A part without a training part beside it: to take it for a class would be wrong without a word.
+    # A part without a training part beside it: using it as a class would be silently wrong.
     alone = [folder for named in found.values() for folder in named if _holds_classes(root / folder)]
     if alone and set(folders) <= {folder for named in found.values() for folder in named}:
         return first
@@ -151,7 +151,7 @@ def find_parts(root: Path) -> dict[str, str]:
 
 
 def _holds_classes(folder: Path) -> bool:
-    """Whether a folder holds folders and no image of its own, as a part of a split does."""
+    """Whether a folder contains folders and no images, as a part of a split does."""
     entries = _entries(folder)
     images = any(Path(entry.name).suffix.lower() in IMAGE_SUFFIXES for entry in entries if not _is_folder(entry))
     return not images and any(_is_folder(entry) for entry in entries)
@@ -164,7 +164,7 @@ def class_images(
 
     Args:
         root: the folder that paths are relative to.
-        part: the folder that class folders lie in, or "".
+        part: the folder of the class folders, or "".
         allow_outside: whether links may leave ``root``.
         left_out: counts what is left out.
         loose: give images beside the class folders too, without a class, instead of counting them.
@@ -198,7 +198,7 @@ def walk_images(
         folder: where to look, or "".
         allow_outside: whether links may leave ``root``.
         left_out: counts what is left out, by reason.
-        above: the folders on the way here.
+        above: the parent folders.
         refused: is told each image and folder that cannot be used, and why; without it a link that leaves the root is
             an error.
     """
@@ -268,7 +268,7 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What is in a folder, but for hidden files and what systems write into folders of images."""
+    """The content of a folder, without hidden files and files that systems write into folders of images."""
     try:
         with os.scandir(folder) as entries:
             return [

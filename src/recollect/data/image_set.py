@@ -2,7 +2,7 @@
 
 A set is a description, cheap to make, slice and compare: no pixel is read until ``read``. Sources (``data/sources``)
 make sets; the sampler needs only ``labels``; the pipeline needs ``read``; a run's manifest keeps ``fingerprint``.
-Names may come from a list made elsewhere, so one that leads out of the root is refused here, once for all.
+Names may come from a list made elsewhere, so names that lead out of the root are refused here.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class ImageSet:
         boxes: N × 4 boxes (x1, y1, x2, y2) to crop to, in pixels of the upright image; NaN rows mean the whole image.
         allow_outside: whether names may lead out of ``root``, by ``..``, as absolute paths or through symbolic links.
         coarse_labels: N numbers of coarser classes, indices into ``coarse_names``, e.g. the kind of product beside the
-            product; None where there is no such level. All images of a class have the same one.
+            product; None if there is no such level. All images of a class have the same one.
         coarse_names: the name of every coarser class.
-        items: N images that are neither, each whatever the decoder takes, e.g. rows of another library's data set.
+        items: N images that are neither, of any type the decoder takes, e.g. rows of another library's data set.
         facts: how the set was made, as plain values for a run's manifest: ``left_out`` (files by reason) and ``split``.
 
     Raises:
@@ -126,7 +126,7 @@ class ImageSet:
             yield partial(self.read, index) if self.boxes is not None else self.source(index)
 
     def source(self, index: int) -> ImageSource:
-        """Image ``index`` as it is kept: its file, its array or its item. Nothing is decoded."""
+        """Image ``index`` as it is stored: its file, its array or its item. Nothing is decoded."""
         if self.items is not None:
             return self.items[index]
         return self.path(index) if self.arrays is None else self.arrays[index]
@@ -143,9 +143,9 @@ class ImageSet:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over names, class names and boxes: equal for equal sets wherever their root lies.
+        """SHA-256 over names, class names and boxes: equal for equal sets in different folders.
 
-        Arrays have no files that their names could stand for, so their pixels are part of it.
+        For arrays, which have no files, it also covers the pixels.
         """
         digest = hashlib.sha256()
         for index, (name, label) in enumerate(zip(self.names, self.labels.tolist(), strict=True)):
@@ -160,7 +160,7 @@ class ImageSet:
         return Path() if self.root is None else Path(os.path.realpath(self.root))
 
     def path(self, index: int) -> Path:
-        """The file of image ``index``, refused when a symbolic link on its way leaves the root."""
+        """The file of image ``index``, refused when a symbolic link in its path leaves the root."""
         if self.root is None:
             raise InputError(f"{self.name}: its images have no files.")
         path = self.root / self.names[index]
@@ -204,7 +204,7 @@ class ImageSet:
         """The images of both, these first; classes of the same name become one, coarser ones too.
 
         Raises:
-            InputError: they lie below different roots, one has files and the other arrays, or arrays of another size.
+            InputError: they have different roots, one has files and the other arrays, or arrays of another size.
         """
         fits = self.root == other.root and (self.arrays is None) == (other.arrays is None)
         fits = fits and self.items is None and other.items is None
@@ -241,7 +241,7 @@ class ImageSet:
 
 
 class _Chosen(Sequence[ImageSource]):
-    """Some items of a sequence, in an order of their own."""
+    """Some items of a sequence, in a given order."""
 
     def __init__(self, items: Sequence[ImageSource], chosen: NDArray[np.int64]) -> None:
         self._items, self._chosen = items, chosen

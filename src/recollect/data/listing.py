@@ -1,7 +1,7 @@
 """From a list of files and classes to an ``ImageSet``: what the sources share.
 
-Reading text and CSV lists, finding which listed files are absent, and what happens then. Sources call this; nothing
-here knows a data set.
+Reading text and CSV lists, finding missing files, and handling them. Sources call this; it does not depend on
+any data set.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def make_set(
     """The set of listed images; its classes are numbered in the order of their sorted keys.
 
     Args:
-        source: the data set, for its name and for what an error must tell.
+        source: the data set, for its name and for error messages.
         root: the folder that ``names`` are below.
         split: the part this is.
         names: a path per listed image.
@@ -106,7 +106,7 @@ def find_missing(root: Path, names: Sequence[str]) -> NDArray[np.bool_]:
                 folders[folder] = frozenset(os.listdir(root / folder))  # noqa: PTH208 (names, not paths)
             except OSError:
                 folders[folder] = frozenset()
-        # What the listing lacks is asked for again: some systems take a name in another case or spelling.
+        # Check names missing from the listing again: some systems accept another case or spelling.
         absent[index] = file not in folders[folder] and not (root / name).exists()
     return absent
 
@@ -174,7 +174,7 @@ def read_csv(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -
 
 
 def as_number(text: str, path: Path, what: str) -> int:
-    """``text`` as a whole number, or an error naming the list it stands in."""
+    """``text`` as a whole number, or an error that names its list."""
     try:
         return int(text)
     except ValueError as error:

@@ -1,9 +1,9 @@
-"""``Pipeline``: numbers of images in, uint8 batches out; decoded by threads, ahead of use, within a budget.
+"""``Pipeline``: image indices in, uint8 batches out; decoded by threads, ahead of use, within a memory budget.
 
 Why threads: PIL's decoders and both resize kernels work without the interpreter's lock, so threads scale, and they
 write each image straight into its place in the batch. Nothing is pickled, sent or collated, no shared-memory files can
-run out, and no worker process can die unseen (``docs/pipeline.md`` has the measurements). What may be changed here is
-how fast and how far ahead; never which pixels come out: they are a function of (seed, epoch, batch, image).
+run out, and no worker process can die unnoticed (``docs/pipeline.md`` has the measurements). Changes here may
+affect speed and prefetching, but never the pixels: they are a function of (seed, epoch, batch, image).
 Training and evaluation depend on this file.
 """
 
@@ -31,7 +31,7 @@ from recollect.data.transforms import FromTorchvision, Transform
 from recollect.data.transforms.crops import Pixels
 from recollect.data.transforms.draws import Uniforms, occurrences, uniforms
 
-_CHUNK = 16  # images a task: small enough to share evenly, large enough that handing out tasks costs nothing
+_CHUNK = 16  # images per task: small enough to share evenly, large enough that handing out tasks costs nothing
 _WINDOW = 2048  # images whose headers are read at a time, to find those of equal size
 
 
@@ -62,7 +62,7 @@ class Pipeline:
         cache: ``"none"``, ``"ram"`` or ``"disk"``. Decoded pixels are kept, or with a deterministic transform its
             results. Images given as arrays are decoded already; for them only results are kept, and only in RAM.
         cache_bytes: the most to keep: for RAM half of what is free now by default, for the disk no limit.
-        cache_dir: where the disk cache lies; by default below the user's cache folder.
+        cache_dir: folder of the disk cache; by default below the user's cache folder.
         cache_size: shrink images so that the shorter side is at most this before they are kept. Takes less room, but
             gives other pixels: crops of a small part then come from a shrunk image. Off by default.
         on_bad_image: ``"error"`` stops; ``"skip"`` puts another image of the same class in its place (in
@@ -139,7 +139,7 @@ class Pipeline:
         return self._ahead(batches, epoch, finish, first, ragged=self.transform.size is None)
 
     def sequential(self, batch_size: int) -> Iterator[Batch]:
-        """Every image once, for evaluation, in tensors of one size. Images that cannot be read are left out under ``"skip"``.
+        """Every image once, for evaluation, in tensors of one size. With ``"skip"``, images that cannot be read are left out.
 
         In order, if all results have one size. With a transform that keeps sizes, batches hold images of equal size,
         gathered from a window of 2,048 images; ``indices`` tells which they are.
@@ -228,7 +228,7 @@ class Pipeline:
                 top_up()
                 for task in queue[0].tasks:
                     task.result()
-                # In a list that is emptied on the way out: a name would keep the batch alive until the next one.
+                # In a list that is emptied on exit: a name would keep the batch alive until the next one.
                 finished = [finish(queue.popleft())]
                 top_up()
                 if finished[0] is not None:

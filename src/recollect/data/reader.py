@@ -1,7 +1,7 @@
 """``Reader``: one image of a set, from its file or a cache through a transform to pixels; and the list of bad ones.
 
-Safe to call from several threads. The pipeline (``data/pipeline.py``) owns one; batches, order and prefetching are
-its business, not this file's.
+Safe to call from several threads. The pipeline (``data/pipeline.py``) owns one; it handles batches, order and
+prefetching.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Reader:
         return self._checked(index, lambda: self._transformed(index, random, decoded))
 
     def decoded(self, index: int) -> Image.Image | Pixels | None:
-        """What a random transform begins with, for ``pixels``; None and errors as there."""
+        """The input of a random transform, for ``pixels``; None and errors as there."""
         return self._checked(index, lambda: self._source(index))
 
     def _checked(self, index: int, work: Callable[[], _Result]) -> _Result | None:

@@ -1,7 +1,7 @@
-"""The table of data sets: what is known of each, and ``load``, the one way to a set by its name.
+"""The table of data sets: a description of each, and ``load``, which loads a set by name.
 
-A data set of the package is one file in ``data/sources`` with a tuple ``SOURCES``; it is found by being there, so adding
-one changes no other file. ``Source`` says what a source must tell. What sources share to read lists is in
+A data set of the package is one file in ``data/sources`` with a tuple ``SOURCES``; it is found automatically, so adding
+one changes no other file. ``Source`` lists what a source must define. What sources share to read lists is in
 ``data/listing.py``. Data sets outside the package are found by ``common/doors.py``: ``my.py:load_mine``, or a name that an
 installed package adds.
 """
@@ -44,7 +44,7 @@ class Source:
         name: the word users type.
         title: what it is, in a line.
         read: ``read(root, split, **options)`` gives the set; its keyword-only arguments are the options.
-        splits: the parts that can be asked for.
+        splits: the available parts.
         layout: which files it expects below the root.
         homepage: the official page to get it from.
         licence: what its terms allow, in a line.
@@ -107,7 +107,7 @@ def find_source(name: str) -> Source:
     """The data set called ``name``: of the table, of an installed package, or behind a reference.
 
     Raises:
-        ConfigError: there is none; the message lists those that have names.
+        ConfigError: there is no such data set; the message lists the names.
     """
     if name in (known := available()):
         return known[name]
@@ -168,7 +168,7 @@ def load(name: str, root: Path | str | None = None, split: str = "train", **opti
 
     Args:
         name: a name from ``available()``, e.g. ``"folder"`` or ``"glyphs"``, or a reference such as ``my.py:load_mine``.
-        root: the folder the data set lies in; not needed for a set that is made, like ``glyphs``.
+        root: the folder of the data set; not needed for a generated set like ``glyphs``.
         split: which part, usually ``"train"`` or ``"test"``.
         **options: options of that source, e.g. ``missing="drop"``, ``allow_outside=True``.
 
@@ -203,7 +203,7 @@ _sealed: list[frozenset[str]] = []
 def only_splits(*splits: str) -> Iterator[None]:
     """Inside the block, in the whole process, ``load`` gives these splits and refuses every other.
 
-    How a search for settings is kept from the test set: not by care, but by there being no way to it.
+    Keeps a search for settings from loading the test set.
 
     Examples:
         >>> with only_splits("train"):
@@ -220,7 +220,7 @@ def only_splits(*splits: str) -> Iterator[None]:
 
 
 def refuse_if_sealed(what: str, split: str | None = None) -> None:
-    """Raise if ``what`` is a part that ``only_splits`` excludes; every way to images by name asks here first.
+    """Raise if ``what`` is a part that ``only_splits`` excludes; every function that loads images by name calls this first.
 
     Raises:
         SealedError: it is not.

@@ -1,8 +1,8 @@
 """Pickles of plain values, read without running anything.
 
-A pickle can name any function and have it called, so one from the web is code. The files read here hold lists, dicts,
-numbers and text, and some hold numpy arrays of those. ``_Allowed`` is the whole list of names that are answered, by
-functions of ours that accept numbers and text only; every other name is refused before it is looked up.
+A pickle can name any function and have it called, so a pickle from the web is code. The files read here hold lists, dicts,
+numbers and text, and some hold numpy arrays of those. ``_Allowed`` is the complete list of accepted names, replaced by
+our own functions, which accept only numbers and text; every other name is refused before it is looked up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def read_plain_pickle(path: Path) -> Any:
         return _Unpickler(io.BytesIO(content)).load()
     except DataError as error:
         raise DataError(f"{path}: {error}, so it is not opened. Only pickles of plain values are read.") from error
-    # A damaged pickle fails in nearly any way while it is interpreted.
+    # A damaged pickle can raise almost any exception while it is interpreted.
     except Exception as error:
         raise DataError(f"{path}: not a pickle that can be read ({type(error).__name__}: {error}).") from error
 

@@ -1,9 +1,9 @@
 """Which images make a batch: M/m classes × m images, stateful, the same for any number of processes.
 
-A batch is a function of (seed, epoch, number of the batch) and the labels alone, never of workers or processes: every
+A batch depends only on (seed, epoch, number of the batch) and the labels, never on workers or processes: every
 process draws the whole batch and keeps its ``shard``. Changing the order of the draws here changes every run's
-batches; ``tests/data/test_sampling.py`` pins some of them. The training room depends on this file; it depends on
-labels only, not on images.
+batches; ``tests/data/test_sampling.py`` checks some of them. Training depends on this file; it needs only
+labels, not images.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def shard(batch: Indices, rank: int, world_size: int, group: int = 1) -> Indices
 
 
 class ClassBalancedSampler:
-    """Batches of M/m classes × m images; the images of a class lie next to each other.
+    """Batches of M/m classes × m images; the images of a class are adjacent.
 
     Policies:
 
@@ -102,7 +102,7 @@ class ClassBalancedSampler:
     - ``"epoch"``: the released code's. The images of each class are shuffled, and so is the list of classes; each
       batch walks that list from its start and takes the next m unused images of every class that has m left, until it
       is full; when no full batch can be made the epoch ends, and the order of its batches is shuffled. No image comes
-      twice an epoch. The length depends a little on the shuffle: ask ``len`` after ``set_epoch``.
+      twice per epoch. The length depends a little on the shuffle: call ``len`` after ``set_epoch``.
 
     Long tails: under ``"paper"`` an image of a large class is seen more rarely than one of a small class. Under
     ``"epoch"`` the epoch ends once fewer than M/m classes have m images left, so most images of a few very large
@@ -165,7 +165,7 @@ class ClassBalancedSampler:
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch. A position loaded by ``load_state_dict`` is kept if it lies in this very epoch."""
+        """Choose the epoch. A position loaded by ``load_state_dict`` is kept if it belongs to this epoch."""
         if epoch < 0:
             raise InputError(f"epoch {epoch} is negative: epochs count from 0.")
         if epoch != self._epoch:
@@ -180,7 +180,7 @@ class ClassBalancedSampler:
         epoch, first = self._epoch, self._resume_at
         self._resume_at = 0
         for number in range(first, self._length(epoch)):
-            # Counted before it is handed over: a state saved while this batch is in use goes on with the next.
+            # Counted before it is yielded: a state saved while this batch is in use continues with the next.
             self._position = number + 1
             yield self.batch(epoch, number)
 
@@ -207,7 +207,7 @@ class ClassBalancedSampler:
         length = len(self)
         if not 0 <= position <= length:
             raise InputError(f"{position} batches consumed, but epoch {self._epoch} has {length}.")
-        # A finished epoch is the start of the next, so that going on never means an empty epoch.
+        # A finished epoch is the start of the next, so that resuming never gives an empty epoch.
         epoch, position = (self._epoch + 1, 0) if position == length else (self._epoch, position)
         return {"epoch": epoch, "batch": position, **self._identity()}
 

@@ -1,7 +1,7 @@
 """Splits by class: validation inside the training classes, and k folds of them.
 
-Retrieval is tested on classes never seen, so validation must be on unseen classes too. Test classes have no part in any
-of this. Tuning and training call it; it needs nothing but an ``ImageSet``.
+Retrieval is tested on classes never seen, so validation must be on unseen classes too. Test classes are never
+used here. Tuning and training call it; it needs only an ``ImageSet``.
 """
 
 from __future__ import annotations

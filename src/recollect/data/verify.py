@@ -1,6 +1,6 @@
-"""Is this copy of a data set whole? One pass over every file: counts, missing, unreadable, duplicates, class sizes.
+"""Checking a copy of a data set. One pass over every file: counts, missing, unreadable, duplicates, class sizes.
 
-``verify`` does the work and gives a ``Report``; how it reads is in ``data/verify_report.py``.
+``verify`` does the work and returns a ``Report``; its text is made in ``data/verify_report.py``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def verify(
 
     Args:
         name: the data set.
-        root: where it lies.
+        root: its folder.
         samples_per_class: m of the sampler: how many classes have that many images is reported.
         workers: threads that read and decode; by default as many as there are processors, at most 8.
         **options: the source's own, as for ``load``.
@@ -131,7 +131,7 @@ def _blocks(items: list[Any]) -> Iterator[list[Any]]:
 
 
 def _read(images: ImageSet, index: int) -> tuple[str | None, str | None]:
-    """The hash of an image's content and what is wrong with it, either of which may be None."""
+    """The hash of an image's content and its problem; either may be None."""
     if images.root is None:
         try:
             return hashlib.sha256(np.asarray(images.read(index)).tobytes()).hexdigest(), None

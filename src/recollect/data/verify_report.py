@@ -1,4 +1,4 @@
-"""What a check of a data set found, as a value, as plain data for JSON, and as text to read."""
+"""The result of a check of a data set, as an object, as plain data for JSON, and as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BAR = 40
 
 @dataclass(frozen=True)
 class SplitReport:
-    """One part: its counts beside the published ones, and how many images each class has that can be read."""
+    """One part: its counts beside the published ones, and the number of readable images per class."""
 
     split: str
     images: int

@@ -1,7 +1,7 @@
-"""Embeddings and labels to a scalar: losses on soft ranks, and the losses they are compared with.
+"""Losses on soft ranks, and the baseline losses they are compared with.
 
-Losses are imported when first used: ``available`` lists them without torch. ``RankLoss`` with ``Ranks`` and ``Sigmoid`` is
-what a rank loss of your own is made of.
+Losses are imported when first used: ``available`` lists them without torch. Build your own
+rank loss from ``RankLoss``, ``Ranks`` and ``Sigmoid``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The losses people compare with, as made by pytorch-metric-learning (extra ``baselines``), with published settings.
+"""Baseline losses from pytorch-metric-learning (extra ``baselines``), with published settings.
 
-One function a loss; its arguments are the options of ``recollect.losses.create`` and its docstring is what
+One function per loss; its arguments are the options of ``recollect.losses.create`` and its docstring is what
 ``recollect losses NAME`` prints. Add one here and a row in ``registry.py``. All distances are between L2-normalized
-vectors: the library normalizes, so embeddings of any length may come in.
+vectors: the library normalizes, so embeddings may have any length.
 """
 
 from __future__ import annotations

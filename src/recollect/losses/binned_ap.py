@@ -1,7 +1,7 @@
 """Binned AP: average precision on a soft histogram of similarities (Revaud et al. 2019, arXiv:1906.07589).
 
-One loss, one file. Its equation stands in ``reference_baselines.py``; the tiling in ``engine/``. Here each similarity
-goes to its two neighbouring bins directly, so the work is that of two bins a pair and not of all of them.
+One loss, one file. Its equation is in ``reference_baselines.py``, the tiling in ``engine/``. Here each similarity
+goes to its two neighbouring bins directly, so the cost per pair is that of two bins, not of all bins.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from recollect.losses.rank_loss import TiledLoss, TileOptions
 class BinnedAP(TiledLoss):
     """1 − mean AP, with AP computed on a histogram of similarities with triangular bins.
 
-    The bins' centres lie evenly from ``high`` down to ``low``. A similarity counts in the two bins beside it, by
+    The bins' centres are evenly spaced from ``high`` down to ``low``. A similarity counts in the two nearest bins, by
     distance, so that the histogram, and AP with it, is differentiable. Similarities beyond the ends count wholly in the
-    end bins and have no gradient. The embeddings are taken as they are: normalize them first.
+    end bins and have no gradient. The embeddings are not normalized here: normalize them first.
 
     Args:
         bins: number of bins. 25 is the default of the authors' released code.

@@ -1,4 +1,4 @@
-"""What every loss demands of its input and options, said once: shapes, lengths, types, finite numbers, ranges."""
+"""Checks of the input and options of every loss: shapes, lengths, types, finite numbers, ranges."""
 
 from __future__ import annotations
 

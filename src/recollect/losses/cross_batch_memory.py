@@ -39,7 +39,7 @@ class CrossBatchMemory(nn.Module):
     Args:
         dim: dimension of the embeddings.
         memory_size: how many embeddings are kept; at least the batch size. The paper's memories grow up to the whole
-            training set; 8192 is our choice, to fit beside batches of 4000.
+            training set; 8192 is our choice, suited to batches of 4000.
         loss: contrastive, triplet, margin, multi_similarity, supcon, or a rank loss: recall_at_k, smooth_ap, sup_ap,
             roadmap, binned_ap, blackbox_ap. A rank loss ranks the whole memory for each image of the batch.
         loss_options: options of that loss, without SiMix; for contrastive the paper's if left out.

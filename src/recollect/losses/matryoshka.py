@@ -1,6 +1,6 @@
-"""Matryoshka: any loss, averaged over the first numbers of the embedding (Kusupati et al. 2022, arXiv:2205.13147).
+"""Matryoshka: any loss, averaged over prefixes of the embedding (Kusupati et al. 2022, arXiv:2205.13147).
 
-A prefix is normalized again before the loss sees it, as it is when it is searched by. The gradient is exact: autograd goes
+A prefix is normalized again before the loss, as it is for search. The gradient is exact: autograd goes
 through the normalization into the same embedding.
 """
 

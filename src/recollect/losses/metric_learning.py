@@ -1,7 +1,7 @@
 """A loss of pytorch-metric-learning behind ``loss(embeddings, labels, ref_emb=None, ref_labels=None)``.
 
-The adapter checks the input, computes in float32 or better, mines if the loss has a miner, and answers batches without
-any positive. Which losses there are, with which settings, is told in ``baselines.py``; the memory of earlier batches is
+The adapter checks the input, computes in float32 or better, mines if the loss has a miner, and handles batches without
+any positive. The losses and their settings are in ``baselines.py``; the memory of earlier batches is
 in ``cross_batch_memory.py``.
 """
 
@@ -26,7 +26,7 @@ class MetricLearningLoss(nn.Module):
         loss: the library's loss.
         miner: the library's miner, or None to use every pair.
         num_classes: labels must be 0 … num_classes − 1; None if any labels will do.
-        dim: the embeddings' dimension, for a loss with a vector of its own for each class.
+        dim: the embeddings' dimension, for a loss with one vector per class.
         takes_references: whether a separate reference set makes sense.
         needs_positives: whether a batch in which no query has a positive gives 0. Losses that compare with class
             vectors do not need positives.

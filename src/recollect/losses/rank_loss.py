@@ -1,6 +1,6 @@
-"""``TiledLoss`` and ``RankLoss``: what every loss on the tile loop shares — the call, SiMix, calibration, a process's share.
+"""``TiledLoss`` and ``RankLoss``: what all losses on the tile loop share: the call, SiMix, calibration, a process's share.
 
-To add a loss on soft ranks, subclass ``RankLoss`` in a file of its own: pass the step to ``super().__init__`` and write
+To add a loss on soft ranks, subclass ``RankLoss`` in its own file: pass the step to ``super().__init__`` and write
 ``query_loss``. To add one on whole lists of similarities, subclass ``TiledLoss`` and give a ``Rows`` term.
 """
 
@@ -27,14 +27,14 @@ class TileOptions:
 
     Args:
         simix: enlarge the batch by mixtures of images of one class (see ``engine/simix.py``).
-        max_pairs: with SiMix, at most so many mixtures per class; None for all n(n − 1)/2.
+        max_pairs: with SiMix, the maximum number of mixtures per class; None for all n(n − 1)/2.
         generator: a CPU generator that makes SiMix reproducible; its state is part of ``state_dict``.
         calibration_weight: λ of ``(1 − λ) · loss + λ · calibration``, ROADMAP's calibration of similarities.
         positive_margin, negative_margin: a positive pair should be more similar than the first, a negative pair less
             similar than the second.
         calibrate: ``"all"`` averages the calibration over all pairs, as the paper says; ``"violating"`` over the pairs
             beyond their margin only, as the released code does.
-        memory: bytes the computation may hold beside embeddings and gradient.
+        memory: bytes the computation may use in addition to embeddings and gradient.
     """
 
     simix: bool = False
@@ -80,7 +80,7 @@ class TiledLoss(nn.Module):
     """Base of the losses on the tile loop; called as ``loss(embeddings, labels)``."""
 
     options_type: ClassVar[type[TileOptions]] = TileOptions
-    """What ``**options`` of a subclass stands for."""
+    """The ``**options`` of a subclass."""
 
     def __init__(self, options: TileOptions) -> None:
         super().__init__()

@@ -105,7 +105,7 @@ def _check_k(k: Any) -> tuple[int, ...]:
 
 
 def make_step(step: str | Step, tau: float) -> Step:
-    """The step of that name with temperature ``tau``; a step object is returned as it is."""
+    """The step of that name with temperature ``tau``; a step object is returned unchanged."""
     if isinstance(step, str) and step in _STEPS:
         return _STEPS[step](tau)
     if not hasattr(step, "bind"):

@@ -1,6 +1,6 @@
-"""Every rank loss once more, as its equation: slow, plain, for one query after another.
+"""Every rank loss as its equation: slow, plain, one query at a time.
 
-Nothing here is tiled, pruned or fused. Tests hold the fast losses to these functions in float64, gradients included; read
+Nothing here is tiled, pruned or fused. Tests compare the fast losses with these functions in float64, gradients included; read
 them to learn what a loss computes. All take embeddings (M × d) and labels (M), optionally a separate reference set, and
 return a differentiable scalar.
 """
@@ -193,7 +193,7 @@ def matryoshka(
     ref_emb: Tensor | None = None,
     ref_labels: Tensor | None = None,
 ) -> Tensor:
-    """Mean over prefixes of ``loss`` on ``e[:d] / ‖e[:d]‖``; the whole vectors, as they are, come last."""
+    """Mean over prefixes of ``loss`` on ``e[:d] / ‖e[:d]‖``; the whole vectors, not normalized again, come last."""
     whole = embeddings.shape[1]
     losses = [loss(embeddings, labels, ref_emb, ref_labels)]
     for d in {*dims} - {whole}:

@@ -31,9 +31,9 @@ class LossEntry:
             ``memory``; ``outside`` for a loss that is not recollect's.
         description: one line.
         memory: the order of what it holds; M batch, N references (M without), d dimensions, C classes, m images per
-            class. Losses that go tile by tile hold one tile of bounded size beside it. Empty where it is not known.
+            class. Tiled losses also hold one tile of bounded size. Empty if it is not known.
         extra: the extra of recollect it needs, if any.
-        parameters: whether it has parameters of its own, which must reach the optimizer.
+        parameters: whether it has parameters, which must be passed to the optimizer.
         references: whether it takes a separate reference set.
     """
 
@@ -210,7 +210,7 @@ def _has_known_options(maker: Callable[..., Any]) -> bool:
 
 
 def _parameters(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """A maker's options; its ``**options``, if any, stand for the fields of its ``options_type``."""
+    """A maker's options; its ``**options``, if any, are the fields of its ``options_type``."""
     found = dict(inspect.signature(maker).parameters)
     catch_all = [name for name, parameter in found.items() if parameter.kind is parameter.VAR_KEYWORD]
     for name in catch_all:

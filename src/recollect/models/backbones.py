@@ -35,7 +35,7 @@ def build_backbone(architecture: str, size: int) -> nn.Module:
     """The network ``architecture`` (a timm id, ``"tiny"`` or ``"tiny-grey"``) with random weights and no classifier.
 
     Args:
-        architecture: a name timm knows, with or without tag; tags change nothing but where weights are from.
+        architecture: a name timm knows, with or without tag; a tag only selects weights.
         size: side of the images it will see; fixes the position embeddings of transformers.
     """
     if architecture in ("tiny", "tiny-grey"):
@@ -133,7 +133,7 @@ def feature_kind(backbone: nn.Module) -> str:
 
 
 def prefix_tokens(backbone: nn.Module) -> int:
-    """Class and register tokens that stand before the patches."""
+    """Class and register tokens before the patches."""
     return int(getattr(backbone, "num_prefix_tokens", 0))
 
 

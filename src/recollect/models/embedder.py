@@ -1,8 +1,8 @@
 """``Embedder``: pixels to unit vectors. Backbone → pooling → head → L2.
 
-What an embedder is made of stands in its ``EmbedderConfig``, which is all that ``saving.py`` needs to rebuild it. Parts
-live elsewhere: backbones in ``backbones.py``, pooling and heads in their files, the loop over many images in
-``embedding.py``. Training uses ``forward``, ``train``, ``parameter_groups`` and ``split``; everybody else ``embed``.
+``EmbedderConfig`` describes an embedder completely; ``saving.py`` rebuilds it from there. Parts
+are elsewhere: backbones in ``backbones.py``, pooling and heads in their files, the loop over many images in
+``embedding.py``. Training uses ``forward``, ``train``, ``parameter_groups`` and ``split``; all others use ``embed``.
 """
 
 from __future__ import annotations
@@ -348,7 +348,7 @@ class Embedder(nn.Module):
         before_head: bool = False,
         max_pixels: int | None = None,
     ) -> Tensor:
-        """The one way to get vectors: N images → N×dim float32 on the CPU, row i for image i.
+        """Embed images: N images → N×dim float32 on the CPU, row i for image i.
 
         Files, bytes, PIL images and uint8 arrays are made upright RGB and preprocessed as the model expects. Tensors
         (3×H×W, or N×3×H×W at once) are taken as preprocessed already, uint8 or normalized. Images stream through in
@@ -454,7 +454,7 @@ class Embedder(nn.Module):
         """Rebuild an embedder from what ``save`` wrote; its embeddings are the same to the bit. In evaluation mode.
 
         Args:
-            folder: what ``save`` wrote; or a finished run, whose embedder lies in its folder ``model``; or
+            folder: what ``save`` wrote; or a finished run, whose embedder is in its folder ``model``; or
                 ``hf://user/name``, a repository of the Hugging Face Hub, possibly with ``@revision``.
             device: where to; the CPU by default.
             backbone: for an embedder with a backbone from outside: the reference to it, or the module, untrained.

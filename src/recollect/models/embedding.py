@@ -1,7 +1,7 @@
 """Many images to vectors: decoding in threads, batches of equal size, bounded memory. Behind ``Embedder.embed``.
 
-Images stream through: at most about two batches of decoded pixels wait at any time, whatever the number of images. The
-vectors alone are kept. Decoding is ``common/decode.py``, grouping by size ``common/size_groups.py``.
+Images are streamed: at most about two batches of decoded pixels are in memory, whatever the number of images. Only
+vectors are kept. Decoding is ``common/decode.py``, grouping by size ``common/size_groups.py``.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _batch_of(batch_size: int, budget: int, cost: int) -> int:
 
 
 def as_pixels(image: ImageLike, preprocessing: Preprocessing, max_pixels: int | None = None) -> Tensor:
-    """One image, whatever it is given as, to the tensor the model takes."""
+    """One image of any accepted type to the tensor the model takes."""
     if isinstance(image, Tensor):
         if image.ndim != 3 or image.shape[0] != 3:
             raise InputError(f"an image tensor is 3×H×W, not {tuple(image.shape)}.")

@@ -1,8 +1,8 @@
 """Embedders on the Hugging Face Hub: ``hf://user/name`` to a folder on this machine.
 
-Of a repository exactly two files are fetched, those of ``saving.py``: tensors as safetensors, which hold no code, and their
+Only the two files of ``saving.py`` are downloaded: tensors as safetensors, which contain no code, and their
 description, whose SHA-256 of the tensors is checked when they are loaded. Sizes are bounded before anything is downloaded.
-What is here once is used without the network. ``report/publishing.py`` writes such repositories.
+Downloaded files are used without the network. ``report/publishing.py`` writes such repositories.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """File layouts: the key names of the projects that published weights, each mapped to timm's.
 
-One entry of ``LAYOUTS`` a layout: the anchor key that gives it away and the function that renames. A function only
+One entry of ``LAYOUTS`` per layout: the anchor key that identifies it and the function that renames. A function only
 renames and reshapes, leaves out what the image encoder does not have (classifiers, text towers), and passes every other
 key on, so that ``weights.py`` can refuse what is left over. To read a new kind of file, add an entry here and a test
-that holds it to a plain forward pass of the original.
+that compares it with a plain forward pass of the original.
 """
 
 from __future__ import annotations

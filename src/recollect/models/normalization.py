@@ -1,4 +1,4 @@
-"""What happens to pixels on the way into a backbone: preprocessing, adapted; normalization; images of several sizes.
+"""Pixels before the backbone: adapted preprocessing, normalization, images of several sizes.
 
 ``Embedder`` uses all three. Resizing and cropping themselves are in ``common/preprocessing.py``.
 """

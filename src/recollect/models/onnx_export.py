@@ -1,10 +1,10 @@
 """ONNX: the embedder as one file that other runtimes read, checked against torch before it is kept.
 
 The graph takes uint8 pixels and gives unit vectors; scaling and normalization are inside it. What comes before — decoding,
-turning upright, resizing, cropping — is a Python file beside it that needs numpy and Pillow only: a copy of
-``common/pixels.py``, which recollect itself runs, with the model's settings. A file rather than a module of this package,
-because those who deploy ONNX want neither torch nor recollect; not inside the graph, because ONNX's Resize does not round as
-Pillow does.
+EXIF orientation, resizing, cropping — is a Python file beside it that needs only numpy and Pillow: a copy of
+``common/pixels.py``, which recollect itself runs, with the model's settings. It is a file rather than a module of this package,
+because users who deploy ONNX want neither torch nor recollect. It is not inside the graph, because ONNX's Resize does not
+round as Pillow does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Backbones from outside: a function or class that gives an ``nn.Module``, or the module itself.
+"""Outside backbones: a function or class that returns an ``nn.Module``, or the module itself.
 
-The module takes normalized images B×3×H×W and gives feature maps B×C×H×W or vectors B×C. ``OutsideBackbone`` adds what
-``Embedder`` asks of a backbone; a module that has these members already, as every timm model does, is used as it is.
-``embedder.json`` remembers the reference, its options and the SHA-256 of its file (``CodeOrigin``); the code itself is not
+The module takes normalized images B×3×H×W and returns feature maps B×C×H×W or vectors B×C. ``OutsideBackbone`` adds what
+``Embedder`` needs; a module that has these members already, as every timm model does, is used unchanged.
+``embedder.json`` records the reference, its options and the SHA-256 of its file (``CodeOrigin``); the code itself is not
 saved, and a saved embedder runs it only if the user trusts it or gives it again (``saving.py``).
 """
 
@@ -33,7 +33,7 @@ class CodeOrigin:
 
     Args:
         reference: what named it, without the folder of its file.
-        sha256: of the file, or of the code where there is no file.
+        sha256: of the file, or of the code if there is no file.
         options: what it was made with.
     """
 
@@ -107,7 +107,7 @@ class OutsideBackbone(nn.Module):
         return found[..., None, None] if self.gives_vectors else found
 
     def forward_head(self, x: Tensor, pre_logits: bool = True) -> Tensor:
-        """B×C×H×W → B×C: the mean over places, which leaves vectors as they are."""
+        """B×C×H×W → B×C: the mean over positions; vectors are unchanged."""
         return x.mean(dim=(-2, -1))
 
 
@@ -131,7 +131,7 @@ def natural_pooling(backbone: nn.Module) -> str:
 
 
 def build_outside(loaded: doors.Loaded, size: int, options: Mapping[str, Any]) -> tuple[nn.Module, CodeOrigin]:
-    """The backbone behind a reference, its ``size`` told if it asks; and where its code is from."""
+    """The backbone of a reference, called with ``size`` if it has that argument, and the origin of its code."""
     maker = loaded.target
     if isinstance(maker, nn.Module):
         return adapted(maker, size, loaded.short), CodeOrigin(loaded.short, loaded.sha256)
@@ -153,7 +153,7 @@ def rebuild(
     Args:
         origin: what ``embedder.json`` says. size: side of its images.
         folder: of the embedder; a file beside ``embedder.json`` is used before one in the current folder.
-        backbone: the reference or the module, if the user gives it; otherwise the user must have said ``--trust``.
+        backbone: the reference or the module, if the user gives it; otherwise the user must have given ``--trust``.
 
     Raises:
         ConfigError: it is neither given nor trusted, or it cannot be found.

@@ -1,9 +1,9 @@
 """An embedder on disk: ``model.safetensors`` with its tensors and ``embedder.json`` with everything else.
 
-``embedder.json`` states what rebuilds it and what preprocesses for it, where its starting weights are from (name,
-SHA-256, licence) and the SHA-256 of ``model.safetensors``, so that two files of different embedders are never mixed. Of a
-backbone from outside it names the code (``models/outside.py``), which runs only if the user gives or trusts it. Change the
-format only together with ``FORMAT``; ``Embedder.save`` and ``Embedder.load`` are the way in.
+``embedder.json`` states its architecture and preprocessing, the origin of its starting weights (name,
+SHA-256, licence) and the SHA-256 of ``model.safetensors``, so that two files of different embedders are never mixed. For an
+outside backbone it names the code (``models/outside.py``), which runs only if the user gives or trusts it. Change the
+format only together with ``FORMAT``; use it through ``Embedder.save`` and ``Embedder.load``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 TENSORS, DESCRIPTION = "model.safetensors", "embedder.json"
 MODEL = "model"
-"""The folder of a run that its embedder lies in."""
+"""The folder of a run that contains its embedder."""
 
 
 def config_as_dict(config: EmbedderConfig) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def config_from_dict(values: dict[str, Any]) -> EmbedderConfig:
 
 
 def save_embedder(embedder: Embedder, folder: Path, *, overwrite: bool = False) -> None:
-    """Write both files, each whole or not at all.
+    """Write both files, each atomically.
 
     Raises:
         DataError: the folder already holds an embedder and ``overwrite`` is not set.

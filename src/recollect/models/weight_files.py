@@ -1,6 +1,6 @@
-"""Where weights are found: the bundled package, a folder, the local hub cache, and, only when asked, the network.
+"""Finding weights: the bundled package, a folder, the local hub cache, and, only on request, the network.
 
-No torch here, so that ``recollect models`` can say what is at hand at once. ``weights.py`` opens what this finds.
+This file does not import torch, so that ``recollect models`` is fast. ``weights.py`` opens the files.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def find_weights(init: Initialization, folder: Path | None = None) -> Path | Non
 
 
 def obtain_weights(init: Initialization, weights: str | Path | None, *, download: bool) -> Path:
-    """The file to load for ``--weights``: a file, a folder to search, or None for wherever it may be.
+    """The file to load for ``--weights``: a file, a folder to search, or None for the default places.
 
     Raises:
-        WeightsError: it is nowhere; the message lists the file names, the places searched and the ways out.
+        WeightsError: not found; the message lists the file names, the places searched and what to do.
     """
     if weights is not None:
         path = Path(weights).expanduser()

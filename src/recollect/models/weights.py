@@ -1,4 +1,4 @@
-"""Weights files into backbones, strictly: every tensor in its place or an error that names what is not.
+"""Weights files into backbones, strictly: every tensor must fit, or an error names those that do not.
 
 Reading is safe (no pickled code is ever run) and nothing is guessed: the layout is recognised by its anchor key
 (``layouts.py``), classifiers and text towers are left out, position embeddings are resampled, and then nothing may be
@@ -218,7 +218,7 @@ _said: set[str] = set()
 
 
 def say_licence(name: str, licence: str, non_commercial: bool) -> None:
-    """Print a non-commercial licence, once a process for each model."""
+    """Print a non-commercial licence, once per process and model."""
     if non_commercial and name not in _said:
         _said.add(name)
         print(f"recollect: the weights of {name} are licensed {licence}: not for commercial use.", file=sys.stderr)

@@ -1,6 +1,6 @@
 """Whitening of descriptors: from matching pairs, from labels, or PCA; as a function and as values for a Linear layer.
 
-Everything is float64: the inverse of a covariance magnifies rounding. Descriptors are rows (N×D); ``Embedder`` puts the
+Everything is float64: the inverse of a covariance amplifies rounding errors. Descriptors are rows (N×D); ``Embedder`` puts the
 result into its last layer with ``set_whitening``. The equations are in ``docs/models.md``.
 """
 
@@ -47,9 +47,9 @@ class Whitening:
         return weight, -weight @ self.mean
 
     def as_layer(self) -> Whitening:
-        """The same embeddings but for their length, from numbers as large as those of a new Linear layer, U(±1/√D).
+        """The same embeddings up to their length, with weights as large as those of a new Linear layer, U(±1/√D).
 
-        Embeddings are brought to length 1 anyway. An optimizer's steps are as large as its learning rate, whatever the
+        Embeddings are normalized anyway. An optimizer's steps are as large as its learning rate, whatever the
         size of the numbers they change.
         """
         weight = self.projection

@@ -28,7 +28,7 @@ NORMALIZATIONS: dict[str, tuple[Triple, Triple]] = {
 
 
 def mean_and_std(normalization: str | tuple[Triple, Triple]) -> tuple[Triple, Triple]:
-    """The mean and deviation a name stands for; a pair is returned as it is."""
+    """The mean and standard deviation of a name; a pair is returned unchanged."""
     if not isinstance(normalization, str):
         return normalization
     if normalization not in NORMALIZATIONS:
@@ -361,7 +361,7 @@ ZOO: dict[str, Initialization] = {row.name: row for row in _ROWS}
 
 
 def is_timm_tag(name: str) -> bool:
-    """Whether ``name`` asks for a timm model outside the table: ``timm:<tag>``, or a bare tag with its dot."""
+    """Whether ``name`` is a timm model outside the table: ``timm:<tag>``, or a bare tag with its dot."""
     return name not in ZOO and (name.startswith("timm:") or "." in name) and not doors.is_reference(name)
 
 

@@ -1,7 +1,7 @@
-"""How many images go through the network at once, found by measuring, and on how many threads.
+"""How many images go through the network at once, found by measurement, and on how many threads.
 
-``large_batch_step`` asks ``fitting_chunk`` when its chunk size is ``"auto"``. The answer follows from what one image's
-graph weighs (measured on a few images) and the memory at hand, is tried once with a forward and a backward pass, is
+``large_batch_step`` calls ``fitting_chunk`` when its chunk size is ``"auto"``. The result follows from the memory of one
+image's graph (measured on a few images) and the free memory, is tried once with a forward and a backward pass, is
 halved for as long as that runs out of memory, and is remembered with the model. ``graph_weight`` also serves the
 memory estimate that a training prints before it starts.
 """
@@ -23,7 +23,7 @@ CPU_BUDGET = 1 << 30
 """Bytes of saved activations a chunk may hold on a CPU, where running out of memory ends the process unannounced."""
 
 CUDA_SHARE = 0.7
-"""Share of the free GPU memory that a chunk's saved activations may take; backward needs some more beside them."""
+"""Share of the free GPU memory that a chunk's saved activations may take; backward needs some more."""
 
 _PROBE = 4  # images measured, and half as many: enough to tell what grows with the batch from what does not
 _OPERATIONS_BESIDE = 50  # of a rank loss on one tile and of an optimizer, roughly
@@ -34,12 +34,12 @@ class GraphWeight:
     """The memory that the graph of some images holds until its backward pass, in bytes."""
 
     fixed: float
-    """However many images there are: weights cast to another precision, for one."""
+    """Independent of the number of images, such as weights cast to another precision."""
     each: float
     """For each image."""
 
     def of(self, images: int) -> float:
-        """The graph of so many images."""
+        """The graph of ``images`` images."""
         return self.fixed + images * self.each
 
 
@@ -66,7 +66,7 @@ def graph_weight(forward: Callable[[int], Tensor], model: nn.Module, count: int 
     """What a graph weighs, from those of ``count`` images and of half as many.
 
     Args:
-        forward: embeds the first so many images.
+        forward: embeds the given number of first images.
         model: whose parameters do not count: they are there anyway.
         count: how many images to measure on. One alone does not tell what is fixed, and counts whole.
     """
@@ -100,8 +100,8 @@ def fitting_chunk(
 
     Args:
         model: the network; the answer is remembered with it.
-        forward: embeds the first so many images of the batch, leaving random states alone.
-        total: the images at hand.
+        forward: embeds the given number of first images of the batch, without changing random states.
+        total: number of available images.
         device: where the network is.
         key: what distinguishes this kind of input: shapes, types, precision.
 

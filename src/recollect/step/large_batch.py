@@ -1,8 +1,8 @@
 """The large-batch step: the exact gradient of a loss on M images with the memory of a few.
 
-A rank loss wants thousands of images at once; a network's graph of thousands of images fits nowhere. But the loss needs
-only the embeddings, and given its gradient with respect to them each image's part of the parameter gradient can be had
-alone. So (multistage back-propagation):
+A rank loss needs thousands of images at once, but the graph of thousands of images does not fit in memory. The loss needs
+only the embeddings, and given its gradient with respect to them, each image's part of the parameter gradient can be computed
+separately. So (multistage back-propagation):
 
 1. ``_embed``: all images in chunks without a graph, keeping only the embeddings (and the random states drawn from);
 2. ``_loss_and_gradient``: any loss on all embeddings and labels, and its gradient with respect to the embeddings;
@@ -11,8 +11,8 @@ alone. So (multistage back-propagation):
 The last chunk keeps its graph in 1 and is not embedded again in 3, so n chunks cost (4n − 1)/3n of one plain step when
 a backward pass costs two forwards, and a batch that fits into one chunk costs exactly one plain step.
 
-Everything that trains goes through this file. Memory for ``"auto"`` is in ``chunking.py``, talk between processes in
-``team.py``. What may not change: the gradient equals that of one ordinary backward pass (tests/step).
+Everything that trains goes through this file. Memory for ``"auto"`` is in ``chunking.py``, communication between processes in
+``team.py``. Invariant: the gradient equals that of one ordinary backward pass (tests/step).
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ def large_batch_step(
 
     Args:
         model: images to embeddings, M × d; each image on its own. Trained BatchNorm mixes images and is refused.
-        loss: embeddings and labels to a scalar; may have parameters of its own. If it has a method
+        loss: embeddings and labels to a scalar; may have parameters. If it has a method
             ``share(embeddings, labels, rank, world_size)``, each process computes only its own part of the loss.
         images: a tensor with M rows; or a tuple or dict of such tensors, given to the model as arguments; or a list of
             M tensors of any shapes, given as a list. They may stay on the CPU: chunks are moved to the model's device.
         labels: M labels, any type.
         chunk_size: images per graph; ``"auto"`` finds what fits and remembers it.
-        autocast: ``torch.bfloat16`` or ``torch.float16`` for the network; by default whatever autocast is active. The
+        autocast: ``torch.bfloat16`` or ``torch.float16`` for the network; by default the active autocast. The
             loss always sees float32 or better.
         scaler: for float16. The gradients left are then scaled, as ``scaler.scale(loss).backward()`` leaves them.
         group: the processes that share the batch; by default all.
@@ -217,7 +217,7 @@ def _backward(
     drew = not all(map(torch.equal, states[0], states[-1]))
     work: list[tuple[slice | Tensor, list[Tensor]]]
     if drew:
-        # A mask is drawn for a chunk as it is, so a chunk is replayed whole or not at all.
+        # A mask is drawn for a whole chunk, so a chunk is replayed completely or not at all.
         work = [(chunk, state) for chunk, state in zip(chunks[:-1], states, strict=False) if bool(kept[chunk].any())]
     elif bool(kept.all()):
         work = [(chunk, states[0]) for chunk in chunks[:-1]]
@@ -236,7 +236,7 @@ def _backward(
 
 
 def _matters(norms: Tensor, share: float) -> Tensor:
-    """Which images to back-propagate: all but the smallest, whose norms sum to at most ``share`` of the total."""
+    """Which images to back-propagate: all except the smallest, whose norms sum to at most ``share`` of the total."""
     norms = norms.cpu().double()  # on the CPU: some devices have no double precision
     ordered, order = norms.sort()
     matters = torch.ones_like(norms, dtype=torch.bool)

@@ -1,6 +1,6 @@
-"""What a network is fed with: one tensor, several, or a list of images of different sizes.
+"""Inputs of a network: one tensor, several, or a list of images of different sizes.
 
-``large_batch_step`` counts, slices and hands over its images only through these functions.
+``large_batch_step`` counts, slices and passes on its images only through these functions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Torch's random states: kept, put back, and shared between processes."""
+"""Torch's random states: saved, restored, and shared between processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def set_random_state(device: torch.device, states: list[Tensor]) -> None:
 
 @contextmanager
 def shared_randomness(seed: int | None, device: torch.device) -> Iterator[None]:
-    """The same random numbers on every process inside the block; each process's own stream goes on after it."""
+    """The same random numbers on every process inside the block; each process's own stream continues after it."""
     if seed is None:
         yield
         return

@@ -1,9 +1,9 @@
-"""Processes that train one model together: who they are, what they tell each other, and what it costs.
+"""Processes that train one model together: their ranks and their communication.
 
-``large_batch_step`` talks to other processes only through ``Team``, four times a step whatever the model and the number
-of chunks: a header of three numbers, embeddings with labels, the gradient of the embeddings with the loss, and every
-parameter gradient in one flat buffer. Sums, not means: a batch has one loss however many processes hold it.
-``start`` and ``stop`` make and end the process group that ``torchrun`` asks for.
+``large_batch_step`` talks to other processes only through ``Team``, four times per step, independent of the model and the
+number of chunks: a header of three numbers, embeddings with labels, the gradient of the embeddings with the loss, and every
+parameter gradient in one flat buffer. Sums, not means: a batch has one loss, whatever the number of processes. ``start``
+and ``stop`` create and end the process group for ``torchrun``.
 """
 
 from __future__ import annotations

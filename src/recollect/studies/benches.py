@@ -1,9 +1,9 @@
-"""On what the paper's claims are measured: a data set, a network and a budget that a laptop can afford.
+"""Benches for the paper's claims: a data set, a network and a budget suited to a laptop.
 
-A bench fixes everything but what a claim varies. Its budget is a rule, said in words on the page, because a small
-budget can decide a comparison by itself: ``EqualImages`` gives every cell as many images to see, ``UntilValidation``
-lets every cell train until its validation classes stop improving. Learning rates are chosen by validation classes, cell
-by cell, by a search that begins with ``rates``. To add a bench: add an entry to ``BENCHES``; ``claims.py`` says what
+A bench fixes everything except what a claim varies. Its budget is a rule, stated on the page, because a small
+budget can decide a comparison by itself: ``EqualImages`` gives every cell the same number of images, ``UntilValidation``
+lets every cell train until validation stops improving. Learning rates are chosen by validation classes, cell
+by cell, by a search that starts with ``rates``. To add a bench: add an entry to ``BENCHES``; ``claims.py`` says what
 runs on it.
 """
 
@@ -21,9 +21,9 @@ Budget = Literal["small", "full"]
 
 @dataclass(frozen=True)
 class EqualImages:
-    """Every cell sees as many training images, whatever its batch; the learning rate falls along a cosine.
+    """Every cell sees the same number of training images, whatever its batch size; the learning rate follows a cosine.
 
-    A run is one epoch of its own, so ``optimizer.warm_up`` is a share of the whole: 0.1 is its first tenth.
+    A run is a single epoch, so ``optimizer.warm_up`` is a share of the whole: 0.1 is its first tenth.
     """
 
     small: int
@@ -98,12 +98,12 @@ class Bench:
         return self.cost * (1.0 if budget == "small" else self.budget.full / self.budget.small)
 
     def settings_with(self, data: Path | None) -> dict[str, Any]:
-        """Its settings, with the place of its images where they lie in a folder that the user gave."""
+        """Its settings, with the folder of its images if the user gave one."""
         root = self.root(data)
         return {**self.settings, **({} if root is None else {"data.root": root})}
 
     def root(self, data: Path | None) -> str | None:
-        """Where its images lie below the folder the user gave; None when none are needed.
+        """The place of its images below the user's folder; None if none are needed.
 
         Raises:
             DataError: they are needed and not there.

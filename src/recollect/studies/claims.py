@@ -1,8 +1,8 @@
 """The paper's claims as matrices of trainings: which cells, which comparisons decide, what the paper itself reports.
 
 A cell is a loss with its options at a batch size on a bench; cells of the same settings have the same name and are
-trained once, whichever claims they belong to. A ``Contrast`` is a sum of cells with signs whose sign decides: positive
-is what the paper says. To add a claim: a function that makes it, and its entry in ``CLAIMS``.
+trained once, even if several claims use them. A ``Contrast`` is a signed sum of cells: a positive value
+agrees with the paper. To add a claim: a function that makes it, and its entry in ``CLAIMS``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The page of a study: ``README.md`` with figures, ``results.csv`` and ``runs.jsonl`` beside it.
 
 Everything is computed from the run folders, so the page always agrees with them. No path of this machine is
-written: runs are named as in ``matrix.py``. ``figure`` draws in the paper's form, its own numbers beside ours.
+written: runs are named as in ``matrix.py``. ``figure`` draws in the paper's form, with its numbers beside ours.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def figure(claim: Claim, results: dict[str, CellResult], path: Path) -> bool:
-    """Draw a claim: ours with error bars and, where the paper prints its curve, the paper's beside it.
+    """Draw a claim: ours with error bars and, if the paper prints its curve, the paper's.
 
     Returns:
         Whether there was anything to draw.

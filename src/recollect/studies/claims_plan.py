@@ -1,4 +1,4 @@
-"""Which claims on which benches a user asked for, and what that costs."""
+"""The requested claims and benches, and their cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def choose_claims(name: str, benches: Sequence[str] | None, data: Path | None) -
 
     Raises:
         ConfigError: an unknown claim or bench, or nothing left.
-        DataError: a bench was asked for by name and its images are missing.
+        DataError: a bench was requested by name and its images are missing.
     """
     if name != "all" and name not in CLAIMS:
         raise ConfigError(

@@ -1,6 +1,6 @@
 """``compare_losses``: several losses on the same images, each at its own best learning rate, with the same budget.
 
-A comparison is a claim without a claimant: one cell per loss on a bench made from the user's data. Search, seeds, resuming
+A comparison has one cell per loss on a bench made from the user's data. Search, seeds, resuming
 and judgement are those of the paper's claims (``matrix.py``, ``matrix_runs.py``, ``summary.py``).
 """
 
@@ -46,7 +46,7 @@ class PlannedComparison:
 
     @property
     def data_name(self) -> str:
-        """The data set, or the user's folder without the way to it."""
+        """The data set, or the name of the user's folder without its path."""
         data = self.config.data
         return Path(data.root).name if data.name == "folder" and data.root else data.name
 
@@ -172,7 +172,7 @@ def compare_losses(
     """Train each loss at its own best learning rate, several seeds each, and compare them on test classes.
 
     The learning rate of each loss (and on frozen features its number of steps) is chosen on validation classes; all see at
-    most the same number of images. Runs that are finished are not repeated: the same call goes on with an interrupted one.
+    most the same number of images. Runs that are finished are not repeated: the same call resumes an interrupted one.
 
     Args:
         losses: names, references such as ``my.py:MyLoss``, each possibly with options: ``recall_at_k(simix=true)``.
@@ -181,7 +181,7 @@ def compare_losses(
         seeds: runs per loss that are reported.
         steps: most steps of a run; by default 1,500 on frozen features, else what the recipe says.
         jobs: runs at a time; by default one per core, or one with a GPU.
-        minutes: start no new run after so many; 0 only writes the page.
+        minutes: start no new run after this many minutes; 0 only writes the page.
 
     Raises:
         ConfigError: an unknown loss or option, or ``out`` holds something else.
@@ -193,7 +193,7 @@ def compare_losses(
 def run_comparison(
     planned: PlannedComparison, *, jobs: int | None = None, minutes: float | None = None
 ) -> LossComparison:
-    """Do what was planned, as far as it is not done; see ``compare_losses``."""
+    """Execute the remaining part of the plan; see ``compare_losses``."""
     planned.matrix.open()
     if minutes != 0:
         _compute_features(planned)
@@ -239,7 +239,7 @@ def plan_comparison(
     if len({cell.name for cell in cells}) < len(cells):
         raise ConfigError("a loss is named twice: name each once, or give them different options.")
     for cell in cells:
-        # Misspelt options are told now, not in the first run.
+        # Report misspelt options now, not in the first run.
         make_loss(resolve(recipe, {**given, **cell.settings}), len(train.class_names), max((64, *config.loss.dims)))
     rate = settled.optimizer.lr if isinstance(settled.optimizer.lr, float) else 1e-4
     bench = Bench(
@@ -305,7 +305,7 @@ def _split(text: str) -> list[str]:
 
 
 def _cell(name: str, options: Mapping[str, Any], batch: int) -> Cell:
-    """A loss as a cell; code from outside is known by its content, so that a changed file is trained anew."""
+    """A loss as a cell; outside code is identified by its content, so that a changed file is trained again."""
     words = "" if not options else f"({', '.join(f'{key}={value}' for key, value in options.items())})"
     short = name
     if doors.is_reference(name):

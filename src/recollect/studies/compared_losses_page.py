@@ -1,6 +1,6 @@
-"""The page of a comparison of losses: one HTML file that needs nothing else, and ``comparison.json`` beside it.
+"""The page of a comparison of losses: one self-contained HTML file, and ``comparison.json`` beside it.
 
-Made anew from the run folders each time. Names of losses come from the user and are escaped (``report/markup.py``).
+Rebuilt from the run folders each time. Names of losses come from the user and are escaped (``report/markup.py``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The demonstration: the whole job, small enough for any laptop. Behind ``recollect demo`` and ``make demo``.
+"""The demonstration: all steps, small enough for any laptop. Behind ``recollect demo`` and ``make demo``.
 
-Two ordinary trainings of the ``glyphs`` recipe that differ in nothing but the loss, RS@k and contrastive, each from
-the same random weights, with the same batches and as many steps; then their report. Characters of the test set are
-never seen in training. A second demonstration makes new folders and leaves the first alone.
+Two ordinary trainings of the ``glyphs`` recipe that differ only in the loss, RS@k and contrastive, each from
+the same random weights, with the same batches and number of steps; then their report. Characters of the test set are
+never seen in training. A second demonstration makes new folders and does not touch the first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _EVALUATIONS = 3
 
 
 def run_demo(out: Path | str | None = None, *, steps: int = STEPS, seed: int = 0) -> Path:
-    """Train twice, evaluate before, on the way and after, and write the report.
+    """Train twice, evaluate before, during and after training, and write the report.
 
     Args:
         out: a new folder for both runs and the report; by default ``runs/demo-<date>-<time>``.

@@ -1,7 +1,7 @@
-"""Runs of an earlier study, taken over from the ``runs.jsonl`` of its page: measured once, not run again.
+"""Runs of an earlier study, imported from the ``runs.jsonl`` of its page instead of being run again.
 
 A record counts only for the cell, seed and learning rate that it names, and only if that run would have the same settings
-today: one of a bench that has changed since (another image size, say) is left out. What is taken over is marked on the
+today: runs of a bench that has changed since (such as another image size) are left out. Imported runs are marked on the
 page, because an earlier version of the program made it.
 """
 
@@ -36,7 +36,7 @@ def take_over(matrix: Matrix, claims: Sequence[Claim], file: Path) -> tuple[int,
     """
     records = {str(record["run"]): record for record in _read(file)}
     taken: set[str] = set()
-    while True:  # once a search is there, the runs that follow from it are known
+    while True:  # a finished search determines further runs
         found = [run for run in pending(matrix, claims) if not run.done and _name(matrix, run) in records]
         new = [run for run in found if _fits(matrix, claims, run, records[_name(matrix, run)])]
         if not new:

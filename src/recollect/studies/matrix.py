@@ -34,12 +34,12 @@ SEEDS = (1, 2, 3)
 LADDER = tuple(float(f"{digit}e{power}") for power in range(-7, 1) for digit in (1, 3))
 """Learning rates that a search may try."""
 MOST_RATES = 7
-"""A search stops after so many rates and takes the best of them."""
+"""A search stops after this many rates and takes the best of them."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Where runs lie and how large they are."""
+    """The folder and the budget of the runs."""
 
     out: Path
     budget: Budget
@@ -185,7 +185,7 @@ def _best(searches: dict[float, Path], own: Sequence[float]) -> RateChoice | Non
 
 
 def beyond(rates: Sequence[float], best: float) -> float | None:
-    """The next learning rate to try when the best lies at an end of those tried; None when it does not.
+    """The next learning rate to try if the best is the lowest or highest so far; otherwise None.
 
     Examples:
         >>> beyond([1e-4, 3e-4], 3e-4), beyond([1e-4, 3e-4], 1e-4), beyond([1e-4, 3e-4, 1e-3], 3e-4)

@@ -50,7 +50,7 @@ def run_matrix(
         matrix: where and how large.
         claims: what to measure.
         jobs: runs at a time; by default one per core, or one with a GPU.
-        minutes: start no new run after so many.
+        minutes: start no new run after this many minutes.
 
     Raises:
         ConfigError: the folder holds something else, or another process works on it.
@@ -125,7 +125,7 @@ def _share(jobs: int | None) -> tuple[int, int]:
 
 
 def end_with_parent() -> None:
-    """In each process of the pool: stop, saved, when the process that asked for the runs has ended."""
+    """In each process of the pool: save and stop when the parent process has ended."""
 
     def watch(parent: BaseProcess) -> None:
         parent.join()
@@ -148,7 +148,7 @@ def _end_if_idle(number: int, frame: FrameType | None) -> None:
 
 def _stop(pool: ProcessPoolExecutor) -> None:
     """Ask the running runs to save their state and end; kill those that do not."""
-    processes: list[BaseProcess] = list((pool._processes or {}).values())  # there is no public way
+    processes: list[BaseProcess] = list((pool._processes or {}).values())  # there is no public API
     pool.shutdown(wait=False, cancel_futures=True)
     for process in processes:
         process.terminate()
@@ -194,7 +194,7 @@ def _do(task: Task, threads: int) -> str | None:
 
         if isinstance(error, TrainingStoppedError):
             if not has_diverged(error):
-                raise  # asked to stop: saved, and resumed by the next call
+                raise  # stopped by request: saved, and resumed by the next call
             write_json(task.folder / "failed.json", {"why": str(error)})
         return str(error)
     finally:
@@ -208,7 +208,7 @@ def _train(task: Task) -> None:
     from recollect.training.run_folder import RunFolder
 
     config = resolve(task.recipe, task.settings)
-    # A run of the search has no way to the test set, whatever its settings say.
+    # A run of the search cannot load the test set, whatever its settings.
     sealed = contextlib.nullcontext() if config.run.watch_test else only_splits(config.data.train_split)
     folder, begun = RunFolder(task.folder), time.process_time()
     try:

@@ -47,7 +47,7 @@ COMPARED = (
     RankedList("the second third", (0.90, 0.835, 0.85, 0.82, 0.70), (True, True, False, False, False)),
     RankedList("the second second", (0.90, 0.88, 0.85, 0.82, 0.70), (True, True, False, False, False)),
 )
-"""One list while the similarity of its second positive rises; negatives stay as they are."""
+"""One list while the similarity of its second positive rises; negatives are unchanged."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""``recollect paper``: the paper's tables, bar plots and figures on one page, with one's own runs beside them.
+"""``recollect paper``: the paper's tables, bar plots and figures on one page, with your own runs beside them.
 
 Numbers come from the paper (``published/``), the explanatory figures from the losses (``paper_figures.py``), a
 reader's runs from their folders: a run belongs to the row whose recipe it was trained with.

@@ -29,7 +29,7 @@ def reproduce(
     minutes: float | None = None,
     earlier: Path | None = None,
 ) -> Path:
-    """Measure claims of the paper: a matrix of ordinary runs, done once and resumable; then a page beside the paper's.
+    """Measure claims of the paper: a matrix of ordinary, resumable runs, then a page with the paper's numbers.
 
     Args:
         claim: ``losses``, ``batch``, ``simix``, ``initialisation``, ``k-sets``, ``tau1``, ``count-query``, ``asymmetric`` or

@@ -1,1 +1,1 @@
-"""One file a data set."""
+"""One file per data set."""

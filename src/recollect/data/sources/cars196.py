@@ -1,4 +1,4 @@
-"""Cars196 (Stanford Cars): photos of cars, by model; the first 98 models train, the other 98 test.
+"""Cars196 (Stanford Cars): photos of cars, by model; the first 98 models are for training, the other 98 for testing.
 
 Three forms: the original with ``cars_annos.mat``; class folders, the form most copies are in today; and the development kit,
 as torchvision and Kaggle have it: ``cars_train``, ``cars_test`` and lists with the models' numbers for both. In the second the
@@ -25,7 +25,7 @@ CLASSES, TRAINING = 196, 98
 
 
 def read(root: Path, split: str, *, missing: str = "error", allow_outside: bool = False) -> ImageSet:
-    """Read whichever form there is; of a copy with both, ``cars_annos.mat`` counts if its photos are there."""
+    """Read the form that is present; if both are, ``cars_annos.mat`` is used if its photos exist."""
     annotations = root / "cars_annos.mat"
     kit = _find_kit(root)
     if annotations.exists() and (kit is None or (root / "car_ims").is_dir()):
@@ -78,7 +78,7 @@ def _find_kit(root: Path) -> Path | None:
 
 
 def _annotations(path: Path, name: str | int, model: str | int) -> list[tuple[str, int]]:
-    """Path and number of the model of each photo in a list; ``name`` and ``model`` are the fields they stand in."""
+    """Path and number of the model of each photo in a list; ``name`` and ``model`` are the fields to read."""
     content = _read_mat(path)
     try:
         records = np.atleast_1d(content["annotations"])
@@ -107,7 +107,7 @@ def _read_mat(path: Path) -> Any:
         return loadmat(need(SOURCE, path), squeeze_me=True)
     except DataError:
         raise
-    # A damaged file fails in scipy's own exceptions and in nearly any other way.
+    # A damaged file can raise scipy's own exceptions and almost any other.
     except Exception as error:
         raise DataError(f"{path}: not the annotations of Cars196 ({type(error).__name__}: {error}).") from error
 

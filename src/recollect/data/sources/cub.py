@@ -1,4 +1,4 @@
-"""CUB-200-2011: photos of birds, by species; the first 100 species train, the other 100 test."""
+"""CUB-200-2011: photos of birds, by species; the first 100 species are for training, the other 100 for testing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Your own images: class folders, train/test folders of class folders, or a CSV file.
 
-- ``root/<class>/<image>``: half of the classes trains, the rest tests; see ``class_split``.
-- ``root/{train,test[,val]}/<class>/<image>``: as it stands; ``Training``, ``testing``, ``valid`` and the like are understood.
-  Who asks for one part has no look at the others, which need not even be there.
+- ``root/<class>/<image>``: half of the classes for training, the rest for testing; see ``class_split``.
+- ``root/{train,test[,val]}/<class>/<image>``: the given split; ``Training``, ``testing``, ``valid`` and similar names are
+  recognized. Loading one part does not read the others, which need not exist.
 - ``root/<file>.csv`` with the columns ``path,label[,split]``: paths relative to the CSV's folder, or absolute ones below it;
   without a split, as the first form.
 
@@ -108,7 +108,7 @@ Row = tuple[str, str, str]  # path relative to the root, class, split or ""
 
 
 def _part(word: str) -> str:
-    """``"Training"`` and the like as the part they mean; other words as they are."""
+    """The part that ``"Training"`` and similar names mean; other words unchanged."""
     return next((part for part, words in PARTS.items() if word.lower() in words), word)
 
 
@@ -163,7 +163,7 @@ def _csv_rows(root: Path, csv: Path) -> Iterator[Row]:
 
 
 def _below(root: Path, name: str) -> str:
-    """An absolute path below ``root`` as a path relative to it, so that the set is the same wherever it lies."""
+    """An absolute path below ``root`` as a path relative to it, so that the set does not depend on its folder."""
     path = Path(name)
     if path.is_absolute():
         for base in (root.absolute(), root.resolve()):

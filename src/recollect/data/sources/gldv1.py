@@ -1,7 +1,7 @@
 """Google Landmarks, first version: photos of landmarks from the web, to train for instance search.
 
-A list of addresses rather than of files, so every copy lacks many: those are left out and counted, and landmarks with
-fewer than ``min_images`` photos left are dropped. There is no test part; ``roxford5k`` and ``rparis6k`` are it.
+Published as a list of URLs, so every copy lacks many photos: these are skipped and counted, and landmarks with
+fewer than ``min_images`` photos left are dropped. There is no test part; use ``roxford5k`` and ``rparis6k``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def read(
     """Read ``train.csv`` and keep the photos that are there.
 
     Args:
-        root: the folder of ``train.csv`` and of the photos, which lie beside it or in ``train``, ``images`` or ``jpg``.
+        root: the folder of ``train.csv`` and of the photos, which are beside it or in ``train``, ``images`` or ``jpg``.
         split: ``"train"``.
-        missing: what to do about photos that are not there; here they are left out unless told otherwise.
+        missing: what to do about photos that are not there; by default they are skipped.
         min_images: landmarks with fewer photos are dropped.
         allow_outside: whether links may leave ``root``.
     """

@@ -1,6 +1,6 @@
 """Instance search: Revisited Oxford and Paris, the million distractors, and the validation queries of SfM-120k.
 
-These have no classes but ground truth a query: which images of the database are easy, hard or junk. ``load_revisited``
+These have ground truth per query instead of classes: which images of the database are easy, hard or junk. ``load_revisited``
 gives all of it as a ``RevisitedBenchmark``, whose lists of indices are what the evaluation of rankings takes. Through
 ``load``, database, queries and distractors are plain image sets of one nameless class, to be embedded or verified.
 """
@@ -158,7 +158,7 @@ def _parse_sfm(source: Source, root: Path) -> _Parsed:
 
 
 def sfm_folder(root: Path, file: str) -> str:
-    """Where ``file`` lies below ``root``: as its publishers unpack it, beside the benchmarks, or ``root`` itself."""
+    """The place of ``file`` below ``root``: as its publishers unpack it, beside the benchmarks, or ``root`` itself."""
     return next((f for f in (f"train/{SFM}/", f"{SFM}/", "") if (root / f / file).exists()), f"{SFM}/")
 
 

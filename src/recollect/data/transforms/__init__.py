@@ -1,4 +1,4 @@
-"""Pixels to the pixels a model is shown: crops, affine maps, whole images, and the draws they use.
+"""Transforms of decoded images: crops, affine maps, whole images, and their random numbers.
 
 ``transform.py`` says what a transform is and makes the usual ones.
 """

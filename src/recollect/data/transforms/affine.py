@@ -1,6 +1,6 @@
 """Augmentation for small grey shapes (characters): a random affine map instead of a crop.
 
-Made by ``glyph_transform`` of ``data/transforms.py``. The map is torchvision's ``affine``; the tests hold it to that.
+Made by ``glyph_transform`` of ``data/transforms/transform.py``. The map is torchvision's ``affine``; the tests compare them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The two standard transforms: a random resized crop for training, resize and centre crop for the test.
+"""The two standard transforms: a random resized crop for training, resize and centre crop for testing.
 
-Both give what torchvision v2 gives (see ``RandomResizedCrop`` for which of its two resize kernels); the tests hold them
-to it. Made by ``train_transform`` and ``test_transform`` of ``data/transforms.py``; the pipeline calls them in threads.
+Both give the same result as torchvision v2 (see ``RandomResizedCrop`` for which of its two resize kernels), as the tests
+check. Made by ``train_transform`` and ``test_transform`` of ``data/transforms/transform.py``; the pipeline calls them in
+threads.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Pixels = NDArray[np.uint8]
 
 KERNELS = ("torch", "pil")
 
-_ATTEMPTS = 10  # torchvision's RandomResizedCrop gives up after so many and takes a central crop
+_ATTEMPTS = 10  # torchvision's RandomResizedCrop gives up after this many and takes a central crop
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Random numbers that belong to an image, not to a worker: a function of (seed, epoch, batch, image, occurrence).
 
-No generator is kept and nothing is drawn in turn, so any number of workers and processes, in any order, sees the same
-numbers. Changing a constant here changes the augmentation of every run; the tests pin some values.
+No generator is kept and nothing is drawn in turn, so the numbers do not depend on workers, processes or
+order. Changing a constant here changes the augmentation of every run; the tests check some values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def uniforms(seed: int, epoch: int, batch: int, indices: Indices, occurrences: I
         batch: its number within the epoch, from 0: an image in several batches is augmented differently in each.
         indices: the images.
         occurrences: how often each came before in its batch: a repeated image is augmented differently.
-        count: numbers an image.
+        count: numbers per image.
 
     Examples:
         >>> rows = uniforms(0, 0, 0, np.array([7, 8]), np.array([0, 0]), 3)
@@ -41,7 +41,7 @@ def uniforms(seed: int, epoch: int, batch: int, indices: Indices, occurrences: I
 
 
 def occurrences(indices: Indices) -> Indices:
-    """For every entry, how many equal ones stand before it."""
+    """For every entry, the number of equal entries before it."""
     order = np.argsort(indices, kind="stable")
     ordered = indices[order]
     positions = np.arange(len(indices))

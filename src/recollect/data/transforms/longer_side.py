@@ -3,7 +3,7 @@
 The rules are those of the Revisited Oxford and Paris benchmark. ``LongerSide`` is a transform; unlike others it reads
 the image itself, because the bound of a cropped query depends on the size of the whole picture. The pipeline's
 ``sequential`` uses ``output_size`` to batch images of equal size without decoding anything first; its ``stream``, for
-training, gives images of different sizes together.
+training, yields lists of images of different sizes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Pixels to the pixels a model is shown: what a transform is, how to make the usual ones, how to bring your own.
+"""What a transform is, how to make the standard ones, and how to use your own.
 
 A transform takes an image and the random numbers that belong to it (``data/transforms/draws.py``) and gives H × W × 3 uint8; it
 keeps no state, so threads share it. To add one, write a class with the four members of ``Transform``. The transforms
-themselves are in ``crops.py``, ``affine.py`` (characters) and ``instance.py`` (images that keep a size of their own).
+themselves are in ``crops.py``, ``affine.py`` (characters) and ``longer_side.py`` (images that keep their own size).
 The pipeline depends on this file.
 """
 
@@ -25,10 +25,10 @@ from recollect.data.transforms.longer_side import LongerSide
 
 
 class Transform(Protocol):
-    """What the pipeline asks of a transform.
+    """What the pipeline needs from a transform.
 
-    ``size`` is (height, width) of every result, or None when images keep sizes of their own. ``draws`` is how many
-    random numbers an image needs; 0 means deterministic, and then results may be cached. ``key`` describes the
+    ``size`` is (height, width) of every result, or None when images keep their own sizes. ``draws`` is the number of
+    random numbers per image; 0 means deterministic, and then results may be cached. ``key`` describes the
     transform completely: equal keys must mean equal results.
     """
 
@@ -38,7 +38,7 @@ class Transform(Protocol):
 
     @property
     def draws(self) -> int:
-        """Random numbers an image needs."""
+        """Random numbers per image."""
 
     @property
     def key(self) -> str:
@@ -56,7 +56,7 @@ class FromTorchvision:
     """Your own torchvision v2 transform, PIL image to a uint8 tensor 3 × size × size.
 
     Its randomness comes from torch's global generator, which all threads share and the model draws from too. So the
-    pipeline calls it in the thread that asks for batches, seeded for the image, and leaves the generator as it was.
+    pipeline calls it in the thread that requests batches, seeded for the image, and restores the generator.
     Reproducible, but workers then only decode, and nothing is done ahead: for speed, write a ``Transform``. With
     ``random=False`` it must not draw at all, and runs in the workers.
     """

@@ -15,7 +15,7 @@ class Calibration(Term):
     Args:
         margins: a positive pair should be above the first, a negative pair below the second.
         violating: average over the pairs beyond their margin only, as ROADMAP's released code does, and not over all
-            pairs. Their number is counted in a pass of its own, by every process for all queries.
+            pairs. Their number is counted in a separate pass, by every process for all queries.
     """
 
     mixes, every_query = False, True
@@ -49,7 +49,7 @@ class Calibration(Term):
     def _hinges(self, similarities: Tensor, tile: TileIndices) -> tuple[Tensor, Tensor, Tensor]:
         """What positives lack (P × T), what negatives have too much (N × T), and the rows of the positives."""
         short = (self.margins[0] - similarities.gather(0, tile.positives)).clamp_(min=0).mul_(tile.mask)
-        # Padding repeats a query's first positive, or stands on any row of a query that has none: leave that one alone.
+        # Padding repeats a query's first positive, or is on an arbitrary row for a query without positives: skip it.
         keep = torch.where(tile.mask, -torch.inf, similarities.gather(0, tile.positives))
         similarities.scatter_reduce_(0, tile.positives, keep, "amin")
         if tile.own is not None:

@@ -1,8 +1,8 @@
 """Sums of a step over many rows: "how many z are ahead of each x", and the slopes of that, block by block.
 
-``z`` is N × T and ``x`` is P × T, one column a query. Neither P × N × T values nor their slopes are ever held: both sums go
-over blocks of rows of z that fit a cache (CPU) or a budget (GPU). Values are computed again for the slopes: cheaper than
-keeping them. Only ``soft_rank.py`` uses this file.
+``z`` is N × T and ``x`` is P × T, one column per query. Neither P × N × T values nor their slopes are ever stored: both
+sums go over blocks of rows of z that fit a cache (CPU) or a budget (GPU). Values are computed again for the slopes, which
+is cheaper than storing them. Only ``soft_rank.py`` uses this file.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class _Level:
         self.mask, self.positions = wanted.gather(0, order), positions.gather(0, order)
         self.x = torch.where(self.mask, self.found, unseen)
         self.count = wanted.sum(0).to(found.dtype)
-        # Of an empty level there is no bound; any number below the padding serves.
+        # An empty level has no bound; any number below the padding works.
         some = self.count > 0
         self.bounds = torch.where(some, self.x.amin(0), 0.0), torch.where(some, self.found.amax(0), 0.0)
 

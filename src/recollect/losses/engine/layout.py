@@ -1,8 +1,8 @@
-"""Who is positive to whom: labels turned into the index tables a tile of queries needs.
+"""Which items are positives of which queries: labels turned into the index tables of a tile.
 
-Everything here depends on labels alone and is worked out on the CPU once a call. Queries with too few positives are left
-out; the rest are ordered by the size of their class, so that a tile's queries have about as many positives and padding is rare.
-With SiMix, rows are those of the mixed batch: the originals, then the virtual examples.
+Everything here depends only on labels and is computed on the CPU once per call. Queries with too few positives are left
+out; the rest are ordered by the size of their class, so that a tile's queries have similar numbers of positives and little
+padding. With SiMix, rows are those of the mixed batch: the originals, then the virtual examples.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LabelLayout:
         start, size: for each of those, where its class begins in ``members`` and how many references it has.
         members: rows of the (mixed) references, class by class.
         own: for each of those queries, its own row among the references, which is not a positive; None if there is none.
-        place: for each of those queries, where its own row stands in its class.
+        place: for each of those queries, the position of its own row in its class.
         mixing: SiMix of queries and references, or None.
     """
 
@@ -143,7 +143,7 @@ class LabelLayout:
         position = torch.where(mask, slot, 0)
         if self.place is not None:
             position = position + (position >= self.place[part])  # step over the query itself
-        # Where a query has no positive at all, its padding must stand somewhere.
+        # The padding of a query without positives needs some row.
         positives = self.members[(start + position).clamp_(max=len(self.members) - 1)]
         rows, mixing = queries, None
         if self.mixing is not None:

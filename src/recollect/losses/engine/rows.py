@@ -1,4 +1,4 @@
-"""Losses that read a query's whole list of similarities at once: Blackbox-AP sorts it, binned AP makes a histogram of it."""
+"""Losses that need a query's whole list of similarities at once: Blackbox-AP sorts it, binned AP makes a histogram of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TILE_BYTES = 32 * 2**20
 
 
 class RowTile(NamedTuple):
-    """Lists of similarities, one row a query; each query has at least one positive."""
+    """Lists of similarities, one row per query; each query has at least one positive."""
 
     similarities: Tensor  # T × N, may be overwritten
     row: Tensor  # for each positive pair, its row

@@ -1,8 +1,8 @@
-"""SiMix: a batch enlarged by mixtures of its own images, without building a single new embedding.
+"""SiMix: a batch enlarged by mixtures of its own images, without computing new embeddings.
 
 For two images x, z of one class and a random α, the virtual example is ``v = α x + (1 − α) z``, labelled with that class and
 not normalized again. Similarities are linear in the embedding, so every similarity of a virtual example is a mixture of
-similarities that are there already: with the sparse mixing matrix A (one row an example, its parents' α and 1 − α in it),
+existing similarities: with the sparse mixing matrix A (one row per example, with its parents' α and 1 − α),
 ``S_mixed = A S Aᵀ``. The tile loop mixes tiles of similarities with ``mix_rows`` and returns their gradient
 with ``unmix_rows``.
 """
@@ -67,7 +67,7 @@ def draw_mixing(labels: Tensor, max_pairs: int | None = MAX_PAIRS, generator: to
 
     Args:
         labels: M integers on the CPU; classes of any size, those of one image give no pair.
-        max_pairs: at most so many pairs a class, chosen at random; None for no bound.
+        max_pairs: maximum number of pairs per class, chosen at random; None for no limit.
         generator: makes the draw reproducible; PyTorch's global one otherwise.
     """
     first, second = _pairs(labels, max_pairs, generator)

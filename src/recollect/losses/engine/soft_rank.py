@@ -4,13 +4,13 @@ The soft rank of x for query q is ``1 + Σ_z step(s_qz − s_qx)``. Every loss o
 query's positives. For one tile this file
 
 1. ranks: positives against positives and against negatives, block by block;
-2. asks the loss for its value and, by autograd on those few numbers, for ∂loss/∂rank;
-3. spreads that over the similarities.
+2. computes the loss and, by autograd on those few numbers, ∂loss/∂rank;
+3. propagates that to the similarities.
 
-Two facts prune exactly, to rounding: a negative far below every positive adds 0 and has no slope; a positive that is
-already behind ``rank_limit`` others has neither value nor slope in the loss (RS@k), so its rank need not be finished.
+Two prunings are exact up to rounding: a negative far below every positive adds 0 and has no slope; a positive that is
+already behind ``rank_limit`` others has neither value nor slope in the loss (RS@k), so its rank is not completed.
 
-The equation itself is in ``reference.py``; tests hold this file to it. Products and tiles are in ``tile_loop.py``.
+The equation is in ``reference.py``; tests compare this file with it. Products and tiles are in ``tile_loop.py``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The smooth steps that replace ``1 if z is ahead of x else 0`` in a rank.
 
-A step is bound to one tile of similarities and then asked, block by block, for its values ("how much is z ahead of x")
+A step is bound to one tile of similarities and then computes, block by block, its values ("how much is z ahead of x")
 and its slopes. ``t = (s_qz − s_qx) / tau`` throughout, so similarities arrive here already divided by ``tau``.
 
 Shapes: n reference rows, P positives, T queries (one column each). A block is P × n × T, sized to stay in the cache.
@@ -109,7 +109,7 @@ class _RatioRange(NamedTuple):
 
 
 def _windows(x: Tensor, lowest: Tensor, highest: Tensor) -> list[slice]:
-    """Runs of x (descending in each column) that lie close enough together to share one exponential of z."""
+    """Runs of x (descending in each column) that are close enough to share one exponential of z."""
     widest = _RatioRange.of(x.dtype).window
     true = torch.where(x > highest, lowest, x)  # padding counts as the lowest
     starts = [0]
@@ -157,7 +157,7 @@ class _SigmoidOfRatio:
 
 
 class _SigmoidOfDifference:
-    """The sigmoid as written, for any spread of similarities and any device."""
+    """The plain sigmoid, for any spread of similarities and any device."""
 
     def __init__(self, z: Tensor, x: Tensor) -> None:
         self.z, self.x = z, x

@@ -1,10 +1,10 @@
 """The one tile loop: similarities, a term of the loss on them, and the gradient of the embeddings, in a single pass.
 
-For one tile of queries the loop multiplies (all references × the tile's queries, mixed if SiMix is on), asks a term for its
-value and for ``G = ∂loss/∂similarities``, and multiplies back: ``∂loss/∂E = (G + Gᵀ) E``. Nothing of size M × M is ever
-held: a tile needs its own columns of S and G and nothing else. ``backward`` only scales what ``forward`` has found.
+For one tile of queries the loop multiplies (all references × the tile's queries, mixed if SiMix is on), gets the value and
+``G = ∂loss/∂similarities`` from a term, and multiplies back: ``∂loss/∂E = (G + Gᵀ) E``. Nothing of size M × M is ever
+stored: a tile needs only its own columns of S and G. ``backward`` only scales the gradient found by ``forward``.
 
-To add a kind of loss, subclass ``Term``. Its equation belongs into ``reference.py``, and tests hold the term to it.
+To add a kind of loss, subclass ``Term``. Add its equation to ``reference.py`` and a test that compares the two.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from recollect.losses.engine.layout import LabelLayout, TileIndices
 from recollect.losses.engine.simix import Mixing
 
 MEMORY = 512 * 2**20
-"""Default memory budget of a loss in bytes, beside the embeddings and their gradient."""
+"""Default memory budget of a loss in bytes, without the embeddings and their gradient."""
 
 TileFunction = Callable[[Tensor, TileIndices], tuple[Tensor, Tensor]]
 """Similarities (references × queries; may be overwritten) and indices of a tile to its part of the loss, and G."""
@@ -44,7 +44,7 @@ class Term:
     """Whether queries without a positive take part."""
 
     def scale(self, dtype: torch.dtype) -> float:
-        """What G is multiplied by on its way through the loop."""
+        """The factor by which G is scaled inside the loop."""
         return 1.0
 
     def width(self, run: TileRun) -> int:
@@ -65,7 +65,7 @@ class Pairing:
         labels: M integers.
         references: N × d; ``embeddings`` itself where the batch is its own reference set.
         ref_labels: N integers.
-        own: for each query, the row of the references that is the query itself; None where there is none.
+        own: for each query, the row of the references that is the query itself; None if there is none.
     """
 
     embeddings: Tensor
@@ -100,7 +100,7 @@ def tiled_loss(
         term: what is computed of a tile.
         pairing: queries and references.
         mixing: SiMix of queries and of references; the same object twice when both are one set.
-        memory: bytes the computation may hold beside embeddings and gradient.
+        memory: bytes the computation may use in addition to embeddings and gradient.
         share: ``(r, W)``: only the r-th of W shares of the queries; the W results add up to the whole.
 
     Returns:
@@ -238,7 +238,7 @@ def same_set(embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None, ref_lab
 
 
 def zero_loss(embeddings: Tensor, ref_emb: Tensor | None = None) -> Tensor:
-    """0 with a zero gradient, for a batch in which nothing has a positive; warns, since it trains nothing."""
+    """0 with a zero gradient, for a batch without any positive; warns, because such a batch trains nothing."""
     warnings.warn(
         "No image of this batch has a positive, so the loss is 0: sample at least 2 images per class.", stacklevel=3
     )

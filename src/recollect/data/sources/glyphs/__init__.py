@@ -1,8 +1,8 @@
-"""``glyphs``: characters in many typefaces, made on the spot from fonts that pip installs. Nothing is downloaded.
+"""``glyphs``: characters in many typefaces, generated from fonts that pip installs. Nothing is downloaded.
 
 A class is a character, an image is that character in one typeface, and test characters are never seen in training:
-open-set retrieval of real designs. Made once, in seconds, and cached; the cache is keyed by the font files and whatever
-else the pixels depend on, so other fonts make another set. Which fonts, and how drawn: ``data/sources/glyphs/typefaces.py``.
+open-set retrieval of real designs. Made once, in seconds, and cached; the cache key covers the font files and everything
+else the pixels depend on, so other fonts give another set. Fonts and rendering: ``data/sources/glyphs/typefaces.py``.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def make_glyphs(faces: list[Face], min_faces: int = MIN_FACES) -> Glyphs:
     """Draw every character that at least ``min_faces`` faces have, and keep what makes a clean data set.
 
     Look-alikes are one class (``lookalikes.py``) with one picture a face. Of identical pictures of a class one is
-    kept; a picture that two classes share (the A and a of a face without small letters) is in neither, for it has no
+    kept; a picture that two classes share (the A and a of a face without small letters) is in neither, because it has no
     right answer. Classes with fewer than ``min_faces`` pictures left are dropped. Classes are ordered by a hash of
     their code point: the half that trains, and any first half of that, is a fair sample of all scripts, and a character
     stays on its side when fonts are added.

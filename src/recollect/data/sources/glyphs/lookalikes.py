@@ -1,7 +1,7 @@
-"""Which characters are one and the same to the eye: Latin A, Greek Α and Cyrillic А.
+"""Which characters look the same: Latin A, Greek Α and Cyrillic А.
 
-Read off the renderings rather than a table: two characters are one class when the same face, most of the times that it
-draws both, draws them alike. ``sources/glyphs.py`` calls it; changing a number here must raise ``RENDERER`` in
+Decided from the renderings, not from a table: two characters are one class when most faces that have both draw them
+alike. ``sources/glyphs/__init__.py`` calls it; changing a number here must raise ``RENDERER`` in
 ``typefaces.py``, since made sets are cached.
 """
 
@@ -43,7 +43,7 @@ def merge_lookalikes(pictures: Pictures) -> dict[str, str]:
 
 
 def ink_difference(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """The share of ink in which pictures differ, N × H × W of each, at the best shift of up to a pixel each way."""
+    """The share of ink in which pictures differ, N × H × W of each, at the best shift of up to one pixel in each direction."""
     dark, other_dark = 255 - one.astype(np.int32), 255 - other.astype(np.int32)
     ink = np.maximum(dark.sum((1, 2)), other_dark.sum((1, 2)))
     shifted = (np.roll(other_dark, (dy, dx), (1, 2)) for dy in (-1, 0, 1) for dx in (-1, 0, 1))

@@ -1,8 +1,8 @@
 """Typefaces on this machine and how one character looks in one of them.
 
 Finds font files (inside matplotlib, in the ``fontpkg-*`` packages of the extra ``glyphs``, on request the system's),
-tells which characters each one truly draws, and renders a character centred on a small square. ``sources/glyphs.py``
-makes a data set of it. Whatever changes a pixel here must raise ``RENDERER``, which is part of the cache's key.
+finds which characters each one really draws, and renders a character centred on a small square. ``sources/glyphs/__init__.py``
+makes a data set of it. Any change of a pixel here must raise ``RENDERER``, which is part of the cache's key.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ RENDERER = 1
 SIZE = 48
 EM = 36  # pixels an em: capitals are then about half the picture's side, and few characters need shrinking
 MARGIN = 2
-MIN_EXTENT = 10  # pixels: what is smaller both ways is a dot or a mark that no one could name on its own
+MIN_EXTENT = 10  # pixels: anything smaller in both directions is a dot or a mark that cannot be recognized alone
 
 WEIGHT = 400.0
-"""The weight a variable font is set to: it is one design, of which any number of near-copies could be made."""
+"""The weight a variable font is set to: it is one design; other weights would be near-copies."""
 
 # Matplotlib's other files have no characters in the sense of Unicode: private codes, sizes of brackets, and Knuth's
 # fonts with their own encoding; LastResort draws a labelled box for everything.
@@ -94,7 +94,7 @@ class Face:
 
 
 def find_faces(system_fonts: bool = False) -> list[Face]:
-    """The faces on this machine, in a fixed order: matplotlib's, those of ``fontpkg-*``, and the system's if asked for.
+    """The faces on this machine, in a fixed order: matplotlib's, those of ``fontpkg-*``, and, on request, the system's.
 
     A font file with the content of one before it is left out.
     """
