@@ -79,7 +79,7 @@ class DataConfig:
     cache: Literal["none", "ram", "disk"] = "none"
     """Keep decoded images."""
     workers: int | None = ranged(None, 0, 1024)
-    """Threads that decode; None for one a core, at most 16."""
+    """Threads that decode images; None for one per core, at most 16."""
     prefetch_mb: int = ranged(512, 0, 2**20)
     """How much may be decoded ahead of use."""
     on_bad_image: Literal["error", "skip"] = "error"

@@ -21,7 +21,7 @@ NAMES = ("crop", "glyph", "whole", "none")
 
 
 def check_augmentation(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse a name that ``make_augmentation`` does not know, without importing anything.
+    """Refuse a name unknown to ``make_augmentation``, without importing anything.
 
     Raises:
         ConfigError: an unknown name, or options for an augmentation of recollect.

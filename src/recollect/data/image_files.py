@@ -199,7 +199,7 @@ def walk_images(
         allow_outside: whether links may leave ``root``.
         left_out: counts what is left out, by reason.
         above: the parent folders.
-        refused: is told each image and folder that cannot be used, and why; without it a link that leaves the root is
+        refused: called with each image and folder that cannot be used, and why; without it a link that leaves the root is
             an error.
     """
     real = os.path.realpath(inside(root, folder, allow_outside=allow_outside) if folder else root)

@@ -269,7 +269,7 @@ def _leaves(name: str) -> bool:
     """Whether a relative name points above its root by its spelling alone (links are for ``path`` to follow)."""
     if ".." not in name and ":" not in name and not name.startswith(("/", "\\")):
         return False  # nearly every name, decided without parsing it
-    # The Windows reading splits at both slashes and knows drives, so a list is judged the same on every system.
+    # Windows paths split at both slashes and have drives, so a list is checked alike on every system.
     path = PureWindowsPath(name)
     return bool(path.anchor) or ".." in path.parts
 

@@ -137,7 +137,7 @@ class Reader:
     def _apply(self, index: int, image: Image.Image | Pixels, random: Uniforms) -> Pixels:
         try:
             return self.transform(image, random)
-        except ImageError as error:  # it knows the pixels, not the name
+        except ImageError as error:  # it has the pixels, not the name
             raise ImageError(f"{printable(self.images.names[index])}: {error}", error.kind) from error
 
     def _source(self, index: int) -> Image.Image | Pixels:

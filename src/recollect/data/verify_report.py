@@ -41,7 +41,7 @@ def _range(bits: int) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """The whole check. ``ok`` is what the exit code tells."""
+    """The result of the whole check. ``ok`` decides the exit code."""
 
     name: str
     root: str | None

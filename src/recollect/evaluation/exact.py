@@ -111,7 +111,7 @@ def count_close(
         queries: q × d, items: t × d, similarities: their q × t product in float32 (−inf where not counted).
         pairs: k query rows, one for each undecided (query, threshold).
         low: k thresholds less the error bound; high: plus the error bound; exact: the thresholds in float64.
-        close: how many entries lie between, over all pairs.
+        close: number of entries in between, over all pairs.
         scratch: flat float32 buffer of at least one tile.
     """
     width = similarities.shape[1]

@@ -38,7 +38,7 @@ class GradedRanks:
     Attributes:
         fine: [q × P] True where the item is of level 2. present: [q × P] False for padding.
         ranks: [q × P] the item's rank, 1 for the top; any number for padding.
-        same: [q × P] items of its own level up to and with it.
+        same: [q × P] number of items of its own level up to and including it.
         other: [q × P] items of the other of the two levels ahead of it.
         numbers: [q × 2] how many items of level 1 and of level 2 the query has.
     """

@@ -58,7 +58,7 @@ class RevisitedResult:
         return means
 
     def save(self, path: Path | str, *, overwrite: bool = False) -> Path:
-        """Write the per-query values as ``.npz``, one array a set-up and name: ``numpy.load(path)["hard/map"]``."""
+        """Write the per-query values as ``.npz``, one array per set-up and name: ``numpy.load(path)["hard/map"]``."""
         path = Path(path)
         refuse_existing(path, overwrite)
         arrays = {f"{setup}/{name}": v for setup, values in self.per_query.items() for name, v in values.items()}

@@ -134,7 +134,7 @@ def as_pixels(image: ImageLike, preprocessing: Preprocessing, max_pixels: int | 
     decoded = read_image(image, max_pixels=max_pixels)
     try:
         return preprocessing(decoded)
-    except ImageError as error:  # it knows the pixels, not the name
+    except ImageError as error:  # it has the pixels, not the name
         if isinstance(image, str | Path):
             raise ImageError(f"{printable(str(image))}: {error}", error.kind) from error
         raise

@@ -48,7 +48,7 @@ class CodeOrigin:
 
     @property
     def architecture(self) -> str:
-        """A name that changes with the code and its options, so that vectors of other code are never taken for its own."""
+        """A name that changes with the code and its options, so that cached vectors of other code are never used for it."""
         content = json.dumps([self.sha256, dict(self.options)], sort_keys=True, default=str)
         return f"{self.reference} {hashlib.sha256(content.encode()).hexdigest()[:16]}"
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from recollect.models import Embedder
 
 _ON_CPU = 4
-"""Images that were handed over (queries of a service) in the network at once on a CPU. Activations of a few fit into the cache:
+"""Images passed in memory (queries of a service) in the network at once on a CPU. Activations of a few fit into the cache:
 32 queries of lite0 take 0.74 s of one thread in fours, 0.86 s one by one, 1.24 s all together."""
 
 OnBad = Callable[[int, ImageError], None]
@@ -53,7 +53,7 @@ class Encoder(Protocol):
 
 
 class ModelEncoder:
-    """An ``Embedder`` as an ``Encoder``. Of files, it knows the vectors that any verb has computed before.
+    """An ``Embedder`` as an ``Encoder``. For files, it reuses vectors that any command has computed before.
 
     Args:
         embedder: the network.

@@ -178,7 +178,7 @@ class Index(OpenedIndex):
         Args:
             images: paths, bytes, PIL images or uint8 arrays. Of those that are not files, the bytes are kept.
             ids: one per image; by default the path as given, or only the file's name if the path is absolute or has ``..``:
-                ids are shown to others, where files lie on this machine is not.
+                ids are shown to clients, paths on this machine are not.
             metadata: one mapping per image; values are kept as text.
             wait: seconds to wait for another process that is writing.
         """

@@ -126,7 +126,7 @@ class OpenedIndex:
         return self._store.picture(item.digest)
 
     def info(self) -> dict[str, Any]:
-        """What there is to know about the index, as plain values."""
+        """A description of the index, as plain values."""
         generation = self._current(fresh=True)
         building = self._settings.building
         return {

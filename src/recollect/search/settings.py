@@ -1,4 +1,4 @@
-"""What an index knows about itself: which generation answers, which is being built, and the model of each.
+"""The state of an index: which generation answers, which is being built, and the model of each.
 
 One JSON document of the store. Every store writes it atomically, so switching generations is atomic too.
 """

@@ -35,7 +35,7 @@ CREATE TABLE generations (
 CREATE TABLE items (
     generation INTEGER NOT NULL, slot INTEGER NOT NULL, id TEXT NOT NULL, digest TEXT NOT NULL, source TEXT NOT NULL,
     stamp TEXT NOT NULL, metadata TEXT NOT NULL, changed INTEGER NOT NULL,
-    label TEXT AS (json_extract(metadata, '$.label')),  -- used by most filters
+    label TEXT AS (json_extract(metadata, '$.label')),  -- what most filters ask for
     PRIMARY KEY (generation, slot)
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX items_id ON items (generation, id);

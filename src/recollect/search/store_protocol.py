@@ -46,7 +46,7 @@ class Item:
         vector: d values; None where an item is read without its vector.
         metadata: what users see and filter by: ``label``, ``name``, their own columns. Values are text.
         digest: SHA-256 of the image's bytes; equal images are embedded once.
-        source: path of the file on this machine, or "" for an image that was handed over. Never shown to others.
+        source: path of the file on this machine, or "" for an image that was passed in memory. Never shown to clients.
         stamp: size and time of that file when it was read; while they are the same, it is not read again.
         picture: bytes of an image that has no file; kept by its digest.
     """

@@ -140,7 +140,7 @@ def large_batch_step(
         embeddings, last, states = _embed(forward, chunks, model, device)
         value, gradient = _loss_and_gradient(loss, embeddings, labels.to(device), scaler, team, device)
         if not shares and team.rank > 0:
-            # A loss computed whole everywhere gives every process the whole gradient of its parameters, but for the last
+            # A loss computed completely by every process gives each the whole gradient of its parameters, except for the last
             # digits on a GPU, by which copies would drift apart: the first process's is the one that counts.
             for parameter in own:
                 parameter.grad = None

@@ -56,7 +56,7 @@ class GradedRank(SoftRank):
     Args:
         graded_loss: the loss of each query, from its ranks.
         step: how "z is ahead of x" is smoothed.
-        labels, ref_labels: fine labels of queries and references; the tile loop knows the coarser ones.
+        labels, ref_labels: fine labels of queries and references; the tile loop has the coarser ones.
         prune: leave out what cannot change the result beyond rounding.
     """
 

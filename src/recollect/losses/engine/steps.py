@@ -39,7 +39,7 @@ class Bound(Protocol):
 
 
 class Step(Protocol):
-    """What the engine needs to know of a step."""
+    """What the engine needs from a step."""
 
     @property
     def tau(self) -> float:

@@ -158,7 +158,7 @@ class _TiledLoss(torch.autograd.Function):
 
 
 class _Once(torch.autograd.Function):
-    """``gradient · factor``; it knows its inputs, so that differentiating it again is refused in words."""
+    """``gradient · factor``; it keeps its inputs, so that a second derivative raises a clear error."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, gradient: Tensor, factor: Tensor, queries: Tensor, references: Tensor) -> Tensor:
