@@ -105,7 +105,7 @@ def paired_bootstrap(
 
 
 def changed_queries(first: Evaluation, second: Evaluation, metric: str = "r@1") -> Changes:
-    """Which queries got better and which worse. For ``first_rank`` and the like a smaller value is better."""
+    """Which queries got better and which worse. For metrics like ``first_rank`` a smaller value is better."""
     _check_same_queries(first, second)
     change = np.nan_to_num(second.values(metric) - first.values(metric))
     if metric in (*second.settings.get("lower_is_better", ()), "first_rank"):
@@ -115,7 +115,7 @@ def changed_queries(first: Evaluation, second: Evaluation, metric: str = "r@1") 
 
 
 def _check_same_queries(first: Evaluation, second: Evaluation) -> Literal["ids", "labels"]:
-    """Refuse results of different queries; what they were compared by."""
+    """Refuse results of different queries; returns what they were compared by."""
     if len(first.labels) != len(second.labels) or not np.array_equal(first.labels, second.labels):
         raise InputError(
             f"the two results are of different queries ({len(first.labels)} and {len(second.labels)}, or with other "

@@ -65,7 +65,7 @@ def first_rank(ranks: Tensor, positives: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric and what it looks at.
+    """A metric and the ranks it needs.
 
     Attributes:
         compute: (ranks, positives) → one value per query; with a third argument k if ``depth`` is ``"k"``. ``ranks`` is
@@ -173,7 +173,7 @@ DEFAULT_KS = (1, 10, 100, 1000)
 
 
 def default_ks(items: int) -> list[int]:
-    """Of 1, 10, 100 and 1000 those below the number of items to choose from: beyond it every query finds something."""
+    """Of 1, 10, 100 and 1000 those below the number of items to choose from: with larger k every query finds something."""
     return [k for k in DEFAULT_KS if k < items] or [1]
 
 

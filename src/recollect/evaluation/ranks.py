@@ -217,7 +217,7 @@ def _product(left: Tensor, right: Tensor, buffer: Tensor) -> Tensor:
 
 
 def _order(queries: Ints, relevance: Relevance) -> Ints:
-    """Tiles are padded to their longest row, so queries with as many positives go together; within those, classes."""
+    """Tiles are padded to their longest row, so queries with equal numbers of positives go together; within those, classes."""
     return queries[np.lexsort((queries, relevance.groups[queries], relevance.counts[queries]))]
 
 

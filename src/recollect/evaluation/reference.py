@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 
 def ranking(similarities: NDArray[np.float64], positive: NDArray[np.bool_], ties: str) -> list[int]:
-    """Ranks (from 1) of the positives when sorted by falling similarity; among equals, negatives first (or last)."""
+    """Ranks (from 1) of the positives when sorted by descending similarity; among equals, negatives first (or last)."""
     order = sorted(
         range(len(similarities)),
         key=lambda i: (-similarities[i], bool(positive[i]) if ties == "pessimistic" else not positive[i]),
@@ -79,7 +79,7 @@ def evaluate(
     coarse_labels: Sequence[Any] | None = None,
     gallery_coarse_labels: Sequence[Any] | None = None,
 ) -> list[dict[str, float] | None]:
-    """One dict of metrics a query; None for a query without a positive."""
+    """One dict of metrics per query; None for a query without a positive."""
     queries = np.asarray(embeddings, dtype=np.float64)
     items = queries if gallery is None else np.asarray(gallery, dtype=np.float64)
     item_labels = list(labels if gallery_labels is None else gallery_labels)

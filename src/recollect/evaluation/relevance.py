@@ -41,7 +41,7 @@ class Relevance(Protocol):
 
 
 class Lists:
-    """One list of gallery indices a query, packed; duplicates within a list are dropped."""
+    """One list of gallery indices per query, packed; duplicates within a list are dropped."""
 
     def __init__(self, lists: Sequence[Any], queries: int, gallery: int, what: str) -> None:
         if len(lists) != queries:

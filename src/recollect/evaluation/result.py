@@ -62,7 +62,7 @@ class Evaluation:
         return int((self.positives > 0).sum())
 
     def values(self, metric: str) -> NDArray[np.float64]:
-        """The per-query values of one metric, or a sentence naming those there are."""
+        """The per-query values of one metric, or an error that lists the available ones."""
         if metric not in self.per_query:
             raise InputError(f"{metric!r} was not computed; there are {', '.join(self.per_query)}.")
         return self.per_query[metric]
@@ -126,7 +126,7 @@ class Evaluation:
 
 
 def as_ids(ids: Any | None, queries: int) -> NDArray[np.str_] | None:
-    """One string per query, or a sentence about what was given instead."""
+    """One string per query, or an error."""
     if ids is None:
         return None
     array = np.asarray(ids)
@@ -140,7 +140,7 @@ def as_ids(ids: Any | None, queries: int) -> NDArray[np.str_] | None:
 
 
 def write_summary(path: Path | str, summary: Mapping[str, Any], *, overwrite: bool = False) -> Path:
-    """Write a summary as JSON, never silently over another file."""
+    """Write a summary as JSON, without silently replacing another file."""
     path = Path(path)
     refuse_existing(path, overwrite)
     write_json(path, dict(summary))

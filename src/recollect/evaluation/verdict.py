@@ -62,7 +62,7 @@ class MetricChange:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What two evaluations of the same queries say together.
+    """The comparison of two evaluations of the same queries.
 
     Attributes:
         judgement: ``"helped"``, ``"no clear change"`` or ``"made it worse"``.
@@ -106,7 +106,7 @@ class Verdict:
         return ", ".join(change.words(self.level, self.judgement != UNCLEAR) for change in self.changes)
 
     def caution(self) -> str:
-        """A sentence if so little was compared that it should be known; otherwise nothing."""
+        """A warning if few queries or classes were compared; otherwise nothing."""
         if not self.enough_classes:
             return f"{self.classes} test {_plural(self.classes)} are too few to tell a difference from chance."
         if self.queries < FEW_QUERIES:
@@ -184,7 +184,7 @@ def verdict(
 
 
 def metric_name(metric: str) -> str:
-    """A metric's name as people write it: ``map@r`` is mAP@R."""
+    """A metric's name for display: ``map@r`` is mAP@R."""
     return _SHOWN.get(metric, metric)
 
 

@@ -133,7 +133,7 @@ def norm_softmax(num_classes: int, dim: int, temperature: float = 0.05) -> Metri
 
 
 def proxy_nca(num_classes: int, dim: int, scale: float = 1.0) -> MetricLearningLoss:
-    """ProxyNCA: neighbourhood components against one learned proxy a class (Movshovitz-Attias et al. 2017).
+    """ProxyNCA: neighbourhood components against one learned proxy per class (Movshovitz-Attias et al. 2017).
 
     −log of the softmax of −scale·D² at the own class's proxy, D² the squared distance between unit vectors. The own
     proxy counts in the denominator as well. Proxies are parameters of the loss. Labels are 0 … num_classes − 1. Takes

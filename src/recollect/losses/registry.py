@@ -185,7 +185,7 @@ def describe(name: str) -> LossDescription:
 
 
 def _found(name: str) -> tuple[LossEntry, Callable[..., Any]]:
-    """The row called ``name`` and what makes it; for a loss from outside a row is made.
+    """The row called ``name`` and what makes it; for an outside loss a row is made.
 
     Raises:
         ConfigError: there is no such loss.

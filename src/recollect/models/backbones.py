@@ -22,7 +22,7 @@ _TOO_NARROW = ("Output size is too small", "Kernel size can't be greater")  # to
 
 
 def timm_library() -> Any:
-    """The timm module, imported late and behind the torchvision repair."""
+    """The timm module, imported late, after the torchvision workaround."""
     from recollect.common import torchvision_fix
 
     torchvision_fix.apply()
@@ -56,7 +56,7 @@ def build_backbone(architecture: str, size: int) -> nn.Module:
 
 @contextmanager
 def refusing_narrow(images: object, name_of: Callable[[int], str] | None = None) -> Iterator[None]:
-    """Say in a sentence what torch says about images of which a network's strides leave nothing.
+    """Raise a clear error for images that are too small for a network's strides.
 
     Args:
         images: what goes in, B×3×H×W or a list of B images of any sizes; errors about other inputs stay as they are.

@@ -197,7 +197,7 @@ class Embedder(nn.Module):
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """What it expects of an image: size, interpolation, mean and deviation."""
+        """The expected preprocessing: size, interpolation, mean and standard deviation."""
         return self.config.preprocessing
 
     @property
@@ -268,7 +268,7 @@ class Embedder(nn.Module):
         return frozen.train(self.training), rest.train(self.training)
 
     def between(self, after: str, upto: str) -> nn.Module:
-        """The stages behind ``after`` up to and including ``upto``: what ``split(upto)`` has and ``split(after)`` lacks."""
+        """The stages after ``after`` up to and including ``upto``: what ``split(upto)`` has and ``split(after)`` lacks."""
         stages = self.stages()
         part = Part(stages[self._cut(stages, after) : self._cut(stages, upto)], self.config.batch_norm)
         return part.train(self.training)
@@ -415,7 +415,7 @@ class Embedder(nn.Module):
         return multiscale.multiscale(self.forward, self.normalize(batch), scales, self._multiple)
 
     def shortened(self, dim: int) -> Embedder:
-        """An embedder of the first ``dim`` numbers of this one's vectors, at length 1 (see ``common/unit_prefix.py``).
+        """An embedder of the first ``dim`` values of this one's vectors, normalized (see ``common/unit_prefix.py``).
 
         It has a shorter last layer and shares the backbone with this one. Worth it for a model trained with ``loss.dims``.
 
@@ -451,7 +451,7 @@ class Embedder(nn.Module):
         trust: bool = False,
         download: bool | None = None,
     ) -> Embedder:
-        """Rebuild an embedder from what ``save`` wrote; its embeddings are the same to the bit. In evaluation mode.
+        """Rebuild an embedder from what ``save`` wrote; its embeddings are bit-identical. In evaluation mode.
 
         Args:
             folder: what ``save`` wrote; or a finished run, whose embedder is in its folder ``model``; or

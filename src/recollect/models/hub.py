@@ -98,7 +98,7 @@ def hub_folder(address: str, *, download: bool) -> tuple[Path, str]:
 
 
 def fetched_once(address: str, download: bool | None) -> Path:
-    """``hub_folder``; with None for ``download``, what is not on this machine is fetched."""
+    """``hub_folder``; with ``download=None``, missing files are downloaded."""
     if download is not None:
         return hub_folder(address, download=download)[0]
     try:

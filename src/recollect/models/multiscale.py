@@ -65,5 +65,5 @@ def check_scales(scales: Sequence[float]) -> None:
 
 
 def sizes_at(height: int, width: int, scales: Sequence[float]) -> int:
-    """Pixels of one image over all scales: what a batch of it costs in memory is in proportion."""
+    """Pixels of one image over all scales: the memory of a batch is proportional to it."""
     return sum(math.ceil(height * scale) * math.ceil(width * scale) for scale in scales)

@@ -20,7 +20,7 @@ Stage = tuple[str, nn.Module]
 
 
 def set_batch_norm_gradients(module: nn.Module, policy: str) -> None:
-    """Freeze or free the affine part of every BatchNorm: trained under ``"statistics"`` and ``"trained"``."""
+    """Freeze or unfreeze the affine part of every BatchNorm: trained under ``"statistics"`` and ``"trained"``."""
     if policy not in BATCH_NORM:
         raise ConfigError(f"batch_norm {policy!r} is unknown: choose one of {', '.join(BATCH_NORM)}.")
     for norm in _batch_norms(module):
@@ -87,7 +87,7 @@ def backbone_stages(backbone: nn.Module) -> list[Stage]:
 
 
 class _TokenEmbedding(nn.Module):
-    """Image to tokens with positions. The transformer is kept out of sight: only these parameters are its own."""
+    """Image to tokens with positions. The transformer is not a submodule: only these parameters belong to it."""
 
     def __init__(self, transformer: Any) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ _COUNTER = "num_batches_tracked"
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a model's starting weights are from; kept with every model that grew from them."""
+    """Where a model's starting weights are from; kept with every model trained from them."""
 
     file: str | None = None
     sha256: str | None = None
@@ -94,7 +94,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def load_weights(backbone: nn.Module, path: Path, init: Initialization) -> Provenance:
-    """Fill ``backbone`` from ``path``, or change nothing and say why not.
+    """Fill ``backbone`` from ``path``, or change nothing and raise an error.
 
     Raises:
         WeightsError: the file is of another model; the message names the tensors that are missing, left over or of
@@ -193,7 +193,7 @@ def _check_head(path: Path, head: Mapping[str, Tensor], init: Initialization) ->
 
 
 def _resample_positions(positions: Tensor, backbone: nn.Module) -> Tensor:
-    """Position embeddings for the grid of this model, bicubic; left alone when that is not the difference."""
+    """Position embeddings for the grid of this model, bicubic; unchanged if the grid is not the difference."""
     own = getattr(backbone, "pos_embed", None)
     if own is None or positions.shape == own.shape or positions.ndim != 3 or positions.shape[-1] != own.shape[-1]:
         return positions

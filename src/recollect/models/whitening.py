@@ -253,7 +253,7 @@ def _shrunk(S: Tensor, shrinkage: float) -> Tensor:
 
 
 def _cholesky(S: Tensor) -> Tensor:
-    """The Cholesky factor of S, loaded with ever more of the identity until it has one worth the name."""
+    """The Cholesky factor of S, with more and more of the identity added until S is positive definite."""
     scale = float(S.diagonal().max())
     if scale <= 0:
         raise InputError("the two images of every pair have the same descriptor: there is no difference to whiten.")

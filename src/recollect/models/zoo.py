@@ -109,7 +109,7 @@ class Initialization:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """What the model expects of an image."""
+        """The preprocessing that the model expects."""
         mean, std = mean_and_std(self.normalization)
         return Preprocessing(self.size, self.resize, self.interpolation, mean, std, self.max_side)
 
@@ -391,7 +391,7 @@ def find(name: str) -> Initialization:
 
 
 def from_outside(loaded: doors.Loaded) -> Initialization:
-    """A row for a backbone from outside: ImageNet's mean and deviation, 224 px; settings change what does not suit it."""
+    """A row for an outside backbone: ImageNet's mean and standard deviation, 224 px; settings can change both."""
     return Initialization(
         name=loaded.short,
         paper_row="",

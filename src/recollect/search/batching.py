@@ -59,7 +59,7 @@ class Batcher:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Answer what is waiting, then end."""
+        """Answer the waiting queries, then stop."""
         await self._queue.join()
         if self._task is not None:
             self._task.cancel()

@@ -38,7 +38,7 @@ def calibrate_target(
     allow_outside: bool = False,
     **opening: Any,
 ) -> tuple[ThresholdCalibration, list[str]]:
-    """Measure thresholds and keep them with a run, a saved embedder or an index.
+    """Measure thresholds and store them with a run, a saved embedder or an index.
 
     Args:
         target: one of these.

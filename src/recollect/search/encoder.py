@@ -31,7 +31,7 @@ OnBad = Callable[[int, ImageError], None]
 
 @runtime_checkable
 class Encoder(Protocol):
-    """What turns images into vectors.
+    """Turns images into vectors.
 
     Attributes:
         dim: length of a vector.
@@ -119,7 +119,7 @@ def open_encoder(
     batch_size: int = 64,
     download: bool = False,
 ) -> Encoder:
-    """An encoder from a run, the folder of a saved embedder, an initialisation's name, or what is one already.
+    """An encoder from a run, the folder of a saved embedder, an initialisation's name, or an existing encoder.
 
     Args:
         model: one of these.

@@ -22,7 +22,7 @@ _HALF_ROWS = 1024  # rows of half-precision vectors converted at a time: 2 MB at
 
 @dataclass(frozen=True)
 class Found:
-    """The answers to Q queries, best first.
+    """The results of Q queries, best first.
 
     Attributes:
         indices: Q × k positions in the gallery.

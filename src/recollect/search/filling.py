@@ -33,7 +33,7 @@ BATCH = 256
 
 @dataclass
 class SyncChanges:
-    """What a call did to the index.
+    """The changes that a call made to the index.
 
     Attributes:
         added, updated, removed, unchanged: numbers of images. ``updated`` counts new contents and new metadata.
@@ -60,7 +60,7 @@ class _Wanted:
 
 
 def stored_vectors(rows: NDArray[np.float32], generation: Generation) -> NDArray[np.float32]:
-    """Vectors as the index keeps them: the first ``dim`` values, at length 1."""
+    """Vectors as the index stores them: the first ``dim`` values, normalized."""
     if generation.dim == rows.shape[1]:
         return rows
     kept: NDArray[np.float32] = unit_prefix(torch.from_numpy(np.ascontiguousarray(rows)), generation.dim).numpy()
@@ -75,7 +75,7 @@ def add_images(
     ids: Sequence[str],
     metadata: Sequence[Mapping[str, object] | None],
 ) -> SyncChanges:
-    """Add images by their ids; an image that is there with the same contents is not embedded again."""
+    """Add images by their ids; an image with unchanged contents is not embedded again."""
     changes = SyncChanges()
     with ProgressLine("indexing", len(images)) as line:
         for start in range(0, len(images), BATCH):
@@ -113,7 +113,7 @@ def sync_images(
     prune: bool,
     rehash: bool,
 ) -> SyncChanges:
-    """Bring the index up to date with the images of a folder.
+    """Synchronize the index with the images of a folder.
 
     Args:
         store, generation, encoder: where to and by what.
@@ -188,7 +188,7 @@ def _put(
     digests: dict[str, str],
     changes: SyncChanges,
 ) -> None:
-    """Embed what is new in one batch and write it."""
+    """Embed the new images of one batch and write them."""
     if not wanted:
         return
     # Whose vector can be taken over: an item with the same contents, under the same id or another.
@@ -257,7 +257,7 @@ def _unchanged(entry: _Wanted) -> bool:
 
 
 def refill(store: Store, old: Generation, new: Generation, encoder: Encoder) -> SyncChanges:
-    """Embed all items of one generation into another; what is there already from an interrupted call is kept."""
+    """Embed all items of one generation into another; items from an interrupted call are kept."""
     changes = SyncChanges()
     done = {item.id: item for item in store.iterate(new.number)}
     total = store.count(old.number)

@@ -56,14 +56,14 @@ class Graph:
         return cls(faiss, index, storage, slots, built)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What is kept of it."""
+        """The arrays to store."""
         hnsw = self._index.hnsw
         found = {name: self._faiss.vector_to_array(getattr(hnsw, name)) for name in ("levels", "offsets", "neighbors")}
         return {name: array.astype(_ARRAYS[name]) for name, array in {**found, "slots": self.slots}.items()}
 
     @classmethod
     def restored(cls, loaded: LoadedVectors, built: Mapping[str, Any], kept: Mapping[str, bytes]) -> Graph:
-        """A graph from what was kept.
+        """A graph from stored arrays.
 
         Raises:
             StoreError: the arrays do not fit together; following them could read anywhere in memory.

@@ -28,7 +28,7 @@ HEADERS = {
 
 
 class _TooLargeError(Exception):
-    """More bytes came than are taken."""
+    """More bytes were received than are accepted."""
 
 
 class Guard:

@@ -139,7 +139,7 @@ class Index(OpenedIndex):
         allow_outside: bool = False,
         wait: float = 0.0,
     ) -> SyncChanges:
-        """Bring the index up to date with a folder or a CSV file: only new and changed images are embedded.
+        """Synchronize the index with a folder or a CSV file: only new and changed images are embedded.
 
         It can be interrupted at any moment; the next call resumes. Ids and metadata: see ``image_files.list_images``.
 
@@ -198,7 +198,7 @@ class Index(OpenedIndex):
         fingerprint: str,
         wait: float = 0.0,
     ) -> int:
-        """Add vectors that this index's model made elsewhere; how many.
+        """Add vectors that this index's model made elsewhere; returns how many.
 
         Args:
             vectors: N × d, as long as the model's.
@@ -225,7 +225,7 @@ class Index(OpenedIndex):
         return len(ids)
 
     def remove(self, ids: Sequence[str], *, wait: float = 0.0) -> int:
-        """Remove images by their ids; how many there were."""
+        """Remove images by their ids; returns how many were removed."""
         with self._store.writing(wait):
             return self._store.delete(self._current(fresh=True).number, list(ids))
 
@@ -374,7 +374,7 @@ class Index(OpenedIndex):
         return changes
 
     def _tidied(self) -> Generation:
-        """The current generation, after removing what a process left that ended between switching and removing."""
+        """The current generation, after removing leftovers of a process that ended between switching and removing."""
         generation = self._current(fresh=True)
         known = {generation.number, *([] if self._settings.building is None else [self._settings.building.number])}
         for number in set(self._store.generations()) - known:
@@ -403,7 +403,7 @@ class Index(OpenedIndex):
             self._write(self._settings.with_current(approximate=None))
 
     def set_calibration(self, calibration: Mapping[str, Any] | None, *, wait: float = 0.0) -> None:
-        """Keep thresholds with the index (see ``thresholds.calibrate``)."""
+        """Store thresholds with the index (see ``thresholds.calibrate``)."""
         with self._store.writing(wait):
             self._current(fresh=True)
             self._write(self._settings.with_current(calibration=None if calibration is None else dict(calibration)))
@@ -414,7 +414,7 @@ def _model(encoder: Encoder) -> dict[str, Any]:
 
 
 def _calibration(encoder: Encoder, dim: int | None) -> dict[str, Any] | None:
-    """The model's own calibration, unless vectors are cut: then its similarities are others."""
+    """The model's own calibration, unless vectors are shortened, which changes similarities."""
     from recollect.search.thresholds import read_calibration
 
     return None if dim not in (None, encoder.dim) else read_calibration(encoder)

@@ -35,7 +35,7 @@ class IndexedFile:
 def list_images(
     source: Path | str, *, prefix: str = "", allow_outside: bool = False, left_out: Counter[str] | None = None
 ) -> tuple[list[IndexedFile], list[str]]:
-    """The images of a folder or of a CSV file, and remarks about what was left out.
+    """The images of a folder or of a CSV file, and messages about skipped files.
 
     A folder: every image below it. The id is its path relative to the folder, ``label`` the first folder on that path
     (below ``train``, ``test`` and ``val``, which become ``split``), ``name`` the file's name.
@@ -129,7 +129,7 @@ def _csv(path: Path, prefix: str, allow_outside: bool, remarks: list[str]) -> It
 
 
 def stamp_of(path: Path) -> str:
-    """Size and time of a file, by which it is known to be unchanged without reading it."""
+    """Size and time of a file, to detect changes without reading it."""
     state = path.stat()
     return f"{state.st_size}:{state.st_mtime_ns}"
 

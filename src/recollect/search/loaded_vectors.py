@@ -48,7 +48,7 @@ class LoadedVectors:
         self.size = max(self.size, size)
 
     def adopt(self, matrix: NDArray[Any], owner: object) -> None:
-        """Use ``matrix``, which holds the same vectors, from now on; ``owner`` is kept, since the memory is its."""
+        """Use ``matrix``, which holds the same vectors, from now on; ``owner``, which owns the memory, is kept alive."""
         self.matrix, self._owner = matrix, owner
         self.live = self.live[: len(matrix)]
 
@@ -81,7 +81,7 @@ class LoadedVectors:
 
 
 def merged(first: Found, second: Found, k: int) -> Found:
-    """The best ``k`` of two lists of answers to the same queries."""
+    """The best ``k`` of two lists of results for the same queries."""
     indices = np.concatenate([first.indices, second.indices], axis=1)
     similarities = np.concatenate([first.similarities, second.similarities], axis=1)
     order = np.argsort(-similarities, axis=1, kind="stable")[:, :k]

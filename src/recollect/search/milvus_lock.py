@@ -35,7 +35,7 @@ class ClaimLock:
         self._thread: threading.Thread | None = None
 
     def busy(self) -> IndexBusyError:
-        """What is raised when another writer is there."""
+        """The error raised when there is another writer."""
         return IndexBusyError(
             f"{self._store.address}: another process is writing to this index, or ended less than a minute ago on another "
             "machine. Try again later, or use --wait."
@@ -59,7 +59,7 @@ class ClaimLock:
         self._thread.start()
 
     def release(self) -> None:
-        """Let others write."""
+        """Release the claim."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

@@ -106,7 +106,7 @@ def item_of(row: Mapping[str, Any]) -> Item:
 
 
 def brief(error: Exception) -> str:
-    """What Milvus says, in one line."""
+    """Milvus's message, in one line."""
     return " ".join(str(getattr(error, "message", "") or error).split())[:300].rstrip(".")
 
 

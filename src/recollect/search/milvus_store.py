@@ -93,7 +93,7 @@ class MilvusStore:
 
     @contextmanager
     def writing(self, wait: float = 0.0) -> Iterator[None]:
-        """Be the only writer: a claim among the documents."""
+        """Become the only writer, by a claim among the documents."""
         if not self._writing.acquire(timeout=max(0.0, wait)):
             raise self._lock.busy()
         try:
@@ -126,7 +126,7 @@ class MilvusStore:
             self._client.upsert(self._documents, [{"key": key, "value": text, "vector": [0.0, 0.0]}])
 
     def documents(self, beginning: str) -> dict[str, str]:
-        """The documents whose keys begin so, as text."""
+        """The documents whose keys start with the prefix, as text."""
         condition = f"key like {quoted(beginning + '%')}"
         return {row["key"]: row["value"] for row in self._pages(self._documents, "key", condition, ["key", "value"])}
 
@@ -325,7 +325,7 @@ class MilvusStore:
             self._client.load_collection(table)
 
     def _graph(self, generation: int) -> int | None:
-        """``ef_search`` of the HNSW index; None where the index is FLAT."""
+        """``ef_search`` of the HNSW index; None if the index is FLAT."""
         with self._spoken():
             found = self._client.describe_index(self._table(generation), "vector")
         if not found or found.get("index_type") != "HNSW":

@@ -89,7 +89,7 @@ def _tie(
     right: NDArray[np.int64],
     values: NDArray[np.float32],
 ) -> None:
-    """Join the groups of pairs. Pairs inside one group already say nothing new about it."""
+    """Join the groups of pairs. Pairs within one group change nothing."""
     known = _settled(roots)
     a, b = known[left], known[right]
     new = np.flatnonzero(a != b)
@@ -109,7 +109,7 @@ def _root(roots: NDArray[np.int64], place: int) -> int:
 
 
 def _settled(roots: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Everybody's root, directly."""
+    """The root of every element."""
     while not np.array_equal(roots, roots[roots]):
         roots[:] = roots[roots]
     return roots

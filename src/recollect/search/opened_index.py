@@ -31,14 +31,14 @@ class OtherModelError(DataError):
 
 
 class OpenedIndex:
-    """What ``Index`` is made of. Use ``Index``."""
+    """Base of ``Index``, which users should use."""
 
     def __init__(self, store: Store, settings: Settings, encoder: Encoder | None = None, **opening: Any) -> None:
         self._store, self._settings, self._encoder, self._opening = store, settings, encoder, opening
         self._read_at = time.monotonic()
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
         self._store.close()
 
     def __enter__(self) -> Self:
@@ -52,12 +52,12 @@ class OpenedIndex:
 
     @property
     def address(self) -> str:
-        """Where it is, without a password."""
+        """Its address, without a password."""
         return self._store.address
 
     @property
     def store(self) -> Store:
-        """What keeps it."""
+        """Its store."""
         return self._store
 
     @property
@@ -93,7 +93,7 @@ class OpenedIndex:
         return self._encoder
 
     def count(self, where: Mapping[str, object] | None = None) -> int:
-        """How many images there are, or how many of them pass a filter."""
+        """The number of images, or of those that pass a filter."""
         return self._retried(lambda generation: self._store.count(generation.number, clean_where(where)))
 
     def values(self, column: str, limit: int = 1000) -> dict[str, int]:
@@ -116,7 +116,7 @@ class OpenedIndex:
         return [found[place] for place in sorted(range(len(found)), key=lambda place: order[place])[:count]]
 
     def picture(self, name: str) -> Path | bytes | None:
-        """The image of an item: its file, or the bytes that were added; None when neither is there any more."""
+        """The image of an item: its file, or the bytes that were added; None if neither exists any more."""
         item = self.get([name]).get(name)
         if item is None:
             return None

@@ -95,7 +95,7 @@ class PostgresStore:
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
-        """A connection for this thread; inside another such block the same, and so in the same transaction."""
+        """A connection for this thread; nested blocks share it, and so the transaction."""
         held = getattr(self._local, "connection", None)
         if held is not None:
             yield held
@@ -142,7 +142,7 @@ class PostgresStore:
 
     @contextmanager
     def writing(self, wait: float = 0.0) -> Iterator[None]:
-        """Be the only writer: an advisory lock of this session."""
+        """Become the only writer, by an advisory lock of this session."""
         end = time.monotonic() + wait
         busy = IndexBusyError(
             f"{self.address}: another process is writing to this index. Try again when it is done, or use --wait."
@@ -406,7 +406,7 @@ class PostgresStore:
 
 
 def _parsed(address: str) -> tuple[str, str, str]:
-    """What libpq takes, the index's name, and the address without its password."""
+    """Arguments for libpq, the index's name, and the address without its password."""
     parts = urlsplit(address)
     options = dict(parse_qsl(parts.query))
     name = options.pop("index", "recollect")

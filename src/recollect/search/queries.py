@@ -19,7 +19,7 @@ _TOGETHER = 64
 
 @dataclass(frozen=True)
 class Answer:
-    """A question with what was found. ``picture`` is the query's image: a file, bytes, or None if it is gone."""
+    """A query with its results. ``picture`` is the query's image: a file, bytes, or None if it is gone."""
 
     query: str
     picture: Path | bytes | None
@@ -35,7 +35,7 @@ def ask(
     exact: bool = False,
     skip_bad: bool = False,
 ) -> tuple[list[Answer], str | None]:
-    """Answers to files, folders and ids, in their order, and a remark on what was skipped, if anything.
+    """Results for files, folders and ids, in their order, and a message about skipped ones, if any.
 
     Args:
         index: what to search in.

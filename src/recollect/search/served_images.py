@@ -61,7 +61,7 @@ def shrunk(image: Image.Image) -> bytes:
 
 
 def check_upload(content: bytes, max_pixels: int) -> None:
-    """Refuse what is not an image, or too many pixels, by its first bytes: nothing is decoded.
+    """Refuse files that are not images or have too many pixels, by their first bytes: nothing is decoded.
 
     Raises:
         ImageError: with a sentence that may be sent back.

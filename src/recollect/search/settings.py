@@ -54,7 +54,7 @@ class Settings:
 
 
 def read_settings(store: Store) -> Settings | None:
-    """The settings of the index in ``store``; None when it holds none yet.
+    """The settings of the index in ``store``; None if it has none yet.
 
     Raises:
         StoreError: they cannot be understood.
@@ -74,7 +74,7 @@ def read_settings(store: Store) -> Settings | None:
 
 
 def write_settings(store: Store, settings: Settings) -> None:
-    """Replace the settings in one step."""
+    """Replace the settings atomically."""
     store.write_document(DOCUMENT, asdict(settings))
 
 

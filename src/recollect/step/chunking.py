@@ -45,7 +45,7 @@ class GraphWeight:
 
 @dataclass
 class _Memory:
-    """What is known of one model on one kind of input."""
+    """Measurements of one model on one kind of input."""
 
     capacity: int
     proven: int = 0
@@ -55,7 +55,7 @@ _remembered: WeakKeyDictionary[nn.Module, dict[Hashable, _Memory]] = WeakKeyDict
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is the device's or the machine's refusal of memory."""
+    """Whether an error is an out-of-memory error of the device or the machine."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error).lower()
@@ -63,7 +63,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def graph_weight(forward: Callable[[int], Tensor], model: nn.Module, count: int = _PROBE) -> GraphWeight:
-    """What a graph weighs, from those of ``count`` images and of half as many.
+    """The memory of a graph, from those of ``count`` images and of half as many.
 
     Args:
         forward: embeds the given number of first images.
@@ -134,7 +134,7 @@ def fitting_chunk(
 
 
 def _try(forward: Callable[[int], Tensor], chunk: int, parameters: list[nn.Parameter]) -> None:
-    """One forward and backward pass whose gradients are thrown away."""
+    """One forward and backward pass whose gradients are discarded."""
     with torch.enable_grad():
         embeddings = forward(chunk)
         if embeddings.requires_grad:

@@ -63,7 +63,7 @@ class Team:
         return cls(dist.get_rank(group), dist.get_world_size(group), group)
 
     def gather(self, embeddings: Tensor, labels: Tensor) -> Gathered:
-        """All processes' rows. Embeddings and labels travel together, as bytes, so labels of any type arrive exactly.
+        """All processes' rows. Embeddings and labels are sent together, as bytes, so labels of any type are exact.
 
         Args:
             embeddings: this process's rows, any number of them, R × d without a graph.
@@ -214,7 +214,7 @@ def losing_no_process(team: Team, advice: Callable[[], str]) -> Iterator[None]:
 
 
 def minutes_of_patience() -> float:
-    """``MINUTES``, or what ``RECOLLECT_TEAM_MINUTES`` says.
+    """``RECOLLECT_TEAM_MINUTES``, or ``MINUTES`` by default.
 
     Raises:
         ConfigError: it is not a number above 0.
@@ -230,7 +230,7 @@ def minutes_of_patience() -> float:
 
 
 def start(device: str = "cpu", timeout_minutes: float | None = None) -> Team:
-    """Join the processes that ``torchrun`` started, or be alone when it did not.
+    """Join the processes that ``torchrun`` started; without ``torchrun``, a single process.
 
     NCCL when the device is a GPU, Gloo otherwise. Each GPU process takes the GPU of its local number.
     """

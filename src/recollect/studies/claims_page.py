@@ -164,7 +164,7 @@ def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _runs(matrix: Matrix) -> Iterator[dict[str, Any]]:
-    """What is to be known of every finished run, without paths."""
+    """A record of every finished run, without paths."""
     from recollect.config.overrides import as_mapping
     from recollect.training.run_folder import RunFolder
 

@@ -13,7 +13,7 @@ from recollect.studies.matrix import Matrix, pending
 
 
 def choose_claims(name: str, benches: Sequence[str] | None, data: Path | None) -> tuple[list[Claim], list[str]]:
-    """The claims of that name (or all) on the benches whose images are there, and what was left out and why.
+    """The claims of that name (or all) on the benches whose images are available, and what was left out and why.
 
     Raises:
         ConfigError: an unknown claim or bench, or nothing left.
@@ -53,7 +53,7 @@ def every_claim() -> list[Claim]:
 
 
 def describe(matrix: Matrix, claims: Sequence[Claim], left_out: Sequence[str]) -> list[str]:
-    """The plan, a line each."""
+    """The plan, one line per claim."""
     lines = []
     counted = pending(matrix, claims)
     for claim in claims:

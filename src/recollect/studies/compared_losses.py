@@ -71,7 +71,7 @@ class PlannedComparison:
 
 @dataclass(frozen=True)
 class PairOfLosses:
-    """Two losses and what the runs say of their difference."""
+    """Two losses and their difference over the runs."""
 
     first: str
     second: str
@@ -265,7 +265,7 @@ def plan_comparison(
 
 
 def parse_losses(losses: str | Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
-    """Losses as a user names them, to names and options.
+    """Parse losses as given by a user into names and options.
 
     Example:
         >>> parse_losses("recall_at_k(simix=true, k=[1, 2]),smooth_ap")
@@ -293,7 +293,7 @@ def parse_losses(losses: str | Sequence[str]) -> list[tuple[str, dict[str, Any]]
 
 
 def _split(text: str) -> list[str]:
-    """At commas outside of parentheses and brackets."""
+    """Split at commas outside parentheses and brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "([{") - (letter in ")]}")
@@ -323,7 +323,7 @@ def _cell(name: str, options: Mapping[str, Any], batch: int) -> Cell:
 
 
 def _slug(text: str) -> str:
-    """As a folder's name, without two texts becoming one by accident."""
+    """A folder name for a text; different texts get different names."""
     import hashlib
 
     plain = re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.")[:60] or "loss"
@@ -339,7 +339,7 @@ def _batch(settled: Config, sizes: Any) -> int:
 
 
 def _first_rates(rate: float) -> tuple[float, ...]:
-    """The two rates of the ladder that a search begins with: the usual one and the next lower."""
+    """The two learning rates that a search starts with: the usual one and the next lower."""
     place = min(range(len(LADDER)), key=lambda number: abs(math.log(LADDER[number] / rate)))
     return LADDER[max(0, place - 1) : max(0, place - 1) + 2]
 
@@ -362,7 +362,7 @@ def _compute_features(planned: PlannedComparison) -> None:
 
 
 def summarise(planned: PlannedComparison) -> tuple[list[CellResult], list[PairOfLosses]]:
-    """What the runs of a comparison say so far."""
+    """The results of a comparison so far."""
     found = collect(planned.matrix, planned.claim)
     pairs = [
         PairOfLosses(contrast.terms[0][1].label, contrast.terms[1][1].label, judge(contrast, found))

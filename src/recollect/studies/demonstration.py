@@ -77,7 +77,7 @@ def _demo(folder: Path, steps: int, seed: int) -> Path:
 
 
 def demo_settings(loss: str, steps: int, seed: int, data_options: dict[str, Any]) -> dict[str, Any]:
-    """What the demonstration changes in the recipe: less of everything, so that it ends within minutes."""
+    """What the demonstration changes in the recipe: smaller sizes, so that it ends within minutes."""
     return {
         "loss.name": loss,
         "data.options": data_options,

@@ -24,7 +24,7 @@ _ASIDE = {"data": ("root", "workers", "prefetch_mb"), "run": ("device", "checkpo
 
 
 def take_over(matrix: Matrix, claims: Sequence[Claim], file: Path) -> tuple[int, int]:
-    """Put the records that fit into the study's folder; how many there are now, and how many did not fit.
+    """Copy the matching records into the study's folder; returns how many were imported and how many did not match.
 
     Args:
         matrix: the study.

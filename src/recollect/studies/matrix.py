@@ -70,7 +70,7 @@ class Matrix:
             write_json(file, {"budget": self.budget, **shared})
 
     def _check_about(self, known: dict[str, Any]) -> None:
-        """Runs of other data or settings must not meet on one page."""
+        """Runs of different data or settings must not be mixed on one page."""
         then = known.get("about") or {}
         if differing := [key for key in {**then, **self.about} if then.get(key) != self.about.get(key)]:
             key = differing[0]
@@ -80,7 +80,7 @@ class Matrix:
             )
 
     def _check_benches(self, known: dict[str, Any]) -> None:
-        """Runs of a bench whose definition has changed since must not meet new ones on one page."""
+        """Runs of a bench whose definition has changed must not be mixed with new ones on one page."""
         before, now = known.get("benches"), _benches()
         if before is None:
             if (self.out / "runs").exists():
@@ -172,7 +172,7 @@ class RateChoice:
 
 
 def _best(searches: dict[float, Path], own: Sequence[float]) -> RateChoice | None:
-    """The best of finished searches; of equals the one nearest to the bench's ``own`` rates. None before all are."""
+    """The best of finished searches; of equals the one nearest to the bench's ``own`` rates. None before all are finished."""
     found = [best_of(path, rate) for rate, path in searches.items()]
     known = [choice for choice in found if choice is not None]
 
@@ -219,7 +219,7 @@ def best_of(run: Path, rate: float) -> RateChoice | None:
 
 
 def outcome_of(run: Path) -> dict[str, Any] | None:
-    """What a finished run's manifest says came of it."""
+    """The outcome in a finished run's manifest."""
     from recollect.training.run_folder import RunFolder
 
     if (record := record_of(run)) is not None:
@@ -230,12 +230,12 @@ def outcome_of(run: Path) -> dict[str, Any] | None:
 
 
 def record_of(run: Path) -> dict[str, Any] | None:
-    """What an earlier study's page says of a run that was taken over from it."""
+    """The record of a run imported from an earlier study's page."""
     return dict(read_json(run / RECORD, dict)) if (run / RECORD).exists() else None
 
 
 def processor_seconds_of(run: Path) -> float | None:
-    """Processor seconds that a run took, reading images and evaluations included; None where they were not measured."""
+    """Processor seconds that a run took, including reading images and evaluations; None if they were not measured."""
     from recollect.training.run_folder import RunFolder
 
     found = RunFolder(run).read_manifest().get("processor_seconds")

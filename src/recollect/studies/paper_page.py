@@ -110,7 +110,7 @@ def own_results(runs: Sequence[Run]) -> tuple[Own, list[tuple[Run, str]]]:
 
 
 def value_of(own: Own, recipe: str, test: str, metric: str) -> float | None:
-    """One's own number for a cell; results are named after the test set, with or without more behind it."""
+    """The user's number for a cell; results are named after the test set, possibly with a suffix."""
     wanted = test.replace("/", "-")
     for name, metrics in own.get(recipe, {}).items():
         if name.replace("/", "-").startswith(wanted) and metric in metrics:
@@ -227,7 +227,7 @@ def _cells(row: Mapping[str, str], columns: Sequence[str]) -> list[str]:
 
 
 def _own_cells(own: Own, recipe: str, columns: Sequence[str]) -> list[str]:
-    """One's own numbers for columns like ``sop_r10``."""
+    """The user's numbers for columns like ``sop_r10``."""
     shown = []
     for column in columns:
         data, _, k = column.rpartition("_r")
@@ -237,7 +237,7 @@ def _own_cells(own: Own, recipe: str, columns: Sequence[str]) -> list[str]:
 
 
 def _with_own(rows: Sequence[tuple[str, list[str], str | None]], own: Own, columns: Sequence[str]) -> list[list[Child]]:
-    """Published rows, each followed by one's own of the same recipe where there is one."""
+    """Published rows, each followed by the user's row of the same recipe, if there is one."""
     shown: list[list[Child]] = []
     for name, cells, recipe in rows:
         shown.append([name, *cells])
