@@ -62,6 +62,14 @@ def test_tutorial_runs_from_an_empty_folder(page: Path, tmp_path: Path) -> None:
         _run([sys.executable, "-c", block], work, environment)
 
 
+@pytest.mark.slow
+def test_script_with_cells_runs_and_shows_pictures(tmp_path: Path) -> None:
+    _files(tmp_path)
+    printed = _run([sys.executable, "shop.py"], tmp_path, _environment(tmp_path))
+    assert "corto-jar.jpg" in printed
+    assert (tmp_path / "neighbours.png").stat().st_size > 10_000
+
+
 def test_python_of_the_pages_is_not_left_out() -> None:
     """A block in a language that no test runs would rot."""
     for page in TUTORIALS.glob("*.md"):
