@@ -152,6 +152,5 @@ def test_calibrate_and_duplicates(
         ("calibrate shop.index --false-match-rate 0.00001", "cannot tell"),
         ("calibrate model", "--data"),
         ("duplicates nowhere --model model", "no such folder"),
-        ("duplicates shop.index --similarity 3", "0.95"),
     ):
         assert says in _fails(capsys, monkeypatch, *words.split())

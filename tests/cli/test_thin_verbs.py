@@ -26,7 +26,9 @@ def test_paper_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [([], Path("paper.html"), False), ([Path("a"), Path("b")], Path("c.html"), True)]
 
 
-def test_serve_tells_where_and_keeps_the_token_to_writers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_serve_tells_where_and_keeps_the_token_to_writers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Opened:
         address = "shop.index"
 
@@ -45,7 +47,9 @@ def test_serve_tells_where_and_keeps_the_token_to_writers(monkeypatch: pytest.Mo
     monkeypatch.delenv("RECOLLECT_TOKEN", raising=False)
     done = CliRunner().invoke(app, ["serve", "shop.index", "--host", "::1", "--port", "81", "--allow-host", "a.org"])
     assert done.exit_code == 0, done.output
-    assert "1,234 images at http://[::1]:81/" in done.output
+    assert "1,234 images" in done.output
+    seen[0]["on_ready"]()
+    assert "http://[::1]:81/" in capsys.readouterr().out
     assert (seen[0]["token"], seen[0]["hosts"], seen[0]["port"]) == (None, ["a.org"], 81)
     (tmp_path / "token").write_text("a-secret-of-enough-length-0123456789\n")
     done = CliRunner().invoke(app, ["serve", "shop.index", "--write", "--token-file", str(tmp_path / "token")])

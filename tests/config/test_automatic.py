@@ -81,7 +81,7 @@ def test_every_choice_is_explained_and_nothing_stays_open(name: str, device: str
     sizes = TABLE[name][0]
     config, made_choices = chosen(sizes, device)
     keys = [choice.key for choice in made_choices]
-    assert keys == ["model.freeze", "data.augmentation", "batch.size", "optimizer.lr", "run.epochs"]
+    assert keys == ["model.freeze", "model.whitening", "data.augmentation", "batch.size", "optimizer.lr", "run.epochs"]
     assert all(choice.reason and "auto" not in str(choice.value) for choice in made_choices)
     assert "auto" not in (config.model.freeze, config.batch.size, config.optimizer.lr, config.run.epochs)
     length = next(choice for choice in made_choices if choice.key == "run.epochs")
@@ -125,6 +125,7 @@ def test_what_the_user_said_is_left_alone() -> None:
         "optimizer.lr": 0.02,
         "run.epochs": 3,
         "model.freeze": "none",
+        "model.whitening": None,
         "data.augmentation": "none",
     }
     config, made_choices = chosen([30] * 100, "cuda", **said)

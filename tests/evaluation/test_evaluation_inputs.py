@@ -47,7 +47,7 @@ def _spoiled(value):
         ({"gallery": GOOD[:0], "gallery_labels": []}, "no vectors"),
         ({"distractors": GOOD[:, :1]}, "cannot be compared"),
         ({"ks": [0, 1]}, "whole numbers from 1 on"),
-        ({"metrics": ["accuracy"]}, "choose from"),
+        ({"metrics": ["accuracy"]}, "unknown"),
         ({"junk": [[0]]}, "1 lists for 6 queries"),
         ({"junk": [[9]] + [[]] * 5}, "numbered 0 to 5"),
         ({"similarity": "euclid"}, "choose 'dot' or 'cosine'"),

@@ -130,7 +130,7 @@ def test_a_perfect_ranking_is_one():
         ({"coarse_labels": None, "metrics": ["h_ap"]}, "pass coarse_labels"),
         ({"coarse_labels": None, "gallery_coarse_labels": [0] * 4}, "without coarse_labels"),
         ({"gallery": np.eye(4), "gallery_labels": [0, 0, 1, 1]}, "both gallery_labels and gallery_coarse_labels"),
-        ({"metrics": ["h_ap", "accuracy"]}, "choose from"),
+        ({"metrics": ["h_ap", "accuracy"]}, "unknown"),
     ],
 )
 def test_refusals(change, message):

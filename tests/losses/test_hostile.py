@@ -102,9 +102,8 @@ def test_no_value_of_an_option_ends_in_a_traceback(name: str) -> None:
     if available()[name].extra is not None:
         pytest.importorskip("pytorch_metric_learning")
     described = describe(name)
-    needed = {
-        option.name: {"num_classes": 10, "dim": 8}[option.name] for option in described.options if option.required
-    }
+    known = {"num_classes": 10, "dim": 8, "coarse": [0, 0, 1, 1]}
+    needed = {option.name: known[option.name] for option in described.options if option.required}
     embeddings, labels = torch.nn.functional.normalize(torch.randn(12, 8), dim=1), torch.arange(12) // 3
     for option in described.options:
         for value in VALUES:

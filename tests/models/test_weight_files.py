@@ -97,7 +97,7 @@ def test_random_weights_only_when_asked_for() -> None:
 
 
 def test_tiny_has_no_weights_to_load(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="from scratch"):
+    with pytest.raises(ConfigError, match="no weights file"):
         Embedder.create("tiny", weights=tmp_path / "x.pth")
 
 

@@ -260,7 +260,7 @@ def test_a_list_to_work_through(runs: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no run"):
+    with pytest.raises(DataError, match="not a run"):
         write_report([tmp_path])
     with pytest.raises(InputError, match="at least one"):
         write_report([])

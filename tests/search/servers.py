@@ -79,10 +79,23 @@ def _milvus() -> str:
     atexit.register(stop)
     PROCESSES["milvus"] = server.pid
     for _ in range(600):
-        if _listens(port):
+        if _listens(port) and _answers(port):
             return f"milvus://127.0.0.1:{port}"
         time.sleep(0.1)
     raise RuntimeError("milvus-lite did not start")
+
+
+def _answers(port: int) -> bool:
+    """Whether it serves requests: on a busy machine it listens long before."""
+    from pymilvus import MilvusClient
+
+    try:
+        client = MilvusClient(f"http://127.0.0.1:{port}", timeout=60)
+        client.list_collections()
+        client.close()
+    except Exception:
+        return False
+    return True
 
 
 def milvus() -> str:

@@ -19,7 +19,6 @@ from recollect.config.schema import ModelConfig
 from recollect.inference import opening
 from recollect.inference.opening import make_embedder
 from recollect.models import Embedder
-from recollect.studies import matrix_runs
 from recollect.studies.benches import BENCHES, UntilValidation
 from recollect.studies.claims import CLAIMS, Cell, Claim, asymmetric, initialisation
 from recollect.studies.claims_page import write_page
@@ -218,7 +217,7 @@ def test_the_verb(here: None, data: Path, tmp_path: Path, monkeypatch: pytest.Mo
     stopped = CliRunner().invoke(app, [*command, "--minutes", "0"])
     assert "some runs are not done" in stopped.output
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(matrix_runs, "run_matrix", _interrupt)
+        interrupted.setattr("recollect.studies.reproducing.run_matrix", _interrupt)
         result = CliRunner().invoke(app, command)
     assert result.exit_code == 130
     result = CliRunner().invoke(app, command)

@@ -105,9 +105,9 @@ def test_no_search_run_reaches_the_test_set(
     claim, study = asymmetric(BENCH), Matrix(tmp_path / "study", "small", data)
     honest = build.load_sets
 
-    def peeking(config: Any) -> Any:
+    def peeking(config: Any, *more: Any) -> Any:
         load(config.data.name, config.data.root, config.data.test_split)
-        return honest(config)
+        return honest(config, *more)
 
     with monkeypatch.context() as patch:
         patch.setattr("recollect.training.build.load_sets", peeking)

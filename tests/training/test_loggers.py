@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -50,12 +51,20 @@ def test_run_tensorboard_is_still_read() -> None:
         assert made.name == "tensorboard"
 
 
+def _once_written(file: Path, last: bytes) -> bytes:
+    """The file's content, once it holds ``last``: a process of wandb's own writes it."""
+    end = time.monotonic() + 60
+    while last not in (content := file.read_bytes()) and time.monotonic() < end:
+        time.sleep(0.1)
+    return content
+
+
 @pytest.mark.slow
 def test_weights_and_biases_offline(root: Path, tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     records = logged_run(root, tmp_path / "run", "wandb", mode="offline", project="mine")
     (file,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
-    content = file.read_bytes()
+    content = _once_written(file, b"val/r@1")
     assert content.count(b"train/gradient_norm") >= sum(record["kind"] == "step" for record in records)
     for word in (b"val/r@1", b"mine", loggers.run_id(tmp_path / "run").encode()):
         assert word in content

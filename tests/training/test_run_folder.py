@@ -36,7 +36,7 @@ def test_a_run_begins_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Mo
     run.begin(Config(), {"versions": {"recollect": "1"}})
     assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "manifest.json"]
     assert run.read_config() == Config()
-    with pytest.raises(StorageError, match="something already"):
+    with pytest.raises(StorageError, match="already"):
         _begin_beside(run)
 
 

@@ -203,9 +203,9 @@ def test_code_that_goes_for_the_test_set_during_the_search_is_stopped(
     root = make_data(tmp_path / "data")
     honest = build.load_sets
 
-    def peeking(config: Any) -> Any:
+    def peeking(config: Any, *more: Any) -> Any:
         load(config.data.name, config.data.root, config.data.test_split)
-        return honest(config)
+        return honest(config, *more)
 
     monkeypatch.setattr("recollect.training.build.load_sets", peeking)
     with pytest.raises(SealedError, match=r"folder/test .*only train"):

@@ -15,6 +15,7 @@ from recollect.cli.options import (
     complete_data,
     complete_recipe,
     complete_setting,
+    finite,
     print_json,
     remark,
     remarks_aside,
@@ -43,11 +44,15 @@ def compare(
     ] = None,
     root: Annotated[str | None, typer.Option(help="The folder of the data set.")] = None,
     allow_outside: AllowOutside = False,
-    seeds: Annotated[int, typer.Option(min=1, help="Reported runs per loss; three or more allow a decision.")] = 3,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=1000, help="Reported runs per loss; three or more allow a decision.")
+    ] = 3,
     steps: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Maximum number of steps per run. Default: 1,500 on frozen features, else the recipe's."
+            min=1,
+            max=10**9,
+            help="Maximum number of steps per run. Default: 1,500 on frozen features, else the recipe's.",
         ),
     ] = None,
     settings: Annotated[
@@ -58,10 +63,16 @@ def compare(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path("runs/compare"),
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Concurrent runs. Default: one per core; one with a GPU.")
+        int | None, typer.Option(min=1, max=1024, help="Concurrent runs. Default: one per core; one with a GPU.")
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Start no new run after this many minutes; 0 only writes the page.")
+        float | None,
+        typer.Option(
+            min=0,
+            max=10**7,
+            callback=finite,
+            help="Start no new run after this many minutes; 0 only writes the page.",
+        ),
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would be run, and stop.")] = False,
     as_json: AsJson = False,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from recollect.common.decode import read_image
 from recollect.common.errors import DataError, RecollectError
@@ -80,11 +82,11 @@ def write_search_page(path: Path | str, asked: Sequence[Asked], count: int, *, o
     check_target(path, overwrite, GENERATOR)
     blocks = []
     for query in asked:
-        items = [_result(place, result) for place, result in enumerate(query.results, 1)]
+        items = [_result(place, result, path) for place, result in enumerate(query.results, 1)]
         figure = element(
             "figure",
             _picture(query.picture, f"Query: {query.name}"),
-            element("figcaption", element("span", "query", class_="tag"), _linked(query.picture, query.name)),
+            element("figcaption", element("span", "query", class_="tag"), _linked(query.picture, query.name, path)),
             class_="asked",
         )
         blocks.append(element("article", figure, element("ol", items, class_="found"), class_="query large"))
@@ -98,7 +100,7 @@ def write_search_page(path: Path | str, asked: Sequence[Asked], count: int, *, o
     return path
 
 
-def _result(place: int, result: ShownResult) -> Markup:
+def _result(place: int, result: ShownResult, page: Path) -> Markup:
     verdict = "" if result.verdict is None else f", {result.verdict}"
     said = f"Result {place}: {result.name}, similarity {result.similarity:.3f}{verdict}"
     words = element(
@@ -110,17 +112,18 @@ def _result(place: int, result: ShownResult) -> Markup:
             None if result.verdict is None else element("span", result.verdict, class_="badge"),
         ),
         element("strong", breakable(result.title), class_="line") if result.title != result.name else None,
-        element("span", _linked(result.picture, result.name), class_="line"),
+        element("span", _linked(result.picture, result.name, page), class_="line"),
     )
     return element("li", element("figure", _picture(result.picture, said), words))
 
 
-def _linked(picture: Picture, name: str) -> Markup:
-    """The whole name, leading to the file if there is one."""
+def _linked(picture: Picture, name: str, page: Path) -> Markup:
+    """The whole name, leading to the file if there is one: by a relative address, so that both can be moved together."""
     if not isinstance(picture, Path):
         return breakable(name)
     try:
-        return element("a", breakable(name), href=picture.absolute().as_uri())
+        relative = os.path.relpath(picture.absolute(), page.absolute().parent)
+        return element("a", breakable(name), href=quote(Path(relative).as_posix()))
     except (ValueError, OSError):  # a name that cannot be written as an address
         return breakable(name)
 

@@ -219,7 +219,7 @@ def plan_comparison(
     given = {key: value for key, value in pairs if not key.startswith(("loss.name", "loss.options"))}
     config = resolve(recipe, given)
     chosen = parse_losses(losses)
-    train = load_sets(replace(config, run=replace(config.run, watch_test=False))).train
+    train = load_sets(replace(config, run=replace(config.run, watch_test=False, verdict=False))).train
     device = choose_device(config.run.device)
     settled, _ = settle(config, train, device, is_pretrained(config.model))
     batch = _batch(settled, train.class_sizes)

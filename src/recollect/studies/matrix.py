@@ -145,6 +145,7 @@ class Matrix:
             "run.evaluate_first": False,
             "data.validation": "paper" if searching else "none",
             "run.watch_test": not searching,
+            "run.verdict": False,  # it would read test classes, and the study compares by itself
         }
 
 
