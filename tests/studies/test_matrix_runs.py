@@ -171,6 +171,8 @@ from concurrent.futures import ProcessPoolExecutor
 from recollect.cli.last_net import guarded
 from recollect.studies.matrix_runs import _stopping, end_with_parent
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
+
 def study():
     pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent)
     with _stopping(pool):
