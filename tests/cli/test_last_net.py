@@ -109,10 +109,13 @@ def test_nobody_reads_the_output() -> None:
 
 
 WAIT = """
-import sys, time
+import signal, sys, time
 from recollect.cli import last_net
 from recollect.cli.app import app
 from recollect.common.files import atomic_write
+
+for number in (signal.SIGINT, signal.SIGHUP):  # ignored where the tests run in the background
+    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 @app.command()
 def wait(path: str) -> None:
