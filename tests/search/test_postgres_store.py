@@ -1,4 +1,7 @@
-"""PostgreSQL: what only it has. Addresses, a server that is not there, several indexes in one database."""
+"""PostgreSQL: what only it has. Addresses, a server that is not there, several indexes in one database.
+
+Also covers ``search/postgres_server.py``.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,21 @@ import pytest
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.search import StoreError, open_store
-from recollect.search.postgres_store import _parsed
+from recollect.search.postgres_rows import parsed
 from search import servers
 from search.stores import fresh_address, items, vectors
 
 
 def test_addresses() -> None:
-    target, name, shown = _parsed("postgresql://me:secret@db:5432/shop?index=shoes&sslmode=require")
+    target, name, shown = parsed("postgresql://me:secret@db:5432/shop?index=shoes&sslmode=require")
     assert target == "postgresql://me:secret@db:5432/shop?sslmode=require"
     assert name == "shoes"
     assert "secret" not in shown
     assert "index=shoes" in shown
-    assert _parsed("postgresql://db/shop")[1] == "recollect"
-    assert "hidden" not in _parsed("postgresql:///shop?password=hidden")[2]
+    assert parsed("postgresql://db/shop")[1] == "recollect"
+    assert "hidden" not in parsed("postgresql:///shop?password=hidden")[2]
     with pytest.raises(ConfigError, match="letters"):
-        _parsed("postgresql://db/shop?index=a;drop")
+        parsed("postgresql://db/shop?index=a;drop")
 
 
 def test_a_server_that_is_not_there_is_said() -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import socket
 import threading
 import time
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from recollect.search.store_protocol import IndexBusyError
+from recollect.search.store_protocol import StoreError
 
 if TYPE_CHECKING:
     from recollect.search.milvus_store import MilvusStore
@@ -25,7 +25,7 @@ EXPIRES = 60.0
 """Seconds after which a claim that was not renewed is void."""
 
 
-class ClaimLock:
+class WritersClaim:
     """The claim of one opened store."""
 
     def __init__(self, store: MilvusStore) -> None:
@@ -34,29 +34,16 @@ class ClaimLock:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def busy(self) -> IndexBusyError:
-        """The error raised when there is another writer."""
-        return IndexBusyError(
-            f"{self._store.address}: another process is writing to this index, or ended less than a minute ago on another "
-            "machine. Try again later, or use --wait."
-        )
-
-    def acquire(self, wait: float) -> None:
-        """Become the only writer."""
-        end = time.monotonic() + wait
-        attempts = 0
-        while True:
-            self._claim()
-            if not self._others():
-                break
+    def attempt(self) -> bool:
+        """Claim the index; whether nobody else does."""
+        self._claim()
+        if self._others():
             self._store.write_document(self._key, None)
-            attempts += 1
-            if time.monotonic() >= end and attempts >= 3:  # twice in a row it may have been another waiting one
-                raise self.busy()
-            time.sleep(random.uniform(0.01, 0.1))
+            return False
         self._stop.clear()
         self._thread = threading.Thread(target=self._renew, daemon=True, name="milvus-claim")
         self._thread.start()
+        return True
 
     def release(self) -> None:
         """Release the claim."""
@@ -76,7 +63,8 @@ class ClaimLock:
 
     def _renew(self) -> None:
         while not self._stop.wait(EXPIRES / 4):
-            self._claim()
+            with suppress(StoreError):  # a server that is away for a moment: there are three more attempts in time
+                self._claim()
 
 
 def _counts(claim: dict[str, Any]) -> bool:

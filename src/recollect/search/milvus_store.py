@@ -13,10 +13,9 @@ from __future__ import annotations
 import base64
 import json
 import re
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 
 from recollect.common.errors import InputError
 from recollect.common.imports import require
-from recollect.search.milvus_lock import ClaimLock
+from recollect.search.milvus_lock import WritersClaim
 from recollect.search.milvus_rows import (
     brief,
     condition_of,
@@ -36,11 +35,13 @@ from recollect.search.milvus_rows import (
     quoted,
     search_by_reading,
 )
+from recollect.search.one_writer import OneWriter
 from recollect.search.store_protocol import (
     Hit,
     Item,
     NoIndexError,
     StoreError,
+    Vectors,
     Where,
     checked_queries,
     checked_vectors,
@@ -65,9 +66,9 @@ class MilvusStore:
         self._name, self._consistency = name, consistency
         self._documents = f"{name}_documents"
         self._states: dict[int, tuple[int, bool]] = {}
-        self._lock = ClaimLock(self)
-        self._writing = threading.RLock()
-        self._depth = 0
+        claim = WritersClaim(self)
+        gone = ", or ended less than a minute ago on another machine"
+        self._writer = OneWriter(address, claim.attempt, claim.release, gone)
 
     @classmethod
     def open(cls, address: str, *, create: bool = False) -> MilvusStore:
@@ -91,23 +92,9 @@ class MilvusStore:
         """Close the connection."""
         self._client.close()
 
-    @contextmanager
-    def writing(self, wait: float = 0.0) -> Iterator[None]:
+    def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:
         """Become the only writer, by a claim among the documents."""
-        if not self._writing.acquire(timeout=max(0.0, wait)):
-            raise self._lock.busy()
-        try:
-            if self._depth == 0:
-                self._lock.acquire(wait)
-            self._depth += 1
-            try:
-                yield
-            finally:
-                self._depth -= 1
-                if self._depth == 0:
-                    self._lock.release()
-        finally:
-            self._writing.release()
+        return self._writer.held(wait)
 
     def read_document(self, key: str) -> dict[str, Any] | None:
         """A document."""
@@ -263,12 +250,7 @@ class MilvusStore:
         return dict(sorted(counted.items(), key=lambda pair: (-pair[1], pair[0]))[:limit])
 
     def search(
-        self,
-        generation: int,
-        queries: NDArray[np.float32],
-        k: int,
-        where: Where | None = None,
-        approximate: bool = False,
+        self, generation: int, queries: Vectors, k: int, where: Where | None = None, approximate: bool = False
     ) -> list[list[Hit]]:
         """Exact search by Milvus's FLAT index, or approximate by its HNSW."""
         dim, half = self._state(generation)

@@ -11,9 +11,8 @@ import json
 import re
 import sqlite3
 import threading
-import time
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common.errors import InputError
-from recollect.common.locks import try_lock
+from recollect.common.locks import Lock, try_lock
 from recollect.search import sqlite_vectors
 from recollect.search.graph import Graph
 from recollect.search.loaded_vectors import LoadedVectors
+from recollect.search.one_writer import OneWriter
 from recollect.search.sqlite_schema import BLOCK, connect, spoken
 from recollect.search.store_protocol import (
     Hit,
-    IndexBusyError,
     Item,
     StoreError,
+    Vectors,
     Where,
     checked_queries,
     checked_vectors,
@@ -48,8 +48,8 @@ class SQLiteStore:
         self.address = str(path)
         self._path, self._connection = path, connection
         self._lock = threading.RLock()  # one connection for all threads
-        self._writing = threading.RLock()
-        self._depth = 0
+        self._writer = OneWriter(self.address, self._try_lock, self._unlock)
+        self._locked: Lock | None = None
         self._loaded: dict[int, LoadedVectors] = {}
         self._graphs: dict[int, Graph] = {}
 
@@ -66,30 +66,19 @@ class SQLiteStore:
             self._loaded.clear()
             self._graphs.clear()
 
-    @contextmanager
-    def writing(self, wait: float = 0.0) -> Iterator[None]:
+    def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:
         """Become the only writer: lock a file beside the index, which the system releases when the process ends."""
-        end = time.monotonic() + wait
-        if not self._writing.acquire(timeout=max(0.0, wait)):
-            raise _busy(self._path)
-        try:
-            file = None
-            if self._depth == 0:
-                place = self._path.with_name(f".{self._path.name}.lock")
-                with spoken(self._path):
-                    while (file := try_lock(place)) is None:
-                        if time.monotonic() >= end:
-                            raise _busy(self._path)
-                        time.sleep(0.02)
-            self._depth += 1
-            try:
-                yield
-            finally:
-                self._depth -= 1
-                if file is not None:
-                    file.close()
-        finally:
-            self._writing.release()
+        return self._writer.held(wait)
+
+    def _try_lock(self) -> bool:
+        with spoken(self._path):
+            self._locked = try_lock(self._path.with_name(f".{self._path.name}.lock"))
+        return self._locked is not None
+
+    def _unlock(self) -> None:
+        if self._locked is not None:
+            self._locked.close()
+            self._locked = None
 
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
@@ -246,12 +235,7 @@ class SQLiteStore:
             return dict(rows.fetchall())
 
     def search(
-        self,
-        generation: int,
-        queries: NDArray[np.float32],
-        k: int,
-        where: Where | None = None,
-        approximate: bool = False,
+        self, generation: int, queries: Vectors, k: int, where: Where | None = None, approximate: bool = False
     ) -> list[list[Hit]]:
         """Exact search in memory; with ``approximate`` and no filter, by the graph if one was built."""
         with self._transaction("DEFERRED") as db:
@@ -371,10 +355,4 @@ def _forget_pictures(db: sqlite3.Connection, digests: set[str]) -> None:
         "DELETE FROM pictures WHERE digest IN (SELECT value FROM json_each(?)) "
         "AND NOT EXISTS (SELECT 1 FROM items WHERE items.digest = pictures.digest)",
         (json.dumps(sorted(digests)),),
-    )
-
-
-def _busy(path: Path) -> IndexBusyError:
-    return IndexBusyError(
-        f"{path}: another process is writing to this index. Try again when it is done, or use --wait."
     )

@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 
 from recollect.common.errors import DataError, InputError, RecollectError
 
+Vectors = NDArray[np.float32]
+"""Vectors as rows."""
+
 Where = Mapping[str, str | Sequence[str]]
 """A filter: for every column named, one value or several alternatives. Columns are combined with *and*."""
 
@@ -149,12 +152,7 @@ class Store(Protocol):
         ...
 
     def search(
-        self,
-        generation: int,
-        queries: NDArray[np.float32],
-        k: int,
-        where: Where | None = None,
-        approximate: bool = False,
+        self, generation: int, queries: Vectors, k: int, where: Where | None = None, approximate: bool = False
     ) -> list[list[Hit]]:
         """For each of Q × d queries the ``k`` items with the largest dot product, best first, equal ones by id.
 

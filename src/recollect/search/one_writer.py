@@ -1,0 +1,71 @@
+"""One writer at a time: the part of ``Store.writing`` that all stores share.
+
+A store brings its own lock between processes (a file, an advisory lock, a claim). Around it, ``OneWriter`` keeps the threads
+of this process apart, lets a block inside a block through, and waits.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from recollect.search.store_protocol import IndexBusyError
+
+_ATTEMPTS = 3  # at least, however short the wait: a single refusal may come from another process that only tries
+
+
+class OneWriter:
+    """The lock of one opened store.
+
+    Args:
+        address: of the store, for the error.
+        attempt: tries once to lock out other processes; whether it did.
+        release: lets them in again.
+        until: when other processes count as gone, if not at once.
+    """
+
+    def __init__(self, address: str, attempt: Callable[[], bool], release: Callable[[], None], until: str = "") -> None:
+        self._address, self._attempt, self._release, self._until = address, attempt, release, until
+        self._threads = threading.RLock()
+        self._depth = 0
+
+    @contextmanager
+    def held(self, wait: float) -> Iterator[None]:
+        """Be the only writer inside the block.
+
+        Raises:
+            IndexBusyError: another process is still writing after ``wait`` seconds.
+        """
+        end = time.monotonic() + wait
+        if not self._threads.acquire(timeout=max(0.0, wait)):
+            raise self._busy()
+        try:
+            if self._depth == 0:
+                self._lock_out_others(end)
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    self._release()
+        finally:
+            self._threads.release()
+
+    def _lock_out_others(self, end: float) -> None:
+        attempts = 0
+        while not self._attempt():
+            attempts += 1
+            if time.monotonic() >= end and attempts >= _ATTEMPTS:
+                raise self._busy()
+            # Of random length: two that refuse each other must not meet again and again.
+            time.sleep(random.uniform(0.01, 0.1))
+
+    def _busy(self) -> IndexBusyError:
+        return IndexBusyError(
+            f"{self._address}: another process is writing to this index{self._until}. Try again when it is done, or use "
+            "--wait."
+        )
