@@ -1,6 +1,6 @@
 """The service, over real sockets: answers, limits, what it refuses, many clients at once.
 
-Also covers ``search/guards.py``, ``search/served_images.py``.
+Also covers ``search/guards.py``, ``search/served_images.py``, ``search/service_schema.py``.
 """
 
 from __future__ import annotations

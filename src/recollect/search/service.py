@@ -1,7 +1,8 @@
 """The service: an index over HTTP. Needs the extra ``serve``; ``serving.serve`` starts it.
 
 Answers never contain a path of this machine: error messages that might are replaced by general ones and written to the log.
-Everything that limits and counts requests is in ``guards``; embedding and searching in ``batching``.
+Everything that limits and counts requests is in ``guards``; embedding and searching in ``batching``; the shapes of answers and
+of request bodies, for the OpenAPI description, in ``service_schema``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from urllib.parse import quote
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
-from pydantic import BaseModel
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect
 
@@ -31,11 +31,19 @@ from recollect.search.guards import Guard
 from recollect.search.index import Index, Match
 from recollect.search.served_images import Thumbnails, check_upload
 from recollect.search.service_metrics import ServiceMetrics
+from recollect.search.service_schema import (
+    ADD_BODY,
+    MOST,
+    SEARCH_BODY,
+    Health,
+    ItemAnswer,
+    Problem,
+    SearchResult,
+    SearchResults,
+)
 from recollect.search.store_protocol import IndexBusyError, clean_metadata, clean_where
 
 PAGE = Path(__file__).parent / "page"
-MOST = 1000
-"""Results of one query."""
 _LOG = logging.getLogger("recollect.serve")
 _EXAMPLES = 14
 _FIELDS = 64 * 1024  # bytes of a form's text fields
@@ -55,51 +63,6 @@ class Limits:
     max_bytes: int = 20_000_000
     max_pixels: int = 50_000_000
     hosts: frozenset[str] | None = None
-
-
-class SearchResult(BaseModel):
-    """One image found."""
-
-    id: str
-    similarity: float
-    verdict: str | None
-    metadata: dict[str, str]
-    thumbnail: str
-
-
-class SearchResults(BaseModel):
-    """The answer to a search, best first."""
-
-    results: list[SearchResult]
-
-
-class ItemAnswer(BaseModel):
-    """One image of the index."""
-
-    id: str
-    metadata: dict[str, str]
-    thumbnail: str
-
-
-class Problem(BaseModel):
-    """Why a request was refused."""
-
-    detail: str
-
-
-class Health(BaseModel):
-    """What the service holds."""
-
-    status: str
-    items: int
-    generation: int
-    model: str
-    dim: int
-    recall: float | None
-    same: float | None
-    similar: float | None
-    writable: bool
-    version: str
 
 
 def create_app(index: Index, limits: Limits | None = None, on_ready: Callable[[], None] = lambda: None) -> Any:
@@ -153,8 +116,8 @@ def _routes(service: _Service) -> list[tuple[str, Any, dict[str, Any]]]:
     return [
         ("/", service.page, hidden),
         ("/page.{kind}", service.asset, hidden),
-        ("/search", service.search, {**taken, "response_model": SearchResults, "openapi_extra": _SEARCH}),
-        ("/items", service.add, {**taken, "status_code": 201, "response_model": ItemAnswer, "openapi_extra": _ADD}),
+        ("/search", service.search, {**taken, "response_model": SearchResults, "openapi_extra": SEARCH_BODY}),
+        ("/items", service.add, {**taken, "status_code": 201, "response_model": ItemAnswer, "openapi_extra": ADD_BODY}),
         (item, service.item, {**found, "response_model": ItemAnswer}),
         (item, service.remove, {**gone, "status_code": 204, "response_class": Response, "response_model": None}),
         (
@@ -367,45 +330,3 @@ def _result(match: Match) -> SearchResult:
         metadata=dict(match.metadata),
         thumbnail=_address(match.id),
     )
-
-
-_QUERY = {
-    "k": {"type": "integer", "minimum": 1, "maximum": MOST, "default": 10},
-    "id": {"type": "string", "minLength": 1},
-}
-_PAIRS = {
-    "type": "object",
-    "additionalProperties": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
-}
-_IMAGE = {"type": "string", "format": "binary"}
-_SEARCH = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {"type": "object", "required": ["id"], "properties": {**_QUERY, "where": _PAIRS}}
-            },
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["image"],
-                    "properties": {"image": _IMAGE, "k": _QUERY["k"], "where": {"type": "string"}},
-                }
-            },
-        },
-    }
-}
-_ADD = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["image", "id"],
-                    "properties": {"image": _IMAGE, "id": _QUERY["id"], "metadata": {"type": "string"}},
-                }
-            }
-        },
-    }
-}

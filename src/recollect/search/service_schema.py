@@ -1,0 +1,95 @@
+"""What the service answers and what it takes, as its OpenAPI description says. Used by ``service``."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+MOST = 1000
+"""Results of one query."""
+
+
+class SearchResult(BaseModel):
+    """One image found."""
+
+    id: str
+    similarity: float
+    verdict: str | None
+    metadata: dict[str, str]
+    thumbnail: str
+
+
+class SearchResults(BaseModel):
+    """The answer to a search, best first."""
+
+    results: list[SearchResult]
+
+
+class ItemAnswer(BaseModel):
+    """One image of the index."""
+
+    id: str
+    metadata: dict[str, str]
+    thumbnail: str
+
+
+class Problem(BaseModel):
+    """Why a request was refused."""
+
+    detail: str
+
+
+class Health(BaseModel):
+    """What the service holds."""
+
+    status: str
+    items: int
+    generation: int
+    model: str
+    dim: int
+    recall: float | None
+    same: float | None
+    similar: float | None
+    writable: bool
+    version: str
+
+
+_QUERY = {
+    "k": {"type": "integer", "minimum": 1, "maximum": MOST, "default": 10},
+    "id": {"type": "string", "minLength": 1},
+}
+_PAIRS = {
+    "type": "object",
+    "additionalProperties": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+}
+_IMAGE = {"type": "string", "format": "binary"}
+SEARCH_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {"type": "object", "required": ["id"], "properties": {**_QUERY, "where": _PAIRS}}
+            },
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["image"],
+                    "properties": {"image": _IMAGE, "k": _QUERY["k"], "where": {"type": "string"}},
+                }
+            },
+        },
+    }
+}
+ADD_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["image", "id"],
+                    "properties": {"image": _IMAGE, "id": _QUERY["id"], "metadata": {"type": "string"}},
+                }
+            }
+        },
+    }
+}
