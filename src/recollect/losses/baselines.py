@@ -101,7 +101,7 @@ def multi_similarity(
 def fast_ap(bins: int = 10) -> MetricLearningLoss:
     """FastAP: average precision on a histogram of squared distances (Cakir et al. 2019).
 
-    As ``binned_ap``, on squared distances from 0 to 4. It holds bins × M × M numbers: for large batches take
+    Like ``binned_ap``, on squared distances from 0 to 4. It stores bins × M × M numbers: for large batches use
     ``binned_ap``. Takes no separate reference set.
     """
     # 10: the paper.

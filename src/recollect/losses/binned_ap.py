@@ -45,7 +45,7 @@ class BinnedAP(TiledLoss):
         self.bins = check_whole("bins", bins, 2, 10_000)
         self.low, self.high = check_number("low", low, -1e6, 1e6), check_number("high", high, -1e6, 1e6)
         if self.high - self.low < 1e-6:
-            raise ConfigError(f"low {low} is not below high {high} by 1e-6 or more: bins lie from low to high.")
+            raise ConfigError(f"low is {low} and high is {high}: low must be below high by at least 1e-6.")
 
     def term(self) -> Term:
         """Similarities, positions, indices, two weights, gradient and masks: 48 bytes per pair."""
@@ -69,7 +69,7 @@ class BinnedAP(TiledLoss):
             inside.scatter_(1, own, False)
 
         rows = len(bin_index)
-        h = u.new_zeros(rows, self.bins)  # h_m: what fell into bin m
+        h = u.new_zeros(rows, self.bins)  # h_m: the sum of the weights in bin m
         h[:, :-1].scatter_add_(1, bin_index, lower_weight)
         h[:, 1:].scatter_add_(1, bin_index, upper_weight)
         row, column = tile.row, tile.column
@@ -79,7 +79,7 @@ class BinnedAP(TiledLoss):
         h_pos.index_put_((row, positive_bin + 1), upper_weight[row, column], accumulate=True)
 
         H = h.cumsum(1)
-        H.masked_fill_(H == 0, 1.0)  # nothing up to here: both quotients below are 0
+        H.masked_fill_(H == 0, 1.0)  # no similarity so far: both quotients below are 0
         precision = h_pos.cumsum(1) / H
         share = h_pos / H
         values = 1 - (h_pos * precision).sum(1) / tile.num_positives

@@ -60,7 +60,7 @@ class BlackboxAP(TiledLoss):
         scores += self.margin / 2
         scores[row, column] -= self.margin
         if tile.own is not None:
-            # Last in both rankings: it moves nothing and gets no gradient.
+            # Last in both rankings: it does not move other items and gets no gradient.
             scores.scatter_(1, tile.own[:, None], -torch.inf)
             length -= 1
 

@@ -18,15 +18,15 @@ _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, tor
 def check_inputs(
     embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
 ) -> None:
-    """Refuse what no loss can use, with a sentence that says what was given.
+    """Check the input that every loss takes.
 
     Raises:
-        InputError: (a ``ValueError``) for the first thing that is wrong.
+        InputError: (a ``ValueError``) for the first problem found; the message names the value.
     """
     _check_pair(embeddings, labels, "embeddings", "labels")
     if (ref_emb is None) != (ref_labels is None):
         missing = "ref_emb" if ref_emb is None else "ref_labels"
-        raise InputError(f"ref_emb and ref_labels go together, but {missing} is missing.")
+        raise InputError(f"ref_emb and ref_labels must be given together, but {missing} is missing.")
     if ref_emb is not None and ref_labels is not None and ref_emb is not embeddings:
         _check_pair(ref_emb, ref_labels, "ref_emb", "ref_labels")
         if ref_emb.shape[1] != embeddings.shape[1]:
@@ -60,7 +60,7 @@ def _check_pair(embeddings: Tensor, labels: Tensor, name: str, labels_name: str)
             f"{labels_name} must be a vector of integers, but has shape {tuple(labels.shape)} and type {labels.dtype}."
         )
     if len(labels) != len(embeddings):
-        raise InputError(f"{len(embeddings)} {name} but {len(labels)} {labels_name}: one label an embedding is needed.")
+        raise InputError(f"{len(embeddings)} {name} but {len(labels)} {labels_name}: give one label per embedding.")
     if embeddings.numel() == 0:
         raise InputError(f"{name} are empty (shape {tuple(embeddings.shape)}): a batch needs at least one image.")
     longest = greatest_length(embeddings)
@@ -68,26 +68,26 @@ def _check_pair(embeddings: Tensor, labels: Tensor, name: str, labels_name: str)
         row = int(rows[0])
         raise InputError(
             f"{name} contain NaN or infinite values (first in row {row}): "
-            "lower the learning rate, or look at the image of that row."
+            "lower the learning rate, or check the image in that row."
         )
     if longest > 0.1 * torch.finfo(torch.promote_types(embeddings.dtype, torch.float32)).max ** 0.5:
         raise InputError(
-            f"{name} are up to {longest:.3g} long, so that similarities overflow: L2-normalize them "
+            f"{name} have norms of up to {longest:.3g}, so similarities overflow: L2-normalize them "
             "(torch.nn.functional.normalize)."
         )
 
 
 def greatest_length(embeddings: Tensor) -> float:
-    """The greatest L2 norm of a row; NaN or infinite if one is. In parts, so that no copy in float64 is made of all."""
+    """The largest L2 norm of a row; NaN or infinite if any is. In parts, to avoid a float64 copy of the whole matrix."""
     norms = [part.detach().double().norm(dim=1).amax() for part in embeddings.split(1024)]
     return float(torch.stack(norms).amax())
 
 
 def check_number(name: str, value: Any, low: float, high: float) -> float:
-    """``value`` as a float if it is a number from ``low`` to ``high``; options come from YAML, so it may be anything.
+    """``value`` as a float if it is a number from ``low`` to ``high``; options come from YAML, so it can be of any type.
 
     Raises:
-        ConfigError: with the range.
+        ConfigError: if it is not; the message names the range.
     """
     if not _is_number(value) or not low <= value <= high:
         raise ConfigError(f"{name} must be a number from {low:g} to {high:g}, but is {_shown(value)}.")
@@ -98,7 +98,7 @@ def check_whole(name: str, value: Any, low: int, high: int) -> int:
     """``value`` as an int if it is a whole number from ``low`` to ``high``.
 
     Raises:
-        ConfigError: with the range.
+        ConfigError: if it is not; the message names the range.
     """
     if not _is_number(value) or not low <= value <= high or value != int(value):
         raise ConfigError(f"{name} must be a whole number from {low} to {high}, but is {_shown(value)}.")
@@ -117,20 +117,20 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 def check_memory(value: Any) -> int:
-    """``value`` if it is a budget in bytes."""
+    """``value`` if it is a valid memory budget in bytes."""
     return check_whole("memory", value, 1, 2**60)
 
 
 def check_temperature(name: str, value: Any) -> float:
-    """``value`` if it is a temperature: beyond this range a step is flat, or no number type can hold its slope."""
+    """``value`` if it is a valid temperature. Beyond the range a step is flat, or no number type can hold its slope."""
     return check_number(name, value, 1e-8, 1e8)
 
 
 def check_scale(queries: Tensor, references: Tensor, tau: float, dtype: torch.dtype) -> None:
-    """Refuse similarities that ``dtype`` cannot tell apart by a fraction of ``tau``.
+    """Refuse similarities so large that ``dtype`` cannot resolve differences of a fraction of ``tau``.
 
     Raises:
-        InputError: with the greatest similarity there can be.
+        InputError: the message names the largest possible similarity.
     """
     longest = greatest_length(queries)
     greatest = longest * (longest if references is queries else greatest_length(references))
@@ -142,7 +142,7 @@ def check_scale(queries: Tensor, references: Tensor, tau: float, dtype: torch.dt
 
 
 def largest_similarity(dtype: torch.dtype) -> float:
-    """In units of tau: numbers of this size are still a sixteenth apart at least."""
+    """The largest similarity, in units of tau, at which ``dtype`` still resolves steps of 1/16."""
     return 1 / (16 * torch.finfo(dtype).eps)
 
 

@@ -1,8 +1,8 @@
 """Cross-batch memory: a loss against the embeddings of earlier batches (Wang et al. 2020, arXiv:1912.06798).
 
 Wraps a pair loss of ``baselines.py`` or any loss on the tile loop. With pair losses it equals pytorch-metric-learning's
-wrapper step by step; the queue is kept here because the library's loses its position in ``state_dict`` and is written to by
-evaluation as well.
+wrapper step by step. The queue is kept here because the library's queue does not save its position in ``state_dict`` and is
+also written to during evaluation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PAPER_CONTRASTIVE = {"distance": "cosine", "pos_margin": 1.0, "neg_margin": 0.5
 
 
 class CrossBatchMemory(nn.Module):
-    """A pair or rank loss between the batch and the last ``memory_size`` embeddings, the batch's own among them.
+    """A pair or rank loss between the batch and the last ``memory_size`` embeddings, including the batch's own.
 
     Each call in training mode first puts the batch, detached, into the memory, then compares the batch with all of it,
     leaving out each embedding's pair with itself. In ``eval()`` the memory is read and not written. One call is one
@@ -42,7 +42,7 @@ class CrossBatchMemory(nn.Module):
             training set; 8192 is our choice, suited to batches of 4000.
         loss: contrastive, triplet, margin, multi_similarity, supcon, or a rank loss: recall_at_k, smooth_ap, sup_ap,
             roadmap, binned_ap, blackbox_ap. A rank loss ranks the whole memory for each image of the batch.
-        loss_options: options of that loss, without SiMix; for contrastive the paper's if left out.
+        loss_options: options of that loss, without SiMix. The default for contrastive is the paper's.
 
     Raises:
         ConfigError: a loss that cannot use a memory, an option it does not have, or a size below 1.
@@ -78,7 +78,7 @@ class CrossBatchMemory(nn.Module):
             loss_options = _PAPER_CONTRASTIVE if loss == "contrastive" else {}
         if loss_options.get("simix"):
             raise ConfigError(
-                "loss_options has simix, but SiMix mixes images of one batch: leave it out with a memory."
+                "loss_options contains simix, but SiMix mixes images of one batch only: remove it to use a memory."
             )
         from recollect.losses.registry import create
 
@@ -136,7 +136,7 @@ class CrossBatchMemory(nn.Module):
             return call_in(self.wrapped.loss, queries.dtype, (queries, ids, pairs, references, ref_ids))
 
     def _store(self, queries: Tensor, ids: Tensor) -> Tensor:
-        """Put the batch over the oldest entries; the places it went to."""
+        """Overwrite the oldest entries with the batch; returns the positions written."""
         places = (int(self.next_place) + torch.arange(len(ids), device=ids.device)) % self.memory_size
         self.stored_embeddings[places] = queries.detach().to(self.stored_embeddings.dtype)
         self.stored_labels[places] = ids

@@ -32,7 +32,7 @@ class HierarchicalAP(TiledLoss):
     steps and adds a loss with class vectors; that is not part of this loss.
 
     Args:
-        coarse: for each label 0, 1, …, its coarser label; in training the images' own if left out.
+        coarse: for each label 0, 1, …, its coarser label. By default, training uses the coarse labels of the images.
         alpha: how fast relevance falls with the level; larger gives the coarser level less weight.
         tau: temperature of the step on similarities.
         step: ``"sigmoid"``, or ``"asymmetric"``: ROADMAP's, with items at least as relevant compared by the true step.
@@ -61,7 +61,7 @@ class HierarchicalAP(TiledLoss):
         super().__init__(chosen := RankOptions(**options))
         whole = isinstance(coarse, list | tuple) and all(type(number) is int for number in coarse)
         if not whole or not coarse or min(coarse) < 0:
-            raise ConfigError("coarse must be a list with a whole number from 0 on for each label: its coarser label.")
+            raise ConfigError("coarse must be a list of whole numbers (0 or more): the coarser label of each label.")
         self.alpha, self.step = check_number("alpha", alpha, 0, 100), make_step(step, check_temperature("tau", tau))
         self.prune = chosen.prune
         self.register_buffer("coarse", torch.tensor(coarse), persistent=False)
@@ -70,7 +70,7 @@ class HierarchicalAP(TiledLoss):
     coarse: Tensor
 
     def of_pairing(self, pairing: Pairing, share: tuple[int, int] = (0, 1)) -> Tensor:
-        """The loss of queries against references, checked before; the tile loop gets the coarser labels."""
+        """The loss of queries against references, already checked; the tile loop gets the coarser labels."""
         self._fine = pairing.labels, pairing.ref_labels
         labels, ref_labels = (self._coarser(labels) for labels in self._fine)
         try:
@@ -97,7 +97,7 @@ class HierarchicalAP(TiledLoss):
         return 1 - found / best
 
     def _mix(self, labels: Tensor, ref_labels: Tensor | None) -> tuple[Mixing, Mixing]:
-        """Mixtures are of images of one fine label."""
+        """Only images with the same fine label are mixed."""
         if self._fine is None:
             raise TypeError("the labels of a batch come first")
         return super()._mix(self._fine[0], None if ref_labels is None else self._fine[1])
@@ -105,8 +105,8 @@ class HierarchicalAP(TiledLoss):
     def _coarser(self, labels: Tensor) -> Tensor:
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(self.coarse):
             raise InputError(
-                f"labels from {int(labels.min())} to {int(labels.max())} with {len(self.coarse)} coarser labels: coarse "
-                "has one for each label from 0 on."
+                f"the labels range from {int(labels.min())} to {int(labels.max())}, but coarse has {len(self.coarse)} entries: "
+                "it needs one for each label, starting with label 0."
             )
         return self.coarse.to(labels.device)[labels.long()]
 

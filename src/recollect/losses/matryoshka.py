@@ -19,14 +19,14 @@ Loss = Callable[..., Tensor]
 
 
 class Matryoshka(nn.Module):
-    """The mean of a loss over prefixes of the embedding and the whole of it.
+    """The mean of a loss over prefixes of the embedding and over the whole embedding.
 
-    After training, the first ``dims`` numbers of a vector, at length 1, can be searched by alone.
+    After training, the first ``dims`` numbers of a vector, normalized again, can be used alone for search.
 
     Args:
         loss: any loss, used for every length; or a sequence of losses, one for each of ``dims`` and a last one for the
-            whole embedding. A loss with parameters or memory for a fixed dimension needs one for each length.
-        dims: lengths of the prefixes. The whole embedding is always one more, also if it is not listed.
+            whole embedding. A loss with parameters or memory of a fixed dimension must be given once for each length.
+        dims: lengths of the prefixes. The whole embedding is always added, even if it is not listed.
 
     Raises:
         ConfigError: ``dims`` that are not whole numbers of 1 or more, or longer than the embedding.
@@ -65,9 +65,9 @@ class Matryoshka(nn.Module):
         return self._mean(embeddings, value)
 
     def share(self, embeddings: Tensor, labels: Tensor, rank: int, world_size: int) -> Tensor:
-        """One process's part of the loss; the parts add up, and so do their gradients.
+        """One process's part of the loss; the parts add up to the loss, and their gradients to its gradient.
 
-        A loss without ``share`` is computed whole by every process and counts as the same part for each.
+        A loss without ``share`` is computed completely by every process, and each process counts an equal part of it.
         """
 
         def value(loss: Loss, dim: int) -> Tensor:

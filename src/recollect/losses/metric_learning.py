@@ -60,7 +60,7 @@ class MetricLearningLoss(nn.Module):
         if same_set(embeddings, labels, ref_emb, ref_labels):
             ref_emb = ref_labels = None
         ids = labels.to(embeddings.device, torch.int64)
-        # A copy: given one tensor as both kinds of labels, the library takes the two sets for one and drops pairs.
+        # A copy: if both kinds of labels are one tensor, the library treats the two sets as one and drops pairs.
         ref_ids = None if ref_labels is None else ref_labels.to(embeddings.device, torch.int64, copy=True)
         if self.needs_positives and not _any_positive(ids, ref_ids):
             return zero_loss(embeddings, ref_emb)
@@ -75,7 +75,7 @@ class MetricLearningLoss(nn.Module):
     def check(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> None:
-        """Refuse what this loss cannot work with.
+        """Check the input against the options of this loss.
 
         Raises:
             InputError: a reference set for a loss that takes none, labels beyond the number of classes, embeddings of
@@ -114,7 +114,7 @@ class MetricLearningLoss(nn.Module):
 def call_in(loss: nn.Module, dtype: torch.dtype, arguments: tuple[Any, ...]) -> Tensor:
     """Call a loss of the library with its parameters seen as ``dtype``.
 
-    The library would convert the parameters for good, under the optimizer's feet: Adam's moments keep the old type.
+    The library would convert the parameters permanently, while the optimizer's state (Adam's moments) keeps the old type.
     """
     if all(parameter.dtype == dtype for parameter in loss.parameters()):
         result: Tensor = loss(*arguments)

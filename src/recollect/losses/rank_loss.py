@@ -1,4 +1,4 @@
-"""``TiledLoss`` and ``RankLoss``: what all losses on the tile loop share: the call, SiMix, calibration, a process's share.
+"""``TiledLoss`` and ``RankLoss``: the base classes of all losses on the tile loop (call, SiMix, calibration, shares).
 
 To add a loss on soft ranks, subclass ``RankLoss`` in its own file: pass the step to ``super().__init__`` and write
 ``query_loss``. To add one on whole lists of similarities, subclass ``TiledLoss`` and give a ``Rows`` term.
@@ -87,7 +87,7 @@ class TiledLoss(nn.Module):
         self.options, self.simix, self.generator = options, options.simix, options.generator
 
     def term(self) -> Term:
-        """What is computed of each tile."""
+        """What is computed for each tile."""
         raise TypeError(f"{type(self).__name__} must define term().")
 
     def forward(
@@ -98,25 +98,25 @@ class TiledLoss(nn.Module):
         Args:
             embeddings: M × d, L2-normalized; every one is a query.
             labels: M integers.
-            ref_emb: references, N × d; without them the batch itself, each query excluded from its own references.
+            ref_emb: references, N × d. By default the batch itself, with each query excluded from its own references.
             ref_labels: N integers.
         """
         check_inputs(embeddings, labels, ref_emb, ref_labels)
         return self.of_pairing(Pairing.of(embeddings, labels, ref_emb, ref_labels))
 
     def share(self, embeddings: Tensor, labels: Tensor, rank: int, world_size: int) -> Tensor:
-        """The part of the loss that is due to one of ``world_size`` shares of the queries.
+        """The part of the loss that comes from one of ``world_size`` shares of the queries.
 
         The parts add up to the loss of the batch, and so do their gradients. Each process of a group holds all
         embeddings and computes its own share; with SiMix, generators must be in the same state everywhere.
         """
         if not 0 <= rank < world_size:
-            raise InputError(f"rank {rank} is not one of {world_size} shares.")
+            raise InputError(f"rank {rank} is not one of {world_size} shares: ranks are numbered from 0.")
         check_inputs(embeddings, labels)
         return self.of_pairing(Pairing.of(embeddings, labels, None, None), (rank, world_size))
 
     def of_pairing(self, pairing: Pairing, share: tuple[int, int] = (0, 1)) -> Tensor:
-        """The loss of queries against references, checked before."""
+        """The loss of queries against references, already checked."""
         mixing = self._mix(pairing.labels, None if pairing.same else pairing.ref_labels) if self.simix else None
         value = tiled_loss(self.term(), pairing, mixing, self.options.memory, share)
         weight = self.options.calibration_weight

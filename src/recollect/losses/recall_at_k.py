@@ -37,7 +37,7 @@ class RecallAtK(RankLoss):
         count_query: rank over the batch with the query in it, as the authors' released code does; the paper, and the
             default, ranks over the batch without it.
         step: ``"sigmoid"``, ``"asymmetric"`` (ROADMAP's, with its published constants and ``tau2``), or a step object
-            of ``recollect.losses.engine.steps``, whose own ``tau`` then counts.
+            of ``recollect.losses.engine.steps``, whose own ``tau`` is used instead of ``tau2``.
         **options: see ``recollect.losses.rank_loss.RankOptions``; with ``calibration_weight`` ROADMAP's calibration.
 
     Raises:
@@ -64,7 +64,9 @@ class RecallAtK(RankLoss):
         chosen = _check_k((K_SIMIX if check_flag("simix", simix) else K) if k is None else k)
         each = tuple(check_number("tau1", v, 1e-6, 1e6) for v in (tau1 if isinstance(tau1, list | tuple) else [tau1]))
         if len(each) not in (1, len(chosen)):
-            raise ConfigError(f"tau1 has {len(each)} values for {len(chosen)} k: give one for each, or one for all.")
+            raise ConfigError(
+                f"tau1 has {len(each)} values, but k has {len(chosen)}: give one for each k, or one for all."
+            )
         # A positive this far behind every k has σ_tau1(k − rank) below rounding, in float64 too.
         limit = max(chosen) + max(each) * saturation(torch.float64)
         query: Literal["ranked", "excluded"] = "ranked" if check_flag("count_query", count_query) else "excluded"

@@ -40,7 +40,7 @@ def heaviside_step(u: Tensor) -> Tensor:
 
 
 def mixed_batch(embeddings: Tensor, labels: Tensor, mixing: Mixing) -> tuple[Tensor, Tensor]:
-    """SiMix with its embeddings built: ``v = α x + (1 − α) z``."""
+    """SiMix with explicit embeddings: ``v = α x + (1 − α) z``."""
     alpha = mixing.alpha.to(embeddings.dtype)[:, None]
     mixed = alpha * embeddings[mixing.first] + (1 - alpha) * embeddings[mixing.second]
     return mixed, labels[mixing.first]

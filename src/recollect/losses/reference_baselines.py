@@ -44,7 +44,7 @@ def binned_ap(
         delta = (1 - (s.clamp(low, high)[:, None] - centres).abs() / width).clamp(min=0)  # N × bins
         h, h_pos = delta.sum(0), delta[y].sum(0)
         H = h.cumsum(0)
-        precision = h_pos.cumsum(0) / torch.where(H > 0, H, 1)  # 0 where no similarity has come yet
+        precision = h_pos.cumsum(0) / torch.where(H > 0, H, 1)  # 0 where there is no similarity so far
         recall_step = h_pos / y.sum()
         losses.append(1 - (precision * recall_step).sum())
     return torch.stack(losses).mean()

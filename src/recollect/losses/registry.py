@@ -30,8 +30,8 @@ class LossEntry:
         family: ``rank`` (the order of a query's whole list), ``pair``, ``triplet``, ``proxy`` (class vectors),
             ``memory``; ``outside`` for a loss that is not recollect's.
         description: one line.
-        memory: the order of what it holds; M batch, N references (M without), d dimensions, C classes, m images per
-            class. Tiled losses also hold one tile of bounded size. Empty if it is not known.
+        memory: order of the memory it needs, with batch size M, N references (M if there are none), d dimensions, C
+            classes, m images per class. Tiled losses also need one tile of bounded size. Empty if it is not known.
         extra: the extra of recollect it needs, if any.
         parameters: whether it has parameters, which must be passed to the optimizer.
         references: whether it takes a separate reference set.
@@ -128,7 +128,7 @@ def available() -> dict[str, LossEntry]:
     """
     known = {entry.name: entry for entry in _ENTRIES}
     added = {
-        name: LossEntry(name, point.value, "outside", f"of the package {point.dist.name if point.dist else '?'}", "")
+        name: LossEntry(name, point.value, "outside", f"from the package {point.dist.name if point.dist else '?'}", "")
         for name, point in doors.installed("loss").items()
     }
     return known | {name: entry for name, entry in added.items() if name not in known}
@@ -162,7 +162,7 @@ def create(name: str, **options: Any) -> nn.Module:
         raise ConfigError(f"loss {name!r} cannot be made with {given}: {in_one_line(error)}.") from error
     if not isinstance(loss, nn.Module):
         raise ConfigError(
-            f"loss {name!r} gives a {type(loss).__name__}: an nn.Module (a class or a function) is expected."
+            f"loss {name!r} returned a {type(loss).__name__}: it must be an nn.Module, or a function that returns one."
         )
     return loss
 
@@ -198,7 +198,7 @@ def _found(name: str) -> tuple[LossEntry, Callable[..., Any]]:
     if loaded is None:
         raise doors.unknown("loss", name, (entry.name for entry in _ENTRIES))
     if not callable(loaded.target):
-        raise ConfigError(f"loss {name!r} is a {type(loaded.target).__name__}: a class or a function is expected.")
+        raise ConfigError(f"loss {name!r} is a {type(loaded.target).__name__}: it must be a class or a function.")
     about = (inspect.getdoc(loaded.target) or "a loss from outside").split("\n")[0]
     return LossEntry(name, loaded.reference, "outside", about, ""), loaded.target
 

@@ -9,7 +9,7 @@ from recollect.losses.smooth_ap import AveragePrecisionLoss
 
 
 class SupAP(AveragePrecisionLoss):
-    """SupAP (Ramzi et al., 2021): Smooth-AP with a step that is an upper bound and never saturates ahead.
+    """SupAP (Ramzi et al., 2021): Smooth-AP with a step that is an upper bound and does not saturate for negatives ahead.
 
     Args:
         tau, rho, delta, start, offset: the step, see ``recollect.losses.engine.steps.Asymmetric``. The defaults are the
@@ -36,8 +36,8 @@ class Roadmap(SupAP):
 
     The calibration draws positives above one similarity and negatives below another, so that scores of different
     queries can be compared: mean over positive pairs of ``[0.9 − s]₊`` plus mean over negative pairs of ``[s − 0.6]₊``.
-    SiMix enlarges the ranking part; calibration is of the images themselves. The released code is ``count_query=True,
-    calibrate="violating"``.
+    SiMix enlarges the ranking part only; calibration uses the images themselves. The released code corresponds to
+    ``count_query=True, calibrate="violating"``.
 
     Args:
         calibration_weight: λ.

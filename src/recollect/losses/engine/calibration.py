@@ -24,11 +24,11 @@ class Calibration(Term):
         self.margins, self.violating = margins, violating
 
     def width(self, run: TileRun) -> int:
-        """Beside the similarities, their excess and the gradient."""
+        """Besides the similarities, a tile needs their excess and the gradient."""
         return max(1, min(512, run.memory // (4 * run.layout.num_references * run.item_bytes)))
 
     def start(self, run: TileRun) -> TileFunction:
-        """Count the pairs first: each mean's gradient needs its number."""
+        """Count the pairs first: the gradient of each mean depends on the number of pairs."""
         if self.violating:
             positives = negatives = 0
             for similarities, tile in run.tiles():
@@ -47,7 +47,7 @@ class Calibration(Term):
         return of_tile
 
     def _hinges(self, similarities: Tensor, tile: TileIndices) -> tuple[Tensor, Tensor, Tensor]:
-        """What positives lack (P × T), what negatives have too much (N × T), and the rows of the positives."""
+        """How far positives are below their margin (P × T), negatives above theirs (N × T), and the positives' rows."""
         short = (self.margins[0] - similarities.gather(0, tile.positives)).clamp_(min=0).mul_(tile.mask)
         # Padding repeats a query's first positive, or is on an arbitrary row for a query without positives: skip it.
         keep = torch.where(tile.mask, -torch.inf, similarities.gather(0, tile.positives))

@@ -36,7 +36,7 @@ class StepSums:
     ) -> None:
         self.shape, self.slots, self.block = z.shape, len(x), block
         self.columns: Tensor | None = None  # which columns are compared at all; None for every one
-        # Only on a CPU: elsewhere asking "is there anything left" would stall the queue more than it saves.
+        # Only on a CPU: on a GPU, checking whether anything is left would stall the queue for longer than it saves.
         if prune and z.device.type == "cpu":
             active = z.amax(0) > lowest - saturation(z.dtype)
             if 2 * int(active.sum()) < len(active):
@@ -72,7 +72,7 @@ class StepSums:
             return at_x
         if self.columns is not None:
             weights = weights[:, self.columns]
-        # x are sorted, so those behind the last one with a weight are past the loss's interest.
+        # x are sorted, so those behind the last one with a weight do not matter to the loss.
         slots = _leading((weights != 0).any(1)) if weights.device.type == "cpu" else len(weights)
         weights = weights[:slots]
         at_z = out if self.columns is None else out.new_empty(self.shape[0], self.width)
@@ -104,6 +104,6 @@ class StepSums:
 
 
 def _leading(wanted: Tensor) -> int:
-    """One more than the last position that is wanted."""
+    """One more than the last requested position."""
     places = wanted.nonzero()
     return int(places[-1]) + 1 if len(places) else 0

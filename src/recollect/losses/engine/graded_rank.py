@@ -1,4 +1,4 @@
-"""Soft ranks of two levels of relevance: for one tile of queries, and losses on them.
+"""Soft ranks of two levels of relevance for one tile of queries, and losses on them.
 
 An item is *fine* if it has the query's label, *coarse* if it only has its coarser label. The tile loop runs on the coarser
 labels, so that a tile's positives are the items of both levels; labels split them here. For each item x of a level the
@@ -67,7 +67,7 @@ class GradedRank(SoftRank):
         self.graded_loss, self.labels, self.ref_labels = graded_loss, labels, ref_labels
 
     def width(self, run: TileRun) -> int:
-        """As for plain ranks; negatives are held once more, because each level is compared with them."""
+        """As for plain ranks, with a second copy of the negatives, because each level is compared with them."""
         return max(1, super().width(run) * 2 // 3)
 
     def start(self, run: TileRun) -> TileFunction:
@@ -80,14 +80,14 @@ class GradedRank(SoftRank):
 
 
 class _GradedTile:
-    """What ``GradedRank`` does with a tile."""
+    """Computes ``GradedRank`` on a tile."""
 
     def __init__(self, term: GradedRank, run: TileRun, labels: Tensor, ref_labels: Tensor) -> None:
         self.term, self.labels, self.ref_labels = term, labels, ref_labels
         self.num_queries, self.wanted = run.layout.num_queries, run.wanted
         room = min(_BLOCK_BYTES, run.memory // 4) if run.on_cpu else run.memory // 4
         self.block = run.queries.new_empty(max(1, room // run.item_bytes))
-        # What is below the floor would vanish in rounding.
+        # Values below the floor would be lost in rounding.
         self.floor = 1e-18 if self.block.dtype == torch.float32 else 1e-60
         self.scale = term.scale(self.block.dtype)
 
@@ -98,14 +98,14 @@ class _GradedTile:
         levels = [_Level(found, tile.positives, tile.mask & ~fine, unseen), _Level(found, tile.positives, fine, unseen)]
         if tile.own is not None:
             similarities.scatter_(0, tile.own[None], -unseen)
-        similarities.scatter_(0, tile.positives, -unseen)  # what is left in play are the items of neither level
+        similarities.scatter_(0, tile.positives, -unseen)  # the items of neither level remain
 
         step, block, prune = self.term.step, self.block, self.term.prune
         negatives = [similarities.clone(), similarities]
         ranks, sums = [], []
         for number, level in enumerate(levels):
             other = levels[1 - number]
-            # Coarse items (number 0) find fine ones more relevant than themselves; to fine items coarse ones are less so.
+            # For coarse items (number 0) fine ones are more relevant; for fine items coarse ones are less relevant.
             among = StepSums(step.positive, level.found.clone(), level.x, *level.bounds, block)
             across_step = step.positive if number == 0 else step
             across = StepSums(across_step, other.found.clone(), level.x, *level.bounds, block)
@@ -133,7 +133,7 @@ class _GradedTile:
         return value, gradient
 
     def _weigh(self, ranks: list[LevelRanks]) -> tuple[Tensor, list[list[Tensor]]]:
-        """The tile's part of the loss, and what one more of each kind of rank would add to it, scaled; 0 for padding."""
+        """The tile's part of the loss, and its scaled derivative with respect to each kind of rank; 0 for padding."""
         leaves = [leaf.requires_grad_() for level in ranks for leaf in (level.all, level.same, level.other)]
         with torch.enable_grad():
             total = self.term.graded_loss(*ranks).sum()
@@ -161,7 +161,7 @@ class _Level:
         self.bounds = torch.where(some, self.x.amin(0), 0.0), torch.where(some, self.found.amax(0), 0.0)
 
     def ranks(self, everything: Tensor, same: Tensor, other: Tensor) -> LevelRanks:
-        """Ranks with 1 and 0 in the place of padding."""
+        """Ranks, with 1 and 0 as padding."""
         one, none = torch.ones_like(self.x), torch.zeros_like(self.x)
         return LevelRanks(
             torch.where(self.mask, everything, one),

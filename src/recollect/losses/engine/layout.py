@@ -24,7 +24,7 @@ class TileIndices:
         rows: rows of the query embeddings the tile needs: the T queries, or with SiMix their parents (U).
         mixing: with SiMix, U × T weights that turn columns of parents into columns of queries.
         positives: P × T rows of the (mixed) references; padding repeats a query's first positive.
-        mask: P × T, whether it is one.
+        mask: P × T, False for padding.
         own: T rows of the references that are the queries themselves; None if these are ordinary references.
         count: T numbers of positives.
         queries: T rows of the (mixed) queries.
@@ -88,7 +88,7 @@ class LabelLayout:
             labels: of the queries.
             ref_labels: of the references.
             own: for each query, the row of the references that is the query itself; with SiMix both are one set.
-            least: how many references of its class a query needs to take part, its own row among them.
+            least: how many references of its class a query needs to take part, including its own row.
             mixing: SiMix of queries and of references.
         """
         labels, others = labels.detach().cpu().long(), ref_labels.detach().cpu().long()
@@ -113,7 +113,7 @@ class LabelLayout:
 
     @property
     def num_queries(self) -> int:
-        """How many queries take part: what the loss is averaged over."""
+        """How many queries take part; the loss is averaged over these."""
         return len(self.queries)
 
     @property
@@ -143,7 +143,7 @@ class LabelLayout:
         position = torch.where(mask, slot, 0)
         if self.place is not None:
             position = position + (position >= self.place[part])  # step over the query itself
-        # The padding of a query without positives needs some row.
+        # The padding of a query without positives still needs a valid row.
         positives = self.members[(start + position).clamp_(max=len(self.members) - 1)]
         rows, mixing = queries, None
         if self.mixing is not None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from recollect.losses.engine.layout import TileIndices
 from recollect.losses.engine.tile_loop import Term, TileFunction, TileRun
 
-# Beyond this a tile only falls out of the processor's caches; it never gets faster.
+# A larger tile falls out of the processor's caches and is never faster.
 _TILE_BYTES = 32 * 2**20
 
 
@@ -23,7 +23,7 @@ class RowTile(NamedTuple):
     column: Tensor  # and its column
     num_positives: Tensor  # T, in the similarities' type
     own: Tensor | None  # T: the column of the query itself; None with a separate reference set
-    num_queries: int  # Q, over all tiles: what the loss is averaged over
+    num_queries: int  # Q, over all tiles; the loss is averaged over these
 
 
 RowLoss = Callable[[RowTile], tuple[Tensor, Tensor]]
@@ -35,7 +35,7 @@ class Rows(Term):
 
     Args:
         row_loss: the loss of a tile's rows and its gradient.
-        bytes_per_pair: what ``row_loss`` holds for one similarity, in float32.
+        bytes_per_pair: memory that ``row_loss`` needs per similarity, in float32.
     """
 
     def __init__(self, row_loss: RowLoss, bytes_per_pair: int) -> None:

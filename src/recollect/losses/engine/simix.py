@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 MAX_PAIRS = 120
-"""Default for the most pairs per class: all pairs of 16 images. A class of 1,000 would make 499,500."""
+"""Default maximum number of pairs per class: all pairs of 16 images. A class of 1,000 images would give 499,500."""
 
 
 @dataclass(frozen=True)
 class Mixing:
-    """The matrix A by its rows: originals first (weight 1 on themselves), then one row a virtual example.
+    """The matrix A by its rows: originals first (weight 1 on themselves), then one row per virtual example.
 
     Args:
         first, second: for each row, the two parents' positions in the batch (for an original: itself, twice).
@@ -45,7 +45,7 @@ class Mixing:
         return mixed.addcmul_(similarities.index_select(0, self.second), 1 - self.alpha[:, None])
 
     def unmix_rows(self, gradient: Tensor, count: int) -> Tensor:
-        """``Aᵀ G``: the gradient of mixed rows, handed back to the ``count`` rows of the batch."""
+        """``Aᵀ G``: the gradient of mixed rows, mapped back to the ``count`` rows of the batch."""
         rows = gradient.new_zeros(count, gradient.shape[1])
         share = gradient * self.alpha[:, None]
         rows.index_add_(0, self.first, share)
@@ -66,7 +66,7 @@ def draw_mixing(labels: Tensor, max_pairs: int | None = MAX_PAIRS, generator: to
     """Draw the virtual examples of a batch: all pairs of each class, a random α ~ U(0, 1) each.
 
     Args:
-        labels: M integers on the CPU; classes of any size, those of one image give no pair.
+        labels: M integers on the CPU; classes of any size. A class of one image gives no pair.
         max_pairs: maximum number of pairs per class, chosen at random; None for no limit.
         generator: makes the draw reproducible; PyTorch's global one otherwise.
     """
@@ -98,7 +98,7 @@ def _pairs(labels: Tensor, max_pairs: int | None, generator: torch.Generator | N
     if bounded:
         warnings.warn(
             f"SiMix: a class of {bounded} images has {bounded * (bounded - 1) // 2} pairs; {max_pairs} of them are drawn "
-            "at random each time (max_pairs, None for all).",
+            "at random in each step (set max_pairs to change this; None for all).",
             stacklevel=2,
         )
     empty = torch.empty(0, dtype=torch.int64)

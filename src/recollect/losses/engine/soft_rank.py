@@ -92,11 +92,11 @@ class SoftRank(Term):
 
 
 class _RankedTile:
-    """What ``SoftRank`` does with a tile."""
+    """Computes ``SoftRank`` on a tile."""
 
     def __init__(self, term: SoftRank, block: Tensor, num_queries: int, wanted: bool) -> None:
         self.term, self.block, self.num_queries, self.wanted = term, block, num_queries, wanted
-        # What is below the floor would vanish in rounding.
+        # Values below the floor would be lost in rounding.
         self.floor, self.scale = 1e-18 if block.dtype == torch.float32 else 1e-60, term.scale(block.dtype)
 
     def __call__(self, similarities: Tensor, tile: TileIndices) -> tuple[Tensor, Tensor]:
@@ -112,7 +112,7 @@ class _RankedTile:
         if tile.own is not None:
             own = similarities.gather(0, tile.own[None])
             similarities.scatter_(0, tile.own[None], -unseen)
-        similarities.scatter_(0, positions, -unseen)  # what is left in play are the negatives
+        similarities.scatter_(0, positions, -unseen)  # the negatives remain
 
         step = self.term.step
         among_positives = StepSums(step.positive, found, x, *bounds, self.block)
@@ -144,7 +144,7 @@ class _RankedTile:
         return value, gradient
 
     def _weigh(self, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
-        """The tile's part of the loss, and what one more rank of each kind would add to it, scaled; 0 for padding."""
+        """The tile's part of the loss, and its scaled derivative with respect to each kind of rank; 0 for padding."""
         leaves = (ranks.all.requires_grad_(), ranks.positives.requires_grad_())
         with torch.enable_grad():
             total = self.term.query_loss(ranks).sum()

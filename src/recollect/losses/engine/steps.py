@@ -92,7 +92,7 @@ class Sigmoid:
 
 
 class _RatioRange(NamedTuple):
-    """What keeps ``_SigmoidOfRatio`` within the range of a type; in float32: 105, 37, 86, 17."""
+    """Limits that keep ``_SigmoidOfRatio`` within the range of a type; in float32: 105, 37, 86, 17."""
 
     window: float  # how far apart the x of a group may be
     log_a: float
@@ -120,7 +120,7 @@ def _windows(x: Tensor, lowest: Tensor, highest: Tensor) -> list[slice]:
 
 
 class _SigmoidOfRatio:
-    """The sigmoid as ``a / (a + a·u_x·u_z)``, ``u_x = exp(x)``, ``u_z = exp(−z)``: one exponential a similarity, not a pair.
+    """The sigmoid as ``a / (a + a·u_x·u_z)``, ``u_x = exp(x)``, ``u_z = exp(−z)``: an exponential per similarity, not per pair.
 
     Similarities that are saturated against every x of a group are drawn in to the edge of the group's window, which
     keeps the exponentials in range. Where z is far behind x, a·u_x·u_z overflows and the ratio is exactly 0; ``a`` is
@@ -190,7 +190,7 @@ class Heaviside:
 
     @property
     def positive(self) -> Heaviside:
-        """The same."""
+        """Positives are compared by the same step."""
         return self
 
     def bind(self, z: Tensor, x: Tensor, lowest: Tensor, highest: Tensor) -> Bound:

@@ -35,7 +35,7 @@ class Term:
     """A part of a loss that is a sum over queries. The defaults are those of a loss on plain similarities."""
 
     tau: float = 1.0
-    """Similarities arrive divided by this."""
+    """Similarities are divided by this before they are passed on."""
     mixes: bool = True
     """Whether SiMix's virtual examples take part."""
     query: Literal["excluded", "ranked", "positive"] = "excluded"
@@ -48,17 +48,17 @@ class Term:
         return 1.0
 
     def width(self, run: TileRun) -> int:
-        """Queries of a tile at most."""
+        """Maximum number of queries per tile."""
         raise TypeError(f"{type(self).__name__} must define width(run).")
 
     def start(self, run: TileRun) -> TileFunction:
-        """What is done with each tile; buffers and counts for the whole run are made here."""
+        """Make the function that computes each tile; buffers and counts for the whole run are created here."""
         raise TypeError(f"{type(self).__name__} must define start(run).")
 
 
 @dataclass(frozen=True)
 class Pairing:
-    """Who is compared with whom.
+    """The queries and references to compare.
 
     Args:
         embeddings: queries, M × d.
@@ -97,7 +97,7 @@ def tiled_loss(
     """The term of a batch, differentiable in embeddings and references.
 
     Args:
-        term: what is computed of a tile.
+        term: what is computed for each tile.
         pairing: queries and references.
         mixing: SiMix of queries and of references; the same object twice when both are one set.
         memory: bytes the computation may use in addition to embeddings and gradient.
@@ -137,7 +137,7 @@ class _TiledLoss(torch.autograd.Function):
         wanted: bool,
     ) -> Tensor:
         dtype, same = compute_dtype(embeddings, references), references is embeddings
-        # Autocast would turn the products into half precision, where a step of tau = 0.01 drowns in rounding.
+        # Autocast would compute the products in half precision, where a step of tau = 0.01 is lost in rounding.
         with torch.autocast(embeddings.device.type, enabled=False):
             queries = embeddings.detach().to(dtype)
             run = TileRun(queries, queries if same else references.detach().to(dtype), term, layout, memory, wanted)
@@ -167,7 +167,7 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> Tensor:
         raise RuntimeError(
-            "recollect's losses give first derivatives only: a second backward through one is not supported."
+            "recollect's losses have first derivatives only: a second backward pass through a loss is not supported."
         )
 
 
@@ -206,7 +206,7 @@ class TileRun:
                 self._back(tile, gradient, of_queries, of_references)
         if of_queries is None or of_references is None:
             return value.to(self.queries.dtype), None
-        # Once for all tiles; what would be subnormal becomes 0.
+        # Once for all tiles; values that would be subnormal become 0.
         unit = 1 / (self.term.tau * self.term.scale(self.queries.dtype))
         for grad in (of_queries,) if same else (of_queries, of_references):
             torch.hardshrink(grad, 2 * torch.finfo(grad.dtype).tiny / unit, out=grad).mul_(unit)
