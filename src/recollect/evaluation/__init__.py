@@ -1,4 +1,4 @@
-"""From ranks to metrics: one streaming pass; every metric is a short function of the ranks.
+"""Evaluation: one streaming pass computes ranks, and every metric is a short function of the ranks.
 
 This package needs only vectors and labels, no model. Start with ``evaluate``.
 """

@@ -25,13 +25,13 @@ from recollect.evaluation.vectors import ArrayLike, Vectors
 
 IndexKind = Literal["ivf", "hnsw", "pq"]
 
-# The knob of each kind, what it means, and the values tried.
+# The search parameter of each kind, its meaning, and the values tried.
 _KNOBS: dict[str, tuple[str, tuple[int, ...]]] = {
     "ivf": ("nprobe", (1, 4, 16, 64)),
     "hnsw": ("efSearch", (16, 64, 256)),
     "pq": ("bytes", (8, 16, 32, 64)),
 }
-_CENTROIDS = 256  # values of a product quantiser's byte
+_CENTROIDS = 256  # values of one byte of a product quantizer
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,13 @@ def index_cost(
     """Compare an approximate index with exact search on the same vectors (inner product).
 
     Args:
-        embeddings: N × d queries; also the gallery if none is given, each query then leaving itself out by its index.
+        embeddings: N × d queries. Without a gallery they are also searched, and each query is excluded by its index.
         labels: N labels, for ``r@k``; gallery_labels likewise.
-        kind: ``"ivf"`` (clusters; knob: clusters looked into), ``"hnsw"`` (graph; knob: candidates kept), ``"pq"``
-            (compressed vectors; parameter: bytes per vector).
+        kind: ``"ivf"`` (clusters; parameter: clusters searched), ``"hnsw"`` (graph; parameter: candidates kept),
+            ``"pq"`` (compressed vectors; parameter: bytes per vector).
         ks: numbers of results; the largest determines the time.
-        settings: values of the knob.
-        seed: of the clustering.
+        settings: values of the parameter.
+        seed: seed of the clustering.
 
     Raises:
         MissingExtraError: faiss is not installed.
@@ -101,11 +101,14 @@ def index_cost(
     queries = _matrix(embeddings, "embeddings")
     items = queries if gallery is None else _matrix(gallery, "gallery")
     if items.shape[1] != queries.shape[1]:
-        raise InputError(f"embeddings have {queries.shape[1]} dimensions and the gallery {items.shape[1]}.")
+        raise InputError(
+            f"embeddings have {queries.shape[1]} dimensions and the gallery {items.shape[1]}: "
+            "embed both with the same model."
+        )
     own = gallery is None
     ks = [k for k in ks if k <= len(items) - own]
     if not ks:
-        raise InputError(f"a gallery of {len(items)} has fewer items than any of the ks.")
+        raise InputError(f"the gallery has {len(items)} items, fewer than any of the ks: give a smaller k.")
     right = None if labels is None else _right(labels, gallery_labels, len(queries), len(items))
 
     flat, seconds = _timed(lambda: _filled(faiss.IndexFlatIP(items.shape[1]), items))
@@ -117,7 +120,9 @@ def index_cost(
     for value in sorted(usual if settings is None else settings):
         if kind == "pq" and (value < 1 or items.shape[1] % value):
             if settings is not None:
-                raise InputError(f"pq: {items.shape[1]} dimensions cannot be cut into {value} equal parts.")
+                raise InputError(
+                    f"pq: {items.shape[1]} dimensions cannot be divided into {value} equal parts; choose a divisor."
+                )
             continue
         if index is None or kind == "pq":
             index, seconds = _timed(lambda value=value: _built(faiss, kind, items, value, seed))
@@ -136,7 +141,7 @@ def _built(faiss: Any, kind: str, items: NDArray[np.float32], value: int, seed: 
             raise InputError(f"pq learns {_CENTROIDS} centroids and needs as many vectors; there are {len(items)}.")
         index = faiss.IndexPQ(dim, value, 8, faiss.METRIC_INNER_PRODUCT)
         index.pq.cp.seed = seed
-        index.pq.cp.min_points_per_centroid = 1  # few vectors are the user's business, not a reason to print
+        index.pq.cp.min_points_per_centroid = 1  # too few vectors are reported by us, so faiss need not print a warning
     else:
         lists = max(1, min(round(4 * math.sqrt(len(items))), len(items) // 8))
         quantiser = faiss.IndexFlatIP(dim)
@@ -162,7 +167,7 @@ def _turn(index: Any, kind: str, value: int) -> None:
 
 
 def _search(index: Any, queries: NDArray[np.float32], k: int, own: bool) -> NDArray[np.int64]:
-    """N × k item numbers, −1 where the index had no more; the query itself dropped by its number."""
+    """N × k item numbers, −1 where the index found no more; the query itself is dropped by its number."""
     _, found = index.search(queries, k + own)
     if not own:
         return np.asarray(found, dtype=np.int64)
@@ -203,7 +208,7 @@ def _right(
     known = as_labels(labels, "labels"), as_labels(labels if gallery_labels is None else gallery_labels, "labels")
     for name, found, wanted in (("labels", known[0], queries), ("gallery_labels", known[1], items)):
         if len(found) != wanted:
-            raise InputError(f"{name}: {len(found)} labels for {wanted} vectors.")
+            raise InputError(f"{name}: {len(found)} labels for {wanted} vectors; give one label per vector.")
     return *known, relevance.counts > 0
 
 

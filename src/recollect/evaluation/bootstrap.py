@@ -35,8 +35,8 @@ class Comparison:
 
     Attributes:
         p_value: two-sided: twice the share of resamples on the side of zero opposite to most, at least 1/resamples.
-        compared_by: how it was made sure that both are of the same queries: by their ``ids``, or, where one of the two
-            has none, by ``labels`` alone, which other images of the same classes would pass.
+        compared_by: how both were checked to be of the same queries: by their ``ids``, or, if one of the two has none,
+            by ``labels`` alone. Different images of the same classes would pass the check by labels.
     """
 
     difference: float
@@ -49,7 +49,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Changes:
-    """Query numbers whose value went up or down from the first run to the second, largest change first."""
+    """Numbers of the queries whose value rose or fell from the first run to the second, largest change first."""
 
     better: NDArray[np.int64]
     worse: NDArray[np.int64]
@@ -64,7 +64,7 @@ def confidence_interval(
     by: Unit = "class",
     seed: int = 0,
 ) -> Interval:
-    """The interval that holds the middle ``level`` of the metric's mean over resampled classes (or queries).
+    """Percentile bootstrap interval of the metric's mean, resampling classes (or queries).
 
     Examples:
         >>> from recollect.evaluation import evaluate
@@ -91,8 +91,8 @@ def paired_bootstrap(
 ) -> Comparison:
     """Resample the per-query differences of two runs on the same queries.
 
-    Pairing removes what both runs share (hard queries are hard for both), so far smaller differences show than by
-    comparing two intervals.
+    Pairing removes what both runs have in common (hard queries are hard for both), so it detects far smaller
+    differences than comparing two intervals.
     """
     compared_by = _check_same_queries(first, second)
     counted = first.positives > 0
@@ -105,7 +105,7 @@ def paired_bootstrap(
 
 
 def changed_queries(first: Evaluation, second: Evaluation, metric: str = "r@1") -> Changes:
-    """Which queries got better and which worse. For metrics like ``first_rank`` a smaller value is better."""
+    """Which queries improved and which got worse. For metrics like ``first_rank`` a smaller value is better."""
     _check_same_queries(first, second)
     change = np.nan_to_num(second.values(metric) - first.values(metric))
     if metric in (*second.settings.get("lower_is_better", ()), "first_rank"):
@@ -115,11 +115,11 @@ def changed_queries(first: Evaluation, second: Evaluation, metric: str = "r@1") 
 
 
 def _check_same_queries(first: Evaluation, second: Evaluation) -> Literal["ids", "labels"]:
-    """Refuse results of different queries; returns what they were compared by."""
+    """Raise an error if the results are of different queries; returns what they were compared by."""
     if len(first.labels) != len(second.labels) or not np.array_equal(first.labels, second.labels):
         raise InputError(
-            f"the two results are of different queries ({len(first.labels)} and {len(second.labels)}, or with other "
-            "labels): evaluate both runs on the same set in the same order."
+            f"the two results are of different queries (there are {len(first.labels)} and {len(second.labels)}, or their "
+            "labels differ): evaluate both runs on the same set in the same order."
         )
     known = first.ids is not None and second.ids is not None
     if first.ids is not None and second.ids is not None and not np.array_equal(first.ids, second.ids):
@@ -138,9 +138,9 @@ def _check_same_queries(first: Evaluation, second: Evaluation) -> Literal["ids",
 def _resampled_means(
     values: NDArray[np.float64], labels: NDArray[np.int64], resamples: int, by: Unit, seed: int
 ) -> NDArray[np.float64]:
-    """The mean of each resample: units drawn with replacement, each with all its values."""
+    """The mean of each resample: classes or queries are drawn with replacement, each with all its values."""
     if resamples < 1:
-        raise InputError(f"resamples={resamples}: at least 1 expected; 1000 is usual.")
+        raise InputError(f"resamples={resamples}: give 1 or more; 1000 is usual.")
     sums: NDArray[np.float64]
     sizes: NDArray[np.float64]
     if by == "class":
@@ -161,6 +161,6 @@ def _resampled_means(
 
 def _percentiles(means: NDArray[np.float64], level: float) -> tuple[float, float]:
     if not 0 < level < 1:
-        raise InputError(f"level={level}: a share between 0 and 1 expected, such as 0.95.")
+        raise InputError(f"level={level}: give a fraction between 0 and 1, such as 0.95.")
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

@@ -1,6 +1,6 @@
 """Counting similarities above a threshold: the innermost loops of the streaming pass.
 
-Everything here is exact for the numbers it is given. What those numbers mean, and how close ones are decided, is in
+Everything here is exact for the numbers it is given. What the numbers mean, and how close ones are compared, is in
 ``exact.py``. Measured alternatives (comparisons to bool, packed sums, ``searchsorted``) are listed in
 ``docs/evaluation.md``.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 MANY_THRESHOLDS = 256
-"""Thresholds a row from which sorting the row once is cheaper than comparing it with each."""
+"""Number of thresholds per row from which sorting the row once is cheaper than comparing it with each."""
 
 GROUP = 16
 """Entries of a row whose maximum is taken together; tiles are padded to a multiple of it, see ``padded``."""

@@ -56,10 +56,10 @@ def tie_sign(ties: Ties) -> int:
 
 
 def check_range(largest: float, dtype: torch.dtype, what: str) -> None:
-    """Refuse vectors whose products leave the number range: infinities would all tie."""
+    """Refuse vectors whose products overflow: infinities would all tie."""
     if largest > torch.finfo(dtype).max / 16:
         raise InputError(
-            f"{what}: vectors so long that their products overflow (product of norms {largest:.3g}); "
+            f"{what}: the vectors are so long that their products overflow (product of norms {largest:.3g}); "
             "normalize them, for example with similarity='cosine'."
         )
 
@@ -68,7 +68,7 @@ def pair_similarities(queries: Tensor, gallery: Vectors, pairs: Pairs, chunk: in
     """Float64 similarities of (query row, gallery item) pairs given in the order of their rows.
 
     Neighbouring queries share their positives (a class), so a few rows times their distinct items is far cheaper than
-    one product a pair.
+    one product per pair.
     """
     found = torch.empty(len(pairs.rows), dtype=torch.float64, device=queries.device)
     for start in range(0, len(queries), _ROWS_TOGETHER):
@@ -118,7 +118,7 @@ def count_close(
     counts = torch.zeros(len(pairs), dtype=torch.int64, device=pairs.device)
     step = max(1, scratch.numel() // (2 * width))
     if close * _PAIRWISE_BELOW > len(pairs) * width:
-        # So much is undecided (a collapsed model makes everything so) that the rows are done again in float64.
+        # So many are undecided (with a collapsed model, all are) that the rows are computed again in float64.
         right = items.double().T
         for start in range(0, len(pairs), step):
             some = slice(start, start + step)

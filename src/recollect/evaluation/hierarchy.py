@@ -85,7 +85,7 @@ class Hierarchy:
         distractors: how many items without labels follow the gallery.
 
     Raises:
-        InputError: lengths that do not fit, or a label with two coarse labels.
+        InputError: lengths that do not match, or a label with two coarse labels.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Hierarchy:
         distractors: int = 0,
     ) -> None:
         if (gallery_labels is None) != (gallery_coarse_labels is None):
-            raise InputError("with a gallery of its own, pass both gallery_labels and gallery_coarse_labels.")
+            raise InputError("with a separate gallery, pass both gallery_labels and gallery_coarse_labels.")
         self.coarse = as_labels(coarse_labels, "coarse_labels")
         self.gallery_coarse = (
             None if gallery_coarse_labels is None else as_labels(gallery_coarse_labels, "gallery_coarse_labels")
@@ -118,7 +118,7 @@ class Hierarchy:
             both = kinds[pairs[1, pairs[0] == twice[0]]].tolist()
             raise InputError(
                 f"coarse_labels: label {names[twice[0]]!r} has the coarse labels {both[0]!r} and {both[1]!r}; every "
-                "class must lie within one coarse class."
+                "class must belong to one coarse class."
             )
         number = len(fine[0])
         self._queries: Ints = codes[:number].astype(np.int64)
@@ -147,7 +147,7 @@ def _graded(tile: RankTile, rows: Tensor, fine: Tensor, present: Tensor, tie_sig
     coarse = present & ~fine
     threshold = similarities + tie_sign * tile.tolerance[rows].unsqueeze(1)
     negatives = tile.ranks[rows] - torch.arange(1, width + 1, device=rows.device)
-    # Ascending, with −∞ in front for what is of the other level.
+    # Ascending, with −∞ in front for items of the other level.
     of_coarse = torch.where(coarse, similarities, -torch.inf).sort(dim=1).values
     of_fine = torch.where(fine, threshold, -torch.inf).sort(dim=1).values
     coarse_ahead = width - torch.searchsorted(of_coarse, threshold, right=True)

@@ -43,7 +43,7 @@ def average_precision(ranks: Tensor, positives: Tensor) -> Tensor:
 
 
 def average_precision_at_r(ranks: Tensor, positives: Tensor) -> Tensor:
-    """1/R Σ_j j / r_j over the positives with r_j ≤ R: average precision cut at R, missing ones count 0."""
+    """1/R Σ_j j / r_j over the positives with r_j ≤ R: average precision cut at R; positives beyond it count 0."""
     inside = ranks <= positives.unsqueeze(1)
     return _total(_places(ranks) / ranks * inside) / positives
 
@@ -71,12 +71,12 @@ class Metric:
         compute: (ranks, positives) → one value per query; with a third argument k if ``depth`` is ``"k"``. ``ranks`` is
             q × P, float64, ascending, 1 for the top, +inf after a query's last positive; ``positives`` is q.
         depth: ranks beyond this one do not matter: ``"k"`` (the largest requested k), ``"R"``, or None (all matter).
-        first_only: whether only the best positive's rank is looked at.
-        name: what results are called. With a depth of ``"k"`` it ends in ``@k``, which becomes ``@1``, ``@10``, ….
-        higher_is_better: False for a metric such as ``first_rank``, where less is better.
+        first_only: whether the metric uses only the rank of the best positive.
+        name: name of the results. With a depth of ``"k"`` it ends in ``@k``, which becomes ``@1``, ``@10``, ….
+        higher_is_better: False for a metric such as ``first_rank``, where lower is better.
 
     Raises:
-        InputError: a name or a depth that cannot be.
+        InputError: an invalid name or depth.
 
     Examples:
         >>> from recollect.evaluation import evaluate
@@ -96,18 +96,18 @@ class Metric:
         object.__setattr__(self, "name", name)
         if not callable(self.compute):
             raise InputError(
-                f"metric {name!r}: compute is {self.compute!r}; a function of (ranks, positives) expected."
+                f"metric {name!r}: compute is {self.compute!r}; it must be a function of (ranks, positives)."
             )
         if not name or not all(part.isidentifier() for part in name.replace("@", "_").split("-")) or name in RESERVED:
             raise InputError(
-                f"a metric is called {name!r}: give it a name of letters, digits, '_', '-' and '@' other than "
-                f"{', '.join(RESERVED)}, for example Metric(compute, name='last_rank')."
+                f"a metric cannot be called {name!r}: use letters, digits, '_', '-' and '@', and none of the names "
+                f"{', '.join(RESERVED)}; for example Metric(compute, name='last_rank')."
             )
         if self.depth not in ("k", "R", None):
             raise InputError(f"metric {name!r}: depth={self.depth!r}; choose 'k', 'R' or None.")
         if (self.depth == "k") != name.endswith("@k"):
             raise InputError(
-                f"metric {name!r}: a name ends in '@k' if and only if depth is 'k', and here it is not so."
+                f"metric {name!r}: a name must end in '@k' if depth is 'k', and only then; rename it or change the depth."
             )
 
     def columns(self, ks: Sequence[int]) -> dict[str, int | None]:
@@ -133,10 +133,10 @@ MetricLike: TypeAlias = "str | Metric | Callable[..., Tensor]"
 
 
 def find_metric(name: str) -> Metric:
-    """The metric called ``name``: of the table, of an installed package, or behind a reference.
+    """The metric called ``name``: from the table, from an installed package, or given by a reference.
 
     Raises:
-        InputError: there is no such metric. ConfigError: a reference that leads nowhere, or to something else.
+        InputError: there is no such metric. ConfigError: a reference to nothing, or to something that is not a metric.
     """
     if name in METRICS:
         return METRICS[name]
@@ -145,18 +145,18 @@ def find_metric(name: str) -> Metric:
         raise InputError(str(doors.unknown("metric", name, METRICS)))
     if not isinstance(loaded.target, Metric) and not callable(loaded.target):
         raise ConfigError(
-            f"metric {loaded.short!r} is a {type(loaded.target).__name__}: a function of (ranks, positives), or a Metric, is "
-            "expected."
+            f"metric {loaded.short!r} is a {type(loaded.target).__name__}: it must be a function of (ranks, positives) or "
+            "a Metric."
         )
     return loaded.target if isinstance(loaded.target, Metric) else Metric(loaded.target)
 
 
 def checked_metrics(metrics: Sequence[MetricLike] | None) -> list[Metric]:
-    """The metrics to compute: those of the table in its order, then the others; all of the table for None."""
+    """The metrics to compute: those of the table in its order, then the others. None means all of the table."""
     if metrics is None:
         return list(METRICS.values())
     if not len(metrics):
-        raise InputError(f"metrics: none asked for; choose from {', '.join(METRICS)}.")
+        raise InputError(f"metrics: the list is empty; choose from {', '.join(METRICS)}.")
     asked = {metric for metric in metrics if isinstance(metric, str) and metric in METRICS}
     found = [find_metric(m) if isinstance(m, str) else m for m in metrics if m not in asked]
     others = [m if isinstance(m, Metric) else Metric(m) for m in found]
@@ -164,7 +164,7 @@ def checked_metrics(metrics: Sequence[MetricLike] | None) -> list[Metric]:
     taken = {metric.name for metric in others if names.count(metric.name) > 1 or metric.name in METRICS}
     if taken:
         raise InputError(
-            f"metrics: the name {', '.join(sorted(taken))} is taken; call the metric from outside another."
+            f"metrics: the name {', '.join(sorted(taken))} is already in use; give your own metric another name."
         )
     return [*(METRICS[name] for name in METRICS if name in asked), *others]
 
@@ -173,7 +173,7 @@ DEFAULT_KS = (1, 10, 100, 1000)
 
 
 def default_ks(items: int) -> list[int]:
-    """Of 1, 10, 100 and 1000 those below the number of items to choose from: with larger k every query finds something."""
+    """1, 10, 100 and 1000, as far as they are below the number of items: with a larger k every query has a hit."""
     return [k for k in DEFAULT_KS if k < items] or [1]
 
 
@@ -184,14 +184,12 @@ def checked_ks(ks: Sequence[int]) -> list[int]:
     except TypeError:  # a single number, text, a fraction
         sound = False
     if not sound:
-        raise InputError(
-            f"ks={ks!r}: a list of whole numbers from 1 on expected, e.g. [1, 10]; a first place is k = 1."
-        )
+        raise InputError(f"ks={ks!r}: give a list of whole numbers, 1 or more, e.g. [1, 10]; k = 1 is the first place.")
     return sorted({int(k) for k in ks})
 
 
 def limits_for(metrics: Sequence[Metric], ks: Sequence[int]) -> Limits:
-    """How many negatives above the j-th positive put it beyond what the given metrics look at.
+    """The number of negatives above the j-th positive from which the given metrics no longer depend on its rank.
 
     A positive with j − 1 better ones and n negatives above is at rank j + n, so depth D is passed when n ≥ D − j + 1.
     """
@@ -222,8 +220,8 @@ def compute(tile: RankTile, metrics: Sequence[Metric], ks: Sequence[int]) -> dic
             if not isinstance(found, Tensor) or found.shape != tile.positives.shape:
                 shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
                 raise InputError(
-                    f"metric {name!r} returned {shape} for {len(tile.positives)} queries: a tensor with one value per "
-                    "query expected."
+                    f"metric {name!r} returned {shape} for {len(tile.positives)} queries: it must return a tensor with "
+                    "one value per query."
                 )
             values[name] = found.double()
     return values

@@ -38,10 +38,10 @@ MEBIBYTE = 1 << 20
 DEFAULT_MEMORY = 512 * MEBIBYTE
 _SMALLEST_MEMORY = MEBIBYTE
 
-# Smaller tiles are all calls and no work; larger ones save nothing.
+# Smaller tiles are dominated by call overhead; larger ones save nothing.
 _SMALLEST_SIDE, _LARGEST_SIDE = 704, 2048
-# Where no tile worth its calls fits the cache, and on other devices. On a processor with 1 MiB per core 1,024 rows take a
-# tenth less time than 704.
+# Used where no tile of a useful size fits the cache, and on other devices. On a processor with 1 MiB per core 1,024 rows
+# take a tenth less time than 704.
 _USUAL_SIDE = 1024
 
 
@@ -56,7 +56,7 @@ class _Sides(NamedTuple):
 def _sides(device: torch.device) -> _Sides:
     """A tile and scratch of its size fill the second-level caches of the cores at work, each with its share.
 
-    What is larger passes through memory several times, at the mercy of everything else that uses it.
+    A larger tile is read from and written to main memory several times, and competes there with other programs.
     """
     side = _USUAL_SIDE
     if device.type == "cpu":
@@ -68,7 +68,7 @@ def _sides(device: torch.device) -> _Sides:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Tile sizes for a memory budget; ``block_bytes`` is what may be kept of the queries at a time."""
+    """Tile sizes for a memory budget; ``block_bytes`` is the memory for one block of queries."""
 
     query_rows: int
     gallery_rows: int
@@ -112,8 +112,8 @@ def stream_ranks(
         queries: N_q × d. gallery: N_g × d, on the same device.
         relevance: the positives and the ignored items of each query.
         limits: how deep ranks have to be exact.
-        themselves: the gallery begins with the queries, and what is hidden from x at z is hidden from z at x.
-        chosen: numbers of the queries to do; all by default.
+        themselves: the gallery begins with the queries, and hiding is symmetric: if z is hidden from x, x is hidden from z.
+        chosen: numbers of the queries to process; all by default.
         ties: whether a negative tied with a positive counts as ahead (``"pessimistic"``) or behind.
         memory: bytes the pass may use in addition to its inputs.
         progress: show a progress line.
@@ -243,7 +243,7 @@ def _blocks(todo: Ints, counts: Ints, dim: int, dtype: torch.dtype, plan: _Plan)
 
 @contextmanager
 def _full_precision() -> Iterator[None]:
-    """Force products in full float32, whatever the calling program allows: the error bound depends on it."""
+    """Force products in full float32, even if the calling program allows less: the error bound depends on it."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

@@ -27,7 +27,7 @@ class ReidResult:
 
     Attributes:
         metrics: ``reid/r@k`` (the cumulative matching curve), ``reid/mrr``; the mean over the draws.
-        macro: the same with every identity weighing as much as another, however many images it has.
+        macro: the same averaged over identities, so that each has equal weight, however many images it has.
         deviations: the standard deviations of ``metrics`` over the draws.
         draws: the evaluation of each draw. Queries are numbered as in ``queries`` of the same draw.
         queries: for each draw, the indices of the images used as queries.
@@ -66,11 +66,13 @@ def evaluate_reid(
         raise InputError("seeds: at least one draw is needed.")
     unusual = {"metrics", "junk", "gallery", "gallery_labels"} & options.keys()
     if unusual:
-        raise InputError(f"the re-identification protocol fixes {', '.join(sorted(unusual))}; use evaluate instead.")
+        raise InputError(
+            f"{', '.join(sorted(unusual))}: fixed by the re-identification protocol; use evaluate to set it."
+        )
     vectors = Vectors([embeddings], "embeddings", torch.device("cpu"))
     names = as_labels(labels, "labels")
     if len(names) != len(vectors):
-        raise InputError(f"embeddings: {len(vectors)} vectors but {len(names)} labels; give one label a vector.")
+        raise InputError(f"embeddings: {len(vectors)} vectors but {len(names)} labels; give one label per vector.")
     dtype = torch.float64 if vectors.is_double else torch.float32
     everything = vectors.rows(0, len(vectors), dtype)
     draws, queries = [], []
@@ -80,7 +82,9 @@ def evaluate_reid(
         chosen = np.sort(shuffled[first])
         others = np.setdiff1d(np.arange(len(names)), chosen)
         if not others.size:
-            raise InputError("every identity has a single image: after drawing the gallery no query is left.")
+            raise InputError(
+                "every identity has a single image, so no query is left after drawing the gallery: add images."
+            )
         rest, drawn = to_tensor(others, everything.device), to_tensor(chosen, everything.device)
         draws.append(
             evaluate(

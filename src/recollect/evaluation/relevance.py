@@ -2,8 +2,8 @@
 
 Relevance is given by label (``ByLabel``: positives share the query's label) and by lists (``ByLists``: positives and
 ignored items are named, as in Revisited Oxford and Paris). Both work on a few queries at a
-time, so that large classes never become one large list of pairs. Another kind of relevance needs ``counts``, ``groups`` and
-``pairs``; nothing else is used.
+time, so that large classes never become one large list of pairs. To add another kind of relevance, implement ``counts``,
+``groups`` and ``pairs``; nothing else is used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Lists:
 
     def __init__(self, lists: Sequence[Any], queries: int, gallery: int, what: str) -> None:
         if len(lists) != queries:
-            raise InputError(f"{what}: {len(lists)} lists for {queries} queries; give one list a query, empty if none.")
+            raise InputError(
+                f"{what}: {len(lists)} lists for {queries} queries; give one list per query (it may be empty)."
+            )
         unique = [np.unique(np.asarray(entry, dtype=np.int64)) for entry in lists]
         for number, entry in enumerate(unique):
             if entry.ndim != 1 or (entry.size and (entry[0] < 0 or entry[-1] >= gallery)):
@@ -68,9 +70,9 @@ class ByLabel:
 
     Args:
         labels: of the queries.
-        gallery_labels: of the gallery, or None when the queries are the gallery: each then leaves itself out.
+        gallery_labels: of the gallery, or None if the queries are the gallery; each query is then excluded from its list.
         distractors: how many unlabelled items follow the gallery; they are negatives of every query.
-        junk: one list of gallery indices a query that are not counted, neither as right nor as wrong.
+        junk: one list of gallery indices per query; these items are ignored, neither right nor wrong.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class ByLabel:
         item_labels = query_labels if gallery_labels is None else as_labels(gallery_labels, "gallery_labels")
         if query_labels.dtype.kind != item_labels.dtype.kind:
             raise InputError(
-                f"labels are {query_labels.dtype} but gallery_labels are {item_labels.dtype}: use one kind for both."
+                f"labels are {query_labels.dtype} but gallery_labels are {item_labels.dtype}: use the same type for both."
             )
         self._own = gallery_labels is None
         classes, codes = np.unique(np.concatenate([query_labels, item_labels]), return_inverse=True)
@@ -140,15 +142,15 @@ def as_labels(labels: Any, what: str) -> NDArray[Any]:
         TypeError,
         ValueError,
         RuntimeError,
-    ) as error:  # sparse, without values ("meta"), lists of different lengths
+    ) as error:  # sparse tensors, meta tensors, lists of different lengths
         raise InputError(f"{what}: not an array of labels ({str(error).splitlines()[0]}).") from error
     if array.ndim != 1:
-        raise InputError(f"{what}: one label a vector expected, but the shape is {tuple(array.shape)}.")
+        raise InputError(f"{what}: give one label per vector; the shape is {tuple(array.shape)}.")
     if array.dtype.kind in "iub" or array.size == 0:
         return array.astype(np.int64)
     if array.dtype.kind in "US":
         return array
-    raise InputError(f"{what}: whole numbers or strings expected, but the type is {array.dtype}.")
+    raise InputError(f"{what}: labels must be whole numbers or strings, but the type is {array.dtype}.")
 
 
 def to_tensor(values: Ints, device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""What an evaluation returns: one value per query and metric, from which every mean, interval and comparison comes.
+"""The result of an evaluation: one value per query and metric. Means, intervals and comparisons are computed from these.
 
 Saved as ``.npz`` with one array per metric, so that ``numpy.load(path)["r@1"]`` reads one.
 ``bootstrap.py`` reads results; ``report`` and the command line print them.
@@ -35,8 +35,8 @@ class Evaluation:
         per_query: metric → N values as fractions (``first_rank`` as a rank); NaN for a query without a positive.
         labels: N labels of the queries.
         positives: N numbers of positives.
-        settings: what was computed, and how: ks, ties, sizes.
-        ids: what each of the N queries is called (file name, content hash), or None: see ``paired_bootstrap``.
+        settings: the options of the evaluation: ks, ties, sizes.
+        ids: the name of each of the N queries (file name, content hash), or None; see ``paired_bootstrap``.
 
     Examples:
         >>> result = Evaluation({"r@1": np.array([1.0, 0.0, 1.0])}, np.array([7, 7, 8]), np.array([1, 1, 1]))
@@ -58,13 +58,13 @@ class Evaluation:
 
     @property
     def counted(self) -> int:
-        """How many queries have a positive, and so are part of the means."""
+        """How many queries have a positive and therefore count in the means."""
         return int((self.positives > 0).sum())
 
     def values(self, metric: str) -> NDArray[np.float64]:
         """The per-query values of one metric, or an error that lists the available ones."""
         if metric not in self.per_query:
-            raise InputError(f"{metric!r} was not computed; there are {', '.join(self.per_query)}.")
+            raise InputError(f"{metric!r} was not computed; available: {', '.join(self.per_query)}.")
         return self.per_query[metric]
 
     def class_means(self, metric: str) -> dict[Any, float]:
@@ -77,7 +77,7 @@ class Evaluation:
 
     @property
     def macro(self) -> dict[str, float]:
-        """Every metric averaged over classes instead of queries, so that large classes weigh no more than small."""
+        """Every metric averaged over classes instead of queries, so that large and small classes have equal weight."""
         return {name: float(np.mean(list(self.class_means(name).values()))) for name in self.per_query}
 
     def summary(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class Evaluation:
         """
         path = Path(path)
         if path.suffix != ".npz":
-            raise InputError(f"{path}: per-query results are kept as .npz; give a name that ends so.")
+            raise InputError(f"{path}: per-query results are saved as .npz; give a name that ends in .npz.")
         refuse_existing(path, overwrite)
         arrays: dict[str, Any] = {
             "labels": self.labels,
@@ -132,10 +132,10 @@ def as_ids(ids: Any | None, queries: int) -> NDArray[np.str_] | None:
     array = np.asarray(ids)
     if array.dtype.kind != "U" or array.shape != (queries,):
         raise InputError(
-            f"ids: {queries} strings expected, one per query, but the shape is {array.shape} and the type {array.dtype}."
+            f"ids: give {queries} strings, one per query; the shape is {array.shape} and the type {array.dtype}."
         )
     if len(np.unique(array)) != queries:
-        raise InputError("ids: two queries are called the same; each needs a name of its own.")
+        raise InputError("ids: two queries have the same id; each query needs its own.")
     return array
 
 
@@ -150,17 +150,17 @@ def write_summary(path: Path | str, summary: Mapping[str, Any], *, overwrite: bo
 def refuse_existing(path: Path, overwrite: bool) -> None:
     """Raise if ``path`` exists and may not be replaced."""
     if path.exists() and not overwrite:
-        raise InputError(f"{path} exists already: choose another name, or allow it to be replaced (--overwrite).")
+        raise InputError(f"{path} already exists: choose another name, or allow overwriting (--overwrite).")
 
 
 def shard(queries: int, distributed: bool) -> NDArray[np.int64] | None:
-    """The numbers of the queries this process does; None for all."""
+    """The numbers of the queries that this process evaluates; None for all."""
     if not distributed:
         return None
     if not (dist.is_available() and dist.is_initialized()):
         raise ConfigError(
             "distributed=True, but this program runs as a single process: start it with torchrun and call "
-            "torch.distributed.init_process_group first, or leave distributed off."
+            "torch.distributed.init_process_group first, or set distributed=False."
         )
     return np.arange(dist.get_rank(), queries, dist.get_world_size())
 

@@ -61,11 +61,11 @@ def evaluate(
             below the number of items a query is ranked against.
         metrics: which to compute: any of ``r@k``, ``recall@k``, ``map``, ``map@r``, ``r_precision``, ``mrr``,
             ``first_rank``, with coarse labels ``h_ap`` and ``ndcg``, and ``Metric`` objects or functions of (ranks,
-            positives) of your own. All named ones by default. Without ``map`` (and what reads all ranks) the pass is
-            faster: it stops counting where none looks.
+            positives) of your own. All named ones by default. Without ``map`` and other metrics that need all ranks the
+            pass is faster, because it stops counting beyond the ranks that matter.
         coarse_labels: N labels of a coarser level, for ``h_ap`` and ``ndcg``; gallery_coarse_labels: the gallery's.
-        ids: what each query is called, one string per query (file name, content hash): kept with the result, so that
-            two results are compared only if they are of the same queries.
+        ids: the name of each query, one string per query (file name, content hash). Stored with the result, so that two
+            results are compared only if they are of the same queries.
         junk: for each query, gallery indices that are neither right nor wrong and are taken out of its ranking.
         distractors: more vectors, appended to the gallery and wrong for every query.
         similarity: ``"dot"`` uses vectors unchanged; ``"cosine"`` normalizes them first.
@@ -80,7 +80,7 @@ def evaluate(
         ``.metrics`` (means as fractions, e.g. ``{"r@1": 0.81, …}``), ``.per_query``, and more: see ``Evaluation``.
 
     Raises:
-        InputError: shapes or lengths that do not fit, values that are not finite, no query with a positive.
+        InputError: shapes or lengths that do not match, values that are not finite, no query with a positive.
 
     Examples:
         >>> vectors = [[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]]
@@ -188,4 +188,4 @@ def _check_lengths(vectors: int, labels: int, what: str, of: str) -> None:
     if vectors == 0:
         raise InputError(f"{what}: there are no vectors.")
     if vectors != labels:
-        raise InputError(f"{what}: {vectors} vectors but {labels} labels ({of}); give one label a vector, in order.")
+        raise InputError(f"{what}: {vectors} vectors but {labels} labels ({of}); give one label per vector, in order.")

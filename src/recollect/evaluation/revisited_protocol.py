@@ -175,10 +175,10 @@ def evaluate_rankings(
     ks: Sequence[int] = (1, 5, 10),
     setups: Sequence[str] = ("easy", "medium", "hard"),
 ) -> RevisitedResult:
-    """The same measures for ranked lists of database indices, best first, complete or cut short.
+    """The same metrics for ranked lists of database indices, best first, complete or truncated.
 
     Args:
-        rankings: one list a query; indices beyond the database are distractors.
+        rankings: one list per query; indices beyond the database are distractors.
         gnd: as in ``evaluate_revisited``.
     """
     ks = checked_ks(ks)
@@ -222,7 +222,9 @@ def _lists(
     """Positives and ignored images of one query in one set-up."""
     unknown = set(entry) - {"easy", "hard", "junk", "bbx"}
     if unknown or not ({"easy", "hard"} & set(entry)):
-        raise InputError(f"gnd: the entry of query {query} has the keys {sorted(entry)}; easy, hard and junk expected.")
+        raise InputError(
+            f"gnd: the entry of query {query} has the keys {sorted(entry)}; the keys are easy, hard and junk."
+        )
     lists = {}
     for name in ("easy", "hard", "junk"):
         value = entry.get(name)
@@ -239,4 +241,4 @@ def _lists(
 def _check_setups(setups: Sequence[str]) -> None:
     unknown = [setup for setup in setups if setup not in SETUPS]
     if unknown or not setups:
-        raise InputError(f"setups {unknown or 'nothing'}: choose from {', '.join(SETUPS)}.")
+        raise InputError(f"setups: {unknown or 'nothing'} is not a set-up; choose from {', '.join(SETUPS)}.")

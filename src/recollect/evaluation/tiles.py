@@ -21,7 +21,7 @@ from recollect.evaluation.relevance import Ints, Relevance, to_tensor
 from recollect.evaluation.vectors import Vectors
 
 Limits = Callable[[Tensor, int], Tensor]
-"""(positives a query [q], width P) → q × P int64: negatives above the j-th positive from which it no longer matters."""
+"""(positives per query [q], width P) → q × P int64: negatives above the j-th positive from which it no longer matters."""
 
 BYTES_A_POSITIVE = 104
 """Memory a tile takes for each positive: indices, similarity, count, limit, thresholds and their temporaries."""
@@ -38,8 +38,8 @@ class RankTile:
     Attributes:
         queries: [q] numbers of the queries.
         positives: [q] how many positives each has, at least one.
-        ranks: [q × P] float64, 1 for the top; ascending, +inf after the last positive. A rank beyond the limit asked
-            for is given as the first rank beyond it.
+        ranks: [q × P] float64, 1 for the top; ascending, +inf after the last positive. A rank beyond the requested
+            limit is given as the first rank beyond it.
         items: [q × P] the gallery item at each of those ranks, −1 after the last.
         similarities: [q × P] their similarities, float64; +inf after the last.
         tolerance: [q] similarities no further apart than this are tied.
@@ -205,7 +205,7 @@ class QueryTile:
         )
 
     def _bounds(self, longest_item: float) -> _Bounds:
-        """The threshold of every positive, and between which float32 values it cannot be decided in float32."""
+        """The threshold of every positive, and the float32 values between which float32 cannot decide."""
         if self._known is None or self._known.longest_item != longest_item:
             dim, dtype = self.vectors.shape[1], self.vectors.dtype
             scale = (self.norms * longest_item).unsqueeze(1)

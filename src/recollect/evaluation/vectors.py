@@ -132,9 +132,9 @@ def _opened(part: ArrayLike, what: str) -> Any:
         except (TypeError, ValueError) as error:
             raise InputError(f"{what}: not an array of vectors ({error}).") from error
     if isinstance(part, Tensor) and (part.is_meta or part.layout != torch.strided):
-        raise InputError(f"{what}: an ordinary (dense) tensor that holds values expected, not a {part.layout} one.")
+        raise InputError(f"{what}: give an ordinary (dense) tensor that holds values, not a {part.layout} one.")
     if part.ndim != 2:
-        raise InputError(f"{what}: N × d vectors expected, one a row, but the shape is {tuple(part.shape)}.")
+        raise InputError(f"{what}: give N × d vectors, one per row; the shape is {tuple(part.shape)}.")
     if part.shape[1] == 0:
         raise InputError(f"{what}: the vectors have no dimensions (shape {tuple(part.shape)}).")
     kind_is_number = (
@@ -143,5 +143,5 @@ def _opened(part: ArrayLike, what: str) -> Any:
         else part.dtype.kind in "fiu"
     )
     if not kind_is_number:
-        raise InputError(f"{what}: vectors of real numbers expected, but the type is {part.dtype}.")
+        raise InputError(f"{what}: vectors must be of real numbers, but the type is {part.dtype}.")
     return part

@@ -23,7 +23,7 @@ WORSE: Literal["made it worse"] = "made it worse"
 Judgement = Literal["helped", "no clear change", "made it worse"]
 
 FEW_QUERIES = 500
-"""With fewer queries only large differences can be told from chance."""
+"""With fewer queries only large differences can be distinguished from chance."""
 _SHOWN = {"map@r": "mAP@R", "map": "mAP", "mrr": "MRR", "r_precision": "R-precision"}
 
 
@@ -51,7 +51,7 @@ class MetricChange:
     def words(self, level: float = 0.95, decided: bool = True) -> str:
         """For example ``r@1 96.1 → 95.7 (no clear change)`` or ``mAP@R 37.0 → 41.9 (+4.9, 95 % CI 3.8 … 6.0)``.
 
-        ``decided``: whether another metric decides, so that this one's being unclear is worth a word.
+        ``decided``: whether another metric decides, so that "no clear change" of this one is mentioned.
         """
         values = f"{metric_name(self.metric)} {100 * self.before:.1f} → {100 * self.after:.1f}"
         if self.judgement == UNCLEAR:
@@ -69,7 +69,7 @@ class Verdict:
         changes: per metric, the one that decides first.
         queries, classes: how many were compared.
         level: of the intervals.
-        enough_classes: False where so few classes were compared that no difference could be told from chance.
+        enough_classes: False if too few classes were compared to distinguish any difference from chance.
 
     Examples:
         >>> labels, ones = np.repeat(np.arange(10), 4), np.ones(40, np.int64)
@@ -93,7 +93,7 @@ class Verdict:
             if change.metric == metric:
                 return change
         raise InputError(
-            f"{metric!r} was not compared; there are {', '.join(change.metric for change in self.changes)}."
+            f"{metric!r} was not compared; available: {', '.join(change.metric for change in self.changes)}."
         )
 
     def sentence(self, subject: str = "training") -> str:
@@ -108,7 +108,7 @@ class Verdict:
     def caution(self) -> str:
         """A warning if few queries or classes were compared; otherwise nothing."""
         if not self.enough_classes:
-            return f"{self.classes} test {_plural(self.classes)} are too few to tell a difference from chance."
+            return f"{self.classes} test {_plural(self.classes)} are too few to distinguish a difference from chance."
         if self.queries < FEW_QUERIES:
             return f"Only {self.queries:,} queries of {self.classes:,} {_plural(self.classes)}."
         return ""
@@ -137,7 +137,7 @@ class Verdict:
                 bool(values["enough_classes"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"not a verdict as recollect writes it ({error}).") from error
+            raise DataError(f"not a verdict written by recollect ({error}).") from error
 
 
 def verdict(
