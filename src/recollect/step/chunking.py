@@ -1,9 +1,9 @@
-"""How many images go through the network at once, found by measurement, and on how many threads.
+"""Finds by measurement how many images to pass through the network at once, and on how many threads.
 
 ``large_batch_step`` calls ``fitting_chunk`` when its chunk size is ``"auto"``. The result follows from the memory of one
-image's graph (measured on a few images) and the free memory, is tried once with a forward and a backward pass, is
-halved for as long as that runs out of memory, and is remembered with the model. ``graph_weight`` also serves the
-memory estimate that a training prints before it starts.
+image's graph (measured on a few images) and the free memory. It is tried once with a forward and a backward pass, halved
+until that no longer runs out of memory, and remembered with the model. ``graph_weight`` is also used for the memory
+estimate that is printed before training.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from recollect.common.errors import ConfigError
 from recollect.common.threads import forward_work, threads_for
 
 CPU_BUDGET = 1 << 30
-"""Bytes of saved activations a chunk may hold on a CPU, where running out of memory ends the process unannounced."""
+"""Bytes of saved activations per chunk on a CPU, where running out of memory ends the process without a message."""
 
 CUDA_SHARE = 0.7
 """Share of the free GPU memory that a chunk's saved activations may take; backward needs some more."""
 
-_PROBE = 4  # images measured, and half as many: enough to tell what grows with the batch from what does not
-_OPERATIONS_BESIDE = 50  # of a rank loss on one tile and of an optimizer, roughly
+_PROBE = 4  # images measured, and half as many: enough to separate what grows with the batch from what does not
+_OPERATIONS_BESIDE = 50  # roughly those of a rank loss on one tile and of an optimizer
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class GraphWeight:
     fixed: float
     """Independent of the number of images, such as weights cast to another precision."""
     each: float
-    """For each image."""
+    """Per image."""
 
     def of(self, images: int) -> float:
         """The graph of ``images`` images."""
@@ -63,12 +63,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def graph_weight(forward: Callable[[int], Tensor], model: nn.Module, count: int = _PROBE) -> GraphWeight:
-    """The memory of a graph, from those of ``count`` images and of half as many.
+    """The memory of a graph, estimated from graphs of ``count`` images and of half as many.
 
     Args:
         forward: embeds the given number of first images.
-        model: whose parameters do not count: they are there anyway.
-        count: how many images to measure on. One alone does not tell what is fixed, and counts whole.
+        model: its parameters are not counted, since they are in memory anyway.
+        count: how many images to measure. With one image the fixed part is unknown, so all of it counts as per image.
     """
     whole = _held(forward, model, count)
     half = count // 2
@@ -155,12 +155,12 @@ def _budget(device: torch.device) -> float:
 def step_threads(network: nn.Module, inputs: Tensor, batch: int, chunk: int) -> int:
     """Threads for a step on ``batch`` images; follows from the configuration and the number of threads torch has.
 
-    A last layer on features of 1,280 dimensions gets a second thread from about 1,100 vectors a step on; a network on
-    images nearly always gets all.
+    A last layer on features of 1,280 dimensions gets a second thread from about 1,100 vectors per step; a network on
+    images nearly always gets all threads.
 
     Args:
-        network: the part that is trained; on another device than the CPU these threads do not matter.
-        inputs: one input of it or more, as large as any.
+        network: the part that is trained; threads matter on the CPU only.
+        inputs: one or more of its largest inputs.
         batch: images of this process.
         chunk: images in the network at once.
     """

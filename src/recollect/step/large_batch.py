@@ -46,7 +46,7 @@ class StepInfo:
     reembedded: int = 0
     """Images that went through the network a second time."""
     skipped: int = 0
-    """Images that went through it once only, their gradient being zero or within ``skip_share``."""
+    """Images that went through it only once, because their gradient is zero or within ``skip_share``."""
     gradient_norms: Tensor = field(default_factory=lambda: torch.empty(0))
     """For each image of this process, the norm of the loss's gradient with respect to its embedding."""
 
@@ -98,7 +98,7 @@ def large_batch_step(
         The loss of the whole batch, without a graph, unscaled.
 
     Raises:
-        InputError: images and labels differ in number, or the model does not give one embedding an image.
+        InputError: images and labels differ in number, or the model does not return one embedding per image.
         ConfigError: the model cannot be trained in chunks; the message says why and what to do.
 
     Examples:
@@ -114,13 +114,13 @@ def large_batch_step(
     device = next((parameter.device for parameter in model.parameters()), first_tensor(images).device)
     total, team = count_rows(images, labels), Team.of(group)
     if not 0.0 <= skip_share < 1.0:
-        raise ConfigError(f"skip_share is a share from 0 (exact) to below 1, not {skip_share}.")
+        raise ConfigError(f"skip_share must be at least 0 (exact) and below 1, not {skip_share}.")
     dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
     dtype = autocast or dtype
     check_half_precision(model, dtype)
 
     def forward(rows: slice | Tensor) -> Tensor:
-        # Without its cache: weights cast while no graph is recorded must not be met again by a pass that records one.
+        # Without autocast's cache: weights cast while no graph is recorded must not be reused by a pass that records one.
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False):
             embeddings = call_model(model, take_rows(images, rows, device))
         if not isinstance(embeddings, Tensor) or embeddings.ndim != 2:
@@ -140,8 +140,8 @@ def large_batch_step(
         embeddings, last, states = _embed(forward, chunks, model, device)
         value, gradient = _loss_and_gradient(loss, embeddings, labels.to(device), scaler, team, device)
         if not shares and team.rank > 0:
-            # A loss computed completely by every process gives each the whole gradient of its parameters, except for the last
-            # digits on a GPU, by which copies would drift apart: the first process's is the one that counts.
+            # A loss computed completely by every process gives each the whole gradient of its parameters. On a GPU the last
+            # digits differ, and copies would drift apart: all use the first process's gradient.
             for parameter in own:
                 parameter.grad = None
         info.gradient_norms = gradient.norm(dim=1)
@@ -245,15 +245,15 @@ def _matters(norms: Tensor, share: float) -> Tensor:
 
 
 def check_trainable_in_chunks(model: nn.Module) -> None:
-    """Refuse a model whose embedding of one image depends on the others.
+    """Refuse a model whose embedding of an image depends on the other images.
 
     Raises:
-        ConfigError: naming the module, the reason and what to do.
+        ConfigError: the message names the module, the reason and what to do.
     """
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise ConfigError(
-            "give large_batch_step the bare model (model.module), not DistributedDataParallel: that reduces gradients "
-            "after every chunk, the step does it once."
+            "give large_batch_step the bare model (model.module), not DistributedDataParallel, which reduces gradients "
+            "after every chunk; the step reduces them once."
         )
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
@@ -265,13 +265,13 @@ def check_trainable_in_chunks(model: nn.Module) -> None:
 
 
 def find_chunk(model: nn.Module, images: Images, autocast: torch.dtype | None = None, limit: int | None = None) -> int:
-    """The chunk size that ``"auto"`` means for such images; found once, then remembered with the model.
+    """The chunk size that ``"auto"`` chooses for such images; found once, then remembered with the model.
 
     Args:
         model: the network on its device.
         images: as for ``large_batch_step``; only their shapes matter.
         autocast: as for ``large_batch_step``.
-        limit: the number of images, if not all that are given.
+        limit: the number of images, if not all of the given ones.
     """
     device = next((parameter.device for parameter in model.parameters()), first_tensor(images).device)
     total = limit or len(images if isinstance(images, list) else first_tensor(images))

@@ -24,19 +24,19 @@ def tensors_of(images: Images) -> list[Tensor]:
 
 
 def first_tensor(images: Images) -> Tensor:
-    """The first tensor, or an error when the input is something else."""
+    """The first tensor; raises an error if the input is something else."""
     tensors = tensors_of(images)
     if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
-        raise InputError(f"images must be a tensor, or a tuple, dict or list of tensors, and not {describe(images)}.")
+        raise InputError(f"images must be a tensor, or a tuple, dict or list of tensors, not {describe(images)}.")
     return tensors[0]
 
 
 def count_rows(images: Images, labels: Tensor) -> int:
-    """How many images there are, or an error when tensors and labels disagree."""
+    """The number of images; raises an error if it differs from the number of labels."""
     counts = {len(images)} if isinstance(images, list) else {len(tensor) for tensor in tensors_of(images)}
     if counts != {len(labels)} or not len(labels):
         raise InputError(
-            f"images and labels must be as many, at least one: {sorted(counts)} images, {len(labels)} labels."
+            f"give one label per image, and at least one image: there are {sorted(counts)} images and {len(labels)} labels."
         )
     return len(labels)
 

@@ -2,8 +2,8 @@
 
 ``large_batch_step`` talks to other processes only through ``Team``, four times per step, independent of the model and the
 number of chunks: a header of three numbers, embeddings with labels, the gradient of the embeddings with the loss, and every
-parameter gradient in one flat buffer. Sums, not means: a batch has one loss, whatever the number of processes. ``start``
-and ``stop`` create and end the process group for ``torchrun``.
+parameter gradient in one flat buffer. Sums, not means: a batch has one loss, for any number of processes. ``start`` and
+``stop`` create and end the process group for ``torchrun``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from recollect.common.errors import ConfigError, InputError, RecollectError
 PATIENCE = timedelta(days=7)
 """How long processes wait for work that the first one does alone."""
 MINUTES = 30.0
-"""How long a process waits for another between two steps; ``RECOLLECT_TEAM_MINUTES`` sets another time."""
+"""How long a process waits for another between two steps; ``RECOLLECT_TEAM_MINUTES`` overrides it."""
 _LOST = ("connection closed by peer", "connection reset by peer", "timed out waiting", "socket timeout", "broken pipe",
          "connection refused", "gloo", "nccl")  # fmt: skip
 
@@ -132,8 +132,8 @@ class Team:
         dtype = parameters[0].dtype
         for parameter in parameters:
             dtype = torch.promote_types(dtype, parameter.dtype)
-        # One more number per parameter counts who has a gradient: where nobody has, it stays None, as with one process,
-        # and the optimizer leaves that parameter alone.
+        # One more number per parameter counts the processes that have a gradient: if none has, it stays None, as with one
+        # process, and the optimizer leaves that parameter alone.
         present = torch.tensor(
             [float(p.grad is not None) for p in parameters], dtype=dtype, device=parameters[0].device
         )
@@ -167,8 +167,8 @@ class Team:
     def first_alone(self, work: Callable[[], None]) -> None:
         """Let the first process do ``work`` while the others wait for it, as long as it takes.
 
-        A collective gives up after half an hour (see ``start``), which is right between steps and too short here.
-        Should the first process end meanwhile, the others hear of it at once: its connections close.
+        A collective gives up after half an hour (see ``start``), which is right between steps but too short here.
+        If the first process ends meanwhile, the others notice at once, because its connections close.
         """
         if self.size == 1:
             work()
@@ -187,19 +187,19 @@ class Team:
 
 
 class LostProcessError(RecollectError):
-    """Another process of this training ended, or no longer answers."""
+    """Another process of this training has ended or no longer responds."""
 
 
 @contextmanager
 def losing_no_process(team: Team, advice: Callable[[], str]) -> Iterator[None]:
-    """Turn what ``torch.distributed`` raises when another process is gone into a sentence.
+    """Turn the error that ``torch.distributed`` raises when another process is gone into a readable one.
 
     Args:
         team: the processes.
-        advice: what to do then, asked for when it happens.
+        advice: returns what to do then; called only when it happens.
 
     Raises:
-        LostProcessError: within ``MINUTES`` of the other's end or halt.
+        LostProcessError: within ``MINUTES`` after the other process ended or stopped responding.
     """
     try:
         yield
@@ -208,7 +208,7 @@ def losing_no_process(team: Team, advice: Callable[[], str]) -> Iterator[None]:
         if team.size == 1 or not any(words in text for words in _LOST):
             raise
         raise LostProcessError(
-            f"another of the {team.size} processes ended, or did not answer for {minutes_of_patience():g} minutes; "
+            f"another of the {team.size} processes ended or did not respond for {minutes_of_patience():g} minutes; "
             f"process {team.rank} stops. {advice()}"
         ) from error
 
@@ -225,7 +225,7 @@ def minutes_of_patience() -> float:
     except ValueError:
         minutes = 0.0
     if not 0 < minutes <= 10_000:
-        raise ConfigError(f"RECOLLECT_TEAM_MINUTES is {said!r}: it should be a number of minutes above 0.")
+        raise ConfigError(f"RECOLLECT_TEAM_MINUTES is {said!r}: set it to a number of minutes above 0.")
     return minutes
 
 
