@@ -1,7 +1,7 @@
-"""The settings of a training: the schema, recipes and overrides, and settings chosen from data and machine.
+"""The settings of a training run: schema, recipes, overrides, and automatic settings.
 
-``schema.py`` has one frozen dataclass per component; ``overrides.py`` turns a recipe and the user's words into a
-``Config``; ``automatic.py`` settles what is ``"auto"``, each choice with its reason.
+``schema.py`` has one frozen dataclass per component; ``overrides.py`` turns a recipe and the user's settings into a
+``Config``; ``automatic.py`` chooses values for settings that are ``"auto"`` and gives a reason for each.
 """
 
 from __future__ import annotations

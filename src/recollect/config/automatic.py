@@ -1,7 +1,7 @@
-"""What ``"auto"`` means: settings that follow from the data and the machine, each with the reason that the plan prints.
+"""Values for ``"auto"``: settings chosen from the data and the machine, each with the reason that the plan prints.
 
-Called once before a run is written, so ``config.yaml`` holds the settled values. To settle another field, add a
-function that returns its value and a sentence.
+Called once before a run is written, so ``config.yaml`` holds the chosen values. To make another field automatic, add a
+function that returns its value and the reason.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from recollect.config.schema import Config, ModelConfig
 from recollect.data import ImageSet
 from recollect.models.zoo import find
 
-PAPER_BATCH = 4000  # of iNaturalist, SOP and VehicleID
-CPU_BATCH = 392  # the paper's for Cars196, and about what two cores can afford per step
+PAPER_BATCH = 4000  # the paper's for iNaturalist, SOP and VehicleID
+CPU_BATCH = 392  # the paper's for Cars196, and about what two cores can compute in an acceptable time per step
 HOST_SHARE = 0.25
-"""Share of the machine's or the container's memory that the images of a batch may take, with those being read for the next."""
+"""Share of the machine's or container's memory for the images of a batch and those being read for the next one."""
 STEPS = {"cuda": 500, "cpu": 250}
-"""Steps that fine-tuning aims at. The paper's trainings have 500 (GLDv1) and more; of small sets an image would be seen
-hundreds of times, so epochs have a ceiling, and of large ones hardly once, so they have a floor."""
+"""Target number of steps for fine-tuning. The paper uses 500 (GLDv1) or more. The number of epochs has an upper limit,
+because images of a small set would be seen hundreds of times, and a lower limit for large sets."""
 FEWEST_EPOCHS, MOST_EPOCHS = 10, 100
 HEAD_STEPS = 150
-"""Steps on cached features: seconds each at most."""
+"""Steps on cached features, which take seconds at most."""
 SHRINKAGE = 0.2
-"""Of a whitening, where validation classes are too few to choose it."""
+"""Shrinkage of a whitening if there are too few validation classes to choose it."""
 WHOLE_SET = 3e8
-"""Comparisons up to which a step on cached features takes all images: each query compares each positive with everything,
-N · Σ n² for classes of n images, at about 2 ns each on one core."""
+"""Largest number of comparisons for which a step on cached features uses all images. Each positive of each query is compared
+with every image, N · Σ n² comparisons for classes of n images, at about 2 ns each on one core."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A setting that was left open, its value, and why."""
+    """An automatic setting, its value, and the reason."""
 
     key: str
     value: Any
@@ -48,10 +48,10 @@ class Choice:
 
 
 def choose_device(wanted: str) -> torch.device:
-    """The device meant by ``run.device``.
+    """The device for ``run.device``.
 
     Raises:
-        ConfigError: it is not there.
+        ConfigError: the device does not exist.
     """
     return usable_device(wanted, "run.device", training=True)
 
@@ -62,16 +62,16 @@ def is_pretrained(model: ModelConfig) -> bool:
 
 
 def settle(config: Config, images: ImageSet, device: torch.device, pretrained: bool) -> tuple[Config, list[Choice]]:
-    """``config`` without any ``"auto"`` (but ``batch.chunk``, which is measured), and what was chosen.
+    """``config`` with every ``"auto"`` replaced (except ``batch.chunk``, which is measured), and the choices made.
 
     Args:
-        config: what recipe and user said.
+        config: the settings from the recipe and the user.
         images: the training images.
         device: where it will run.
         pretrained: whether the network starts from trained weights.
 
     Raises:
-        DataError: images of which nothing can be learned: one class, or no class with two images.
+        DataError: nothing can be learned from the images: one class, or no class with two images.
     """
     _refuse_hopeless(images)
     choices: list[Choice] = []
@@ -101,7 +101,7 @@ def settle(config: Config, images: ImageSet, device: torch.device, pretrained: b
     if config.run.evaluate_every == "auto":
         every = max(1, config.run.epochs // 20) if isinstance(config.run.epochs, int) else 1
         if config.run.watch_test or config.data.validation != "none":
-            choose("run", "evaluate_every", every, "about twenty evaluations, an epoch apart at least")
+            choose("run", "evaluate_every", every, "about twenty evaluations, at least one epoch apart")
         else:
             config = _with(config, "run", "evaluate_every", every)  # nothing is evaluated: nothing to explain
     return config, choices
@@ -112,17 +112,17 @@ def _with(config: Config, part: str, name: str, value: Any) -> Config:
 
 
 def _refuse_hopeless(images: ImageSet) -> None:
-    """Nothing can be ranked without an image to find and one not to find."""
+    """Ranking needs at least one positive and one negative."""
     sizes = images.class_sizes[images.class_sizes > 0]
     if len(sizes) < 2:
         raise DataError(
-            f"{images.name}: {len(images):,} training images of {len(sizes)} class leave nothing to tell apart: give "
-            "images of at least two classes for training, a folder each."
+            f"{images.name}: all {len(images):,} training images belong to {len(sizes)} class, so there is nothing to "
+            "distinguish: give images of at least two classes for training, one folder per class."
         )
     if sizes.max() < 2:
         raise DataError(
-            f"{images.name}: each of the {len(sizes):,} training classes has a single image, so there is nothing to find "
-            "again: give classes of two images and more (four is what the paper uses)."
+            f"{images.name}: each of the {len(sizes):,} training classes has a single image, so there is nothing to "
+            "retrieve: give at least two images per class (the paper uses four)."
         )
 
 
@@ -130,12 +130,12 @@ def _freeze(config: Config, device: torch.device, pretrained: bool) -> tuple[str
     if device.type != "cpu":
         return "none", "a GPU can fine-tune the whole network"
     if not pretrained:
-        return "none", "the network starts from random numbers, so all of it must learn"
+        return "none", "the network starts from random weights, so all of it must be trained"
     if config.data.augmentation not in ("auto", "none"):
-        return "none", f"data.augmentation={config.data.augmentation} was asked for, and cached features cannot have it"
+        return "none", f"data.augmentation={config.data.augmentation} is set, which cached features do not allow"
     return "pooling", (
         "on a CPU only the last layer is trained, on features computed once; fine-tune the whole network with "
-        "--freeze none, at seconds a step"
+        "--freeze none, which takes seconds per step"
     )
 
 
@@ -143,9 +143,9 @@ def _whitening(config: Config, frozen: bool, pretrained: bool) -> tuple[str | No
     if config.model.dim is None:
         return None, "there is no last layer"
     if not pretrained:
-        return None, "features of a network with random weights say nothing about classes"
+        return None, "features of a network with random weights do not distinguish classes"
     if frozen or config.run.steps == 0:
-        return "all", "the last layer starts as a whitening of the training classes, not as random numbers"
+        return "all", "the last layer starts as a whitening of the training classes, not at random"
     return None, "the whole network is trained"
 
 
@@ -155,7 +155,7 @@ def _augmentation(config: Config, frozen: bool) -> tuple[str, str]:
     if config.model.resize is None:
         return "whole", "model.resize null keeps images whole"
     if config.data.name == "glyphs":
-        return "glyph", "characters are turned and shifted slightly, never mirrored or cropped"
+        return "glyph", "characters are rotated and shifted slightly, never mirrored or cropped"
     return "crop", "random resized crops, as in the paper"
 
 
@@ -167,23 +167,23 @@ def _batch_size(config: Config, images: ImageSet, device: torch.device, frozen: 
     enough = int((sizes >= each).sum())
     usable = enough if config.batch.small_classes == "drop" else len(sizes)
     limits = [
-        (usable, "all classes that can be used"),
+        (usable, "all usable classes"),
         (PAPER_BATCH // each, "the paper's batch for large sets")
         if device.type != "cpu" or frozen
-        else (CPU_BATCH // each, "about what a CPU can afford per step"),
+        else (CPU_BATCH // each, "about what a CPU can compute per step"),
     ]
     if not frozen and (held := _images_in_memory(config)) is not None:
-        limits.append((held // each, f"as many as {HOST_SHARE:.0%} of this machine's memory hold"))
+        limits.append((held // each, f"as many as fit in {HOST_SHARE:.0%} of this machine's memory"))
     classes, reason = min(limits, key=lambda limit: limit[0])
     classes = max(classes, 1)
     if config.batch.small_classes == "repeat" and enough < len(sizes):
-        reason += f"; classes of fewer than {each} images ({len(sizes) - enough:,}) repeat theirs"
+        reason += f"; images of the {len(sizes) - enough:,} classes with fewer than {each} are repeated"
     return classes * each, f"{classes:,} classes × {each} images, {reason}"
 
 
 def _images_in_memory(config: Config) -> int | None:
-    """How many training images fit beside as many that are being read; None where that is not known."""
-    # All of it, not what is free now: every process must choose the same, and so must the next run.
+    """How many training images fit in memory twice (in use and being read for the next batch); None if unknown."""
+    # The total memory, not what is free now: every process, and the next run, must choose the same value.
     memory = total_memory()
     if memory is None:
         return None
@@ -193,16 +193,16 @@ def _images_in_memory(config: Config) -> int | None:
 
 def _learning_rate(frozen: bool, pretrained: bool) -> tuple[float, str]:
     if frozen:
-        # Measured on grocery photos (docs/training.md): 1e-3 unlearns in 50 steps what pre-trained features knew.
-        return 1e-4, "features that are good already are to be changed with care; validation classes may choose another"
+        # Measured on grocery photos (docs/training.md): at 1e-3, 50 steps make pre-trained features worse.
+        return 1e-4, "a small rate for features that are already good; validation classes may choose another"
     if not pretrained:
-        return 1e-3, "the network starts from random numbers"
+        return 1e-3, "the network starts from random weights"
     return 1e-4, "the released setting for fine-tuning a ResNet"
 
 
 def _epochs(config: Config, images: ImageSet, device: torch.device, frozen: bool) -> tuple[int, str]:
     if config.batch.size == "all":
-        return HEAD_STEPS, f"{HEAD_STEPS} steps, one an epoch"
+        return HEAD_STEPS, f"{HEAD_STEPS} steps, one per epoch"
     size = config.batch.size if isinstance(config.batch.size, int) else PAPER_BATCH
     batches = config.batch.batches_per_epoch or max(len(images) // size, 1)
     if frozen:

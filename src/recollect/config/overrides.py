@@ -1,8 +1,8 @@
-"""Recipes and the user's words to a ``Config``: YAML with inheritance, ``a.b=c`` settings, and errors that help.
+"""Turns a recipe and the user's ``a.b=c`` settings into a ``Config``, with helpful errors.
 
-A recipe is a mapping with a key a component and possibly ``published``. What stands in a recipe beats what it inherits
-(``recipe_files.py`` reads them); what the user says beats the recipe. Built-in recipes lie in ``recollect/recipes``.
-Every unknown key is refused with the closest one that exists.
+A recipe is a mapping with one key per component and possibly ``published``. A recipe overrides what it inherits
+(``recipe_files.py`` reads them), and the user's settings override the recipe. Built-in recipes are in
+``recollect/recipes``. The error for an unknown key suggests the closest existing one.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ FORMER_KEYS = {"optimizer": "optimizer", "normalization": "normalization"}
 
 
 def resolve(recipe: str | Path | None = None, settings: Mapping[str, Any] | Iterable[str] = ()) -> Config:
-    """The configuration of a recipe and of what the user says beside it.
+    """The configuration from a recipe and the user's own settings.
 
     Args:
-        recipe: a built-in recipe's name or a path; None for the defaults alone.
+        recipe: the name of a built-in recipe, or a path; None for the defaults.
         settings: ``{"batch.size": 392}`` or ``["batch.size=392", …]``; values as in YAML.
 
     Raises:
@@ -65,17 +65,17 @@ def resolve(recipe: str | Path | None = None, settings: Mapping[str, Any] | Iter
 
 
 def as_written_now(config: Config) -> Config:
-    """A new configuration, with this version's defaults stated."""
+    """A new configuration, with this version's defaults written out."""
     return replace(config, data=replace(config.data, options=_with_class_split(config.data, "balanced")))
 
 
 def as_written_before(config: Config) -> Config:
-    """A run's configuration with what runs of earlier versions meant without saying it."""
+    """A run's configuration, with the defaults of earlier versions filled in."""
     return replace(config, data=replace(config.data, options=_with_class_split(config.data, "alphabet")))
 
 
 def _with_class_split(data: DataConfig, rule: str) -> Mapping[str, Any]:
-    """A folder's options with the split of its classes stated: a later default must never change that of an existing run."""
+    """A folder's options with its class split written out: a later default must never change that of an existing run."""
     return {"class_split": rule, **data.options} if data.name == "folder" else data.options
 
 
@@ -100,13 +100,13 @@ def from_mapping(values: Mapping[str, Any], source: str) -> Config:
 
 
 def missing_groups(values: Mapping[str, Any]) -> list[str]:
-    """The groups of settings that plain values lack; a configuration that was written whole lacks none."""
+    """The groups of settings that are missing from plain values; a complete configuration misses none."""
     present = _in_present_spelling(values)
     return [part.name for part in fields(Config) if part.name not in present]
 
 
 def _in_present_spelling(values: Any) -> Any:
-    """Keys of runs and recipes written before the names followed PyTorch's spelling, under their present names."""
+    """Renames keys of older runs and recipes to their current names."""
     if not isinstance(values, Mapping):
         return values
     return {FORMER_KEYS.get(key, key): _in_present_spelling(value) for key, value in values.items()}
@@ -123,8 +123,8 @@ def as_mapping(config: Config) -> dict[str, Any]:
 def published_tests(published: Any) -> dict[str, dict[str, float]]:
     """Published numbers by test set and metric, in percent: ``{"sop/test": {"r@1": 82.8, …}}``.
 
-    A test set is called as ``recollect eval`` takes it, ``DATA/SPLIT``; numbers that a recipe gives without one stand
-    under ``""``.
+    A test set is named as in ``recollect eval``, ``DATA/SPLIT``; numbers that a recipe gives without a test set have
+    the key ``""``.
     """
     found: dict[str, dict[str, float]] = {}
     for key, value in published.items() if isinstance(published, Mapping) else ():
@@ -137,7 +137,7 @@ def published_tests(published: Any) -> dict[str, dict[str, float]]:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """``"a.b=c"`` to its key and value.
+    """Split ``"a.b=c"`` into its key and value.
 
     Raises:
         ConfigError: there is no ``=``, or the value is not valid YAML.
@@ -175,13 +175,13 @@ def _assign(values: dict[str, Any], key: str, value: Any) -> None:
 
 def _build(kind: Any, values: Any, prefix: str, source: str) -> Any:
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{source}: {prefix.rstrip('.')} is a group of settings, not {_shown(values)}.")
+        raise ConfigError(f"{source}: {prefix.rstrip('.')} must be a group of settings, not {_shown(values)}.")
     hints = typing.get_type_hints(kind)
     for key in values:
         if key not in hints:
             raise ConfigError(
                 f"{source}: there is no setting {prefix + str(key)!r}.{did_you_mean(str(key), hints)} "
-                f"{'Here are' if prefix else 'There are'}: {', '.join(hints)}."
+                f"{'Settings here' if prefix else 'Groups of settings'}: {', '.join(hints)}."
             )
     built = {}
     for key, value in values.items():
@@ -194,22 +194,22 @@ def _build(kind: Any, values: Any, prefix: str, source: str) -> Any:
 
 
 def _convert(value: Any, hint: Any, where: str) -> Any:
-    """``value`` as the annotated type, or a sentence on what it should be."""
+    """``value`` as the annotated type; raises an error that says what it must be."""
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     for option in options:
         converted = _as_one(value, option)
         if converted is not _NO:
             return converted
     wanted = " or ".join(_describe(option) for option in options)
-    raise ConfigError(f"{where} is {_shown(value)}: it should be {wanted}.")
+    raise ConfigError(f"{where} is {_shown(value)}: it must be {wanted}.")
 
 
 def _shown(value: Any) -> str:
-    """A value as a message can hold it."""
+    """A value, shortened for a message."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes out no number of more than 4,300 digits
-        return "a number of thousands of digits"
+    except ValueError:  # Python does not convert a number of more than 4,300 digits to text
+        return "a number with thousands of digits"
     return text if len(text) <= 120 else f"{text[:100]}…"
 
 
@@ -226,7 +226,7 @@ def _as_one(value: Any, kind: Any) -> Any:
     if kind is float:
         return _as_float(value)
     if kind is int:
-        # The ranges of the schema speak of larger ones; far larger ones cannot even be written out.
+        # Larger numbers are reported by the ranges of the schema; far larger ones cannot even be printed.
         return value if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= 128 else _NO
     if kind in (bool, str):
         return value if isinstance(value, kind) else _NO
@@ -234,14 +234,14 @@ def _as_one(value: Any, kind: Any) -> Any:
 
 
 def _is_beyond_64_bits(value: Any) -> bool:
-    """Whether options hold a whole number that no library takes."""
+    """Whether options contain a whole number too large for any library."""
     if isinstance(value, Mapping | list | tuple):
         return any(map(_is_beyond_64_bits, value.values() if isinstance(value, Mapping) else value))
     return isinstance(value, int) and value.bit_length() > 63
 
 
 def _as_float(value: Any) -> Any:
-    # YAML reads 1e-4 as text: its numbers need a dot.
+    # YAML reads 1e-4 as text, because its numbers need a decimal point.
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return _NO
     try:

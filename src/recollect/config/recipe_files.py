@@ -1,11 +1,11 @@
-"""Recipes as they lie on disk: found by name, read with their comments, laid over one another.
+"""Recipe files: found by name, read with their comments, and merged along their inheritance.
 
-A recipe is a stack of layers, each a mapping of settings; what stands higher wins. A plain file is one layer above
-those it ``inherits``. A file with ``rows`` is a family: every row is a recipe called ``<file>/<row>``, made of the
-file's layers, then of those of each word of the row's name (``words``), then of the row's published numbers, which
+A recipe is a stack of layers, each a mapping of settings; a higher layer overrides the ones below. A plain file is one
+layer above those it ``inherits``. A file with ``rows`` is a family: every row is a recipe called ``<file>/<row>``, made of
+the file's layers, then those of each word of the row's name (``words``), then the row's published numbers, which
 ``columns`` names. ``docs/recipes.md`` explains it with an example. Comments at the end of a line are kept, so that
-``recollect recipes NAME`` can say beside each value where it comes from. What a setting means is not known here:
-``recipes.py`` makes a ``Config`` of what is read.
+``recollect recipes NAME`` can show the source of each value. This file does not know what a setting means:
+``overrides.py`` turns the values into a ``Config``.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ from recollect.common.words import did_you_mean
 from recollect.common.yaml_text import compose_yaml, parse_yaml, read_yaml_text
 
 FOLDER = Path(__file__).resolve().parent.parent / "recipes"
-_STRUCTURE = frozenset({"inherits", "description", "note", "like", "words", "columns", "rows"})  # no settings
+_STRUCTURE = frozenset(
+    {"inherits", "description", "note", "like", "words", "columns", "rows"}
+)  # keys that are not settings
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Settings that stand in one place.
+    """Settings from one place.
 
     Args:
         where: that place, e.g. ``sop.yaml`` or ``sop.yaml: vit-b16``.
-        values: nested settings, and what is said about them (``description``, ``note``, …).
-        comments: what stands behind a value on its line, by its dotted key.
-        word: the word of a row's name that it stands for; empty for a file.
+        values: nested settings, and texts about them (``description``, ``note``, …).
+        comments: the comment after a value on its line, by dotted key.
+        word: the word of a row's name that the layer belongs to; empty for a file.
     """
 
     where: str
@@ -73,7 +75,7 @@ class Recipe:
 
 
 def available_recipes() -> dict[str, Path]:
-    """Built-in recipes by name, with the file each stands in. Files whose name begins with ``_`` are only inherited."""
+    """Built-in recipes by name, with the file of each. Files whose name begins with ``_`` are only inherited from."""
     return dict(_built_in())
 
 
@@ -92,7 +94,7 @@ def load_recipe(name: str | Path) -> Recipe:
     """A recipe by name or path, its inheritance resolved.
 
     Raises:
-        ConfigError: no such recipe, a family instead of a recipe, no YAML, or a circle of inheritance.
+        ConfigError: no such recipe, a family instead of a recipe, invalid YAML, or circular inheritance.
     """
     path, row = find_recipe(name)
     if row is None and (members := family(name)):
@@ -110,7 +112,7 @@ def load_recipe(name: str | Path) -> Recipe:
             origins[key] = Origin(layer.where, layer.comments.get(key, ""))
     notes: list[str] = []
     for layer in layers:
-        # null takes back what was noted below: what holds for training a network says nothing of it untrained.
+        # null removes the notes of lower layers: notes about training do not apply to the untrained network.
         notes = [] if layer.values.get("note", "") is None else notes + _listed(layer.values.get("note"))
     values["name"] = values.get("name") if row is None and "name" in _read(path).values else _name(path, row)
     return Recipe(values["name"], _description(path, row, layers), tuple(dict.fromkeys(notes)), values, origins)
@@ -120,21 +122,21 @@ def family(name: str | Path) -> list[str]:
     """The names of a family's recipes, in order; none if ``name`` is a recipe itself.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: there is no such recipe or family.
     """
     path, row = find_recipe(name)
     return [] if row is not None else [f"{Path(name).with_suffix('').as_posix()}/{row}" for row in _rows(path)]
 
 
 def find_recipe(name: str | Path, below: Path | None = None) -> tuple[Path, str | None]:
-    """The file a recipe stands in, and its row there if the file is a family.
+    """The file of a recipe, and its row there if the file is a family.
 
     Args:
-        name: of a built-in recipe, or a path; the path of a family goes on with the row, as ``mine/r50/rsk``.
-        below: a folder to look in as well.
+        name: name of a built-in recipe, or a path; the path of a family is followed by the row, as in ``mine/r50/rsk``.
+        below: another folder to search.
 
     Raises:
-        ConfigError: there is none; the message has the closest that exists.
+        ConfigError: there is no such recipe; the message suggests the closest one.
     """
     known = _built_in()
     if (path := known.get(str(name))) is not None:
@@ -144,11 +146,13 @@ def find_recipe(name: str | Path, below: Path | None = None) -> tuple[Path, str 
             if candidate.is_file() and (row is None or row in _rows(candidate)):
                 return candidate, row
     if str(name) and Path(name).is_dir():
-        raise ConfigError(f"there is no recipe {str(name)!r}, but a folder: to train on its images, --data {name}.")
+        raise ConfigError(f"{str(name)!r} is a folder, not a recipe: to train on its images, use --data {name}.")
     parts = [part for part in str(name).split("/") if part]
     close = [other for other in known if parts and all(part in other for part in parts)]
     hint = f" Did you mean {close[0]}?" if close else did_you_mean(str(name), known)
-    raise ConfigError(f"there is no recipe {str(name)!r}.{hint} recollect recipes lists them; a YAML file works too.")
+    raise ConfigError(
+        f"there is no recipe {str(name)!r}.{hint} recollect recipes lists them; a path to a YAML file works too."
+    )
 
 
 def _readings(path: Path) -> Iterator[tuple[Path, str | None]]:
@@ -172,17 +176,17 @@ def _name(path: Path, row: str | None) -> str:
 
 
 def _layers(path: Path, row: str | None, seen: tuple[Path, ...]) -> list[Layer]:
-    """Everything a recipe is made of, lowest first."""
+    """All layers of a recipe, lowest first."""
     path = path.resolve()
     if path in seen:
-        raise ConfigError(f"{path}: recipes inherit in a circle: {' → '.join(p.name for p in (*seen, path))}.")
+        raise ConfigError(f"{path}: circular inheritance of recipes: {' → '.join(p.name for p in (*seen, path))}.")
     layer = _read(path)
     stack: list[Layer] = []
     for parent in _listed(layer.values.get("inherits")):
         file, its_row = find_recipe(parent, path.parent)
         added = _layers(file, its_row, (*seen, path))
-        # A file laid over a row may say more about the words of that row's name, as _as_released.yaml does. It is
-        # heard where the word stands, so that later words of the name still win.
+        # A file layered over a row may define more settings for the words of that row's name, as _as_released.yaml does.
+        # They are applied at the position of the word, so that later words of the name still override them.
         for word in dict.fromkeys(part.word for part in stack if part.word):
             place = max(number for number, part in enumerate(stack) if part.word == word) + 1
             stack[place:place] = _said_of(word, added)
@@ -195,7 +199,7 @@ def _layers(path: Path, row: str | None, seen: tuple[Path, ...]) -> list[Layer]:
 
 
 def _said_of(word: str, stack: Iterable[Layer]) -> list[Layer]:
-    """What files say of a word of a row's name, file by file."""
+    """The settings of a word of a row's name, file by file."""
     prefix = f"words.{word}."
     return [
         Layer(
@@ -210,18 +214,18 @@ def _said_of(word: str, stack: Iterable[Layer]) -> list[Layer]:
 
 
 def _word(word: str, stack: list[Layer], path: Path, seen: tuple[str, ...]) -> list[Layer]:
-    """The layers that a word of a row's name stands for: those it is ``like``, then its own, file by file."""
+    """The layers of a word of a row's name: those it is ``like``, then its own, file by file."""
     if word in seen:
-        raise ConfigError(f"{path}: words are like one another in a circle: {' → '.join((*seen, word))}.")
+        raise ConfigError(f"{path}: circular use of 'like' among words: {' → '.join((*seen, word))}.")
     own = _said_of(word, stack)
     if not own:
-        raise ConfigError(f"{path}: nothing under words says what {word!r} in the name of a row means.")
+        raise ConfigError(f"{path}: the word {word!r} in the name of a row is not defined: add it under 'words'.")
     likes = [part.values["like"] for part in own if "like" in part.values][-1:]
     return [part for like in likes for part in _word(like, stack, path, (*seen, word))] + own
 
 
 def _published(path: Path, row: str, stack: list[Layer]) -> Layer:
-    """The numbers of a row, put under the names that ``columns`` has for them; null where there is none."""
+    """The numbers of a row under the names given by ``columns``; null where there is none."""
     numbers = _listed(_rows(path)[row])
     said = [layer.values["columns"] for layer in stack if "columns" in layer.values]
     columns: Mapping[str, list[str]] = said[-1] if said else {}
@@ -263,7 +267,7 @@ def _read_once(path: Path, changed: int, size: int) -> Layer:
 
 def _check_structure(path: Path, values: Any) -> None:
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: a recipe is a mapping of keys to values, not a {type(values).__name__}.")
+        raise ConfigError(f"{path}: a recipe must be a mapping of keys to values, not a {type(values).__name__}.")
     rules: tuple[tuple[str, Any, str], ...] = (
         ("words", Mapping, "a word's settings, e.g. {optimizer: {lr: 1.0e-4}}"),
         ("columns", list, "the metrics of a test set, e.g. [r@1, r@10]"),
@@ -271,18 +275,18 @@ def _check_structure(path: Path, values: Any) -> None:
     )
     parents = values.get("inherits", [])
     if not all(isinstance(parent, str) for parent in _listed(parents)):
-        raise ConfigError(f"{path}: inherits names other recipes, but is {parents!r}.")
+        raise ConfigError(f"{path}: inherits must be a list of recipes, but is {parents!r}.")
     for key, kind, meaning in rules:
         found = values.get(key, {})
         if not isinstance(found, Mapping):
-            raise ConfigError(f"{path}: {key} maps names to values, but is {found!r}.")
+            raise ConfigError(f"{path}: {key} must map names to values, but is {found!r}.")
         for name, value in found.items():
             if not isinstance(value, kind):
-                raise ConfigError(f"{path}: {key}: {name} should be {meaning}, but is {value!r}.")
+                raise ConfigError(f"{path}: {key}: {name} must be {meaning}, but is {value!r}.")
 
 
 def _comments(node: yaml.Node | None, lines: list[str], key: str, around: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted keys with the comment behind their value; one behind ``{…}`` belongs to everything inside."""
+    """Dotted keys with the comment after their value; a comment after ``{…}`` belongs to everything inside."""
     if node is None:
         return
     end, comment = node.end_mark, around
@@ -308,7 +312,7 @@ def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
         if isinstance(value, Mapping) and isinstance(into.get(key), dict) and key != "published":
             _merge(into[key], value)
         else:
-            into[key] = copy.deepcopy(value)  # files are read once and must stay as they are
+            into[key] = copy.deepcopy(value)  # files are read once and shared, so they must not be changed
 
 
 def _listed(value: Any) -> list[Any]:

@@ -1,7 +1,7 @@
-"""The settings that may name code from outside, and what happens to those names on the way in and out of files.
+"""Settings that may name your own code, and how such names are converted when files are read and written.
 
 A relative path in a recipe is relative to the recipe's folder, everywhere else to the current folder. ``config.yaml`` of a
-run keeps absolute paths; what is read from it is sealed (``common/doors.py``): only ``--trust`` follows it.
+run keeps absolute paths; references read from it are sealed (``common/doors.py``) and followed only with ``--trust``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def with_names(config: Config, change: Callable[[str], str]) -> Config:
     """``config`` with ``change`` applied to every name that can be a reference, names among a loss's options included."""
     names = (config.data.name, config.data.augmentation, config.model.init, config.loss.name, config.run.select)
     if not any(":" in name for name in (*names, *config.run.loggers)) and not config.loss.options:
-        return config  # nothing but names of recollect and of installed packages
+        return config  # only names of recollect and of installed packages
     return replace(
         config,
         data=replace(config.data, name=change(config.data.name), augmentation=change(config.data.augmentation)),
@@ -34,7 +34,7 @@ def with_names(config: Config, change: Callable[[str], str]) -> Config:
 
 
 def anchored_names(config: Config) -> Config:
-    """``config`` with the files of references by absolute paths, as a run keeps them."""
+    """``config`` with absolute paths in references, as a run stores them."""
     return with_names(config, lambda name: doors.anchored(name, Path.cwd()))
 
 

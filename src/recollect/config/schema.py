@@ -1,9 +1,9 @@
-"""Every setting of a training, one frozen dataclass per component, and which settings exclude each other.
+"""Every setting of a training run, one frozen dataclass per component, and the checks for settings that contradict.
 
-A field's default is what the paper or its released settings do or, where that depends on data and machine, ``"auto"``:
-``automatic.py`` settles those before the first step and says why. Reading recipes and the command line's words into
-these classes is ``overrides.py``'s work. To add a setting: add a field here with a comment, a number with its range
-(``ranged``), use it where it acts, and add a refusal below if it can contradict another.
+A field's default is that of the paper or its released settings. Where that depends on data and machine, it is ``"auto"``:
+``automatic.py`` chooses the value before the first step and gives the reason. ``overrides.py`` fills these classes from
+recipes and the command line. To add a setting: add a field here with its docstring, a number with its range
+(``ranged``), use it where it applies, and add a check below if it can contradict another setting.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Auto = Literal["auto"]
 
 @dataclass(frozen=True)
 class Range:
-    """What values a numeric setting can have. Bounds belong to it unless they are said to be open."""
+    """The valid values of a numeric setting. Bounds are included unless marked as open."""
 
     low: float
     high: float
@@ -41,102 +41,103 @@ class Range:
 
 
 def ranged(default: Any, low: float, high: float, *, above: bool = False, below: bool = False) -> Any:
-    """A setting with a range; of a list of numbers, each lies in it."""
+    """A setting with a range; in a list of numbers, every number must be in it."""
     return field(default=default, metadata={"range": Range(low, high, above, below)})
 
 
-_MANY = 10**9  # more steps, images or classes than anyone has
+_MANY = 10**9  # more steps, images or classes than any data set has
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which images, and how they are read and varied."""
+    """The images, and how they are read and augmented."""
 
     name: str = "glyphs"
     """A data set of ``recollect data``, ``folder`` for a folder of your own, or a reference: ``my.py:load_mine``."""
     root: str | None = None
-    """The folder it lies in."""
+    """The folder of the data set."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of that data set."""
     train_split: str = "train"
-    """The part that is trained on."""
+    """The split to train on."""
     test_split: str = "test"
-    """What ``run.watch_test`` logs."""
+    """The split that ``run.watch_test`` evaluates."""
     validation: Literal["none", "paper", "random", "sfm120k"] = "none"
-    """Half of the training classes that validate instead of training: the second half, or a random one. ``sfm120k``:
-    the validation queries of SfM-120k, for instance search; no training class is held out."""
+    """Which half of the training classes is held out for validation: the second half, or a random one. ``sfm120k``: use
+    the validation queries of SfM-120k (instance search); no training class is held out."""
     validation_root: str | None = None
-    """The folder that ``sfm120k`` lies in; None for ``root``."""
+    """The folder of ``sfm120k``; None for ``root``."""
     augmentation: str = "auto"
-    """``crop``: random resized crop (the released code's); ``glyph``: slight turns and shifts for characters; ``whole``: whole
-    images that keep their shape (instance search); ``none``: as for the test; or a reference: ``my.py:augment``."""
+    """``crop``: random resized crop, as in the released code; ``glyph``: slight rotations and shifts, for characters;
+    ``whole``: whole images with their aspect ratio (instance search); ``none``: the test transform; or a reference:
+    ``my.py:augment``."""
     augmentation_options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of an augmentation from outside."""
+    """Options of your own augmentation."""
     crop_scale: tuple[float, float] = ranged((0.08, 1.0), 0, 1, above=True)
-    """Share of the image that a crop covers, from and to."""
+    """Range of the share of the image that a crop covers."""
     flip: bool = True
-    """Mirror half of the images. Leave out where left and right differ."""
+    """Mirror half of the images. Turn off if left and right have different meanings."""
     cache: Literal["none", "ram", "disk"] = "none"
-    """Keep decoded images."""
+    """Where to keep decoded images."""
     workers: int | None = ranged(None, 0, 1024)
     """Threads that decode images; None for one per core, at most 16."""
     prefetch_mb: int = ranged(512, 0, 2**20)
-    """How much may be decoded ahead of use."""
+    """Memory for images that are decoded ahead of use."""
     on_bad_image: Literal["error", "skip"] = "error"
-    """What to do about an image that cannot be read: stop, or leave it out (in a batch, another of its class takes its place)
-    and list it."""
+    """What to do with an image that cannot be read: stop, or skip and list it (in a batch, another image of its class is
+    used instead)."""
     max_pixels: int | None = ranged(None, 1, 10**10)
-    """Larger images are refused; None for 100 million pixels."""
+    """Maximum number of pixels per image; larger images are refused. None for 100 million."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network; fields are those of ``Embedder.create``, None meaning that initialisation's own."""
+    """The network; the fields are those of ``Embedder.create``. None means the default of the chosen initialisation."""
 
     init: str = "lite0-in1k"
     """A name of ``recollect models``, ``timm:<full tag>``, or a reference to a backbone: ``my.py:backbone``."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of a backbone from outside."""
+    """Options of your own backbone."""
     weights: str | None = None
-    """File or folder of its weights; ``none`` for random ones."""
+    """File or folder of its weights; ``none`` for random weights."""
     dim: int | Literal["default"] | None = ranged("default", 1, 2**16)
-    """Length of the embedding; None for no last layer at all, as in the paper's *init* rows."""
+    """Dimension of the embedding; None for no last layer, as in the paper's *init* rows."""
     image_size: int | None = ranged(None, 1, 10_000)
-    """Side of the images in pixels; of whole images the longer side at most."""
+    """Side of the images in pixels; for whole images, the maximum of the longer side."""
     resize: int | Literal["default"] | None = ranged("default", 1, 10_000)
-    """The shorter side before the centre crop at test; by default in the model's own proportion to ``image_size``; None
-    keeps images whole."""
+    """The shorter side before the centre crop at test time; by default in the model's own proportion to ``image_size``.
+    None keeps images whole."""
     scales: tuple[float, ...] = ranged((), 0, 16, above=True)
-    """Scales over which ``recollect eval`` averages an image's vectors on Revisited Oxford and Paris; empty for one.
-    Training and validation see one."""
+    """Scales over which ``recollect eval`` averages the embeddings of an image on Revisited Oxford and Paris; empty for a
+    single scale. Training and validation use a single scale."""
     pooling: str | None = None
-    """How feature maps become one vector; see docs/models.md."""
+    """How feature maps are pooled to one vector; see docs/models.md."""
     p: float = ranged(3.0, 0, 1000, above=True)
     """Exponent of GeM pooling."""
     learn_p: bool = True
-    """Train that exponent."""
+    """Train the exponent of GeM pooling."""
     layer_norm: bool | None = None
     """Layer normalization before the last layer."""
     l2_before_head: bool | None = None
-    """Scale pooled features to length 1 before the last layer."""
+    """L2-normalize pooled features before the last layer."""
     whitening: int | Literal["auto", "all", "sfm120k"] | None = ranged(None, 1, _MANY)
-    """Start the last layer as a whitening learned from training images: so many of them, by pairs, as for instance
-    search, or from the whitening pairs of SfM-120k in ``data.validation_root``; ``"all"``: all training images, by the
-    covariance within classes; ``"auto"``: all, if features of a frozen part are at hand. None: at random."""
+    """Initialise the last layer as a whitening. A number: learned from pairs among that many training images, as for
+    instance search; ``"sfm120k"``: from the whitening pairs of SfM-120k in ``data.validation_root``; ``"all"``: from the
+    covariance within classes of all training images; ``"auto"``: ``"all"`` if a part is frozen. None: at random."""
     shrinkage: float | Auto = ranged("auto", 0, 1)
-    """Of ``whitening=all``; ``"auto"``: chosen on validation classes."""
+    """Shrinkage of ``whitening=all``; ``"auto"``: chosen on validation classes."""
     batch_norm: Literal["frozen", "statistics"] = "frozen"
-    """The paper freezes BatchNorm, its released code only the statistics. Trained BatchNorm cannot be chunked."""
+    """The paper freezes BatchNorm, its released code only the statistics. Trained BatchNorm cannot be used with chunks."""
     interpolation: str | None = None
-    """``bilinear``, ``bicubic`` or ``lanczos``: how images are resized, in training and at test; None for the
-    initialisation's own. The released code resizes bilinearly for every network."""
+    """``bilinear``, ``bicubic`` or ``lanczos``: how images are resized, in training and at test time; None for the
+    default of the initialisation. The released code uses bilinear for every network."""
     normalization: str | None = None
-    """Mean and deviation by which pixels are normalized, by name."""
+    """Name of the mean and standard deviation used to normalize pixels."""
     download: bool = False
-    """Fetch weights that are not on this machine."""
+    """Download weights that are not on this machine."""
     freeze: str = "none"
-    """``"none"``, or how far the network is not trained but computed once: ``"backbone"``, ``"pooling"``, a stage's
-    name; ``"auto"``: on a CPU, a pre-trained backbone with its pooling."""
+    """The part of the network that is frozen, with its features computed once: ``"none"``, ``"backbone"``, ``"pooling"``
+    or the name of a stage. ``"auto"``: on a CPU, a pre-trained backbone with its pooling."""
 
 
 @dataclass(frozen=True)
@@ -153,45 +154,45 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """What one step sees."""
+    """The batch of one step."""
 
     size: int | Literal["auto", "all"] = ranged("auto", 1, _MANY)
-    """M: images of one loss, over all processes. ``"all"``: the whole training set (with a frozen backbone)."""
+    """M, the images per batch over all processes. ``"all"``: the whole training set (with a frozen backbone)."""
     samples_per_class: int = ranged(4, 1, _MANY)
     """Images per class in a batch."""
     chunk: int | Auto = ranged("auto", 1, _MANY)
-    """Images in the network at once, on each process. Changes speed and memory, never the result."""
+    """Images passed through the network at once, on each process. Affects speed and memory, never the result."""
     policy: Literal["paper", "epoch"] = "paper"
-    """``paper``: every batch is a new draw of classes; ``epoch``: batches go through all images, as in the released code."""
+    """``paper``: every batch draws classes anew; ``epoch``: batches go through all images, as in the released code."""
     small_classes: Literal["drop", "repeat"] = "drop"
-    """Leave out classes with fewer than ``samples_per_class`` images, or repeat their images."""
+    """Drop classes with fewer than ``samples_per_class`` images, or repeat their images."""
     batches_per_epoch: int | None = ranged(None, 1, _MANY)
-    """Length of an epoch; None for the policy's own."""
+    """Batches per epoch; None for the default of the policy."""
     skip_share: float = ranged(0.0, 0, 1, below=True)
-    """Share of the gradient's norm that may be left out to save second forwards; 0 is exact."""
+    """Share of the sum of gradient norms that may be skipped to save second forward passes; 0 is exact."""
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """How weights follow gradients."""
+    """The optimizer and its schedule."""
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
     """The optimizer."""
     lr: float | Auto = ranged(1e-4, 0, 1000, above=True)
-    """``"auto"``: 1e-4 for pre-trained weights (the released setting for ResNets), 1e-3 for a network from scratch;
-    behind a frozen part chosen on validation classes."""
+    """Learning rate. ``"auto"``: 1e-4 for pre-trained weights (the released setting for ResNets), 1e-3 for a network
+    trained from scratch; with a frozen part, chosen on validation classes."""
     weight_decay: float = ranged(4e-4, 0, 1000)
     """Weight decay."""
     momentum: float = ranged(0.9, 0, 1, below=True)
-    """Of SGD."""
+    """Momentum of SGD."""
     head_multiplier: float = ranged(1.0, 0, 10**6)
-    """Times the learning rate for the last layer. The released code was reported to lose 9 points on Cars196 with 5."""
+    """Factor on the learning rate of the last layer. With 5, the released code was reported to lose 9 points on Cars196."""
     p_multiplier: float = ranged(1.0, 0, 10**6)
-    """Times the learning rate for GeM's exponent."""
+    """Factor on the learning rate of GeM's exponent."""
     decay_p: bool = False
     """Apply weight decay to GeM's exponent too, as the released code does."""
     loss_multiplier: float = ranged(1.0, 0, 10**6)
-    """Times the learning rate for a loss's own parameters, such as proxies."""
+    """Factor on the learning rate of a loss's own parameters, such as proxies."""
     decay_norm_and_bias: bool = True
     """Apply weight decay to normalization layers and biases too."""
     schedule: Literal["milestones", "exponential", "cosine", "constant"] = "milestones"
@@ -201,23 +202,23 @@ class OptimizerConfig:
     gamma: float = ranged(0.3, 0, 1000, above=True)
     """Factor of the ``milestones`` and ``exponential`` schedules."""
     warm_up: float = ranged(0.0, 0, _MANY)
-    """Epochs over which the learning rate rises to its value."""
+    """Epochs over which the learning rate rises to its full value."""
     clip: float | None = ranged(None, 0, 1e30, above=True)
-    """Largest norm of the whole gradient."""
+    """Maximum norm of the whole gradient; larger gradients are clipped."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How long, where, and what is written."""
+    """Length of the training, device, evaluation and output."""
 
     epochs: int | Auto | None = ranged("auto", 0, _MANY)
-    """0: nothing is trained; a recipe for ``recollect eval``."""
+    """Number of epochs. 0 trains nothing: a recipe for ``recollect eval``."""
     steps: int | None = ranged(None, 0, _MANY)
-    """Instead of epochs. 0: the last layer as ``model.whitening`` makes it is the result."""
+    """Number of steps, instead of epochs. 0 keeps the last layer as initialised by ``model.whitening``."""
     head_steps: int = ranged(0, 0, _MANY)
-    """Steps that train the last layer alone, on features of the network as it is, before all of it is trained."""
+    """Steps that train only the last layer, on features of the unchanged network, before the whole network is trained."""
     verdict: bool = False
-    """End with a comparison with the pre-trained network on the test classes."""
+    """At the end, compare with the pre-trained network on the test classes."""
     seed: int = ranged(0, 0, 2**63 - 1)
     """Random seed."""
     device: str = "auto"
@@ -225,32 +226,33 @@ class RunConfig:
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Precision of the network; losses are computed in at least single precision."""
     deterministic: bool = False
-    """Only algorithms that repeat themselves to the bit, on GPUs too."""
+    """Use only deterministic algorithms, on GPUs too."""
     evaluate_every: int | Auto = ranged("auto", 1, _MANY)
     """Epochs between evaluations of the validation classes (and of the test set with ``watch_test``)."""
     evaluate_first: bool = True
-    """Evaluate before the first step too."""
+    """Also evaluate before the first step."""
     watch_test: bool = False
-    """Log test metrics on the way. They choose nothing."""
+    """Log test metrics during training. They are never used to choose anything."""
     select: str = "r@1"
-    """The validation metric that picks the weights to keep: one that is measured, or a reference: ``my.py:metric``."""
+    """The validation metric that selects the best weights: the name of a computed metric, or a reference: ``my.py:metric``."""
     checkpoint_minutes: float = ranged(5.0, 0, 10**6)
-    """A checkpoint is written whenever so much time has passed, and at the end."""
+    """Minutes between checkpoints; one is always written at the end."""
     checkpoint_steps: int | None = ranged(None, 1, _MANY)
-    """Also after every so many steps."""
+    """Steps between further checkpoints."""
     loss_limit: float = ranged(1e6, 0, 1e38, above=True)
-    """A loss beyond it stops the run."""
+    """A loss above this value stops the run."""
     loggers: tuple[str, ...] = ()
-    """Where figures go besides ``metrics.jsonl``: ``tensorboard``, ``wandb``, ``mlflow``, or references: ``my.py:MyLogger``."""
+    """Where to log metrics besides ``metrics.jsonl``: ``tensorboard``, ``wandb``, ``mlflow``, or references:
+    ``my.py:MyLogger``."""
     logger_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of each logger, by its name: ``{wandb: {project: flowers}}``."""
     tensorboard: bool = False
-    """The same as ``tensorboard`` among ``loggers``."""
+    """Same as adding ``tensorboard`` to ``loggers``."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """A whole training. ``published`` carries a recipe's published numbers on to reports."""
+    """All settings of a training run. ``published`` passes a recipe's published numbers on to reports."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -259,7 +261,7 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     run: RunConfig = field(default_factory=RunConfig)
     name: str = "custom"
-    """The recipe it came from."""
+    """The recipe that the settings come from."""
     published: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -268,7 +270,7 @@ class Config:
 
 
 def _refuse_numbers(config: Config) -> None:
-    """Every number lies in the range that its field states."""
+    """Check that every number is in the range of its field."""
     for group in fields(config):
         part = getattr(config, group.name)
         for item in fields(part) if is_dataclass(part) else ():
@@ -279,7 +281,7 @@ def _refuse_numbers(config: Config) -> None:
                 if allowed is not None and is_number and number not in allowed:
                     raise ConfigError(f"{group.name}.{item.name} is {number}: it must be {allowed}.")
     if config.data.crop_scale[0] > config.data.crop_scale[1]:
-        raise ConfigError(f"data.crop_scale is {list(config.data.crop_scale)}: the smaller share comes first.")
+        raise ConfigError(f"data.crop_scale is {list(config.data.crop_scale)}: put the smaller number first.")
 
 
 def _refuse_combinations(config: Config) -> None:
@@ -294,41 +296,47 @@ def _refuse_combinations(config: Config) -> None:
             f"set it to {below or batch.samples_per_class} or {below + batch.samples_per_class}."
         )
     if batch.samples_per_class < 2:
-        raise ConfigError("batch.samples_per_class 1 gives no query a positive: set it to 2 or more (the paper: 4).")
+        raise ConfigError(
+            "with batch.samples_per_class 1 no query has a positive: set it to 2 or more (the paper uses 4)."
+        )
     if batch.size == "all" and model.freeze == "none":
         raise ConfigError(
-            "batch.size 'all' would send the whole training set through the network in every step: freeze a part "
-            "(model.freeze=backbone), or set a number."
+            "batch.size 'all' would pass the whole training set through the network in every step: freeze a part "
+            "(model.freeze=backbone), or set batch.size to a number."
         )
     if run.epochs not in (None, "auto") and run.steps is not None:
         raise ConfigError(
-            f"run.epochs {run.epochs} and run.steps {run.steps} both say when to stop: set one, the other to null."
+            f"run.epochs {run.epochs} and run.steps {run.steps} both set the length of the run: set one of them to null."
         )
     if run.epochs is None and run.steps is None:
-        raise ConfigError("nothing says when to stop: set run.epochs or run.steps.")
+        raise ConfigError("the length of the run is not set: set run.epochs or run.steps.")
     if frozen and config.data.augmentation not in ("auto", "none"):
         raise ConfigError(
-            f"data.augmentation {config.data.augmentation!r} varies images, but with model.freeze={model.freeze} their "
+            f"data.augmentation {config.data.augmentation!r} cannot be used with model.freeze={model.freeze}, because "
             "features are computed once: set data.augmentation=none, or model.freeze=none."
         )
     if config.data.augmentation == "whole" and isinstance(model.resize, int):
         raise ConfigError(
-            f"data.augmentation whole trains on images that keep their shape, but model.resize {model.resize} cuts squares "
-            "for the test: set model.resize=null, or data.augmentation=crop."
+            f"data.augmentation whole trains on whole images, but model.resize {model.resize} crops squares at test "
+            "time: set model.resize=null, or data.augmentation=crop."
         )
     if unused := [name for name in run.logger_options if name not in run.loggers]:
-        raise ConfigError(f"run.logger_options {unused[0]!r} is not among run.loggers: add it there, or leave it out.")
+        raise ConfigError(
+            f"run.logger_options has {unused[0]!r}, which is not in run.loggers: add it, or remove its options."
+        )
     if config.data.validation == SFM_NAME and not run.select.startswith(("map", "mp@")):
         raise ConfigError(
-            f"run.select {run.select!r} is not measured on sfm120k, which has queries and no classes: set run.select=map."
+            f"run.select {run.select!r} is not computed on sfm120k, which has queries but no classes: set run.select=map."
         )
     if SFM_NAME not in (config.data.validation, model.whitening) and config.data.validation_root is not None:
         raise ConfigError(
-            "data.validation_root is the folder of sfm120k: set data.validation=sfm120k or model.whitening=sfm120k, or leave "
-            "it out."
+            "data.validation_root is the folder of sfm120k: set data.validation=sfm120k or model.whitening=sfm120k, or remove "
+            "it."
         )
     if model.whitening is not None and model.dim is None:
-        raise ConfigError("model.whitening initialises the last layer, and model.dim null leaves it out: set one.")
+        raise ConfigError(
+            "model.whitening initialises the last layer, but with model.dim null there is none: change one."
+        )
     if run.steps == 0 and model.whitening is None and model.dim is not None:
         raise ConfigError(
             "run.steps 0 would leave the last layer random: set model.whitening=all, which needs no steps, or "
@@ -336,7 +344,7 @@ def _refuse_combinations(config: Config) -> None:
         )
     if run.head_steps and (model.dim is None or model.freeze not in ("none", "auto")):
         raise ConfigError(
-            "run.head_steps trains the last layer before the whole network: leave model.freeze at none, and model.dim set."
+            "run.head_steps trains the last layer before the whole network: set model.freeze=none, and model.dim to a number."
         )
     if run.precision == "fp16" and run.device == "cpu":
         raise ConfigError("run.precision fp16 is for GPUs: use bf16 or fp32 on the CPU.")
@@ -346,17 +354,19 @@ def _refuse_schedules(config: Config) -> None:
     optimizer, run = config.optimizer, config.run
     if optimizer.schedule != "milestones" and optimizer.milestones:
         raise ConfigError(
-            f"optimizer.milestones {list(optimizer.milestones)} mean nothing to the {optimizer.schedule} schedule: set "
-            "optimizer.schedule=milestones, or the milestones to []."
+            f"optimizer.milestones {list(optimizer.milestones)} have no effect on the {optimizer.schedule} schedule: set "
+            "optimizer.schedule=milestones, or optimizer.milestones=[]."
         )
     if list(optimizer.milestones) != sorted(set(optimizer.milestones)):
-        raise ConfigError(f"optimizer.milestones {list(optimizer.milestones)} must rise from one to the next.")
+        raise ConfigError(f"optimizer.milestones {list(optimizer.milestones)} must be in ascending order.")
     if isinstance(run.epochs, int) and run.epochs > 0:
         late = [milestone for milestone in optimizer.milestones if milestone >= run.epochs]
         if late:
             raise ConfigError(
-                f"optimizer.milestones {late} lie beyond the last of {run.epochs} epochs: raise run.epochs or drop "
+                f"optimizer.milestones {late} are beyond the last of {run.epochs} epochs: raise run.epochs or remove "
                 "them."
             )
         if optimizer.warm_up >= run.epochs:
-            raise ConfigError(f"optimizer.warm_up of {optimizer.warm_up} epochs leaves nothing of {run.epochs} epochs.")
+            raise ConfigError(
+                f"optimizer.warm_up {optimizer.warm_up} takes up all of {run.epochs} epochs: set it lower."
+            )
