@@ -1,4 +1,4 @@
-"""Augmentations by name: how training images are varied. ``make_augmentation`` looks them up.
+"""Augmentations of training images, by name. ``make_augmentation`` looks them up.
 
 To add one to the package, add its name to ``NAMES`` and a line to ``make_augmentation``. Augmentations outside the package
 are found by ``common/doors.py``: ``my.py:augment``, or a name that an installed package adds. This file imports no torch, so
@@ -21,7 +21,7 @@ NAMES = ("crop", "glyph", "whole", "none")
 
 
 def check_augmentation(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse a name unknown to ``make_augmentation``, without importing anything.
+    """Refuse a name that ``make_augmentation`` does not know, without importing anything.
 
     Raises:
         ConfigError: an unknown name, or options for an augmentation of recollect.
@@ -29,7 +29,7 @@ def check_augmentation(name: str, options: Mapping[str, Any]) -> None:
     if name in ("auto", *NAMES):
         if options:
             raise ConfigError(
-                f"data.augmentation_options are for an augmentation from outside, and data.augmentation is {name}: set "
+                f"data.augmentation_options are for your own augmentation, but data.augmentation is {name}: use "
                 "data.crop_scale and data.flip instead."
             )
     elif not doors.knows("augmentation", name):
@@ -44,15 +44,15 @@ def make_augmentation(
     flip: bool = True,
     options: Mapping[str, Any] | None = None,
 ) -> Transform:
-    """The transform that varies training images.
+    """The transform for training images.
 
     Args:
-        name: one of ``NAMES``, or a reference. From outside it names a class or function that gives a ``Transform`` or a
-            torchvision transform from a PIL image to a uint8 tensor 3 × size × size. Of its arguments ``preprocessing``
-            and ``size`` are given if it has them; all others are options.
-        preprocessing: what the model expects of an image.
+        name: one of ``NAMES``, or a reference to a class or function that returns a ``Transform`` or a torchvision
+            transform from a PIL image to a uint8 tensor 3 × size × size. The arguments ``preprocessing`` and ``size`` are
+            passed if it has them; all others are options.
+        preprocessing: the input format of the model.
         scale, flip: see ``train_transform``.
-        options: of an augmentation from outside.
+        options: options of your own augmentation.
 
     Raises:
         ConfigError: an unknown name or option, or a result that is not a transform.
@@ -72,7 +72,7 @@ def make_augmentation(
         raise doors.unknown("augmentation", name, NAMES)
     what, maker = f"augmentation {loaded.short!r}", loaded.target
     if not callable(maker):
-        raise ConfigError(f"{what} is a {type(maker).__name__}: a class or a function is expected.")
+        raise ConfigError(f"{what} is a {type(maker).__name__}: it must be a class or a function.")
     chosen = dict(options or {})
     arguments = doors.options_of(maker)
     told = {"preprocessing": preprocessing, "size": preprocessing.size}
@@ -83,5 +83,5 @@ def make_augmentation(
         transform: Transform = made
         return transform
     if not callable(made):
-        raise ConfigError(f"{what} gives a {type(made).__name__}: a transform is expected.")
+        raise ConfigError(f"{what} returned a {type(made).__name__}: it must return a transform.")
     return transforms.FromTorchvision(made, preprocessing.size)

@@ -1,6 +1,6 @@
-"""Decoded pixels kept for the next epoch, in memory or on disk.
+"""Caches of decoded pixels for the next epoch, in memory or on disk.
 
-A cache maps an image's number to H × W × 3 uint8 pixels. What goes in is decided by the pipeline: decoded pixels before
+A cache maps an image's number to H × W × 3 uint8 pixels. The pipeline decides what is cached: decoded pixels before
 random augmentation, or the result of a deterministic transform; in both cases a hit gives the same pixels as a miss. To
 add a kind of cache, write ``get``, ``put`` and ``stats``, safe to call from several threads, and add it to ``CACHES``.
 """
@@ -37,9 +37,9 @@ _HEADER = struct.Struct("<16sIII4x")  # magic, height, width, crc32 of the pixel
 
 @dataclass(frozen=True)
 class CacheStats:
-    """What a cache did in this process; ``entries`` and ``bytes`` are what it took in.
+    """Statistics of a cache in this process; ``entries`` and ``bytes`` count what was added.
 
-    ``full`` says why it takes no more, or is empty.
+    ``full`` is the reason why nothing more is added, or empty.
     """
 
     hits: int = 0
@@ -95,7 +95,7 @@ class _Counters:
 class RamCache:
     """Pixels in this process's memory, up to ``limit`` bytes.
 
-    When full it keeps what it has. An epoch visits images in random order, so throwing out the oldest for the newest
+    When full, it keeps its entries. An epoch visits images in random order, so replacing the oldest by the newest
     would only turn hits into misses. Each process of a distributed run has its own cache; by default the limit is
     half of the memory that is free now, or half of this process's part of it.
     """
@@ -113,7 +113,7 @@ class RamCache:
     def put(self, index: int, pixels: Pixels) -> None:
         """Keep the pixels of image ``index``, if there is room."""
         if index not in self._pixels and self._counters.reserve(pixels.nbytes):
-            # A view would keep the whole array it was cut from alive.
+            # A copy: a view would keep the whole array it belongs to in memory.
             self._pixels[index] = np.array(pixels, order="C")
 
     def stats(self) -> CacheStats:
@@ -124,16 +124,16 @@ class RamCache:
 class DiskCache:
     """Pixels in files below a folder, one per image, mapped into memory when read.
 
-    An entry's name is a hash of the image's path, size and time of change, its box, the given description of what was
-    done to it, and the version of the decoder; so a changed file or setting is another entry, and several runs and
+    An entry's name is a hash of the image's path, size and modification time, its box, the description of its
+    processing, and the version of the decoder. A changed file or setting is therefore a new entry, and several runs and
     processes may share a folder. Entries are written under a temporary name and renamed. Each is checked against its
-    checksum when this process first reads it; a damaged one is removed and made again.
+    checksum when this process first reads it; a damaged entry is removed and created again.
 
     Args:
-        folder: where entries are kept; made when missing.
+        folder: where entries are kept; created if missing.
         images: the set whose files are cached.
-        description: of everything besides the file that decides the pixels.
-        limit: most bytes this process may write; None for no limit but the disk's.
+        description: everything besides the file that the pixels depend on.
+        limit: maximum number of bytes this process may write; None for no limit.
     """
 
     def __init__(self, folder: Path | str, images: ImageSet, description: str, limit: int | None = None) -> None:
@@ -144,7 +144,7 @@ class DiskCache:
         self._checked: set[str] = set()
 
     def path(self, index: int) -> Path:
-        """Where the entry of image ``index`` is, whether or not it exists."""
+        """The path of the entry of image ``index``, which need not exist."""
         file = self._images.path(index)
         status = file.stat()
         boxes = self._images.boxes
@@ -156,7 +156,7 @@ class DiskCache:
     def get(self, index: int) -> Pixels | None:
         """The pixels of image ``index``, or None."""
         pixels = None
-        with contextlib.suppress(OSError, DataError):  # no entry, or no image: reading the image will say so
+        with contextlib.suppress(OSError, DataError):  # no entry, or no image: reading the image will report it
             path = self.path(index)
             pixels = self._read(path)
             if pixels is None:
@@ -173,7 +173,7 @@ class DiskCache:
         try:
             self._write(self.path(index), header, pixels)
         except (OSError, StorageError) as error:
-            # A cache that cannot be written slows a run down; it must not end it.
+            # A cache that cannot be written makes a run slower, but must not stop it.
             self._counters.full = f"it cannot be written ({error})"
 
     def stats(self) -> CacheStats:
@@ -182,7 +182,7 @@ class DiskCache:
 
     @staticmethod
     def _write(path: Path, header: bytes, pixels: Pixels) -> None:
-        # To wait for the disk once per image would be slow; a torn entry after a power cut is found by its checksum.
+        # Waiting for the disk once per image would be slow; an incomplete entry after a power cut is found by its checksum.
         with atomic_write(path, durable=False) as file:
             file.write(header)
             file.write(pixels.data.cast("B"))
@@ -193,7 +193,7 @@ class DiskCache:
             length = os.fstat(file.fileno()).st_size
             if length < _HEADER.size:
                 return None
-            # A private mapping: writable for torch's sake, but nothing ever reaches the file.
+            # A private mapping: writable, as torch requires, but changes never reach the file.
             mapped = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_COPY)
         magic, height, width, checksum = _HEADER.unpack_from(mapped)
         if magic != _MAGIC or length != _HEADER.size + height * width * 3:

@@ -35,11 +35,11 @@ def from_hugging_face(
         image: the column of images: decoded ones, or files and bytes as ``Image(decode=False)`` gives them.
         label: the column of classes: numbers, with the names of a ``ClassLabel`` if it has them, or text.
         coarse: a column of coarser classes.
-        name: what to call it in messages and manifests.
-        split: which part it is; by default what the data set says, else ``"all"``.
+        name: its name in messages and manifests.
+        split: which split it is; by default the data set's own, otherwise ``"all"``.
 
     Raises:
-        InputError: it has no such column, or is streamed.
+        InputError: there is no such column, or the data set is streamed.
         DataError: rows without a class.
 
     Examples:
@@ -55,12 +55,14 @@ def from_hugging_face(
     """
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise InputError(
-            "a data set that is streamed has no number of images: load it without streaming=True, and one split of it, "
+            "the number of images of a streamed data set is unknown: load one split without streaming=True, "
             "e.g. load_dataset(…, split='train')."
         )
     columns = getattr(dataset, "column_names", None)
     if not isinstance(columns, list | tuple):
-        raise InputError("a Dataset has one list of columns; take one split of a DatasetDict, e.g. data['train'].")
+        raise InputError(
+            "a Dataset with one list of columns is needed: choose one split of a DatasetDict, e.g. data['train']."
+        )
     for column in (image, label, *([] if coarse is None else [coarse])):
         if column not in columns:
             raise InputError(
@@ -103,12 +105,12 @@ class _Fetch:
     def __call__(self) -> Any:
         try:
             value = self._dataset[self._index][self._column]
-        except OSError as error:  # it decodes by itself, and fails as PIL does
+        except OSError as error:  # the library decodes the image itself and raises PIL's errors
             raise ImageError(f"row {self._index}: its image cannot be read ({error}).") from error
         if isinstance(value, dict):
             value = value.get("bytes") or value.get("path")
         if not isinstance(value, Image.Image | np.ndarray | bytes | str | Path):
-            raise ImageError(f"row {self._index}: holds no image but {type(value).__name__}.", "not an image")
+            raise ImageError(f"row {self._index}: contains a {type(value).__name__}, not an image.", "not an image")
         return value
 
 

@@ -1,7 +1,7 @@
-"""Image files below folders: the files, their classes, and what was skipped and why.
+"""Image files below folders: the files, their classes, and which files were skipped and why.
 
-``data/sources/folder.py`` makes sets of them; ``list_images`` lists files to embed, with or without labels. The file name
-extension decides what counts as an image; whether it can be read is known when it is decoded.
+``data/sources/folder.py`` makes image sets from them; ``list_images`` lists files to embed, with or without labels. The
+file name extension decides what counts as an image; whether it can be read is known when it is decoded.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ PARTS: Mapping[str, frozenset[str]] = {
     "test": frozenset({"test", "testing"}),
     "val": frozenset({"val", "valid", "validation"}),
 }
-"""Parts of a data set, and how their folders are called, in any case."""
+"""Splits of a data set and the names of their folders, ignoring case."""
 
 Refused = Callable[[str, str], None]
-"""Receives the name of what cannot be used, and the reason."""
+"""Called with the name of a file or folder that cannot be used, and the reason."""
 
 BESIDE = "beside the class folders"
-_FOLDER_DATA = frozenset({"thumbs.db", "desktop.ini"})  # what systems write into folders of images
+_FOLDER_DATA = frozenset({"thumbs.db", "desktop.ini"})  # files that operating systems write into folders of images
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Listed:
 
     Attributes:
         paths: the files.
-        names: below ``root`` where all come from one folder, as given otherwise.
-        labels: the class of each, "" where an image is in no class folder; None if none of them is.
+        names: relative to ``root`` if all come from one folder; otherwise as given.
+        labels: the class of each, "" for an image outside class folders; None if there are no class folders.
         root: the one folder that was given.
         left_out: how many files were left out, by reason.
     """
@@ -54,14 +54,14 @@ class Listed:
 def list_images(inputs: Sequence[Path | str], *, allow_outside: bool = False) -> Listed:
     """Folders, image files, and ``.txt`` lists of paths (one per line, relative to the list) to images.
 
-    Images in class folders have labels, as for training; images beside them, single files and lists have none.
+    Images in class folders have labels, as for training; images next to them, single files and lists have none.
 
     Args:
         inputs: what to list.
         allow_outside: whether symbolic links may leave a folder.
 
     Raises:
-        DataError: something is missing, or there is no image.
+        DataError: an input does not exist, or there is no image.
     """
     given = [Path(item) for item in inputs]
     left_out: Counter[str] = Counter()
@@ -85,7 +85,7 @@ def list_images(inputs: Sequence[Path | str], *, allow_outside: bool = False) ->
             raise DataError(f"{printable(str(path))}: no such file or folder.")
     if not paths:
         reason = f" ({counted(left_out)} left out)" if left_out else ""
-        raise DataError(f"there are no images to embed{reason}: name folders, image files or a .txt list of them.")
+        raise DataError(f"there are no images to embed{reason}: give folders, image files or a .txt list of them.")
     return Listed(paths, names, labels if any(labels) else None, root, dict(left_out))
 
 
@@ -107,18 +107,18 @@ def _from_list(path: Path) -> list[Path]:
     found = [path.parent / line for _, line in read_lines(path)]
     missing = next((entry for entry in found if not entry.is_file()), None)
     if missing is not None:
-        raise DataError(f"{path}: lists {printable(str(missing))}, which is not there.")
+        raise DataError(f"{path}: lists {printable(str(missing))}, which does not exist.")
     return found
 
 
 def find_parts(root: Path) -> dict[str, str]:
-    """The folders of ``root`` that are parts of a split, by part: ``{"train": "Training", "test": "Testing"}``.
+    """The folders of ``root`` that are splits, by split: ``{"train": "Training", "test": "Testing"}``.
 
-    Empty where the folders are classes. A folder called ``train`` alone is a part if it is the only one and holds folders
-    itself; beside others it is a class that is called so.
+    Empty if the folders are classes. A folder called ``train`` is a split if it is the only folder and contains folders
+    itself; next to other folders it is a class with that name.
 
     Raises:
-        DataError: it is ambiguous, e.g. two folders for one part.
+        DataError: it is ambiguous, e.g. two folders for one split.
     """
     folders = [entry.name for entry in _entries(root) if _is_folder(entry)]
     found: dict[str, list[str]] = {}
@@ -129,7 +129,7 @@ def find_parts(root: Path) -> dict[str, str]:
     for part, named in found.items():
         if len(named) > 1 and len(found) > 1:
             raise DataError(
-                f"{root}: {' and '.join(map(repr, named))} would both be the part {part!r}. Join or rename them, or list "
+                f"{root}: {' and '.join(map(repr, named))} would both be the split {part!r}. Merge or rename them, or list "
                 "the images in a CSV file with the columns path,label,split."
             )
     first = {part: named[0] for part, named in found.items()}
@@ -137,21 +137,21 @@ def find_parts(root: Path) -> dict[str, str]:
         return first
     if "train" in found and folders == [first["train"]] and _holds_classes(root / first["train"]):
         return first
-    # A part without a training part beside it: using it as a class would be silently wrong.
+    # A split without a training split next to it: treating it as a class would be silently wrong.
     alone = [folder for named in found.values() for folder in named if _holds_classes(root / folder)]
     if alone and set(folders) <= {folder for named in found.values() for folder in named}:
         return first
     if alone:
         raise DataError(
-            f"{root}: is {alone[0]!r} a class or a part of a split? It is called like a part and holds folders, but "
-            f"{'there is no train folder' if 'train' not in found else 'other folders lie'} beside it. Rename it, or list "
-            "the images in a CSV file with the columns path,label,split."
+            f"{root}: is {alone[0]!r} a class or a split? It has the name of a split and contains folders, but "
+            f"{'there is no train folder' if 'train' not in found else 'there are other folders'} next to it. Rename it, or "
+            "list the images in a CSV file with the columns path,label,split."
         )
     return {}
 
 
 def _holds_classes(folder: Path) -> bool:
-    """Whether a folder contains folders and no images, as a part of a split does."""
+    """Whether a folder contains folders and no images, as a split does."""
     entries = _entries(folder)
     images = any(Path(entry.name).suffix.lower() in IMAGE_SUFFIXES for entry in entries if not _is_folder(entry))
     return not images and any(_is_folder(entry) for entry in entries)
@@ -166,8 +166,8 @@ def class_images(
         root: the folder that paths are relative to.
         part: the folder of the class folders, or "".
         allow_outside: whether links may leave ``root``.
-        left_out: counts what is left out.
-        loose: give images beside the class folders too, without a class, instead of counting them.
+        left_out: counts skipped files.
+        loose: include images next to the class folders, without a class, instead of counting them as skipped.
     """
     for entry in sorted(_entries(root / part), key=lambda entry: entry.name):
         relative = f"{part}/{entry.name}" if part else entry.name
@@ -191,16 +191,16 @@ def walk_images(
 ) -> Iterator[str]:
     """Every image below ``root/folder``, sorted, as paths relative to ``root``.
 
-    Links are followed inside the root, and out of it only when allowed; a link to a folder above itself is not.
+    Links are followed inside the root, and out of it only if allowed. A link to a parent folder is never followed.
 
     Args:
         root: the folder that paths are relative to.
         folder: where to look, or "".
         allow_outside: whether links may leave ``root``.
-        left_out: counts what is left out, by reason.
+        left_out: counts skipped files by reason.
         above: the parent folders.
-        refused: called with each image and folder that cannot be used, and why; without it a link that leaves the root is
-            an error.
+        refused: called with each image and folder that cannot be used, and the reason; without it, a link that leaves the
+            root is an error.
     """
     real = os.path.realpath(inside(root, folder, allow_outside=allow_outside) if folder else root)
     if real in above:
@@ -232,7 +232,7 @@ def _reason_against(entry: os.DirEntry[str], root: Path, name: str, is_folder: b
 def _leaves(root: Path, name: str) -> bool:
     try:
         return not (root / name).resolve().is_relative_to(root.resolve())
-    except (OSError, RuntimeError):  # a link that leads to itself, which is broken and leads nowhere
+    except (OSError, RuntimeError):  # a link to itself, which is broken
         return False
 
 
@@ -256,7 +256,7 @@ def _is_image(entry: os.DirEntry[str], root: Path, folder: str, allow_outside: b
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link that leads to itself, or a drive that is gone
+    except OSError:  # a link to itself, or a drive that is no longer there
         return False
 
 
@@ -268,7 +268,7 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """The content of a folder, without hidden files and files that systems write into folders of images."""
+    """The content of a folder, without hidden files and files written by the operating system."""
     try:
         with os.scandir(folder) as entries:
             return [
@@ -291,11 +291,11 @@ def counted(counts: Mapping[str, int]) -> str:
 
 
 def summary(used: int, left_out: Mapping[str, int], held_out: int = 0) -> str:
-    """One line on what became of the files of a folder.
+    """One line that says how many files of a folder are used and how many are left out.
 
     Args:
         used: images that are used.
-        left_out: files that are not, by reason; those of ``BadImages.counts`` among them.
+        left_out: files that are not used, by reason, including those of ``BadImages.counts``.
         held_out: classes kept for testing.
 
     Examples:

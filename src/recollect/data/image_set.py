@@ -1,8 +1,8 @@
-"""``ImageSet``: images with labels, the one type that every source makes and everything else reads.
+"""``ImageSet``: images with labels. Every source returns one, and everything else reads one.
 
-A set is a description, cheap to make, slice and compare: no pixel is read until ``read``. Sources (``data/sources``)
-make sets; the sampler needs only ``labels``; the pipeline needs ``read``; a run's manifest keeps ``fingerprint``.
-Names may come from a list made elsewhere, so names that lead out of the root are refused here.
+A set is a description, cheap to create, slice and compare: no pixel is read until ``read``. Sources (``data/sources``)
+create sets; the sampler needs only ``labels``; the pipeline needs ``read``; a run's manifest keeps ``fingerprint``.
+Names may come from a list made elsewhere, so names that point outside the root are refused here.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ class ImageSet:
     """N images with integer labels: files below a root, arrays in memory, or items that are read when needed.
 
     Args:
-        name: what it is, e.g. ``"sop"``; for messages and manifests.
+        name: name of the data set, e.g. ``"sop"``, for messages and manifests.
         names: N names, unique: paths relative to ``root`` (with ``/``), or any names for arrays.
         labels: N class numbers, indices into ``class_names``.
         class_names: the name of every class.
         root: the folder that ``names`` are below; None for arrays.
         arrays: N × H × W (grey) or N × H × W × 3 uint8 pixels, instead of files.
-        split: which part this is: ``"train"``, ``"test"``, ``"val"``, ``"all"`` or a source's own word.
+        split: which split this is: ``"train"``, ``"test"``, ``"val"``, ``"all"`` or a name of the source's own.
         boxes: N × 4 boxes (x1, y1, x2, y2) to crop to, in pixels of the upright image; NaN rows mean the whole image.
-        allow_outside: whether names may lead out of ``root``, by ``..``, as absolute paths or through symbolic links.
-        coarse_labels: N numbers of coarser classes, indices into ``coarse_names``, e.g. the kind of product beside the
-            product; None if there is no such level. All images of a class have the same one.
+        allow_outside: whether names may point outside ``root``, by ``..``, as absolute paths or through symbolic links.
+        coarse_labels: N numbers of coarser classes, indices into ``coarse_names``, e.g. the kind of product in
+            addition to the product; None if there is no such level. All images of a class have the same one.
         coarse_names: the name of every coarser class.
-        items: N images that are neither, of any type the decoder takes, e.g. rows of another library's data set.
+        items: N images that are neither files nor arrays, of any type the decoder accepts, e.g. rows of another library's
+            data set.
         facts: how the set was made, as plain values for a run's manifest: ``left_out`` (files by reason) and ``split``.
 
     Raises:
@@ -77,7 +78,7 @@ class ImageSet:
         object.__setattr__(self, "labels", np.asarray(self.labels, dtype=np.int64))
         count = len(self.names)
         if sum(kind is not None for kind in (self.root, self.arrays, self.items)) != 1:
-            raise InputError(f"{self.name}: an image set has a root folder, arrays or items, one of the three.")
+            raise InputError(f"{self.name}: give exactly one of root, arrays and items.")
         if self.coarse_labels is not None:
             object.__setattr__(self, "coarse_labels", np.asarray(self.coarse_labels, dtype=np.int64))
         for what in ("labels", "arrays", "boxes", "coarse_labels", "items"):
@@ -90,7 +91,7 @@ class ImageSet:
             self._check_coarse(self.coarse_labels)
         if len(set(self.names)) != count:
             twice = next(name for name in self.names if self.names.count(name) > 1)
-            raise InputError(f"{self.name}: names must differ, but {twice!r} is there more than once.")
+            raise InputError(f"{self.name}: names must be unique, but {twice!r} occurs more than once.")
         if self.root is not None and not self.allow_outside:
             for name in self.names:
                 if _leaves(name):
@@ -118,7 +119,7 @@ class ImageSet:
         return len(self.names)
 
     def __iter__(self) -> Iterator[ImageSource]:
-        """What ``Embedder.embed`` takes, image after image: a file, an array, or a function that reads a crop.
+        """The images as ``Embedder.embed`` takes them: each a file, an array, or a function that reads a crop.
 
         Nothing is decoded here; the embedder's threads do that.
         """
@@ -164,13 +165,13 @@ class ImageSet:
         if self.root is None:
             raise InputError(f"{self.name}: its images have no files.")
         path = self.root / self.names[index]
-        # realpath, since Path.resolve fails on links that lead to themselves; reading such a file says so.
+        # realpath, because Path.resolve fails on links to themselves; reading such a file reports it.
         if not self.allow_outside and not Path(os.path.realpath(path)).is_relative_to(self._real_root):
             raise _outside(self.names[index], self.root)
         return path
 
     def read(self, index: int, max_pixels: int | None = None, *, crop: bool = True) -> Image.Image:
-        """Image ``index`` as upright RGB, cropped to its box if it has one; without ``crop`` always the whole."""
+        """Image ``index`` as upright RGB, cropped to its box if it has one; with ``crop=False`` the whole image."""
         image = read_image(self.source(index), max_pixels=max_pixels)
         if crop and self.boxes is not None and not np.isnan(self.boxes[index]).any():
             image = image.crop(tuple(self.boxes[index].tolist()))
@@ -212,8 +213,8 @@ class ImageSet:
             fits = fits and self.arrays.shape[1:] == other.arrays.shape[1:]
         if not fits or (self.coarse_labels is None) != (other.coarse_labels is None):
             raise InputError(
-                f"{self.name} and {other.name} cannot be joined: images of both must lie below one root, or be arrays of "
-                "one size; and both or none have coarser classes."
+                f"{self.name} and {other.name} cannot be joined: the images of both must be below the same root, or be arrays "
+                "of the same size, and both or neither must have coarser classes."
             )
         boxes = [np.full((len(part), 4), np.nan) if part.boxes is None else part.boxes for part in (self, other)]
         labels, class_names = _merged((self.labels, self.class_names), (other.labels, other.class_names))
@@ -257,7 +258,7 @@ _Labelled = tuple[NDArray[np.int64], Sequence[str]]
 
 
 def _merged(first: _Labelled, second: _Labelled) -> _Labelled:
-    """Labels of both in one numbering, by name: the first's, then what only the second has."""
+    """Labels of both in one numbering by name: the names of the first, then those only the second has."""
     numbers = {name: number for number, name in enumerate(first[1])}
     for name in second[1]:
         numbers.setdefault(name, len(numbers))
@@ -266,16 +267,16 @@ def _merged(first: _Labelled, second: _Labelled) -> _Labelled:
 
 
 def _leaves(name: str) -> bool:
-    """Whether a relative name points above its root by its spelling alone (links are for ``path`` to follow)."""
+    """Whether a relative name points above its root by its spelling alone (``path`` follows links)."""
     if ".." not in name and ":" not in name and not name.startswith(("/", "\\")):
-        return False  # nearly every name, decided without parsing it
-    # Windows paths split at both slashes and have drives, so a list is checked alike on every system.
+        return False  # the usual case, decided without parsing the name
+    # Windows paths split at both slashes and have drives, so a list gets the same checks on every system.
     path = PureWindowsPath(name)
     return bool(path.anchor) or ".." in path.parts
 
 
 def _outside(name: str, root: Path) -> DataError:
     return DataError(
-        f"{printable(name)}: leads outside the folder {printable(str(root))}. Move the file inside, or allow it with "
-        "--allow-outside (data.options.allow_outside in YAML) if you trust where it leads."
+        f"{printable(name)}: points outside the folder {printable(str(root))}. Move the file inside, or allow it with "
+        "--allow-outside (data.options.allow_outside in YAML) if you trust its target."
     )

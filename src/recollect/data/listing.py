@@ -1,7 +1,6 @@
-"""From a list of files and classes to an ``ImageSet``: what the sources share.
+"""Makes an ``ImageSet`` from a list of files and classes; shared by the sources.
 
-Reading text and CSV lists, finding missing files, and handling them. Sources call this; it does not depend on
-any data set.
+Reads text and CSV lists, finds missing files, and handles them. It does not depend on any data set.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from recollect.data.image_set import ImageSet
 from recollect.data.registry import Source
 
 MISSING = ("error", "drop", "keep")
-"""What happens to listed images without a file: refuse the set, leave them out with a warning, or say nothing."""
+"""What to do with listed images that have no file: raise an error, leave them out with a warning, or keep them."""
 
 
 def make_set(
@@ -45,12 +44,12 @@ def make_set(
         source: the data set, for its name and for error messages.
         root: the folder that ``names`` are below.
         split: the part this is.
-        names: a path per listed image.
-        classes: a key per image, all numbers or all text.
+        names: one path per listed image.
+        classes: one key per image, all numbers or all text.
         missing: ``"error"``, ``"drop"`` or ``"keep"``, see ``MISSING``.
         allow_outside: whether names may leave the root.
-        boxes: a box per image.
-        titles: what the class of a key is called, if not ``str(key)``.
+        boxes: one box per image.
+        titles: the class name of each key, if not ``str(key)``.
         coarse: the coarser class that the class of a key belongs to.
         facts: see ``ImageSet``.
     """
@@ -112,7 +111,7 @@ def find_missing(root: Path, names: Sequence[str]) -> NDArray[np.bool_]:
 
 
 def need(source: Source, path: Path) -> Path:
-    """``path``, or an error that says it is missing."""
+    """``path`` if it exists; otherwise raises an error."""
     if not path.exists():
         raise source.trouble(f"{path} is missing.")
     return path
@@ -130,12 +129,12 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_fields(path: Path, count: int, what: str) -> Iterator[list[str]]:
-    """The fields of each line, split at blanks; the last field may hold blanks itself.
+    """The fields of each line, split at blanks; the last field may contain blanks.
 
     Args:
         path: the list.
         count: how many fields a line has.
-        what: what they are, for the error about a line with another number of fields.
+        what: names of the fields, for the error about a line with another number of them.
     """
     for number, line in read_lines(path):
         fields = line.split(maxsplit=count - 1)
@@ -149,7 +148,7 @@ def read_csv(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -
 
     Args:
         path: the file.
-        columns: columns that must be there and be filled in every row.
+        columns: columns that must exist and have a value in every row.
         optional: columns that may be absent or empty; other columns are ignored.
     """
     try:
@@ -160,21 +159,21 @@ def read_csv(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -
             absent = [column for column in columns if column not in header]
             if absent:
                 raise DataError(
-                    f"{path}: no column {', '.join(map(repr, absent))}; the first line names the columns "
+                    f"{path}: there is no column {', '.join(map(repr, absent))}; the first line names the columns "
                     f"{', '.join(map(repr, header)) or 'none'}. Expected: {','.join([*columns, *optional])}."
                 )
             for row in reader:
                 values = {column: (row.get(column) or "").strip() for column in (*columns, *optional)}
                 empty = [column for column in columns if not values[column]]
                 if empty:
-                    raise DataError(f"{path}, line {reader.line_num}: {empty[0]!r} is empty.")
+                    raise DataError(f"{path}, line {reader.line_num}: {empty[0]!r} is empty; every row needs a value.")
                 yield reader.line_num, values
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: not a CSV file in UTF-8 ({error}).") from error
 
 
 def as_number(text: str, path: Path, what: str) -> int:
-    """``text`` as a whole number, or an error that names its list."""
+    """``text`` as a whole number; raises an error that names the list."""
     try:
         return int(text)
     except ValueError as error:

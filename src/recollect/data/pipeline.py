@@ -1,7 +1,7 @@
 """``Pipeline``: image indices in, uint8 batches out; decoded by threads, ahead of use, within a memory budget.
 
-Why threads: PIL's decoders and both resize kernels work without the interpreter's lock, so threads scale, and they
-write each image straight into its place in the batch. Nothing is pickled, sent or collated, no shared-memory files can
+Why threads: PIL's decoders and both resize kernels release the interpreter's lock, so threads scale, and they
+write each image directly to its place in the batch. Nothing is pickled, sent or collated, shared memory cannot
 run out, and no worker process can die unnoticed (``docs/pipeline.md`` has the measurements). Changes here may
 affect speed and prefetching, but never the pixels: they are a function of (seed, epoch, batch, image).
 Training and evaluation depend on this file.
@@ -31,12 +31,12 @@ from recollect.data.transforms import FromTorchvision, Transform
 from recollect.data.transforms.crops import Pixels
 from recollect.data.transforms.draws import Uniforms, occurrences, uniforms
 
-_CHUNK = 16  # images per task: small enough to share evenly, large enough that handing out tasks costs nothing
+_CHUNK = 16  # images per task: small enough for an even load, large enough that scheduling costs nothing
 _WINDOW = 2048  # images whose headers are read at a time, to find those of equal size
 
 
 class Batch(NamedTuple):
-    """Images, labels B int64, and which images they are.
+    """Images, their B int64 labels, and their indices.
 
     Images are uint8 with channels last in memory: one tensor B × 3 × H × W, or, from ``load`` and ``stream`` with a
     transform that keeps sizes, a list of B tensors 3 × H × W.
@@ -51,26 +51,26 @@ class Pipeline:
     """Loads batches of an ``ImageSet`` through a transform.
 
     The same (seed, epoch, number of the batch, image) gives the same pixels with any number of workers or processes,
-    with or without a cache. Pixels stay uint8; scaling and normalization are the model's, on its device.
+    with or without a cache. Pixels stay uint8; the model scales and normalizes them on its device.
 
     Args:
         images: the set.
         transform: see ``data/transforms.py``.
-        workers: threads that decode; 0 works in the calling thread; None takes a thread a processor, at most 16.
-        prefetch_bytes: how much ``stream`` and ``sequential`` may decode ahead of the batch in use. Memory in use is
-            this and the batch handed over; for a moment between two batches, two batches if those are larger.
-        cache: ``"none"``, ``"ram"`` or ``"disk"``. Decoded pixels are kept, or with a deterministic transform its
-            results. Images given as arrays are decoded already; for them only results are kept, and only in RAM.
-        cache_bytes: the most to keep: for RAM half of what is free now by default, for the disk no limit.
+        workers: threads that decode; 0 works in the calling thread; None for one per processor, at most 16.
+        prefetch_bytes: how much ``stream`` and ``sequential`` may decode ahead of the batch in use. Memory use is
+            this plus the current batch; between two batches it is briefly two batches, if those are larger.
+        cache: ``"none"``, ``"ram"`` or ``"disk"``. Decoded pixels are kept, or the results of a deterministic
+            transform. Images given as arrays are already decoded; for them only results are kept, and only in RAM.
+        cache_bytes: maximum size; by default half of the free memory for RAM, and no limit for the disk.
         cache_dir: folder of the disk cache; by default below the user's cache folder.
-        cache_size: shrink images so that the shorter side is at most this before they are kept. Takes less room, but
-            gives other pixels: crops of a small part then come from a shrunk image. Off by default.
-        on_bad_image: ``"error"`` stops; ``"skip"`` puts another image of the same class in its place (in
-            ``sequential``: leaves it out) and lists it in ``bad_images``.
-        seed: of the augmentation, from 0 up.
+        cache_size: shrink images so that the shorter side is at most this before they are kept. Takes less space, but
+            changes the pixels: crops of a small part then come from a shrunk image. Off by default.
+        on_bad_image: ``"error"`` stops; ``"skip"`` uses another image of the same class instead (in ``sequential``:
+            leaves it out) and lists it in ``bad_images``.
+        seed: seed of the augmentation, 0 or more.
         max_pixels: larger images are refused; None for the limit of this process (``set_max_pixels``).
         pin: put batches into page-locked memory, from which a CUDA device copies while it computes. Needs such a device;
-            the memory of a batch is then taken whole when its first image is read.
+            the memory of a batch is then allocated at once when its first image is read.
 
     Examples:
         >>> from recollect.common.preprocessing import Preprocessing
@@ -106,7 +106,7 @@ class Pipeline:
         self.prefetch_bytes, self.seed, self.pin = prefetch_bytes, seed, pin
         self._reader = Reader(images, transform, cache, cache_bytes, cache_dir, cache_size, on_bad_image, max_pixels)
         self._pool = ThreadPoolExecutor(self.workers, "recollect-loader") if self.workers else None
-        # It draws from torch's global generator, which the model draws from as well, while workers work ahead.
+        # It draws from torch's global generator, which the model also uses, while workers are ahead.
         self._only_decode = isinstance(transform, FromTorchvision) and transform.random
 
     def load(self, indices: Sequence[int] | Indices, epoch: int = 0, number: int = 0) -> Batch:
@@ -127,9 +127,9 @@ class Pipeline:
 
         Args:
             batches: the images of each.
-            epoch: of the run.
-            first: the number of the first batch within its epoch. The augmentation depends on it, so who goes on in the
-                middle of an epoch says how many batches came before.
+            epoch: the epoch of the run.
+            first: the number of the first batch within its epoch. The augmentation depends on it, so a caller that
+                resumes in the middle of an epoch passes the number of earlier batches.
         """
 
         def finish(pending: _Pending) -> Batch:
@@ -141,8 +141,8 @@ class Pipeline:
     def sequential(self, batch_size: int) -> Iterator[Batch]:
         """Every image once, for evaluation, in tensors of one size. With ``"skip"``, images that cannot be read are left out.
 
-        In order, if all results have one size. With a transform that keeps sizes, batches hold images of equal size,
-        gathered from a window of 2,048 images; ``indices`` tells which they are.
+        In order, if all results have one size. With a transform that keeps sizes, batches contain images of equal size,
+        gathered from a window of 2,048 images; ``indices`` identifies them.
         """
         if batch_size < 1:
             raise InputError(f"batch_size is {batch_size}: it must be at least 1.")
@@ -202,7 +202,7 @@ class Pipeline:
         first: int = 0,
         ragged: bool = False,
     ) -> Iterator[Batch]:
-        """Finished batches in order; tasks are handed to the pool as far ahead as the budget allows."""
+        """Finished batches in order; tasks are submitted as far ahead as the budget allows."""
         source = enumerate(batches, first)
         queue: deque[_Pending] = deque()
 
@@ -228,7 +228,7 @@ class Pipeline:
                 top_up()
                 for task in queue[0].tasks:
                     task.result()
-                # In a list that is emptied on exit: a name would keep the batch alive until the next one.
+                # In a list that is emptied on exit: a variable would keep the batch in memory until the next one.
                 finished = [finish(queue.popleft())]
                 top_up()
                 if finished[0] is not None:
@@ -241,14 +241,14 @@ class Pipeline:
     def _begin(self, indices: Sequence[int] | Indices, epoch: int, number: int, ragged: bool) -> _Pending:
         chosen = np.array(indices, dtype=np.int64)
         if chosen.ndim != 1 or len(chosen) == 0:
-            raise InputError(f"a batch is a list of at least one image number, not of shape {chosen.shape}.")
+            raise InputError(f"a batch must be a list of at least one image number; its shape is {chosen.shape}.")
         if not 0 <= chosen.min() <= chosen.max() < len(self.images):
             raise InputError(
-                f"images {chosen.min()} to {chosen.max()} were asked for, but {self.images.name} has "
-                f"{len(self.images)}, numbered from 0."
+                f"images {chosen.min()} to {chosen.max()} were requested, but {self.images.name} has "
+                f"{len(self.images)} images, numbered from 0."
             )
         side = getattr(self.transform, "imsize", None) if ragged else None
-        # No image is larger than the bound, and reading every header first would take its time.
+        # No image is larger than the bound, and reading every header first would be slow.
         size = (side, side) if side else next((size for i in chosen.tolist() if (size := self._reader.size(i))), (1, 1))
         random = self._draw(chosen, occurrences(chosen), epoch, number)
         return _Pending(chosen, number, random, size, ragged, self.pin)
@@ -275,7 +275,7 @@ class Pipeline:
         positions: Iterable[int],
         decoded: Iterator[Image.Image | Pixels | None] | None = None,
     ) -> None:
-        """Load some images of a batch into their places, or transform what is ``decoded``; the work of one task."""
+        """Load some images of a batch, or transform ``decoded`` ones; the work of one task."""
         for position in positions:
             index = int(pending.indices[position])
             source = None if decoded is None else next(decoded)
@@ -287,14 +287,14 @@ class Pipeline:
                 height, width = pending.rows[position].shape[:2]
                 raise InputError(
                     f"{self.images.names[index]} is {pixels.shape[1]}×{pixels.shape[0]} pixels in a batch of "
-                    f"{width}×{height}: the transform gives images another size than it says."
+                    f"{width}×{height}: the transform's results do not have the size that it declares."
                 )
             pending.put(position, pixels)
 
     def _replace_bad(self, pending: _Pending, epoch: int) -> None:
-        """Put another image of the same class in the place of each bad one; the same choice with any workers.
+        """Replace each bad image by another of the same class; the choice does not depend on the workers.
 
-        Preferably one that is not in the batch, since a copy is easy to rank; else a copy, augmented differently.
+        Preferably one that is not in the batch, since a copy is easy to rank; otherwise a copy, augmented differently.
         """
         for position in sorted(pending.bad):
             bad = int(pending.indices[position])
@@ -315,8 +315,8 @@ class Pipeline:
                     break
             else:
                 raise DataError(
-                    f"no image of class {self.images.class_names[label]!r} can be read, the last being "
-                    f"{self.images.names[bad]}. Repair them or remove the class."
+                    f"no image of class {self.images.class_names[label]!r} can be read (the last one tried was "
+                    f"{self.images.names[bad]}). Repair them or remove the class."
                 )
 
     def _batch(self, pending: _Pending) -> Batch:
@@ -324,9 +324,9 @@ class Pipeline:
 
 
 class _Pending:
-    """A batch being made: its place in memory, and the tasks that fill it.
+    """A batch in progress: its memory, and the tasks that fill it.
 
-    ``number`` is its place in the epoch; ``size`` that of every image, or with ``ragged`` the largest one may have.
+    ``number`` is its position in the epoch; ``size`` the size of every image, or with ``ragged`` the largest possible.
     """
 
     def __init__(
@@ -352,7 +352,7 @@ class _Pending:
     def put(self, position: int, pixels: Pixels) -> None:
         """Keep the pixels of one image."""
         if self.tensor is None:
-            # A cache may hand out what it keeps; a batch is its receiver's own.
+            # A copy: a cache may return its own array, but the caller may change a batch.
             self.rows[position] = np.array(pixels)
         else:
             self.rows[position][:] = pixels

@@ -47,13 +47,13 @@ class Reader:
             raise ConfigError(f"cache {cache!r} is unknown: choose one of {', '.join(CACHES)}.")
         if cache_size is not None and (cache == "none" or transform.draws == 0):
             raise ConfigError(
-                "cache_size shrinks what a cache keeps for random transforms: set cache to 'ram' or 'disk' with a "
-                "training transform, or leave cache_size out."
+                "cache_size applies to cached images of random transforms only: set cache to 'ram' or 'disk' with a "
+                "training transform, or remove cache_size."
             )
         if cache_size is not None and isinstance(transform, LongerSide):
-            raise ConfigError("cache_size would shrink images that LongerSide has brought to their size: leave it out.")
+            raise ConfigError("cache_size would shrink images that LongerSide has already resized: remove it.")
         if transform.size is None and not isinstance(transform, LongerSide):
-            raise ConfigError(f"{transform.key} has no size: only LongerSide can tell the sizes of images ahead.")
+            raise ConfigError(f"{transform.key} has no fixed size: only LongerSide can be used without one.")
         self.images, self.transform = images, transform
         self.max_pixels, self.cache_size = max_pixels, cache_size
         self._cache = self._make_cache(cache, cache_bytes, cache_dir)
@@ -65,7 +65,7 @@ class Reader:
         Args:
             index: the image.
             random: its random numbers.
-            decoded: what ``decoded`` gave, if that was asked before.
+            decoded: the result of ``decoded``, if it was called before.
 
         Raises:
             ImageError: it is bad and ``on_bad_image`` is ``"error"``.
@@ -99,7 +99,7 @@ class Reader:
         return self._checked(index, partial(self.transform.output_size, self.images, index))
 
     def is_bad(self, index: int) -> bool:
-        """Whether the image was found to be bad before."""
+        """Whether the image is already known to be bad."""
         return index in self._bad
 
     @property
@@ -120,7 +120,9 @@ class Reader:
             return RamCache(limit)
         kept = f"shorter side {self.cache_size}" if self.transform.draws else self.transform.key
         if isinstance(self.transform, LongerSide):
-            kept = replace(self.transform, flip=False).key  # it shrinks while it reads; mirroring comes after
+            kept = replace(
+                self.transform, flip=False
+            ).key  # images are shrunk while they are read, and mirrored afterwards
         return DiskCache(cache_folder() / "pixels" if folder is None else folder, self.images, kept, limit)
 
     def _transformed(self, index: int, random: Uniforms, decoded: Image.Image | Pixels | None) -> Pixels:
@@ -137,7 +139,7 @@ class Reader:
     def _apply(self, index: int, image: Image.Image | Pixels, random: Uniforms) -> Pixels:
         try:
             return self.transform(image, random)
-        except ImageError as error:  # it has the pixels, not the name
+        except ImageError as error:  # the decoder does not know the name
             raise ImageError(f"{printable(self.images.names[index])}: {error}", error.kind) from error
 
     def _source(self, index: int) -> Image.Image | Pixels:

@@ -27,7 +27,7 @@ from recollect.data.image_set import ImageSet
 
 @dataclass(frozen=True)
 class Counts:
-    """How many images and classes a part of a data set is published with; ``classes`` is None where it has none."""
+    """The published numbers of images and classes of a split; ``classes`` is None if it has none."""
 
     images: int
     classes: int | None = None
@@ -38,21 +38,21 @@ class Counts:
 
 @dataclass(frozen=True)
 class Source:
-    """One data set: its name, what it is, where it can be had, and the function that reads it.
+    """One data set: its name, description, origin, and the function that reads it.
 
     Args:
-        name: the word users type.
-        title: what it is, in a line.
-        read: ``read(root, split, **options)`` gives the set; its keyword-only arguments are the options.
-        splits: the available parts.
+        name: the name that users type.
+        title: a one-line description.
+        read: ``read(root, split, **options)`` returns the set; its keyword-only arguments are the options.
+        splits: the available splits.
         layout: which files it expects below the root.
         homepage: the official page to get it from.
-        licence: what its terms allow, in a line.
-        published: the counts each split is published with.
-        test_splits: the splits that together are the test, e.g. the three lists of VehicleID.
-        needs_root: False for a set that is made rather than found.
-        find_splits: ``find_splits(root, **options)`` tells which splits there are, where that depends on the copy (a
-            user's own list names its own); ``splits`` are then only the usual ones.
+        licence: its terms of use, in one line.
+        published: the published counts of each split.
+        test_splits: the splits that together form the test set, e.g. the three lists of VehicleID.
+        needs_root: False for a generated set.
+        find_splits: ``find_splits(root, **options)`` returns the existing splits, if they depend on the copy (a user's own
+            list can name its own); ``splits`` are then only the usual ones.
     """
 
     name: str
@@ -68,8 +68,8 @@ class Source:
     find_splits: Callable[..., tuple[str, ...]] | None = None
 
     def trouble(self, what: str) -> DataError:
-        """An error about this data set that also says what belongs where and where it can be had."""
-        origin = f"\nIt can be had from: {self.homepage}" if "://" in self.homepage else ""
+        """An error about this data set that also names the expected files and where to get them."""
+        origin = f"\nGet it from: {self.homepage}" if "://" in self.homepage else ""
         return DataError(f"{self.name}: {what}\nExpected: {self.layout}{origin}")
 
     @property
@@ -96,15 +96,15 @@ def available() -> dict[str, Source]:
 
 
 def is_source(name: str) -> bool:
-    """Whether ``name`` chooses a data set: one of the table, of an installed package, or a reference.
+    """Whether ``name`` is a data set: from the table, from an installed package, or a reference.
 
-    A file or folder of that name is what it says; only ``.py`` files hold a data set.
+    An existing file or folder of that name is not; only ``.py`` files contain a data set.
     """
     return name in available() or (doors.knows("data set", name) and not Path(name).exists())
 
 
 def find_source(name: str) -> Source:
-    """The data set called ``name``: of the table, of an installed package, or behind a reference.
+    """The data set called ``name``: from the table, from an installed package, or given by a reference.
 
     Raises:
         ConfigError: there is no such data set; the message lists the names.
@@ -120,16 +120,16 @@ def find_source(name: str) -> Source:
 
 
 def _source_from_outside(loaded: doors.Loaded) -> Source:
-    """A row for a function that gives an ``ImageSet``, or the ``Source`` itself that a reference names.
+    """A ``Source`` for a function that returns an ``ImageSet``, or the ``Source`` that a reference names.
 
-    Of the function's arguments ``root`` and ``split`` are given if it has them; all others are options.
+    The arguments ``root`` and ``split`` are passed if the function has them; all others are options.
     """
     target = loaded.target
     if isinstance(target, Source):
         return target
     if not callable(target):
         raise ConfigError(
-            f"data set {loaded.short!r} is a {type(target).__name__}: a function that gives an ImageSet is expected."
+            f"data set {loaded.short!r} is a {type(target).__name__}: it must be a function that returns an ImageSet."
         )
     arguments = doors.options_of(target)
 
@@ -139,8 +139,8 @@ def _source_from_outside(loaded: doors.Loaded) -> Source:
         images = target(**asked, **options)
         if not isinstance(images, ImageSet):
             raise ConfigError(
-                f"data set {loaded.short!r} gives a {type(images).__name__}: an ImageSet is expected "
-                "(recollect.data.from_hugging_face makes one of a datasets.Dataset)."
+                f"data set {loaded.short!r} returned a {type(images).__name__}: it must return an ImageSet "
+                "(recollect.data.from_hugging_face converts a datasets.Dataset)."
             )
         return images
 
@@ -149,13 +149,13 @@ def _source_from_outside(loaded: doors.Loaded) -> Source:
     read.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]
     splits = tuple(getattr(target, "splits", ("train", "test")))
     needs_root = "root" in arguments and arguments["root"].default is inspect.Parameter.empty
-    title = (inspect.getdoc(target) or "a data set from outside").split("\n")[0]
+    title = (inspect.getdoc(target) or "a data set of your own").split("\n")[0]
     return Source(
         loaded.short,
         title,
         read,
         splits,
-        layout=f"what {loaded.short} reads",
+        layout=f"the files that {loaded.short} reads",
         homepage="",
         licence="",
         needs_root=needs_root,
@@ -164,17 +164,17 @@ def _source_from_outside(loaded: doors.Loaded) -> Source:
 
 
 def load(name: str, root: Path | str | None = None, split: str = "train", **options: Any) -> ImageSet:
-    """Load a part of a data set by name.
+    """Load a split of a data set by name.
 
     Args:
         name: a name from ``available()``, e.g. ``"folder"`` or ``"glyphs"``, or a reference such as ``my.py:load_mine``.
         root: the folder of the data set; not needed for a generated set like ``glyphs``.
-        split: which part, usually ``"train"`` or ``"test"``.
+        split: usually ``"train"`` or ``"test"``.
         **options: options of that source, e.g. ``missing="drop"``, ``allow_outside=True``.
 
     Raises:
         ConfigError: an unknown name, split or option.
-        DataError: files that are missing, with where they were looked for and where they can be had.
+        DataError: files are missing; the message names the paths searched and where to get them.
 
     Warns:
         DataWarning: the counts differ from the published ones.
@@ -201,7 +201,7 @@ _sealed: list[frozenset[str]] = []
 
 @contextmanager
 def only_splits(*splits: str) -> Iterator[None]:
-    """Inside the block, in the whole process, ``load`` gives these splits and refuses every other.
+    """Inside the block, in the whole process, ``load`` loads these splits and refuses every other.
 
     Keeps a search for settings from loading the test set.
 
@@ -210,7 +210,7 @@ def only_splits(*splits: str) -> Iterator[None]:
         ...     load("glyphs", split="test")
         Traceback (most recent call last):
         ...
-        recollect.common.errors.SealedError: glyphs/test was asked for where only train may be read.
+        recollect.common.errors.SealedError: glyphs/test was requested, but only train may be read here.
     """
     _sealed.append(frozenset(splits))
     try:
@@ -220,33 +220,33 @@ def only_splits(*splits: str) -> Iterator[None]:
 
 
 def refuse_if_sealed(what: str, split: str | None = None) -> None:
-    """Raise if ``what`` is a part that ``only_splits`` excludes; every function that loads images by name calls this first.
+    """Check ``what`` against ``only_splits``; every function that loads images by name calls this first.
 
     Raises:
-        SealedError: it is not.
+        SealedError: ``only_splits`` excludes it.
     """
     for allowed in _sealed:
         if split not in allowed:
-            raise SealedError(f"{what} was asked for where only {', '.join(sorted(allowed))} may be read.")
+            raise SealedError(f"{what} was requested, but only {', '.join(sorted(allowed))} may be read here.")
 
 
 def count_difference(source: Source, images: ImageSet, split: str) -> str | None:
-    """A sentence on how the counts differ from the published ones; None when they agree or none are published."""
+    """How the counts differ from the published ones; None if they agree or none are published."""
     published = source.published.get(split)
     if published is None:
         return None
     found = Counts(len(images), None if published.classes is None else images.num_classes)
     if found == published:
         return None
-    return f"{source.name}, {split}: {found} found, but it is published with {published}. Results will not compare."
+    return f"{source.name}, {split}: found {found}, but the published split has {published}. Results will not be comparable."
 
 
 def check_root(source: Source, root: Path | str | None) -> Path | None:
-    """``root`` as a path that exists, or an error that says what belongs there."""
+    """``root`` as an existing path; raises an error that names the expected files."""
     if not source.needs_root:
         return None if root is None else Path(root)
     if root is None:
-        raise source.trouble("it needs the folder it lies in, and no root was given.")
+        raise source.trouble("no root was given: give the folder of the data set.")
     path = Path(root).expanduser()
     if not path.exists():
         raise source.trouble(f"there is no folder {path}.")

@@ -27,24 +27,24 @@ def read_plain_pickle(path: Path) -> Any:
     """The value in a pickle file of plain Python types; numpy's arrays and numbers become lists and numbers.
 
     Raises:
-        DataError: the file is missing, damaged, or would run something.
+        DataError: the file is missing, damaged, or would run code.
     """
     content = read_bytes(path, limit=4 * TEXT_LIMIT)
     try:
         _refuse_bombs(content)
         return _Unpickler(io.BytesIO(content)).load()
     except DataError as error:
-        raise DataError(f"{path}: {error}, so it is not opened. Only pickles of plain values are read.") from error
+        raise DataError(f"{path}: {error}, so it is not read. Only pickles of plain values are supported.") from error
     # A damaged pickle can raise almost any exception while it is interpreted.
     except Exception as error:
-        raise DataError(f"{path}: not a pickle that can be read ({type(error).__name__}: {error}).") from error
+        raise DataError(f"{path}: not a readable pickle ({type(error).__name__}: {error}).") from error
 
 
 def _refuse_bombs(content: bytes) -> None:
     """Refuse numbers that make the unpickler allocate memory for what the file is too short to hold.
 
-    The memo is a table as long as its largest index, and a frame or a string is allocated before it is read. Honest
-    pickles number what they remember from 0, and need at least one byte for each.
+    The memo is a table as long as its largest index, and a frame or a string is allocated before it is read. Valid
+    pickles number the memo from 0 and need at least one byte for each entry.
     """
     number: Any
     for opcode, number, _ in pickletools.genops(content):  # itself refuses strings that end too late
@@ -56,10 +56,10 @@ def _refuse_bombs(content: bytes) -> None:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """What the allow-list has for the name; anything else is refused."""
+        """The allow-list's replacement for the name; anything else is refused."""
         known = _ALLOWED.get((module.replace("numpy.core.", "numpy._core."), name))
         if known is None:
-            raise DataError(f"names {module}.{name}, which would be run on reading")
+            raise DataError(f"names {module}.{name}, which would be run when reading it")
         return known
 
     def persistent_load(self, identity: Any) -> Any:
@@ -91,7 +91,7 @@ class _Array(list[Any]):
 
 
 class _Allowed:
-    """What is called for the names in numpy's pickles. Bound methods: a pickle cannot set attributes of those."""
+    """Functions for the names in numpy's pickles. Bound methods, because a pickle cannot set their attributes."""
 
     def kind(self, text: Any, *flags: Any) -> _Kind:
         return _Kind(text)
@@ -121,7 +121,7 @@ _ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy._core.multiarray", "_reconstruct"): _Allowed().empty,
     ("numpy._core.multiarray", "scalar"): _Allowed().scalar,
     ("numpy._core.numeric", "_frombuffer"): _Allowed().from_buffer,
-    ("numpy", "ndarray"): "numpy.ndarray",  # only handed to _reconstruct
+    ("numpy", "ndarray"): "numpy.ndarray",  # only passed to _reconstruct
     ("numpy", "dtype"): _Allowed().kind,
     ("_codecs", "encode"): _Allowed().encode,  # how protocols before 3 write bytes,
     ("__builtin__", "bytes"): _Allowed().no_bytes,  # and how they write none

@@ -1,4 +1,4 @@
-"""Which images make a batch: M/m classes × m images, stateful, the same for any number of processes.
+"""Chooses the images of a batch: M/m classes × m images, resumable, the same for any number of processes.
 
 A batch depends only on (seed, epoch, number of the batch) and the labels, never on workers or processes: every
 process draws the whole batch and keeps its ``shard``. Changing the order of the draws here changes every run's
@@ -24,7 +24,7 @@ SMALL_CLASSES = ("drop", "repeat")
 
 @dataclass(frozen=True)
 class Coverage:
-    """What one epoch shows of a set; ``str()`` gives it as a few lines.
+    """How much of a set one epoch covers; ``str()`` prints it in a few lines.
 
     ``images`` and ``classes`` count the whole set, so dropped classes lower the shares. ``draws`` counts images with
     their repeats.
@@ -96,30 +96,30 @@ class ClassBalancedSampler:
 
     Policies:
 
-    - ``"paper"``: every batch is a fresh draw: M/m classes without replacement, all equally likely whatever their
-      size, and m different images of each. An epoch is ``floor(N / M)`` batches (at least 1), N being the images of
-      usable classes; an image may come in several of them, another in none.
-    - ``"epoch"``: the released code's. The images of each class are shuffled, and so is the list of classes; each
-      batch walks that list from its start and takes the next m unused images of every class that has m left, until it
-      is full; when no full batch can be made the epoch ends, and the order of its batches is shuffled. No image comes
-      twice per epoch. The length depends a little on the shuffle: call ``len`` after ``set_epoch``.
+    - ``"paper"``: every batch is a new draw: M/m classes without replacement, all equally likely regardless of their
+      size, and m different images of each. An epoch is ``floor(N / M)`` batches (at least 1), where N is the number of
+      images of usable classes; some images occur in several batches, others in none.
+    - ``"epoch"``: as in the released code. The images of each class are shuffled, and so is the list of classes; each
+      batch goes through that list from its start and takes the next m unused images of every class that has m left, until
+      it is full; when no full batch can be made the epoch ends, and the order of its batches is shuffled. No image occurs
+      twice per epoch. The length depends slightly on the shuffle: call ``len`` after ``set_epoch``.
 
     Long tails: under ``"paper"`` an image of a large class is seen more rarely than one of a small class. Under
     ``"epoch"`` the epoch ends once fewer than M/m classes have m images left, so most images of a few very large
-    classes are left out of that epoch (others come in the next). ``coverage`` tells how much of a set an epoch shows.
+    classes are left out of that epoch (the next uses others). ``coverage`` returns how much of a set an epoch covers.
 
     Args:
         labels: the class number of every image.
         batch_size: M, the images of a whole batch over all processes.
         samples_per_class: m.
         policy: ``"paper"`` or ``"epoch"``.
-        small_classes: what becomes of a class with fewer than m images: ``"drop"`` leaves it out, as the paper does;
-            ``"repeat"`` fills up with its own images again, each as often as any other, give or take one.
-        seed: anything from 0 up; other seeds give other batches.
-        batches_per_epoch: instead of the policy's own number; under ``"epoch"`` it can only shorten.
+        small_classes: what to do with a class of fewer than m images: ``"drop"`` leaves it out, as the paper does;
+            ``"repeat"`` repeats its images, each as often as the others, or once more.
+        seed: 0 or more; another seed gives other batches.
+        batches_per_epoch: overrides the policy's own number; under ``"epoch"`` it can only shorten the epoch.
 
     Raises:
-        ConfigError: the batch is not a multiple of m, or larger than the usable classes allow (the message has the
+        ConfigError: the batch is not a multiple of m, or larger than the usable classes allow (the message names the
             largest possible size), or a setting is unknown.
         DataError: no class can be used at all.
 
@@ -161,7 +161,7 @@ class ClassBalancedSampler:
 
     @property
     def epoch(self) -> int:
-        """The epoch that iterating gives."""
+        """The epoch that iterating yields."""
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
@@ -176,7 +176,7 @@ class ClassBalancedSampler:
         return self._length(self._epoch)
 
     def __iter__(self) -> Iterator[Indices]:
-        """The batches of the current epoch; after ``load_state_dict``, those that are left of it."""
+        """The batches of the current epoch; after ``load_state_dict``, the remaining ones."""
         epoch, first = self._epoch, self._resume_at
         self._resume_at = 0
         for number in range(first, self._length(epoch)):
@@ -197,11 +197,11 @@ class ClassBalancedSampler:
         return self._take(shuffled, starts, self._size[classes], np.zeros_like(classes))
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
-        """Where we are, exact in the middle of an epoch; plain values, fit for JSON.
+        """The exact position, also in the middle of an epoch, as plain values for JSON.
 
         Args:
-            consumed: batches of the current epoch already trained on. Needed when a reader pulls batches ahead of
-                their use, as ``Pipeline.stream`` does; by default, the batches handed out so far.
+            consumed: batches of the current epoch already trained on. Needed when a reader takes batches ahead of
+                their use, as ``Pipeline.stream`` does; by default, the batches yielded so far.
         """
         position = self._position if consumed is None else consumed
         length = len(self)
@@ -212,22 +212,22 @@ class ClassBalancedSampler:
         return {"epoch": epoch, "batch": position, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken.
+        """Continue where ``state_dict`` was taken.
 
         Raises:
-            ConfigError: the state is of other labels or other settings, so its batches would not be the same.
+            ConfigError: the state belongs to other labels or settings, so its batches would not be the same.
         """
         for key, value in self._identity().items():
             if state.get(key) != value:
                 raise ConfigError(
-                    f"the saved sampler had {key} {state.get(key)!r}, this one has {value!r}: going on would give "
+                    f"the saved sampler had {key} {state.get(key)!r}, this one has {value!r}: continuing would give "
                     "other batches. Use the settings and data of the saved run, or start a new one."
                 )
         self._epoch = int(state["epoch"])
         self._position = self._resume_at = int(state["batch"])
 
     def coverage(self, epoch: int | None = None) -> Coverage:
-        """How much of the set an epoch (by default the current one) shows; found by drawing it."""
+        """How much of the set an epoch (by default the current one) covers; computed by drawing it."""
         epoch = self._epoch if epoch is None else epoch
         seen = np.zeros(len(self.labels), dtype=bool)
         length = self._length(epoch)
@@ -300,7 +300,7 @@ class ClassBalancedSampler:
         return shuffled[(starts[:, None] + within).reshape(-1)]
 
     def _identity(self) -> dict[str, Any]:
-        """What must be equal for two samplers to give the same batches."""
+        """The values that must be equal for two samplers to yield the same batches."""
         return {
             "policy": self.policy,
             "batch_size": self.batch_size,
@@ -329,5 +329,5 @@ def _check_settings(
         lower = batch_size // samples_per_class * samples_per_class
         near = f"{lower} or {lower + samples_per_class}" if lower else str(samples_per_class)
         raise ConfigError(
-            f"batch_size {batch_size} is not a multiple of samples_per_class {samples_per_class}: take {near}."
+            f"batch_size {batch_size} is not a multiple of samples_per_class {samples_per_class}: use {near}."
         )

@@ -1,8 +1,8 @@
-"""Matching pairs of SfM-120k, as its publishers list them: what whitening for instance search is learned from.
+"""Matching pairs of SfM-120k, as listed by its publishers; whitening for instance search is learned from them.
 
 ``retrieval-SfM-120k.pkl`` has the parts ``train`` and ``val``, each a dict with ``cids`` (identities of images), ``cluster``
 (the 3D model of each), ``qidxs`` and ``pidxs`` (numbers of the two images of a pair); ``retrieval-SfM-120k-whiten.pkl`` has
-``cids``, ``qidxs`` and ``pidxs`` of the pairs that the publishers whiten with. Read without running anything.
+``cids``, ``qidxs`` and ``pidxs`` of the pairs that the publishers use for whitening. Read without running any code.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ PAIRS = ("whiten", "train", "val")
 
 @dataclass(frozen=True, eq=False)
 class MatchingPairs:
-    """Images and which of them show the same object.
+    """Images, and the pairs of them that show the same object.
 
     Attributes:
-        images: the images; their classes are 3D models where the file tells them.
-        queries, positives: numbers of the images of each pair, of equal length: what ``whitening_from_pairs`` takes.
+        images: the images; their classes are 3D models if the file has them.
+        queries, positives: numbers of the images of each pair, of equal length, for ``whitening_from_pairs``.
     """
 
     images: ImageSet
@@ -46,11 +46,11 @@ def load_sfm_pairs(
     Args:
         root: the folder that holds ``retrieval-SfM-120k``, or that folder itself.
         part: ``"whiten"``: the pairs the publishers learn whitening from; or ``"train"`` or ``"val"``.
-        missing: what to do about images that are not there: ``"error"``, or ``"keep"``.
+        missing: what to do with missing images: ``"error"`` or ``"keep"``.
         allow_outside: whether names and links may leave ``root``.
 
     Raises:
-        DataError: the file is missing, damaged, or not such a list.
+        DataError: the file is missing, damaged, or not a list of pairs.
     """
     refuse_if_sealed(f"sfm120k/{part}", "train" if part == "whiten" else part)
     if part not in PAIRS:
@@ -69,10 +69,10 @@ def load_sfm_pairs(
         )
     identities = content["cids"]
     if not isinstance(identities, list) or not identities or not all(isinstance(i, str) for i in identities):
-        raise DataError(f"{path}: cids should be a list of names.")
+        raise DataError(f"{path}: cids must be a list of names.")
     queries, positives = (_numbers(content[key], key, len(identities), path) for key in ("qidxs", "pidxs"))
     if len(queries) != len(positives):
-        raise DataError(f"{path}: {len(queries):,} qidxs but {len(positives):,} pidxs: a pair has one of each.")
+        raise DataError(f"{path}: {len(queries):,} qidxs but {len(positives):,} pidxs; each pair needs one of both.")
     clusters = content.get("cluster")
     if clusters is not None:
         clusters = _numbers(clusters, "cluster", None, path).tolist()
@@ -94,5 +94,5 @@ def _numbers(value: Any, key: str, count: int | None, path: Path) -> NDArray[np.
     whole = isinstance(value, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in value)
     if not whole or not all(0 <= i < (2**31 if count is None else count) for i in value):
         limit = "whole numbers" if count is None else f"numbers from 0 to {count - 1}"
-        raise DataError(f"{path}: {key} should be a list of {limit}.")
+        raise DataError(f"{path}: {key} must be a list of {limit}.")
     return np.array(value, dtype=np.int64)

@@ -1,6 +1,6 @@
-"""Splits by class: validation inside the training classes, and k folds of them.
+"""Splits by class: validation classes within the training classes, and k folds of them.
 
-Retrieval is tested on classes never seen, so validation must be on unseen classes too. Test classes are never
+Retrieval is tested on unseen classes, so validation must use unseen classes too. Test classes are never
 used here. Tuning and training call it; it needs only an ``ImageSet``.
 """
 
@@ -30,15 +30,16 @@ _DRAWS = 64
 
 
 def held_out_classes(sizes: NDArray[np.int64], share: float, seed: int = 0) -> NDArray[np.int64]:
-    """A seeded draw of classes to test on, with about ``share`` of the classes and of the images.
+    """Draw classes for testing, with about ``share`` of the classes and of the images.
 
-    Classes are sorted by size and cut into as many runs as classes are wanted; one class is drawn from each, so both sides
-    get large and small ones. Of 64 such draws the one counts whose share of the images is closest to ``share``.
+    Classes are sorted by size and divided into as many consecutive groups as classes are needed; one class is drawn from
+    each, so both sides get large and small ones. Of 64 such draws, the one whose share of the images is closest to
+    ``share`` is used.
 
     Args:
         sizes: the number of images of each class, at least two classes.
-        share: the share that tests, between 0 and 1; of an odd number of classes, the larger half trains.
-        seed: another seed, another draw.
+        share: the share for testing, between 0 and 1; with an odd number of classes, the larger half is for training.
+        seed: seed of the draw.
 
     Returns:
         The numbers of the classes held out, in order.
@@ -49,7 +50,7 @@ def held_out_classes(sizes: NDArray[np.int64], share: float, seed: int = 0) -> N
     """
     count = len(sizes)
     testing = min(max(1, int(count * share + 1e-9)), count - 1)
-    drawn = min(testing, count - testing)  # of the smaller side, so that every run has at least two classes
+    drawn = min(testing, count - testing)  # of the smaller side, so that every group has at least two classes
     wanted = share if drawn == testing else 1 - share
     random = np.random.default_rng(seed)
     best: tuple[float, NDArray[np.int64]] | None = None
@@ -64,13 +65,13 @@ def held_out_classes(sizes: NDArray[np.int64], share: float, seed: int = 0) -> N
 
 
 def class_disjoint_split(images: ImageSet, mode: str = "paper", seed: int = 0) -> tuple[ImageSet, ImageSet]:
-    """Split training images into a part that trains and one that validates, without a class in both.
+    """Split training images into a training part and a validation part with no class in common.
 
     Args:
         images: a training set.
-        mode: ``"paper"``: the first half of the classes, in their order, trains and the second validates;
-            ``"random"``: a random half does.
-        seed: chooses the random half; ``"paper"`` takes no notice of it.
+        mode: ``"paper"``: the first half of the classes, in their order, is for training and the second for validation;
+            ``"random"``: a random half.
+        seed: seed of the random half; ``"paper"`` ignores it.
 
     Returns:
         The training part (split ``"train"``) and the validation part (split ``"val"``).
@@ -91,7 +92,7 @@ def class_disjoint_split(images: ImageSet, mode: str = "paper", seed: int = 0) -
 
 
 def class_folds(images: ImageSet, folds: int, seed: int | None = 0) -> list[tuple[ImageSet, ImageSet]]:
-    """k pairs of training and validation parts: every class validates in exactly one of them.
+    """k pairs of training and validation parts: every class is in exactly one of the validation parts.
 
     Args:
         images: a training set.

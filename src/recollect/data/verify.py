@@ -1,6 +1,6 @@
-"""Checking a copy of a data set. One pass over every file: counts, missing, unreadable, duplicates, class sizes.
+"""Checks a copy of a data set in one pass over every file: counts, missing, unreadable, duplicates, class sizes.
 
-``verify`` does the work and returns a ``Report``; its text is made in ``data/verify_report.py``.
+``verify`` does the work and returns a ``Report``; its text is in ``data/verify_report.py``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from recollect.data.listing import find_missing
 from recollect.data.registry import Source, check_root, count_difference, find_source, load
 from recollect.data.verify_report import Report, SplitReport
 
-BLOCK = 512  # files in the hands of the threads at a time, so that a million do not queue up
+BLOCK = 512  # files submitted to the threads at a time, so that a million do not queue up
 
 
 def verify(
@@ -42,12 +42,12 @@ def verify(
     Args:
         name: the data set.
         root: its folder.
-        samples_per_class: m of the sampler: how many classes have that many images is reported.
+        samples_per_class: m of the sampler; the report counts the classes with at least that many images.
         workers: threads that read and decode; by default as many as there are processors, at most 8.
         **options: the source's own, as for ``load``.
 
     Raises:
-        DataError: its lists are missing or cannot be read, so that there is nothing to check.
+        DataError: its lists are missing or cannot be read, so there is nothing to check.
     """
     if samples_per_class < 1:
         raise InputError(f"samples_per_class must be at least 1, not {samples_per_class}.")
@@ -91,7 +91,7 @@ def _splits(source: Source, root: Path | str | None, options: dict[str, Any]) ->
 
 
 def _listing(source: Source, options: dict[str, Any]) -> dict[str, Any]:
-    """Options under which missing files are kept in the list, unless the source leaves them out by its nature."""
+    """Options that keep missing files in the list, unless the source always leaves them out."""
     parameter = inspect.signature(source.read).parameters.get("missing")
     return {"missing": "keep", **options} if parameter is not None and parameter.default == "error" else options
 
@@ -152,7 +152,7 @@ def _side(split: str) -> str:
 
 
 def _groups(contents: dict[str, list[str]], sides: dict[str, set[str]]) -> list[list[str]]:
-    """Names with the same content; a single name counts when a list on each side of the border has it."""
+    """Names with the same content; a single name counts if both the training and a test list have it."""
     return sorted(sorted(names) for names in contents.values() if len(names) > 1 or len(sides[names[0]]) > 1)
 
 
@@ -167,7 +167,9 @@ def _shared_classes(sets: dict[str, ImageSet]) -> list[str]:
         shared = train & set(images.class_names) if _side(split) == "test" else set()
         if shared:
             example = min(shared)
-            notes.append(f"{len(shared):,} classes of {split} are in train too, e.g. {example!r}: they are not unseen.")
+            notes.append(
+                f"{len(shared):,} classes of {split} are also in train, e.g. {example!r}: they are not unseen."
+            )
     return notes
 
 

@@ -1,4 +1,4 @@
-"""The result of a check of a data set, as an object, as plain data for JSON, and as text."""
+"""The result of checking a data set, as an object, as plain data for JSON, and as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BAR = 40
 
 @dataclass(frozen=True)
 class SplitReport:
-    """One part: its counts beside the published ones, and the number of readable images per class."""
+    """One split: its counts, the published counts, and the number of readable images per class."""
 
     split: str
     images: int
@@ -57,14 +57,14 @@ class Report:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong, a sentence each; duplicates inside a part are a remark, not a fault."""
+        """The problems, one sentence each; duplicates inside a split are a remark, not a problem."""
         found = list(self.count_differences)
         if self.missing:
             found.append(f"{len(self.missing):,} files are missing.")
         if self.unreadable:
             found.append(f"{len(self.unreadable):,} files cannot be read.")
         if self.duplicates_across:
-            found.append(f"{len(self.duplicates_across):,} images are on both sides of the train/test border.")
+            found.append(f"{len(self.duplicates_across):,} images are in both train and test.")
         return found
 
     @property
@@ -78,7 +78,7 @@ class Report:
         return {**asdict(self), "splits": splits, "problems": self.problems, "ok": self.ok}
 
     def as_text(self) -> str:
-        """A page to read."""
+        """The report as text."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -92,7 +92,7 @@ class Report:
             reasons = [f"{name}: {reason}" for name, reason in self.unreadable.items()]
             yield from ("", f"Unreadable: {len(reasons):,} files", *_examples(reasons))
         for title, groups in (
-            ("Identical files across the train/test border", self.duplicates_across),
+            ("Identical files in both train and test", self.duplicates_across),
             ("Identical files", self.duplicates),
         ):
             if groups:
@@ -100,7 +100,7 @@ class Report:
         if self.notes:
             yield from ("", "Remarks", *(f"  {note}" for note in self.notes))
         yield ""
-        yield "All well." if self.ok else "Not as it should be:"
+        yield "No problems found." if self.ok else "Problems:"
         yield from (f"  {problem}" for problem in self.problems)
 
     def _split_lines(self, split: SplitReport) -> Iterator[str]:
@@ -112,16 +112,16 @@ class Report:
         if split.missing or split.unreadable:
             yield f"  missing {split.missing:,}, unreadable {split.unreadable:,}"
         if split.classes < 2:
-            return  # a benchmark of instance search has no classes to speak of
+            return  # a benchmark of instance search has no classes
         yield (
-            f"  classes the sampler can use at {self.samples_per_class} images a class: "
+            f"  classes the sampler can use with {self.samples_per_class} images per class: "
             f"{split.usable_classes:,} of {split.classes:,} ({split.usable_images:,} images)"
         )
-        yield "  images a class   classes"
+        yield "  images per class   classes"
         largest = max(split.histogram.values(), default=0)
         for sizes, count in split.histogram.items():
             bar = "█" * -(-BAR * count // max(largest, 1))
-            yield f"  {sizes:>14}   {count:>7,}  {bar}"
+            yield f"  {sizes:>16}   {count:>7,}  {bar}"
 
 
 def _examples(lines: Sequence[str]) -> Iterator[str]:

@@ -1,9 +1,9 @@
 """Cars196 (Stanford Cars): photos of cars, by model; the first 98 models are for training, the other 98 for testing.
 
-Three forms: the original with ``cars_annos.mat``; class folders, the form most copies are in today; and the development kit,
-as torchvision and Kaggle have it: ``cars_train``, ``cars_test`` and lists with the models' numbers for both. In the second the
-models are in alphabetical order, which is their order in the others. The published train/test flag is for classification
-and is ignored, and so are the boxes: this benchmark uses whole photos.
+There are three forms: the original with ``cars_annos.mat``; class folders, as in most copies today; and the development
+kit, as in torchvision and on Kaggle: ``cars_train``, ``cars_test`` and lists with the models' numbers for both. Class
+folders are in alphabetical order, which is the order of the models in the other forms. The published train/test flag is
+for classification and is ignored, and so are the boxes: this benchmark uses whole photos.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _kit_rows(root: Path, kit: Path) -> list[Row]:
     labelled = next((path for path in tests if path.is_file()), None)
     if labelled is None:
         raise SOURCE.trouble(
-            f"cars_test_annos_withlabels.mat is not in {root} or {kit}: the kit's own cars_test_annos.mat has no classes, "
-            "and half of the photos of every model are among the test photos."
+            f"cars_test_annos_withlabels.mat is not in {root} or {kit}. It is needed because the kit's cars_test_annos.mat "
+            "has no classes, and half of the photos of every model are among the test photos."
         )
     rows: list[tuple[str, int]] = []
     for path, part in ((kit / "cars_train_annos.mat", "cars_train"), (labelled, "cars_test")):
@@ -97,7 +97,9 @@ def _titles(path: Path) -> list[str]:
 def _titled(rows: list[tuple[str, int]], titles: list[str], path: Path) -> list[Row]:
     numbers = {number for _, number in rows}
     if not numbers <= set(range(1, len(titles) + 1)):
-        raise DataError(f"{path}: classes should be numbers from 1 to {len(titles)}, found up to {max(numbers)}.")
+        raise DataError(
+            f"{path}: classes must be numbers from 1 to {len(titles)}, but there are numbers up to {max(numbers)}."
+        )
     return [(name, number, titles[number - 1]) for name, number in rows]
 
 
@@ -107,19 +109,19 @@ def _read_mat(path: Path) -> Any:
         return loadmat(need(SOURCE, path), squeeze_me=True)
     except DataError:
         raise
-    # A damaged file can raise scipy's own exceptions and almost any other.
+    # A damaged file can raise scipy's own exceptions and almost any other exception.
     except Exception as error:
         raise DataError(f"{path}: not the annotations of Cars196 ({type(error).__name__}: {error}).") from error
 
 
 def _folder_rows(root: Path, allow_outside: bool) -> list[Row]:
-    # Copies made for classification have the same models below train/ and test/: together they are the whole.
+    # Copies made for classification have the same models below train/ and test/; both together are the data set.
     parts = [part for part in ("train", "test") if (root / part).is_dir()]
     found = [row for part in parts or [""] for row in class_images(root, part, allow_outside, Counter())]
     titles = sorted({title for _, title in found})
     if len(titles) != CLASSES:
         raise SOURCE.trouble(
-            f"no cars_annos.mat in {root}, and {len(titles)} class folders with images instead of {CLASSES}."
+            f"there is no cars_annos.mat in {root}, and it has {len(titles)} class folders with images instead of {CLASSES}."
         )
     numbers = {title: number for number, title in enumerate(titles, start=1)}
     return [(name, numbers[title], title) for name, title in found]

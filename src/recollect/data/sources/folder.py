@@ -4,9 +4,9 @@
 - ``root/{train,test[,val]}/<class>/<image>``: the given split; ``Training``, ``testing``, ``valid`` and similar names are
   recognized. Loading one part does not read the others, which need not exist.
 - ``root/<file>.csv`` with the columns ``path,label[,split]``: paths relative to the CSV's folder, or absolute ones below it;
-  without a split, as the first form.
+  without a split column, classes are divided as in the first form.
 
-Class folders may hold folders themselves. Files that are left out are counted by reason (``ImageSet.facts``).
+Class folders may contain folders. Files that are left out are counted by reason (``ImageSet.facts``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from recollect.data.registry import Source
 from recollect.data.splits import first_half, held_out_classes
 
 _REMEDIES = {
-    "HEIC": 'HEIC is read after  pip install "recollect[heic]"',
+    "HEIC": 'To read HEIC:  pip install "recollect[heic]"',
     BESIDE: "Put each image into a folder named after its class",
 }
 
@@ -50,24 +50,24 @@ def read(
 
     Args:
         root: the folder, or the CSV file itself.
-        split: ``"train"``, ``"test"``, ``"val"``, ``"all"``, or a word from the CSV's split column.
-        csv: the CSV file, relative to ``root``; the folder form is read without it.
-        missing: what to do about files the CSV lists that are not there: ``"error"``, ``"drop"``, ``"keep"``.
+        split: ``"train"``, ``"test"``, ``"val"``, ``"all"``, or a value of the CSV's split column.
+        csv: the CSV file, relative to ``root``; without it, folders are read.
+        missing: what to do with files that the CSV lists but that do not exist: ``"error"``, ``"drop"``, ``"keep"``.
         allow_outside: whether CSV paths and symbolic links may leave ``root``.
-        class_split: how classes are divided where the copy does not say: ``"balanced"``, a seeded draw with about
-            ``test_share`` of the images and of the classes on the test side; or ``"alphabet"``: the first half of the
-            sorted classes trains.
-        test_share: the share of the classes that tests, between 0 and 1.
-        split_seed: chooses another draw.
+        class_split: how classes are divided if the data has no split: ``"balanced"``, a random draw with a seed, with
+            about ``test_share`` of the images and of the classes for testing; or ``"alphabet"``: the first half of the
+            sorted classes for training.
+        test_share: the share of the classes for testing, between 0 and 1.
+        split_seed: seed of the draw.
     """
     if class_split not in CLASS_SPLITS:
         raise ConfigError(f"class_split {class_split!r} is unknown: choose one of {', '.join(CLASS_SPLITS)}.")
     if not isinstance(test_share, float | int) or not 0 < test_share < 1:  # options come from YAML
         raise ConfigError(f"test_share is {test_share!r}: it must be a number between 0 and 1.")
     if not isinstance(split_seed, int) or isinstance(split_seed, bool) or not 0 <= split_seed < 2**63:
-        raise ConfigError(f"split_seed is {split_seed!r}: it must be a whole number from 0 on.")
+        raise ConfigError(f"split_seed is {split_seed!r}: it must be a whole number, 0 or more.")
     if class_split == "alphabet" and test_share != 0.5:
-        raise ConfigError("class_split='alphabet' halves the classes: leave test_share out, or take 'balanced'.")
+        raise ConfigError("class_split='alphabet' divides the classes in halves: remove test_share, or use 'balanced'.")
     if root.is_file() and csv is None:
         root, csv = root.parent, root.name
     split = _part(split)
@@ -80,7 +80,7 @@ def read(
     elif parts:
         chosen = [row for row in rows if row[2] == split]
         if not chosen:
-            raise DataError(f"{root}: no images of the split {split!r}; there are {', '.join(map(repr, parts))}.")
+            raise DataError(f"{root}: there is no split {split!r}; the splits are {', '.join(map(repr, parts))}.")
     else:
         testing = _test_classes(rows, split, root, class_split, test_share, split_seed)
         chosen = [row for row in rows if (row[1] in testing) == (split == "test")]
@@ -91,13 +91,13 @@ def read(
     if lost := {reason: count for reason, count in left_out.items() if reason != "not an image"}:
         remedies = "".join(f". {remedy}" for reason, remedy in _REMEDIES.items() if reason in lost)
         warnings.warn(f"{root}: left out {counted(lost)}{remedies}.", DataWarning, stacklevel=3)
-    # The folder form lists what is there, so only a CSV can name files that are not.
+    # Folders list existing files, so only a CSV can name missing ones.
     policy = missing if csv is not None else "keep"
     return make_set(SOURCE, root, split, names, classes, missing=policy, allow_outside=allow_outside, facts=facts)
 
 
 def find_splits(root: Path, *, csv: str | Path | None = None, allow_outside: bool = False) -> tuple[str, ...]:
-    """The splits this copy has, ``"train"`` first."""
+    """The splits of this folder, ``"train"`` first."""
     if root.is_file() and csv is None:
         root, csv = root.parent, root.name
     parts = {part for _, _, part in _rows(root, csv, allow_outside, Counter()) if part} or {"train", "test"}
@@ -108,7 +108,7 @@ Row = tuple[str, str, str]  # path relative to the root, class, split or ""
 
 
 def _part(word: str) -> str:
-    """The part that ``"Training"`` and similar names mean; other words unchanged."""
+    """The split that ``"Training"`` and similar names mean; other names are returned unchanged."""
     return next((part for part, words in PARTS.items() if word.lower() in words), word)
 
 
@@ -131,13 +131,11 @@ def _test_classes(
     sizes = Counter(row[1] for row in rows)
     classes = sorted(sizes)
     if split not in ("train", "test"):
-        raise DataError(
-            f"{root}: without a split of its own, it has the splits 'train', 'test' and 'all', not {split!r}."
-        )
+        raise DataError(f"{root}: there is no split {split!r}; the splits are 'train', 'test' and 'all'.")
     if len(classes) < 2:
         raise DataError(
-            f"{root}: one class ({classes[0]!r}) cannot be split into train and test: put each class into a folder of "
-            "its own, or use split='all'."
+            f"{root}: a single class ({classes[0]!r}) cannot be split into train and test: put each class into its own "
+            "folder, or use split='all'."
         )
     if class_split == "alphabet":
         return frozenset(first_half(classes)[1])
@@ -154,7 +152,9 @@ def _csv_rows(root: Path, csv: Path) -> Iterator[Row]:
     for line, row in read_csv(path, ("path", "label"), ("split",)):
         name, part = _below(root, row["path"]), _part(row["split"])
         if name in seen:
-            raise DataError(f"{path}, line {line}: {name!r} is there already, in line {seen[name]}.")
+            raise DataError(
+                f"{path}, line {line}: {name!r} is already listed in line {seen[name]}; remove one of the two."
+            )
         seen[name] = line
         halves.add(bool(part))
         if len(halves) > 1:
@@ -186,7 +186,7 @@ def _folder_rows(root: Path, allow_outside: bool, left_out: Counter[str], split:
     )
     if others:
         warnings.warn(
-            f"{root}: read as train/test folders, so {', '.join(others[:5])} beside them is left out.",
+            f"{root}: read as train/test folders, so {', '.join(others[:5])} next to them is left out.",
             DataWarning,
             stacklevel=2,
         )

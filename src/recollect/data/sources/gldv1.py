@@ -18,18 +18,18 @@ from recollect.data.registry import Counts, Source
 
 FOLDERS = ("", "train", "images", "jpg")
 PUBLIC = Counts(1_225_029, 14_951)
-"""Rows and landmarks of the public file, before what is missing and what is small has gone."""
+"""Rows and landmarks of the public file, before missing photos and small landmarks are removed."""
 
 
 def read(
     root: Path, split: str, *, missing: str = "drop", min_images: int = 4, allow_outside: bool = False
 ) -> ImageSet:
-    """Read ``train.csv`` and keep the photos that are there.
+    """Read ``train.csv`` and keep the photos that exist.
 
     Args:
         root: the folder of ``train.csv`` and of the photos, which are beside it or in ``train``, ``images`` or ``jpg``.
         split: ``"train"``.
-        missing: what to do about photos that are not there; by default they are skipped.
+        missing: what to do with missing photos; by default they are skipped.
         min_images: landmarks with fewer photos are dropped.
         allow_outside: whether links may leave ``root``.
     """
@@ -38,7 +38,7 @@ def read(
     for _, row in read_csv(path, ("id", "landmark_id")):
         if "/" in row["id"] or "\\" in row["id"]:
             raise DataError(f"{path}: {row['id']!r} is not an image id.")
-        if row["landmark_id"] != "None":  # rows of the public file without a landmark say so in this word
+        if row["landmark_id"] != "None":  # the public file marks rows without a landmark this way
             identities.append(row["id"])
             classes.append(as_number(row["landmark_id"], path, "landmark_id"))
     folder = _image_folder(root, identities)
@@ -46,12 +46,14 @@ def read(
     images = make_set(SOURCE, root, split, names, classes, missing=missing, allow_outside=allow_outside)
     large = images.class_sizes >= min_images
     if not large.any():
-        raise SOURCE.trouble(f"no landmark below {root} has {min_images} photos.")
+        raise SOURCE.trouble(
+            f"no landmark below {root} has {min_images} photos: complete the copy, or lower min_images."
+        )
     if not large.all():
         small = int((~large).sum())
         warnings.warn(
-            f"gldv1: {small:,} of {len(large):,} landmarks have fewer than {min_images} photos and are dropped, "
-            f"{int(images.class_sizes[~large].sum()):,} photos with them.",
+            f"gldv1: {small:,} of {len(large):,} landmarks have fewer than {min_images} photos and are dropped "
+            f"({int(images.class_sizes[~large].sum()):,} photos).",
             DataWarning,
             stacklevel=3,
         )
@@ -59,7 +61,7 @@ def read(
 
 
 def _image_folder(root: Path, identities: list[str]) -> str:
-    """The first of ``FOLDERS`` with any of the photos in it, as a prefix."""
+    """The first of ``FOLDERS`` that contains any of the photos, as a prefix."""
     wanted = {f"{identity}.jpg" for identity in identities}
     for folder in FOLDERS:
         if (root / folder).is_dir() and any(path.name in wanted for path in (root / folder).iterdir()):

@@ -1,8 +1,8 @@
 """Instance search: Revisited Oxford and Paris, the million distractors, and the validation queries of SfM-120k.
 
 These have ground truth per query instead of classes: which images of the database are easy, hard or junk. ``load_revisited``
-gives all of it as a ``RevisitedBenchmark``, whose lists of indices are what the evaluation of rankings takes. Through
-``load``, database, queries and distractors are plain image sets of one nameless class, to be embedded or verified.
+returns all of it as a ``RevisitedBenchmark``, whose lists of indices the evaluation of rankings takes. With
+``load``, database, queries and distractors are plain image sets of one unnamed class, to be embedded or verified.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class RevisitedBenchmark:
         name: ``"roxford5k"``, ``"rparis6k"`` or ``"sfm120k"``.
         database: the images searched; indices below count in its order, and distractors are appended after it.
         queries: the images searched with, cropped to their boxes.
-        easy: an array of indices a query: images that show its object clearly.
-        hard: the same for images that show it with difficulty.
-        junk: the same for images that are to be ignored.
-        query_rows: where queries are images of the database, which; else None.
+        easy: one array of indices per query: images that show its object clearly.
+        hard: the same for images in which it is hard to recognize.
+        junk: the same for images to ignore.
+        query_rows: the rows of the database that are the queries; None if queries are separate images.
     """
 
     name: str
@@ -53,7 +53,7 @@ class RevisitedBenchmark:
 
     @property
     def ground_truth(self) -> list[dict[str, list[int]]]:
-        """A dict with ``easy``, ``hard`` and ``junk`` a query, as evaluation takes it."""
+        """One dict per query with ``easy``, ``hard`` and ``junk``, as the evaluation takes it."""
         lists = zip(self.easy, self.hard, self.junk, strict=True)
         return [{"easy": easy.tolist(), "hard": hard.tolist(), "junk": junk.tolist()} for easy, hard, junk in lists]
 
@@ -67,12 +67,12 @@ def load_revisited(
         name: ``"roxford5k"``, ``"rparis6k"``, or ``"sfm120k"``: validation, where positives count as easy, none is
             hard, queries are whole images of the database, and the query itself is junk.
         root: the folder that holds the benchmarks' folders.
-        missing: what to do about images that are not there: ``"error"`` or ``"keep"``; dropping would shift indices.
+        missing: what to do with missing images: ``"error"`` or ``"keep"``; dropping them would shift indices.
         allow_outside: whether names and links may leave ``root``.
     """
     refuse_if_sealed(name)
     if name not in _BENCHMARKS:
-        raise ConfigError(f"There is no benchmark {name!r}: choose one of {', '.join(_BENCHMARKS)}.")
+        raise ConfigError(f"there is no benchmark {name!r}: choose one of {', '.join(_BENCHMARKS)}.")
     if missing == "drop":
         raise ConfigError("missing='drop' would shift the indices of the ground truth: use 'error' or 'keep'.")
     source, benchmark = _BENCHMARKS[name], _parse_sfm if name == SFM_NAME else _parse_revisited
@@ -158,7 +158,7 @@ def _parse_sfm(source: Source, root: Path) -> _Parsed:
 
 
 def sfm_folder(root: Path, file: str) -> str:
-    """The place of ``file`` below ``root``: as its publishers unpack it, beside the benchmarks, or ``root`` itself."""
+    """The folder of ``file``: as unpacked from the publishers' archive, next to the benchmarks, or ``root`` itself."""
     return next((f for f in (f"train/{SFM}/", f"{SFM}/", "") if (root / f / file).exists()), f"{SFM}/")
 
 
@@ -175,13 +175,13 @@ def _dictionary(value: Any, keys: Sequence[str], path: Path) -> dict[str, Any]:
 
 def _texts(value: Any, key: str, path: Path) -> list[str]:
     if not isinstance(value, list | tuple) or not value or not all(isinstance(item, str) for item in value):
-        raise DataError(f"{path}: {key} should be a list of names.")
+        raise DataError(f"{path}: {key} must be a list of names.")
     return list(value)
 
 
 def _truth(value: Any, count: int, path: Path) -> list[dict[str, Any]]:
     if not isinstance(value, list | tuple) or len(value) != count or not all(isinstance(item, dict) for item in value):
-        raise DataError(f"{path}: gnd should be a list of {count} dicts, one a query.")
+        raise DataError(f"{path}: gnd must be a list of {count} dicts, one per query.")
     return list(value)
 
 
@@ -193,7 +193,7 @@ def _indices(truth: list[dict[str, Any]], key: str, count: int, path: Path) -> l
 
 def _checked(value: Any, key: str, count: int, path: Path) -> NDArray[np.int64]:
     if not isinstance(value, list | tuple) or not all(isinstance(i, int) and 0 <= i < count for i in value):
-        raise DataError(f"{path}: {key} should be a list of indices from 0 to {count - 1}.")
+        raise DataError(f"{path}: {key} must be a list of indices from 0 to {count - 1}.")
     return np.array(value, dtype=np.int64)
 
 

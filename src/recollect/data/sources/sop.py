@@ -17,12 +17,12 @@ def read(root: Path, split: str, *, missing: str = "error", allow_outside: bool 
     rows = read_fields(path, 4, COLUMNS)
     header = next(rows, None)
     if header != COLUMNS.split():
-        raise SOURCE.trouble(f"the first line of {path} should be {COLUMNS!r}, found {' '.join(header or [])!r}.")
+        raise SOURCE.trouble(f"the first line of {path} must be {COLUMNS!r}, but is {' '.join(header or [])!r}.")
     names, classes, coarse = [], [], {}
     for _, label, _, name in rows:
         names.append(name)
         classes.append(as_number(label, path, "class_id"))
-        # The super-class by its folder, which has the name that super_class_id is the number of.
+        # The super-class is taken from its folder, whose name corresponds to super_class_id.
         coarse[classes[-1]] = name.split("/")[0].removesuffix("_final")
     return make_set(SOURCE, root, split, names, classes, missing=missing, allow_outside=allow_outside, coarse=coarse)
 

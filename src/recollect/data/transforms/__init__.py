@@ -1,6 +1,6 @@
 """Transforms of decoded images: crops, affine maps, whole images, and their random numbers.
 
-``transform.py`` says what a transform is and makes the usual ones.
+``transform.py`` defines what a transform is and makes the usual ones.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from recollect.data.transforms.draws import Uniforms
 
 @dataclass(frozen=True)
 class GlyphAffine:
-    """For small grey shapes on an even ground: turned, sheared, scaled and moved a little; never mirrored.
+    """For small grey shapes on a plain background: slight rotation, shear, scaling and shift; no mirroring.
 
-    A letter's mirror image is another letter, and an aggressive crop cuts it off. What moves in from outside has the
+    A mirrored letter is another letter, and an aggressive crop cuts it off. Areas that move in from outside get the
     colour of the image's corners. The whole image is then resized to ``side`` × ``side``, antialiased.
     """
 
@@ -65,7 +65,7 @@ class GlyphAffine:
         width, height = image.size
         matrix = _inverse_affine(width, height, *self.parameters(width, height, random))
         corners = zip(*(image.getpixel((x, y)) for x in (0, width - 1) for y in (0, height - 1)), strict=True)
-        # The middle of the four corners, so that a stroke that reaches one of them does not set the ground.
+        # The middle value of the four corners, so that a stroke that reaches one of them does not set the background.
         ground = tuple(sum(sorted(values)[1:3]) // 2 for values in corners)
         moved = image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=ground)
         return resize_pil(moved, self.size, self.interpolation)
@@ -74,7 +74,7 @@ class GlyphAffine:
 def _inverse_affine(
     width: int, height: int, degrees: float, right: float, down: float, scale: float, shear: float
 ) -> tuple[float, float, float, float, float, float]:
-    """The matrix PIL wants, output pixel to input pixel: about the centre, shear along x, turn, scale, then shift."""
+    """PIL's matrix from output to input pixels: around the centre, shear along x, rotate, scale, then shift."""
     angle, slant = math.radians(degrees), math.tan(math.radians(shear))
     cos, sin = math.cos(angle) / scale, math.sin(angle) / scale
     a, b = cos - slant * sin, sin + slant * cos

@@ -29,7 +29,7 @@ _ATTEMPTS = 10  # torchvision's RandomResizedCrop gives up after this many and t
 
 @dataclass(frozen=True)
 class RandomResizedCrop:
-    """A random part of the image, resized to ``side`` × ``side``, flipped half of the time.
+    """A random part of the image, resized to ``side`` × ``side``, flipped with probability 1/2.
 
     The box is drawn as torchvision's ``RandomResizedCrop`` does. Two kernels resize it:
 
@@ -66,7 +66,7 @@ class RandomResizedCrop:
 
     @property
     def draws(self) -> int:
-        """Two an attempt, two for the place, one for the flip."""
+        """Two per attempt, two for the position, one for the flip."""
         return 2 * _ATTEMPTS + 3
 
     @property
@@ -75,7 +75,7 @@ class RandomResizedCrop:
         return repr(self)
 
     def box(self, width: int, height: int, random: Uniforms) -> tuple[int, int, int, int]:
-        """Left, top, right and bottom of the part to take."""
+        """Left, top, right and bottom of the crop."""
         area = width * height
         log_low, log_high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for attempt in range(_ATTEMPTS):
@@ -134,7 +134,7 @@ class Resized:
 
 
 def mirrored(pixels: Pixels) -> Pixels:
-    """Left and right exchanged, as a contiguous array."""
+    """The mirrored image, as a contiguous array."""
     result = np.empty_like(pixels)
     # One channel at a time: numpy copies a reversed H×W×3 view four times slower.
     for channel in range(3):

@@ -22,9 +22,9 @@ def uniforms(seed: int, epoch: int, batch: int, indices: Indices, occurrences: I
     Args:
         seed: of the run.
         epoch: of the run.
-        batch: its number within the epoch, from 0: an image in several batches is augmented differently in each.
+        batch: number of the batch within the epoch, from 0: an image in several batches is augmented differently in each.
         indices: the images.
-        occurrences: how often each came before in its batch: a repeated image is augmented differently.
+        occurrences: how often each occurred before in its batch: a repeated image is augmented differently.
         count: numbers per image.
 
     Examples:

@@ -1,4 +1,4 @@
-"""Instance search: images keep their shape, the longer side is bounded.
+"""Instance search: images keep their aspect ratio, and the longer side has a maximum.
 
 The rules are those of the Revisited Oxford and Paris benchmark. ``LongerSide`` is a transform; unlike others it reads
 the image itself, because the bound of a cropped query depends on the size of the whole picture. The pipeline's
@@ -38,7 +38,7 @@ class LongerSide:
 
     def __post_init__(self) -> None:
         if self.imsize is not None and self.imsize < 1:
-            raise ConfigError(f"imsize is {self.imsize}: it must be at least 1, or None for images as they are.")
+            raise ConfigError(f"imsize is {self.imsize}: it must be at least 1, or None to keep the size of images.")
 
     @property
     def draws(self) -> int:
@@ -56,7 +56,9 @@ class LongerSide:
         box = _box(images, index)
         image = whole if box is None else whole.crop(box)
         if min(image.size) < 1:
-            raise ImageError(f"{images.names[index]}: its box {box} leaves nothing of {whole.width}×{whole.height}.")
+            raise ImageError(
+                f"{images.names[index]}: its box {box} lies outside the {whole.width}×{whole.height} image."
+            )
         return image.resize(self._fit(image.size, whole.size), Image.Resampling.LANCZOS)
 
     def output_size(self, images: ImageSet, index: int) -> tuple[int, int]:
@@ -67,7 +69,7 @@ class LongerSide:
         return height, width
 
     def __call__(self, image: Image.Image | Pixels, random: Uniforms) -> Pixels:
-        """The pixels of what ``read`` gave, mirrored or not; see ``Transform``."""
+        """The pixels of an image from ``read``, mirrored or not; see ``Transform``."""
         pixels = np.asarray(image)
         return mirrored(pixels) if self.flip and random[0] < 0.5 else pixels
 

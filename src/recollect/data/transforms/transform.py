@@ -1,6 +1,6 @@
 """What a transform is, how to make the standard ones, and how to use your own.
 
-A transform takes an image and the random numbers that belong to it (``data/transforms/draws.py``) and gives H × W × 3 uint8; it
+A transform takes an image and its random numbers (``data/transforms/draws.py``) and returns H × W × 3 uint8; it
 keeps no state, so threads share it. To add one, write a class with the four members of ``Transform``. The transforms
 themselves are in ``crops.py``, ``affine.py`` (characters) and ``longer_side.py`` (images that keep their own size).
 The pipeline depends on this file.
@@ -57,8 +57,8 @@ class FromTorchvision:
 
     Its randomness comes from torch's global generator, which all threads share and the model draws from too. So the
     pipeline calls it in the thread that requests batches, seeded for the image, and restores the generator.
-    Reproducible, but workers then only decode, and nothing is done ahead: for speed, write a ``Transform``. With
-    ``random=False`` it must not draw at all, and runs in the workers.
+    This is reproducible, but the workers only decode, and nothing is transformed ahead of use: for speed, write a
+    ``Transform``. With ``random=False`` it must not draw random numbers, and runs in the workers.
     """
 
     transform: Callable[[Image.Image], Any]
@@ -94,8 +94,8 @@ class FromTorchvision:
         if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.uint8 or tuple(tensor.shape) != expected:
             found = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor)
             raise ConfigError(
-                f"the transform must give a uint8 tensor of shape {expected}, not {found}: leave scaling and "
-                "normalization to the model."
+                f"the transform must return a uint8 tensor of shape {expected}, not {found}: remove scaling and "
+                "normalization, which the model does."
             )
         pixels: Pixels = tensor.permute(1, 2, 0).numpy()
         return pixels
@@ -112,10 +112,10 @@ def train_transform(
 
     Args:
         preprocessing: the model's; its size and interpolation are used.
-        scale: the part of the image's area to take, from and to.
+        scale: range of the share of the image's area.
         flip: mirror half of the images.
-        ratio: width to height of that part, from and to.
-        kernel: who resizes, see ``RandomResizedCrop``.
+        ratio: range of the aspect ratio (width to height) of the crop.
+        kernel: which implementation resizes, see ``RandomResizedCrop``.
     """
     if preprocessing.interpolation == "lanczos":
         kernel = "pil"
@@ -123,7 +123,7 @@ def train_transform(
 
 
 def test_transform(preprocessing: Preprocessing) -> Transform:
-    """What ``preprocessing`` does, as a transform: resize the shorter side, crop the centre; or keep the shape."""
+    """``preprocessing`` as a transform: resize the shorter side and crop the centre, or keep the aspect ratio."""
     if preprocessing.resize is None:
         return LongerSide(preprocessing.max_side)
     return Resized(preprocessing)
@@ -138,7 +138,7 @@ def whole_transform(preprocessing: Preprocessing, flip: bool = False) -> LongerS
     if preprocessing.resize is not None:
         raise ConfigError(
             f"this model is tested on squares of {preprocessing.size} pixels and cannot be trained on whole images: "
-            "let it keep their shape with model.resize=null, or crop with data.augmentation=crop."
+            "keep the aspect ratio with model.resize=null, or crop with data.augmentation=crop."
         )
     return LongerSide(preprocessing.max_side, flip)
 

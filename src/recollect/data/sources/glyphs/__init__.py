@@ -1,8 +1,9 @@
 """``glyphs``: characters in many typefaces, generated from fonts that pip installs. Nothing is downloaded.
 
 A class is a character, an image is that character in one typeface, and test characters are never seen in training:
-open-set retrieval of real designs. Made once, in seconds, and cached; the cache key covers the font files and everything
-else the pixels depend on, so other fonts give another set. Fonts and rendering: ``data/sources/glyphs/typefaces.py``.
+open-set retrieval of real designs. Generated once, in seconds, and cached; the cache key covers the font files and
+everything else the pixels depend on, so other fonts give another set. Fonts and rendering are in
+``data/sources/glyphs/typefaces.py``.
 """
 
 from __future__ import annotations
@@ -39,16 +40,18 @@ class Glyphs:
 
 
 def read(root: Path | None, split: str, *, min_faces: int = MIN_FACES, system_fonts: bool = False) -> ImageSet:
-    """The glyphs of a split, from the cache or made now.
+    """The glyphs of a split, from the cache or newly generated.
 
     Args:
         root: where to keep the cache, instead of ``cache_folder()``.
-        split: ``"train"``, ``"test"`` or ``"all"``; half of the characters train, chosen by a hash of their code.
+        split: ``"train"``, ``"test"`` or ``"all"``; half of the characters are for training, by a hash of their code.
         min_faces: characters with fewer different pictures are left out.
-        system_fonts: also use the fonts of this machine; such a set is this machine's own.
+        system_fonts: also use the fonts of this machine; the set then depends on the machine.
     """
     if min_faces < 2:
-        raise ConfigError(f"min_faces must be at least 2, not {min_faces}: a class of one image has nothing to find.")
+        raise ConfigError(
+            f"min_faces must be at least 2, not {min_faces}: a class of one image has nothing to retrieve."
+        )
     glyphs = _cached(find_faces(system_fonts), min_faces, (root or cache_folder()) / "glyphs")
     images = ImageSet("glyphs", glyphs.names, glyphs.labels, glyphs.class_names, arrays=glyphs.pixels)
     return images if split == "all" else on_side(images, split)
@@ -61,13 +64,13 @@ def on_side(images: ImageSet, split: str) -> ImageSet:
 
 
 def make_glyphs(faces: list[Face], min_faces: int = MIN_FACES) -> Glyphs:
-    """Draw every character that at least ``min_faces`` faces have, and keep what makes a clean data set.
+    """Draw every character that at least ``min_faces`` faces have, and remove ambiguous pictures.
 
-    Look-alikes are one class (``lookalikes.py``) with one picture a face. Of identical pictures of a class one is
-    kept; a picture that two classes share (the A and a of a face without small letters) is in neither, because it has no
-    right answer. Classes with fewer than ``min_faces`` pictures left are dropped. Classes are ordered by a hash of
-    their code point: the half that trains, and any first half of that, is a fair sample of all scripts, and a character
-    stays on its side when fonts are added.
+    Look-alikes are one class (``lookalikes.py``) with one picture per face. Of identical pictures of a class one is
+    kept; a picture that two classes share (the A and a of a face without small letters) is left out of both, because it
+    has no right answer. Classes with fewer than ``min_faces`` pictures left are dropped. Classes are ordered by a hash of
+    their code point: the training half, and its own first half, is a fair sample of all scripts, and a character
+    stays in its half when fonts are added.
     """
     pictures = _draw(faces, min_faces)
     first = merge_lookalikes(pictures)
@@ -86,7 +89,7 @@ def make_glyphs(faces: list[Face], min_faces: int = MIN_FACES) -> Glyphs:
         if len(chosen) >= min_faces:
             kept[_class_name(character)] = dict(sorted(chosen.items()))
     if not kept:
-        raise SOURCE.trouble(f"no character has {min_faces} different pictures in the {len(faces)} faces found.")
+        raise SOURCE.trouble(f"no character has {min_faces} different pictures in {len(faces)} faces: lower min_faces.")
     names = sorted(kept, key=_digest)
     return Glyphs(
         pixels=np.stack([picture for name in names for picture in kept[name].values()]),
@@ -106,7 +109,7 @@ def _draw(faces: list[Face], min_faces: int) -> dict[str, dict[str, NDArray[np.u
             for character in sorted(characters & enough):
                 try:
                     picture = face.render(character)
-                except OSError:  # a damaged font of the system, or one of bitmaps; the others will do
+                except OSError:  # a damaged system font, or a bitmap font; the others suffice
                     break
                 if picture is not None:
                     pictures[character][face.name] = picture
@@ -135,8 +138,8 @@ def _cached(faces: list[Face], min_faces: int, folder: Path) -> Glyphs:
             _write_cache(path, glyphs)
         except (OSError, DataError) as error:
             warnings.warn(
-                f"glyphs: cannot be kept in {folder} ({error}), so they will be made again each time. "
-                "Name a folder that can be written in RECOLLECT_CACHE.",
+                f"glyphs: the cache {folder} cannot be written ({error}), so they are generated again each time. "
+                "Set RECOLLECT_CACHE to a folder that can be written.",
                 DataWarning,
                 stacklevel=4,
             )
@@ -155,7 +158,7 @@ def _write_cache(path: Path, glyphs: Glyphs) -> None:
 
 
 def _read_cache(path: Path) -> Glyphs | None:
-    """What the cache holds; None when it is not there or not whole, which its checksums tell."""
+    """The content of the cache; None if it does not exist or its checksums do not match."""
     try:
         kept = read_npz(path)
         pixels, labels = kept["pixels"], kept["labels"]

@@ -16,15 +16,17 @@ from numpy.typing import NDArray
 
 Pictures = Mapping[str, Mapping[str, NDArray[np.uint8]]]  # character → face → picture
 
-ALIKE = 0.05  # of the ink differs: what hinting and rounding of the same outline leave, less than a macron for a breve
-SHARE = 0.5  # of the faces that draw both draw them alike
-FACES = 3  # that draw both, at least
+ALIKE = (
+    0.05  # share of ink that may differ: enough for hinting and rounding, less than the difference of macron and breve
+)
+SHARE = 0.5  # share of the faces that draw both characters alike
+FACES = 3  # minimum number of faces that draw both characters
 
 
 def merge_lookalikes(pictures: Pictures) -> dict[str, str]:
-    """Every character to the first, by code point, of the characters that look like it.
+    """Maps every character to the first, by code point, of the characters that look like it.
 
-    Two characters are joined when Unicode calls them canonically the same (the ohm sign and omega), or when at least
+    Two characters are joined if they are canonically equivalent in Unicode (the ohm sign and omega), or if at least
     one face draws them identically and at least ``SHARE`` of the faces that draw both, ``FACES`` or more, draw them
     alike: less than ``ALIKE`` of the ink differs at the best shift by a pixel. Joining is transitive.
     """
@@ -57,7 +59,7 @@ def _canonical_pairs(pictures: Pictures) -> set[tuple[str, str]]:
 
 
 def _identical_pairs(pictures: Pictures) -> set[tuple[str, str]]:
-    """Pairs that some face draws identically: the only ones worth comparing closely."""
+    """Pairs that at least one face draws identically; only these are compared closely."""
     drawn: dict[tuple[str, bytes], list[str]] = defaultdict(list)
     for character in sorted(pictures):
         for face, picture in pictures[character].items():

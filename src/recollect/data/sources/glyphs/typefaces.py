@@ -1,8 +1,8 @@
-"""Typefaces on this machine and how one character looks in one of them.
+"""Typefaces on this machine, and the rendering of a character in a typeface.
 
 Finds font files (inside matplotlib, in the ``fontpkg-*`` packages of the extra ``glyphs``, on request the system's),
 finds which characters each one really draws, and renders a character centred on a small square. ``sources/glyphs/__init__.py``
-makes a data set of it. Any change of a pixel here must raise ``RENDERER``, which is part of the cache's key.
+makes a data set from them. Any change of a pixel here must raise ``RENDERER``, which is part of the cache's key.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from recollect.common.files import sha256
 RENDERER = 1
 
 SIZE = 48
-EM = 36  # pixels an em: capitals are then about half the picture's side, and few characters need shrinking
+EM = 36  # pixels per em: capitals are then about half the picture's side, and few characters need shrinking
 MARGIN = 2
 MIN_EXTENT = 10  # pixels: anything smaller in both directions is a dot or a mark that cannot be recognized alone
 
 WEIGHT = 400.0
-"""The weight a variable font is set to: it is one design; other weights would be near-copies."""
+"""The weight that variable fonts are set to. Only one, because other weights would be near-copies."""
 
 # Matplotlib's other files have no characters in the sense of Unicode: private codes, sizes of brackets, and Knuth's
 # fonts with their own encoding; LastResort draws a labelled box for everything.
@@ -56,7 +56,7 @@ class Face:
         return {}
 
     def font(self, size: int) -> ImageFont.FreeTypeFont:
-        """The face at ``size`` pixels an em."""
+        """The face at ``size`` pixels per em."""
         if size not in self._fonts:
             # The basic layout is in every build of PIL; the other depends on libraries of the machine.
             font = ImageFont.truetype(self.path, size, layout_engine=ImageFont.Layout.BASIC)
@@ -66,7 +66,7 @@ class Face:
         return self._fonts[size]
 
     def render(self, character: str) -> NDArray[np.uint8] | None:
-        """``character`` in black on white, SIZE × SIZE, its ink centred; None when there is next to nothing to see.
+        """``character`` in black on white, SIZE × SIZE, its ink centred; None if there is almost nothing to see.
 
         A character too large for the picture is set smaller, so that nothing is cut off.
         """
@@ -96,7 +96,7 @@ class Face:
 def find_faces(system_fonts: bool = False) -> list[Face]:
     """The faces on this machine, in a fixed order: matplotlib's, those of ``fontpkg-*``, and, on request, the system's.
 
-    A font file with the content of one before it is left out.
+    A font file with the same content as an earlier one is left out.
     """
     files = [*_matplotlib_fonts(), *_package_fonts(), *(_system_fonts() if system_fonts else ())]
     faces: list[Face] = []
@@ -120,7 +120,9 @@ def characters_of(path: Path) -> frozenset[str]:
 
     with TTFont(path, lazy=True) as font:
         table = font.getBestCmap() or {}
-        notdef = font.getGlyphOrder()[0]  # by the format's rule, the first glyph is the box for what a font has not
+        notdef = font.getGlyphOrder()[
+            0
+        ]  # by definition of the format, the first glyph is the box for missing characters
     return frozenset(chr(code) for code, glyph in table.items() if glyph != notdef and _is_visible(code))
 
 
@@ -130,7 +132,7 @@ def renderer_version() -> str:
 
 
 def _is_visible(code: int) -> bool:
-    # No controls, blanks, private codes, or marks that only exist on top of a letter.
+    # No control characters, blanks, private codes, or marks that only occur on top of a letter.
     return unicodedata.category(chr(code))[0] in "LNPS"
 
 
@@ -170,6 +172,6 @@ def _face(path: Path) -> Face | None:
             axes = font["fvar"].axes if "fvar" in font else []
             ranges = [(axis.axisTag, axis.minValue, axis.defaultValue, axis.maxValue) for axis in axes]
     except (TTLibError, OSError):
-        return None  # a system's font folder may hold anything
+        return None  # a system's font folder may contain any files
     values = [min(max(WEIGHT, low), high) if tag == "wght" else default for tag, low, default, high in ranges]
     return Face(path.stem, path, tuple(values) or None)
