@@ -1,4 +1,4 @@
-"""Pixels to unit vectors: embedders, the initialisations they start from, and whitening.
+"""Embedders, which map pixels to unit vectors; the initialisations they start from; and whitening.
 
 Names are imported when first used: the table of initialisations is read without torch.
 """

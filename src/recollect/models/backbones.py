@@ -1,7 +1,7 @@
-"""Backbones by name: built through timm (or ``tiny``), always without weights; and what their features look like.
+"""Backbones by name: built with timm (or ``tiny``), always without weights; and the format of their features.
 
-``weights.py`` fills them. Nothing here reads files or the network: timm's own loading is never used, because it leaves
-a model silently random when a file is in a foreign layout.
+``weights.py`` loads the weights. Nothing here reads files or uses the network: timm's own loading is never used, because
+it leaves a model random, without an error, if a file has an unknown layout.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from recollect.models.zoo import NORMALIZATIONS, Initialization, Triple
 
 # Architectures of timm whose position embeddings follow the image size at run time.
 _ANY_SIZE_MODULES = ("timm.models.vision_transformer", "timm.models.eva")
-_TOO_NARROW = ("Output size is too small", "Kernel size can't be greater")  # torch's words
+_TOO_NARROW = ("Output size is too small", "Kernel size can't be greater")  # torch's error messages
 
 
 def timm_library() -> Any:
@@ -36,7 +36,7 @@ def build_backbone(architecture: str, size: int) -> nn.Module:
 
     Args:
         architecture: a name timm knows, with or without tag; a tag only selects weights.
-        size: side of the images it will see; fixes the position embeddings of transformers.
+        size: side of its input images; fixes the position embeddings of transformers.
     """
     if architecture in ("tiny", "tiny-grey"):
         return TinyConvNet(grey=architecture == "tiny-grey")
@@ -59,11 +59,11 @@ def refusing_narrow(images: object, name_of: Callable[[int], str] | None = None)
     """Raise a clear error for images that are too small for a network's strides.
 
     Args:
-        images: what goes in, B×3×H×W or a list of B images of any sizes; errors about other inputs stay as they are.
-        name_of: the name of image i, of a batch whose images are known by name.
+        images: the input, B×3×H×W or a list of B images of any sizes; errors about other inputs are not changed.
+        name_of: the name of image i, for a batch whose images have names.
 
     Raises:
-        ImageError: the narrowest of them does not fit.
+        ImageError: the narrowest image is too small.
     """
     try:
         yield
@@ -74,25 +74,25 @@ def refusing_narrow(images: object, name_of: Callable[[int], str] | None = None)
         height, width = images[number].shape[-2:]
         name = "an image" if name_of is None else name_of(number)
         raise ImageError(
-            f"{name}: the network is given {width}×{height} pixels, and its pooling leaves nothing of so narrow an image. "
-            "Enlarge or remove it, or choose a larger model.image_size (--image-size of recollect train).",
+            f"{name}: {width}×{height} pixels are too narrow for this network, whose pooling would leave nothing of them. "
+            "Enlarge or remove the image, or choose a larger model.image_size (--image-size of recollect train).",
             "too narrow",
         ) from error
 
 
 def describe_timm_tag(tag: str) -> Initialization:
-    """A row for any timm model, from timm's own description; the paper's head is put on it.
+    """A row for any timm model, from timm's own description, with the paper's head.
 
     Raises:
-        ConfigError: timm has no such model or no such tag; bare names are refused, since they resolve to whichever
-            weights timm prefers at the time.
+        ConfigError: timm has no such model or no such tag. Names without a tag are refused, because their weights depend
+            on the version of timm.
     """
     timm = timm_library()
     name, dot, _ = tag.partition(".")
     known = timm.list_pretrained(f"{name}.*")
     if not dot or tag not in known:
         if known:
-            raise ConfigError(f"timm:{tag} names no weights. Give the full tag, one of: {', '.join(known[:12])}.")
+            raise ConfigError(f"timm:{tag} does not name weights. Give the full tag, one of: {', '.join(known[:12])}.")
         raise ConfigError(f"timm {timm.__version__} has no model {name!r}: see timm.list_pretrained().")
     import torch
 
@@ -126,7 +126,7 @@ def describe_timm_tag(tag: str) -> Initialization:
 
 
 def feature_kind(backbone: nn.Module) -> str:
-    """What ``forward_features`` gives: ``"maps"`` B×C×H×W, ``"maps-last"`` B×H×W×C or ``"tokens"`` B×N×C."""
+    """The output of ``forward_features``: ``"maps"`` B×C×H×W, ``"maps-last"`` B×H×W×C or ``"tokens"`` B×N×C."""
     if hasattr(backbone, "num_prefix_tokens"):
         return "tokens"
     return "maps-last" if getattr(backbone, "output_fmt", "NCHW") == "NHWC" else "maps"
@@ -138,7 +138,7 @@ def prefix_tokens(backbone: nn.Module) -> int:
 
 
 def feature_size(backbone: nn.Module, pooling: str) -> int:
-    """Length of the pooled features; a few networks widen them in their own head."""
+    """Dimension of the pooled features; a few networks widen them in their own head."""
     if pooling == "native":
         return int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)  # type: ignore[arg-type]
     return int(backbone.num_features)  # type: ignore[arg-type]
@@ -153,7 +153,7 @@ def patch_size(backbone: nn.Module) -> int:
 
 
 def takes_any_size(backbone: nn.Module) -> bool:
-    """Whether images of other sizes than the one it was built for are possible."""
+    """Whether the network accepts images of other sizes than the one it was built for."""
     if isinstance(backbone, TinyConvNet):
         return True
     if getattr(backbone, "dynamic_img_size", False):

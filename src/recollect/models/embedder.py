@@ -1,6 +1,6 @@
-"""``Embedder``: pixels to unit vectors. Backbone → pooling → head → L2.
+"""``Embedder``: maps pixels to unit vectors. Backbone → pooling → head → L2.
 
-``EmbedderConfig`` describes an embedder completely; ``saving.py`` rebuilds it from there. Parts
+``EmbedderConfig`` describes an embedder completely; ``saving.py`` rebuilds it from there. The parts
 are elsewhere: backbones in ``backbones.py``, pooling and heads in their files, the loop over many images in
 ``embedding.py``. Training uses ``forward``, ``train``, ``parameter_groups`` and ``split``; all others use ``embed``.
 """
@@ -43,7 +43,7 @@ from recollect.models.whitening import Whitening
 
 @dataclass(frozen=True)
 class EmbedderConfig:
-    """Everything needed to build an embedder again, except its tensors."""
+    """Everything needed to rebuild an embedder, except its tensors."""
 
     init: str
     architecture: str
@@ -57,7 +57,7 @@ class EmbedderConfig:
     preprocessing: Preprocessing
     provenance: Provenance
     code: CodeOrigin | None = None
-    """Of a backbone from outside."""
+    """Options of your own backbone."""
 
 
 class _UnitLength(nn.Module):
@@ -68,12 +68,12 @@ class _UnitLength(nn.Module):
 
 
 class Embedder(nn.Module):
-    """Images to vectors of length 1. Make one with ``create`` or ``load``.
+    """Maps images to vectors of length 1. Make one with ``create`` or ``load``.
 
     Attributes:
-        config: what it is made of.
-        preprocessing: what it expects of an image.
-        dim: length of its vectors.
+        config: its full description.
+        preprocessing: the preprocessing that it expects.
+        dim: dimension of its vectors.
         backbone, pooling, head: its parts; ``pooling`` is None when the backbone pools by itself.
 
     Examples:
@@ -130,40 +130,42 @@ class Embedder(nn.Module):
         Args:
             init: a name of ``recollect models``, any timm model as ``timm:<full tag>``, a reference to a backbone
                 (``my.py:backbone``), or a backbone itself: a module from images B×3×H×W to maps B×C×H×W or vectors B×C.
-            options: of a backbone from outside.
-            weights: a file, or a folder searched by known file names; None looks where weights usually are (the bundled
-                package, the folder named by ``RECOLLECT_WEIGHTS``, the caches); ``"none"`` starts from random numbers,
-                which never happens unasked. ``tiny`` has no weights anywhere and always starts from random numbers.
-            dim: length of the embedding; None leaves the head out and gives the pre-trained features themselves, pooled
-                as the backbone does (the paper's *init* rows).
+            options: options of your own backbone.
+            weights: a file, or a folder that is searched for known file names. None searches the usual places (the
+                bundled package, the folder named by ``RECOLLECT_WEIGHTS``, the caches). ``"none"`` starts from random
+                weights, which otherwise only ``tiny`` does, because it has no pre-trained weights.
+            dim: dimension of the embedding; None leaves the head out and returns the pre-trained features, pooled as the
+                backbone does (the paper's *init* rows).
             pooling: ``"gem"``, ``"avg"``, ``"max"`` (convnets), ``"cls"`` (transformers) or ``"native"``.
-            p: exponent GeM starts from; ``learn_p``: whether it is trained.
+            p: initial exponent of GeM; ``learn_p``: whether it is trained.
             layer_norm: LayerNorm before the last layer: the paper has it for ResNet-50 only, its code for ViT too.
             l2_before_head: L2 before the last layer, for a whitening layer (ResNet-101).
-            batch_norm: ``"frozen"`` (the paper), ``"statistics"``: only its statistics are (the code), ``"trained"``.
-            size: side of the crop, or of whole images the longer side at most; position embeddings are resampled to it.
+            batch_norm: ``"frozen"`` (the paper), ``"statistics"`` (only the statistics are frozen, as in the released
+                code), ``"trained"``.
+            size: side of the crop, or for whole images the maximum of the longer side; position embeddings are resampled
+                to it.
             resize: the shorter side before the crop, by default in the row's proportion (256 : 224); None keeps images
                 whole.
-            interpolation: of that resize.
+            interpolation: interpolation of that resize.
             normalization: ``"imagenet"``, ``"half"``, ``"clip"`` or (mean, std) instead of the model's own; the paper's
                 code used ``"imagenet"`` for all.
-            download: fetch missing weights from the network.
+            download: download missing weights.
 
         Raises:
-            ConfigError: an unknown name or settings that exclude each other.
-            WeightsError: weights that are missing, or of another model.
+            ConfigError: an unknown name, or settings that contradict each other.
+            WeightsError: the weights are missing, or belong to another model.
         """
         row = zoo.find(init) if isinstance(init, str) else zoo.from_outside(doors.given(init, "backbone"))
         if options and row.outside is None:
             raise ConfigError(
-                f"model.options are for a backbone from outside, and {row.name} is recollect's: leave them out."
+                f"model.options are for your own backbone, but {row.name} is one of recollect's: remove them."
             )
         preprocessing = adapted_preprocessing(row, size, resize, interpolation, normalization)
         no_head = dim is None
         chosen_dim = row.dim if dim == "default" else dim
         if not row.has_weights_file and weights not in (None, "none"):
             raise ConfigError(
-                f"{row.name} has no weights file of its own to load from {weights}: leave the weights out."
+                f"{row.name} has no weights file, so {weights} cannot be loaded: remove the weights setting."
             )
         # Found first, because a large network takes seconds to build.
         wanted = row.has_weights_file and weights != "none"
@@ -202,7 +204,7 @@ class Embedder(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where its parameters are."""
+        """The device of its parameters."""
         return next(self.parameters()).device
 
     def pooled(self, images: Tensor) -> Tensor:
@@ -217,26 +219,26 @@ class Embedder(nn.Module):
     def forward(self, images: Tensor | list[Tensor]) -> Tensor:
         """B×3×H×W, or a list of B images 3×H×W of any sizes → B×dim float32 vectors of length 1.
 
-        uint8 images are scaled and normalized here, on their device; floating ones are taken as already normalized. Of
-        a list, images of one size go through together; sides are rounded to a transformer's patches, as in ``embed``.
+        uint8 images are scaled and normalized here, on their device; floating-point images must already be normalized. In
+        a list, images of equal size are processed together; sides are rounded to a transformer's patches, as in ``embed``.
         """
         if isinstance(images, list):
             return by_shape(lambda group: self.forward(self.fitted(group)), images)
         return unit(self.head(self.pooled(images)))
 
     def fitted(self, images: Tensor) -> Tensor:
-        """B×3×H×W pixels normalized, with sides that the backbone takes."""
+        """Normalized B×3×H×W pixels, with sides that the backbone accepts."""
         if images.device.type != "meta":
             images = images.contiguous(memory_format=torch.channels_last)
         return multiscale.fit(self.normalize(images), 1.0, self._multiple)
 
     @property
     def takes_any_size(self) -> bool:
-        """Whether images of other sizes than its own can be embedded and trained on."""
+        """Whether it can embed and train on images of other sizes than its own."""
         return backbones.takes_any_size(self.backbone)
 
     def train(self, mode: bool = True) -> Embedder:
-        """As ``nn.Module.train``, but BatchNorm stays as ``batch_norm`` says."""
+        """As ``nn.Module.train``, but BatchNorm stays frozen as set by ``batch_norm``."""
         super().train(mode)
         apply_batch_norm(self, self.config.batch_norm)
         return self
@@ -284,7 +286,7 @@ class Embedder(nn.Module):
         if upto == "backbone":
             return names.index("pooling")
         if upto not in names[:-1]:
-            raise ConfigError(f"no stage {upto!r} to split at: choose backbone or one of {', '.join(names[:-1])}.")
+            raise ConfigError(f"there is no stage {upto!r}: choose backbone or one of {', '.join(names[:-1])}.")
         return names.index(upto) + 1
 
     def parameter_groups(
@@ -299,11 +301,11 @@ class Embedder(nn.Module):
         """Groups for an optimizer, without frozen parameters and empty groups.
 
         Args:
-            lr, weight_decay: of the backbone.
-            head_multiplier: times ``lr`` for the head.
-            p_multiplier: times ``lr`` for GeM's exponent (10 for instance search).
-            decay_p: decay GeM's exponent too, as the released code does.
-            decay_norm_and_bias: the released code decays every parameter alike; False spares vectors (norms and biases).
+            lr, weight_decay: learning rate and weight decay of the backbone.
+            head_multiplier: factor on ``lr`` for the head.
+            p_multiplier: factor on ``lr`` for GeM's exponent (10 for instance search).
+            decay_p: apply weight decay to GeM's exponent too, as the released code does.
+            decay_norm_and_bias: apply weight decay to normalization layers and biases too, as the released code does.
 
         Examples:
             >>> groups = Embedder.create("tiny").parameter_groups(1e-4, 4e-4, p_multiplier=10)
@@ -324,10 +326,12 @@ class Embedder(nn.Module):
         """Initialise the last layer with a whitening learned on this embedder's ``embed(..., before_head=True)``."""
         linear = self.head.linear
         if linear is None:
-            raise ConfigError("whitening initialises the last layer, and this embedder has none (dim=None).")
+            raise ConfigError(
+                "whitening initialises the last layer, but this embedder has none (dim=None): create it with a dim."
+            )
         if whitening.projection.shape[1] != linear.in_features:
             raise InputError(
-                f"the whitening is of {whitening.projection.shape[1]} dimensions and the last layer takes "
+                f"the whitening has {whitening.projection.shape[1]} dimensions, but the last layer takes "
                 f"{linear.in_features}. Learn it from embed(..., before_head=True)."
             )
         weight, bias = whitening.linear(linear.out_features)
@@ -350,20 +354,20 @@ class Embedder(nn.Module):
     ) -> Tensor:
         """Embed images: N images → N×dim float32 on the CPU, row i for image i.
 
-        Files, bytes, PIL images and uint8 arrays are made upright RGB and preprocessed as the model expects. Tensors
-        (3×H×W, or N×3×H×W at once) are taken as preprocessed already, uint8 or normalized. Images stream through in
-        batches of equal size, so any number and any mixture of sizes fits in memory.
+        Files, bytes, PIL images and uint8 arrays are converted to upright RGB and preprocessed as the model expects.
+        Tensors (3×H×W, or N×3×H×W at once) must already be preprocessed, as uint8 or normalized. Images are streamed in
+        batches of equal size, so any number and mixture of sizes fits in memory.
 
         Args:
             images: a sequence, an iterator, an ``ImageSet`` or one tensor.
-            batch_size: images per batch, at the model's own size; batches of larger images are smaller in proportion.
-            device: moves the embedder there first and leaves it there; None runs where it is.
+            batch_size: images per batch at the model's own size; batches of larger images are proportionally smaller.
+            device: moves the embedder to this device and leaves it there; None uses its current device.
             progress: show a progress line on a terminal.
             scales: average descriptors over these scales (see ``multiscale``), e.g. ``INSTANCE_SEARCH_SCALES``.
-            on_bad_image: ``"error"`` raises the first unreadable file's ``ImageError``; ``"skip"`` makes its row NaN
-                and names it in a warning at the end; a function is called with (index, error), the row being NaN.
+            on_bad_image: ``"error"`` raises ``ImageError`` at the first unreadable file; ``"skip"`` sets its row to NaN
+                and names it in a warning at the end; a function is called with (index, error), and the row is NaN.
             workers: threads that decode; None for one per core, at most 8; 0 for none.
-            before_head: give the inputs of the last layer instead, N×feature_dim: what whitening is learned from.
+            before_head: return the inputs of the last layer instead, N×feature_dim, from which whitening is learned.
             max_pixels: larger images are refused; None for the limit of this process (``set_max_pixels``).
         """
         if scales is not None:
@@ -402,11 +406,11 @@ class Embedder(nn.Module):
             if tuple(batch.shape[-2:]) != expected or scales is not None:
                 raise InputError(
                     f"{self.config.init} takes images of {expected[0]}×{expected[1]} pixels only, not "
-                    f"{batch.shape[-1]}×{batch.shape[-2]} or several scales."
+                    f"{batch.shape[-1]}×{batch.shape[-2]} or several scales: resize the images, or remove scales."
                 )
         if before_head:
             if scales is not None:
-                raise InputError("before_head gives one descriptor per image: leave scales out.")
+                raise InputError("before_head returns one descriptor per image: remove scales.")
             return self.head.inputs(self.pooled(self.fitted(batch)))
         if scales is None:
             return self.forward(self.fitted(batch))
@@ -417,10 +421,10 @@ class Embedder(nn.Module):
     def shortened(self, dim: int) -> Embedder:
         """An embedder of the first ``dim`` values of this one's vectors, normalized (see ``common/unit_prefix.py``).
 
-        It has a shorter last layer and shares the backbone with this one. Worth it for a model trained with ``loss.dims``.
+        It has a shorter last layer and shares the backbone with this one. Useful for a model trained with ``loss.dims``.
 
         Raises:
-            ConfigError: ``dim`` is not from 1 to this embedder's.
+            ConfigError: ``dim`` is below 1 or above this embedder's own.
         """
         if not 1 <= dim <= self.dim:
             raise ConfigError(f"dim {dim}: the model's vectors have {self.dim} numbers; choose from 1 to {self.dim}.")
@@ -429,7 +433,7 @@ class Embedder(nn.Module):
         short = Embedder(replace(self.config, dim=dim), self.backbone)
         state = {name: value for name, value in self.state_dict().items() if not name.startswith("head.linear.")}
         linear = self.head.linear
-        # Without a last layer the features themselves are cut: the first rows of a unit matrix.
+        # Without a last layer the features themselves are shortened, by the first rows of an identity matrix.
         weight = torch.eye(dim, self.feature_dim) if linear is None else linear.weight.detach()[:dim].clone()
         bias = torch.zeros(dim) if linear is None else linear.bias.detach()[:dim].clone()
         short.load_state_dict(state | {"head.linear.weight": weight, "head.linear.bias": bias})
@@ -451,16 +455,16 @@ class Embedder(nn.Module):
         trust: bool = False,
         download: bool | None = None,
     ) -> Embedder:
-        """Rebuild an embedder from what ``save`` wrote; its embeddings are bit-identical. In evaluation mode.
+        """Load an embedder written by ``save``, in evaluation mode; its embeddings are bit-identical.
 
         Args:
-            folder: what ``save`` wrote; or a finished run, whose embedder is in its folder ``model``; or
-                ``hf://user/name``, a repository of the Hugging Face Hub, possibly with ``@revision``.
-            device: where to; the CPU by default.
-            backbone: for an embedder with a backbone from outside: the reference to it, or the module, untrained.
+            folder: a folder written by ``save``; or a finished run, whose embedder is in its folder ``model``; or
+                ``hf://user/name``, a repository of the Hugging Face Hub, optionally with ``@revision``.
+            device: the device; the CPU by default.
+            backbone: for an embedder with your own backbone: the reference to it, or the untrained module.
             trust: run the code that the folder names as its backbone. Only for folders whose origin you know.
-            download: of the Hub: True looks for a newer commit, False never uses the network; by default what is not
-                on this machine is fetched once.
+            download: for the Hub: True looks for a newer commit, False never uses the network; by default missing
+                files are downloaded once.
         """
         from recollect.models.saving import load_embedder
 

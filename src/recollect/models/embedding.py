@@ -1,7 +1,7 @@
-"""Many images to vectors: decoding in threads, batches of equal size, bounded memory. Behind ``Embedder.embed``.
+"""Embeds many images: decoding in threads, batches of equal size, bounded memory. Used by ``Embedder.embed``.
 
-Images are streamed: at most about two batches of decoded pixels are in memory, whatever the number of images. Only
-vectors are kept. Decoding is ``common/decode.py``, grouping by size ``common/size_groups.py``.
+Images are streamed: at most about two batches of decoded pixels are in memory, for any number of images. Only
+vectors are kept. Decoding is in ``common/decode.py``, grouping by size in ``common/size_groups.py``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from recollect.common.size_groups import SizeGroups
 from recollect.common.words import printable
 
 ImageLike = ImageSource | Tensor
-"""Whatever the decoder takes, or a 3×H×W tensor that is already preprocessed."""
+"""Any source that the decoder accepts, or a 3×H×W tensor that is already preprocessed."""
 
-_WAITING_BYTES = 2**29  # of decoded images that wait, beyond which fewer are decoded ahead
+_WAITING_BYTES = 2**29  # limit on decoded images that wait; beyond it, fewer are decoded ahead
 
 
 def embed_images(
@@ -47,10 +47,10 @@ def embed_images(
     """Vectors of all images, N×``length`` on the CPU. See ``Embedder.embed``.
 
     Args:
-        run: a batch on ``device`` to its vectors.
-        pixels: cost of one image by height and width, in pixels; a batch holds at most ``batch_size`` times the cost of
-            an image of the preprocessing's size.
-        length: length of a vector.
+        run: maps a batch on ``device`` to its vectors.
+        pixels: cost of one image by height and width, in pixels; a batch costs at most ``batch_size`` times an image of
+            the preprocessing's size.
+        length: dimension of a vector.
     """
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, not {batch_size}.")
@@ -97,7 +97,7 @@ _Kind = tuple[torch.Size, torch.dtype]
 
 
 class _Cost:
-    """What an image of a size and type costs, by the caller's measure."""
+    """The cost of an image of a size and type, by the caller's measure."""
 
     def __init__(self, pixels: Callable[[int, int], int]) -> None:
         self._pixels = pixels
@@ -114,7 +114,9 @@ def _embed_tensor(
     send: Callable[[Sequence[int], Tensor], None],
 ) -> None:
     if images.ndim != 4:
-        raise InputError(f"a tensor of images is N×3×H×W, not {tuple(images.shape)}; give one image as a list of one.")
+        raise InputError(
+            f"a tensor of images must be N×3×H×W, not {tuple(images.shape)}; give a single image as a list."
+        )
     step = _batch_of(batch_size, budget, pixels(images.shape[-2], images.shape[-1]))
     for start in range(0, len(images), step):
         batch = images[start : start + step]
@@ -126,15 +128,15 @@ def _batch_of(batch_size: int, budget: int, cost: int) -> int:
 
 
 def as_pixels(image: ImageLike, preprocessing: Preprocessing, max_pixels: int | None = None) -> Tensor:
-    """One image of any accepted type to the tensor the model takes."""
+    """Convert one image of any accepted type to the model's input tensor."""
     if isinstance(image, Tensor):
         if image.ndim != 3 or image.shape[0] != 3:
-            raise InputError(f"an image tensor is 3×H×W, not {tuple(image.shape)}.")
+            raise InputError(f"an image tensor must be 3×H×W, not {tuple(image.shape)}.")
         return image
     decoded = read_image(image, max_pixels=max_pixels)
     try:
         return preprocessing(decoded)
-    except ImageError as error:  # it has the pixels, not the name
+    except ImageError as error:  # the decoder does not know the name
         if isinstance(image, str | Path):
             raise ImageError(f"{printable(str(image))}: {error}", error.kind) from error
         raise
@@ -143,7 +145,7 @@ def as_pixels(image: ImageLike, preprocessing: Preprocessing, max_pixels: int | 
 def _decoded(
     images: Iterable[ImageLike], preprocessing: Preprocessing, workers: int | None, window: int, max_pixels: int | None
 ) -> Iterator[tuple[int, Tensor | ImageError]]:
-    """Images in order, decoded ahead by threads (PIL lets go of the interpreter while it decodes)."""
+    """Images in order, decoded ahead by threads (PIL releases the interpreter's lock while it decodes)."""
 
     def attempt(image: ImageLike) -> Tensor | ImageError:
         try:
@@ -172,20 +174,20 @@ def _decoded(
 
 
 class _Ahead:
-    """How many images may wait: ``window``, or fewer where images may be large."""
+    """How many images may wait: ``window``, or fewer if images may be large."""
 
     def __init__(self, preprocessing: Preprocessing, window: int, workers: int) -> None:
         self._window, self._workers = window, workers
         side = preprocessing.size if preprocessing.resize is not None else preprocessing.max_side
         self._bounded = side is not None
-        # Whole images without a bound: as many as threads, until the first ones tell how large they are.
+        # Whole images of any size: as many as threads, until the first ones show how large they are.
         self.most = self._room(3 * side * side) if side is not None else min(window, workers)
 
     def _room(self, size: int) -> int:
         return min(self._window, max(self._workers, _WAITING_BYTES // max(1, size)))
 
     def seen(self, item: tuple[int, Tensor | ImageError]) -> tuple[int, Tensor | ImageError]:
-        """Learn from an image that is done, and pass it on. Halved: the next one may be larger."""
+        """Update the limit from a decoded image, and return the image. Halved, because the next one may be larger."""
         if not self._bounded and isinstance(item[1], Tensor):
             self.most = self._room(2 * item[1].nbytes)
         return item
@@ -223,6 +225,6 @@ class _Results:
         self.last = None
 
     def all(self) -> Tensor:
-        """Every row."""
+        """All rows."""
         self._store()
         return self.rows[: self.highest + 1].clone() if self.growing else self.rows

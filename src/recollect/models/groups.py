@@ -1,4 +1,4 @@
-"""Parameter groups for an optimizer: backbone, head and GeM's exponent. Behind ``Embedder.parameter_groups``."""
+"""Parameter groups for an optimizer: backbone, head and GeM's exponent. Used by ``Embedder.parameter_groups``."""
 
 from __future__ import annotations
 

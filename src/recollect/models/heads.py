@@ -1,6 +1,6 @@
-"""From pooled features to the embedding space: optional LayerNorm or L2, then one Linear layer.
+"""Maps pooled features to the embedding space: optional LayerNorm or L2, then one Linear layer.
 
-The L2 norm of the result is taken by ``Embedder``, always in float32. ``whitening.py`` makes values for the Linear.
+``Embedder`` normalizes the result, always in float32. ``whitening.py`` computes values for the Linear layer.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ def unit(x: Tensor) -> Tensor:
 
 
 def retrieval_l2(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """``x / (‖x‖ + eps)``, the norm as instance search writes it; whitening is learned and applied on this."""
+    """``x / (‖x‖ + eps)``, the normalization used in instance search; whitening is learned and applied on this."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     length: Tensor = x.norm(dim=-1, keepdim=True)
     return x / (length + eps)
 
 
 class Head(nn.Module):
-    """LayerNorm or L2 or neither, then Linear to ``dim``; with ``dim=None`` the features themselves.
+    """LayerNorm, L2 or neither, then Linear to ``dim``; with ``dim=None`` the features themselves.
 
     Args:
-        features: length of the pooled features.
-        dim: length of the embedding; None for no head at all (the paper's *init* rows).
+        features: dimension of the pooled features.
+        dim: dimension of the embedding; None for no head (the paper's *init* rows).
         layer_norm: LayerNorm before the Linear (ResNet-50 in the paper).
         l2: L2 before the Linear (ResNet-101 with a whitening layer).
     """
@@ -37,9 +37,11 @@ class Head(nn.Module):
     def __init__(self, features: int, dim: int | None, *, layer_norm: bool = False, l2: bool = False) -> None:
         super().__init__()
         if dim is not None and dim < 1:
-            raise ConfigError(f"dim must be at least 1, not {dim}; leave the head out with dim=None.")
+            raise ConfigError(f"dim must be at least 1, not {dim}; use dim=None for no head.")
         if dim is None and (layer_norm or l2):
-            raise ConfigError("layer_norm and l2_before_head belong to the head, and dim=None leaves the head out.")
+            raise ConfigError(
+                "layer_norm and l2_before_head belong to the head, but dim=None leaves it out: set dim, or remove them."
+            )
         if layer_norm and l2:
             raise ConfigError("choose layer_norm or l2_before_head, not both: the second undoes the first.")
         self.norm = nn.LayerNorm(features) if layer_norm else None
@@ -47,14 +49,14 @@ class Head(nn.Module):
         self.linear = nn.Linear(features, dim) if dim is not None else None
 
     def inputs(self, pooled: Tensor) -> Tensor:
-        """What the Linear layer is given: whitening is learned from these."""
+        """The inputs of the Linear layer; whitening is learned from these."""
         if self.norm is not None:
             normed: Tensor = self.norm(pooled)
             return normed
         return retrieval_l2(pooled) if self.l2 else pooled
 
     def forward(self, pooled: Tensor) -> Tensor:
-        """B×features → B×dim, not yet of length 1."""
+        """B×features → B×dim, not yet normalized."""
         x = self.inputs(pooled)
         return x if self.linear is None else self.linear(x)
 

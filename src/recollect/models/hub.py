@@ -18,14 +18,14 @@ from recollect.common.imports import require
 
 PREFIX = "hf://"
 LIMITS = {"embedder.json": 1 << 20, "model.safetensors": 16 << 30}
-"""The files of an embedder, and the bytes that each may have."""
+"""The files of an embedder, and the maximum size of each in bytes."""
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _ADDRESS = re.compile(rf"(?P<repository>{_PART}/{_PART})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]{{0,200}}))?")
 
 
 @dataclass(frozen=True)
 class HubAddress:
-    """A repository of the Hub, and which revision of it: a branch, a tag or a commit."""
+    """A repository of the Hub and a revision: a branch, a tag or a commit."""
 
     repository: str
     revision: str = "main"
@@ -40,7 +40,7 @@ def is_hub_address(text: object) -> bool:
 
 
 def parse_address(text: str) -> HubAddress:
-    """``hf://user/name`` or ``hf://user/name@revision``; the prefix may be missing.
+    """Parse ``hf://user/name`` or ``hf://user/name@revision``; the prefix may be missing.
 
     Example:
         >>> parse_address("hf://ada/birds@v2")
@@ -58,7 +58,7 @@ def parse_address(text: str) -> HubAddress:
 
 
 def endpoint() -> str | None:
-    """The Hub to talk to: ``HF_ENDPOINT``, or the library's own."""
+    """The address of the Hub: ``HF_ENDPOINT``, or the library's default."""
     return os.environ.get("HF_ENDPOINT") or None
 
 
@@ -67,10 +67,10 @@ def hub_folder(address: str, *, download: bool) -> tuple[Path, str]:
 
     Args:
         address: ``hf://user/name``, possibly with ``@revision``.
-        download: fetch what is not here, or newer there; without it the network is not used.
+        download: download missing or newer files; if False, the network is not used.
 
     Raises:
-        WeightsError: it is not on this machine and not to be downloaded, cannot be reached, or is too large.
+        WeightsError: it is not on this machine and ``download`` is False, cannot be reached, or is too large.
         MissingExtraError: ``huggingface_hub`` is not installed.
     """
     wanted = parse_address(address)
@@ -85,15 +85,17 @@ def hub_folder(address: str, *, download: bool) -> tuple[Path, str]:
             ]
     except WeightsError:
         raise
-    except Exception as error:  # of a library that talks to a network: too many kinds to name
+    except Exception as error:  # a library that uses the network raises too many kinds to list
         if not download:
             raise WeightsError(
-                f"{wanted} is not on this machine: fetch it with --download (in Python Embedder.load({str(wanted)!r}))."
+                f"{wanted} is not on this machine: download it with --download (in Python Embedder.load({str(wanted)!r}))."
             ) from error
         raise WeightsError(f"{wanted} cannot be downloaded: {in_one_line(error)}") from error
     folder = places[0].parent
     if any(place.parent != folder for place in places):
-        raise WeightsError(f"{wanted}: its files on this machine are of two commits: fetch it again with --download.")
+        raise WeightsError(
+            f"{wanted}: its files on this machine are from two commits: download it again with --download."
+        )
     return folder, str(HubAddress(wanted.repository, folder.name))
 
 
@@ -114,8 +116,8 @@ def _fetched(hub: Any, wanted: HubAddress) -> list[Path]:
         url = hub.hf_hub_url(wanted.repository, name, revision=revision, endpoint=endpoint())
         size = hub.get_hf_file_metadata(url, endpoint=endpoint()).size
         if size is None or size > limit:
-            said = "does not say how large it is" if size is None else f"has {size:,} bytes"
-            raise WeightsError(f"{wanted}: {name} {said}; at most {limit:,} bytes are read.")
+            said = "has an unknown size" if size is None else f"has {size:,} bytes"
+            raise WeightsError(f"{wanted}: {name} {said}; the limit is {limit:,} bytes.")
         places.append(
             Path(
                 hub.hf_hub_download(

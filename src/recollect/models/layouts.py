@@ -1,8 +1,8 @@
-"""File layouts: the key names of the projects that published weights, each mapped to timm's.
+"""File layouts: maps the key names of the projects that published weights to timm's.
 
 One entry of ``LAYOUTS`` per layout: the anchor key that identifies it and the function that renames. A function only
-renames and reshapes, leaves out what the image encoder does not have (classifiers, text towers), and passes every other
-key on, so that ``weights.py`` can refuse what is left over. To read a new kind of file, add an entry here and a test
+renames and reshapes, leaves out what the image encoder does not have (classifiers, text towers), and returns every other
+key unchanged, so that ``weights.py`` can refuse unexpected keys. To read a new kind of file, add an entry here and a test
 that compares it with a plain forward pass of the original.
 """
 
@@ -20,7 +20,7 @@ State = dict[str, Tensor]
 
 @dataclass
 class Converted:
-    """Tensors by timm's names, and apart from them the classifier the file came with."""
+    """Tensors by timm's names, and separately the classifier of the file."""
 
     tensors: State
     head: State = field(default_factory=dict)
@@ -28,7 +28,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class Layout:
-    """A kind of file: keys that must all be there, and how to rename."""
+    """A file layout: keys that must all be present, and the function that renames."""
 
     name: str
     anchors: tuple[str, ...]
@@ -42,7 +42,7 @@ def recognise(keys: Mapping[str, object]) -> Layout:
 
 
 def _rename(state: Mapping[str, Tensor], rules: list[tuple[str, str]], drop: str, head: str) -> Converted:
-    """Apply the first matching rule to each key; ``drop`` and ``head`` are patterns for what is left out."""
+    """Apply the first matching rule to each key; ``drop`` and ``head`` are patterns of keys to leave out."""
     converted = Converted({})
     for key, value in state.items():
         if re.match(drop, key):
@@ -127,7 +127,7 @@ def _caffe_resnet(state: Mapping[str, Tensor], backbone: nn.Module) -> Converted
 
 
 def _efficientnet_lite(state: Mapping[str, Tensor], backbone: nn.Module) -> Converted:
-    # The original numbers all blocks in one row; timm numbers them within stages.
+    # The original numbers all blocks consecutively; timm numbers them within stages.
     flat = [f"{stage}.{block}" for stage, blocks in enumerate(backbone.blocks) for block in range(len(blocks))]  # type: ignore[arg-type]
     expanded = {name: f"_blocks.{number}._expand_conv.weight" in state for number, name in enumerate(flat)}
     rules = [
@@ -138,7 +138,7 @@ def _efficientnet_lite(state: Mapping[str, Tensor], backbone: nn.Module) -> Conv
     ]
     for number, name in enumerate(flat):
         prefix = rf"^_blocks\.{number}\._"
-        # A block without expansion has no _bn0, and timm counts the norms that are there.
+        # A block without expansion has no _bn0, and timm counts only the existing norms.
         names = ["conv_pw", "bn1", "conv_dw", "bn2", "conv_pwl", "bn3"]
         originals = ["expand_conv", "bn0", "depthwise_conv", "bn1", "project_conv", "bn2"]
         if not expanded[name]:
@@ -216,4 +216,4 @@ LAYOUTS = (
     Layout("jax-vit", ("opt/target/embedding/kernel",), _jax_vit, "the original ViT (JAX)"),
     Layout("timm", (), _timm, "timm or torchvision"),
 )
-"""Tried in this order; the last one has no anchor and takes the rest."""
+"""Tried in this order; the last one has no anchor and matches all remaining files."""

@@ -1,6 +1,6 @@
-"""Descriptors over several scales of an image: each of length 1, their mean, and again of length 1.
+"""Descriptors averaged over several scales of an image: normalized, averaged, and normalized again.
 
-Resizing is done on the normalized tensor, bilinear without aligned corners, as instance search does it.
+Resizing is done on the normalized tensor, bilinear without aligned corners, as is usual in instance search.
 ``Embedder.embed`` calls ``multiscale`` when it is given scales.
 """
 
@@ -20,10 +20,10 @@ INSTANCE_SEARCH_SCALES = (1.0, math.sqrt(2.0), 1.0 / math.sqrt(2.0))
 
 
 def multiscale(model: Callable[[Tensor], Tensor], images: Tensor, scales: Sequence[float], multiple: int = 1) -> Tensor:
-    """The mean of ``model(images resized by s)`` over ``scales``, of length 1.
+    """The normalized mean of ``model(images resized by s)`` over ``scales``.
 
     Args:
-        model: normalized images (B×3×H×W) to unit vectors.
+        model: maps normalized images (B×3×H×W) to unit vectors.
         images: normalized, floating point.
         scales: positive factors for both sides.
         multiple: sides are rounded to multiples of this (the patch of a transformer); 1 rounds down as torch does.
@@ -44,13 +44,15 @@ def multiscale(model: Callable[[Tensor], Tensor], images: Tensor, scales: Sequen
 
 
 def fit(images: Tensor, scale: float = 1.0, multiple: int = 1) -> Tensor:
-    """Resize by ``scale``, sides rounded to multiples of ``multiple``; the images themselves when nothing changes."""
+    """Resize by ``scale``, with sides rounded to multiples of ``multiple``; returns the same images if nothing changes."""
     if multiple == 1 and scale == 1:
         return images
     height, width = images.shape[-2:]
     if multiple == 1:
         if min(math.floor(height * scale), math.floor(width * scale)) < 1:
-            raise InputError(f"images of {width}×{height} pixels have nothing left at scale {scale:g}.")
+            raise InputError(
+                f"images of {width}×{height} pixels would have no pixels at scale {scale:g}: use a larger scale."
+            )
         return F.interpolate(images, scale_factor=scale, mode="bilinear", align_corners=False)
     size = [max(multiple, round(side * scale / multiple) * multiple) for side in (height, width)]
     if size == [height, width]:
@@ -61,7 +63,7 @@ def fit(images: Tensor, scale: float = 1.0, multiple: int = 1) -> Tensor:
 def check_scales(scales: Sequence[float]) -> None:
     """Refuse scales that are not positive numbers."""
     if len(scales) == 0 or not all(scale > 0 and math.isfinite(scale) for scale in scales):
-        raise InputError(f"scales must be positive numbers, at least one, not {list(scales)}.")
+        raise InputError(f"scales must be one or more positive numbers, not {list(scales)}.")
 
 
 def sizes_at(height: int, width: int, scales: Sequence[float]) -> int:

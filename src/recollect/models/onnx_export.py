@@ -1,10 +1,10 @@
-"""ONNX: the embedder as one file that other runtimes read, checked against torch before it is kept.
+"""ONNX export: the embedder as one file for other runtimes, checked against torch before it is kept.
 
-The graph takes uint8 pixels and gives unit vectors; scaling and normalization are inside it. What comes before — decoding,
-EXIF orientation, resizing, cropping — is a Python file beside it that needs only numpy and Pillow: a copy of
-``common/pixels.py``, which recollect itself runs, with the model's settings. It is a file rather than a module of this package,
-because users who deploy ONNX want neither torch nor recollect. It is not inside the graph, because ONNX's Resize does not
-round as Pillow does.
+The graph takes uint8 pixels and returns unit vectors; scaling and normalization are inside it. The steps before —
+decoding, EXIF orientation, resizing, cropping — are in a Python file next to it that needs only numpy and Pillow: a copy of
+``common/pixels.py``, which recollect itself runs, with the model's settings. It is a file rather than a module of this
+package, because deployments of ONNX should need neither torch nor recollect. It is not inside the graph, because ONNX's
+Resize does not round as Pillow does.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def export_onnx(
     """Write ``embedder`` as ONNX and compare the two on random images.
 
     Input ``pixels`` is N×3×H×W uint8, any N; H and W are the model's size, or any for one that keeps images whole.
-    Output ``embedding`` is N×dim float32. The file of ``reference_path`` is written beside it: its ``preprocess`` gives
-    the pixels of an image as recollect computes them, to the bit.
+    Output ``embedding`` is N×dim float32. The file of ``reference_path`` is written next to it: its ``preprocess``
+    returns exactly the pixels that recollect computes.
 
     Returns:
         The largest absolute difference between torch and the exported file.
@@ -56,7 +56,7 @@ def export_onnx(
     reference = reference_path(path)
     for file in (path, reference):
         if file.exists() and not overwrite:
-            raise DataError(f"{file}: already exists. Choose another name or overwrite it with --overwrite.")
+            raise DataError(f"{file} already exists: choose another name, or overwrite it with --overwrite.")
     was_training, device = embedder.training, embedder.device
     embedder.eval().cpu()
     try:
@@ -84,7 +84,7 @@ def export_onnx(
 
 
 def reference_path(path: Path | str) -> Path:
-    """The Python file beside an ONNX file: ``photos.onnx`` has ``photos_preprocess.py``."""
+    """The Python file next to an ONNX file: ``photos.onnx`` has ``photos_preprocess.py``."""
     path = Path(path)
     return path.with_name(re.sub(r"\W", "_", path.stem) + "_preprocess.py")
 
@@ -110,10 +110,10 @@ def embed(session: Any, sources: Any) -> NDArray[np.float32]:
 
 def _reference(embedder: Embedder, path: Path) -> str:
     source = Path(pixels.__file__).read_text(encoding="utf-8")
-    body = source.split('"""', 2)[2].lstrip()  # without the docstring, which speaks to recollect's developers
+    body = source.split('"""', 2)[2].lstrip()  # without the docstring, which is for recollect's developers
     title = (
         f'"""Pixels for {path.name}, as recollect {__version__} computes them. Needs numpy and Pillow.\n\n'
-        "``preprocess(image)`` gives what the model takes; normalization is inside the model. Written by recollect export\n"
+        "``preprocess(image)`` returns the model's input; normalization is inside the model. Written by recollect export\n"
         'and free to copy (Apache-2.0).\n"""\n\n'
     )
     body = body.replace("from collections.abc", "import io\nfrom collections.abc", 1)
@@ -121,13 +121,13 @@ def _reference(embedder: Embedder, path: Path) -> str:
 
 
 def _steps(preprocessing: Preprocessing) -> dict[str, Any]:
-    """What is to be done to an image before the graph; mean and deviation are inside it."""
+    """The preprocessing before the graph; normalization is inside it."""
     steps = preprocessing.as_dict()
     return {name: steps[name] for name in ("size", "resize", "interpolation", "max_side")}
 
 
 def parity(embedder: Embedder, path: Path) -> float:
-    """Largest difference between torch and the ONNX file on seeded random images, in batches of 1 and of 3."""
+    """Largest difference between torch and the ONNX file on random images (fixed seed), in batches of 1 and 3."""
     runtime = require("onnxruntime", "export", "the parity check of ONNX export")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     generator = torch.Generator().manual_seed(0)
@@ -152,7 +152,7 @@ def _write(embedder: Embedder, path: Path) -> None:
     if "dynamo" in inspect.signature(torch.onnx.export).parameters:
         options["dynamo"] = False  # the tracing exporter needs no package beyond onnx
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # tracing warns of every Python branch; the parity check is what counts
+        warnings.simplefilter("ignore")  # tracing warns about every Python branch; the parity check decides
         torch.onnx.export(
             embedder,
             (torch.zeros(2, 3, size, size, dtype=torch.uint8),),

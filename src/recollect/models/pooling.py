@@ -1,6 +1,6 @@
-"""Feature maps or tokens to one vector per image. Add a pooling here and its name in ``make_pooling``.
+"""Poolings: feature maps or tokens to one vector per image. To add one, write it here and name it in ``make_pooling``.
 
-A pooling takes what a backbone's ``forward_features`` gives: B×C×H×W (or B×H×W×C) from a convnet, B×N×C tokens from
+A pooling takes the output of a backbone's ``forward_features``: B×C×H×W (or B×H×W×C) from a convnet, B×N×C tokens from
 a transformer. ``Embedder`` uses these; ``"native"`` is not here because it is the backbone's own.
 """
 
@@ -21,7 +21,7 @@ def generalized_mean(x: Tensor, p: Tensor | float, eps: float = 1e-6) -> Tensor:
     and ``1e-6 ** 8`` or ``50 ** 30`` leave float32, which would turn gradients into NaN. The mean is homogeneous, so
     the result and the gradient are unchanged, and the maximum may be taken as a constant.
     """
-    # Half precision cannot hold eps ** 3, so autocast stops here.
+    # Half precision cannot represent eps ** 3, so autocast is turned off here.
     x = x.to(torch.promote_types(x.dtype, torch.float32)).clamp(min=eps)
     peak = x.detach().amax(dim=(-2, -1), keepdim=True)
     mean = (x / peak).pow(p).mean(dim=(-2, -1))
@@ -32,8 +32,8 @@ class GeM(nn.Module):
     """Generalized-mean pooling with one exponent for all channels.
 
     Args:
-        p: the exponent to start from.
-        eps: smaller activations are lifted to this.
+        p: the initial exponent.
+        eps: smaller activations are raised to this.
         learned: whether p is trained.
 
     Examples:
@@ -44,7 +44,9 @@ class GeM(nn.Module):
     def __init__(self, p: float = 3.0, eps: float = 1e-6, learned: bool = True) -> None:
         super().__init__()
         if p <= 0:
-            raise ConfigError(f"GeM needs an exponent above 0, not {p}: 1 is the mean, 3 the usual start.")
+            raise ConfigError(
+                f"the exponent of GeM must be above 0, not {p}: 1 is the mean, 3 the usual initial value."
+            )
         self.p = nn.Parameter(torch.tensor([float(p)]), requires_grad=learned)
         self.eps = eps
 
@@ -92,7 +94,7 @@ class ClassToken(nn.Module):
 
 
 class ChannelsFirst(nn.Module):
-    """B×H×W×C, as some transformers give their maps, to B×C×H×W, then another pooling."""
+    """Converts B×H×W×C, the maps of some transformers, to B×C×H×W and applies another pooling."""
 
     def __init__(self, pooling: nn.Module) -> None:
         super().__init__()
@@ -117,7 +119,7 @@ def make_pooling(
         return None
     if kind == "tokens" and name in ("gem", "max"):
         raise ConfigError(
-            f'pooling "{name}" needs feature maps, and this transformer gives tokens: choose "cls" or "avg".'
+            f'pooling "{name}" needs feature maps, but this transformer returns tokens: choose "cls" or "avg".'
         )
     if name == "cls" and (kind != "tokens" or not prefix_tokens):
         raise ConfigError(
@@ -138,7 +140,7 @@ def make_pooling(
 def _maps(features: Tensor, name: str) -> Tensor:
     if features.ndim != 4:
         raise ConfigError(
-            f'pooling "{name}" needs feature maps (B×C×H×W) but this backbone gives a tensor of shape '
+            f'pooling "{name}" needs feature maps (B×C×H×W), but this backbone returns a tensor of shape '
             f'{tuple(features.shape)}: choose "native".'
         )
     return features

@@ -67,13 +67,15 @@ def save_embedder(embedder: Embedder, folder: Path, *, overwrite: bool = False) 
     """Write both files, each atomically.
 
     Raises:
-        DataError: the folder already holds an embedder and ``overwrite`` is not set.
+        DataError: the folder already contains an embedder and ``overwrite`` is not set.
     """
     from safetensors.torch import save
 
     existing = [name for name in (TENSORS, DESCRIPTION) if (folder / name).exists()]
     if existing and not overwrite:
-        raise DataError(f"{folder}: already holds {' and '.join(existing)}. Choose another folder or overwrite=True.")
+        raise DataError(
+            f"{folder}: already contains {' and '.join(existing)}. Choose another folder or overwrite=True."
+        )
     tensors = {key: value.detach().cpu().contiguous() for key, value in embedder.state_dict().items()}
     with atomic_write(folder / TENSORS) as file:
         file.write(save(tensors, metadata={"format": "pt"}))
@@ -89,15 +91,15 @@ def save_embedder(embedder: Embedder, folder: Path, *, overwrite: bool = False) 
 
 
 def load_embedder(folder: Path, backbone: str | nn.Module | None = None) -> Embedder:
-    """Rebuild what ``save_embedder`` wrote, in evaluation mode on the CPU; of a run, what its folder ``model`` holds.
+    """Load an embedder written by ``save_embedder``, in evaluation mode on the CPU; for a run, its folder ``model``.
 
     Args:
-        folder: of the embedder or the run.
-        backbone: see ``models/outside.py``; only for a backbone from outside.
+        folder: folder of the embedder or the run.
+        backbone: see ``models/outside.py``; only for a backbone from outside the package.
 
     Raises:
-        WeightsError: files that are missing, damaged, of another format or not of each other.
-        ConfigError: a backbone from outside that is neither given nor trusted, or that is not there.
+        WeightsError: files are missing, damaged, of another format, or do not belong together.
+        ConfigError: a backbone from outside the package that is neither given nor trusted, or that does not exist.
     """
     from recollect.models.embedder import Embedder
 
@@ -105,21 +107,23 @@ def load_embedder(folder: Path, backbone: str | nn.Module | None = None) -> Embe
         folder = folder / MODEL
     if not (folder / DESCRIPTION).is_file():
         unfinished = (folder / "checkpoints").is_dir()
-        hint = " It is a run that is not finished: recollect.inference.open_model opens it." if unfinished else ""
-        raise WeightsError(f"{folder}: no {DESCRIPTION} in it, so it is not a saved embedder.{hint}")
+        hint = " It is an unfinished run: open it with recollect.inference.open_model." if unfinished else ""
+        raise WeightsError(f"{folder}: has no {DESCRIPTION}, so it is not a saved embedder.{hint}")
     try:
         description = read_json(folder / DESCRIPTION, dict)
     except DataError as error:
         raise WeightsError(str(error)) from error
     if (found := description.get("format")) != FORMAT:
-        raise WeightsError(f"{folder / DESCRIPTION}: format {found!r} is not {FORMAT}, the one this version reads.")
+        raise WeightsError(
+            f"{folder / DESCRIPTION}: format {found!r} cannot be read; this version of recollect reads {FORMAT}."
+        )
     try:
         config = config_from_dict(description["embedder"])
         expected = description["sha256"][TENSORS]
     except (KeyError, TypeError, AttributeError, ConfigError) as error:
-        raise WeightsError(f"{folder / DESCRIPTION}: incomplete or not of this version ({error}).") from error
+        raise WeightsError(f"{folder / DESCRIPTION}: incomplete, or written by another version ({error}).") from error
     if not (folder / TENSORS).is_file():
-        raise WeightsError(f"{folder}: {TENSORS} is missing.")
+        raise WeightsError(f"{folder}: {TENSORS} is missing; copy it from where the embedder was saved.")
     if sha256(folder / TENSORS) != expected:
         raise WeightsError(
             f"{folder / TENSORS}: not the file that {DESCRIPTION} was written with (its SHA-256 differs). Copy both "

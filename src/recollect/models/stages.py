@@ -1,8 +1,8 @@
 """A backbone as a chain of named stages, so that a frozen part can be run once and the rest trained.
 
 ``Embedder.split`` uses this. To make a new architecture splittable, add a function that lists its stages in order; the
-parts share the backbone's parameters, nothing is copied. ``apply_batch_norm`` lives here because every part of a split
-has to keep frozen BatchNorm frozen, not only the whole.
+parts share the backbone's parameters, nothing is copied. ``apply_batch_norm`` is here because every part of a split
+has to keep frozen BatchNorm frozen, not only the whole network.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _batch_norms(module: nn.Module) -> Iterable[nn.Module]:
 
 
 class Part(nn.Module):
-    """Some stages in a row. In training mode its BatchNorm stays as the embedder's policy says."""
+    """Consecutive stages. In training mode, BatchNorm follows the embedder's policy."""
 
     def __init__(self, stages: Iterable[Stage], batch_norm: str) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Part(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """Through all its stages."""
+        """Apply all its stages."""
         for stage in self.children():
             x = stage(x)
         return x
@@ -87,7 +87,7 @@ def backbone_stages(backbone: nn.Module) -> list[Stage]:
 
 
 class _TokenEmbedding(nn.Module):
-    """Image to tokens with positions. The transformer is not a submodule: only these parameters belong to it."""
+    """Maps an image to tokens with positions. The transformer is not a submodule: only these parameters belong here."""
 
     def __init__(self, transformer: Any) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """``tiny``: a small convnet for 32–64 px images, trained from scratch on one CPU core.
 
-Four blocks of 3×3 convolution, GroupNorm, ReLU and (in the first three) 2×2 max-pooling. GroupNorm looks at one image
-at a time, so an image's embedding and gradient do not depend on its chunk of a large batch. It has the
+Four blocks of 3×3 convolution, GroupNorm, ReLU and (in the first three) 2×2 max-pooling. GroupNorm normalizes each image
+separately, so an image's embedding and gradient do not depend on its chunk of a large batch. It has the
 two methods of a timm model that ``Embedder`` uses.
 """
 
@@ -19,7 +19,7 @@ class TinyConvNet(nn.Module):
     """B×3×H×W → B×192×H/8×W/8.
 
     Args:
-        grey: reduce RGB to one luma channel first; a third of the first layer's work, for glyphs and similar images.
+        grey: convert RGB to one luma channel first, for glyphs and similar images; a third of the first layer's cost.
     """
 
     def __init__(self, grey: bool = False) -> None:
@@ -54,7 +54,7 @@ class TinyConvNet(nn.Module):
 
 
 class _Luma(nn.Module):
-    """Normalized RGB to one channel: mean and deviation are equal in all channels, so luma commutes with them."""
+    """Normalized RGB to one channel: mean and standard deviation are equal in all channels, so luma commutes with them."""
 
     def forward(self, x: Tensor) -> Tensor:
         red, green, blue = x.split(1, dim=1)

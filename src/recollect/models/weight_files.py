@@ -28,8 +28,8 @@ def weights_folder() -> Path:
 def find_weights(init: Initialization, folder: Path | None = None) -> Path | None:
     """The weights of ``init`` on this machine, or None. Never touches the network.
 
-    Looked for in this order: ``folder`` alone when given; else the bundled package, the folder named by
-    ``RECOLLECT_WEIGHTS``, our cache and the Hugging Face cache.
+    Only ``folder`` is searched, if given; otherwise the bundled package, the folder named by ``RECOLLECT_WEIGHTS``,
+    recollect's cache and the Hugging Face cache, in this order.
     """
     if folder is not None:
         return _search(folder, init)
@@ -74,11 +74,11 @@ def obtain_weights(init: Initialization, weights: str | Path | None, *, download
 
 
 def check_digest(path: Path, digest: str, expected: str | None) -> None:
-    """Compare a file's SHA-256 with what its project published, which may be the first digits only."""
+    """Compare a file's SHA-256 with the published one, of which sometimes only the first digits are known."""
     if expected is not None and not digest.startswith(expected):
         raise WeightsError(
-            f"{path}: SHA-256 {digest[:16]}… is not the published {expected[:16]}…. The file is damaged or another "
-            "one: delete it and fetch it again."
+            f"{path}: SHA-256 {digest[:16]}… is not the published {expected[:16]}…. The file is damaged or a "
+            "different one: delete it and download it again."
         )
 
 
@@ -118,8 +118,8 @@ def _download(init: Initialization) -> Path:
     if init.url is not None:
         return fetch(init.url, weights_folder() / init.url.rsplit("/", 1)[1], init.sha256)
     raise WeightsError(
-        f"{init.name} has no address to download from safely. Fetch {init.files[0] if init.files else 'its file'} by "
-        f"hand from {init.page} and give it with --weights PATH."
+        f"{init.name} has no address for a safe download. Get {init.files[0] if init.files else 'its file'} from "
+        f"{init.page} and give it with --weights PATH."
     )
 
 
@@ -128,12 +128,12 @@ def _from_hub(init: Initialization, repository: str) -> Path:
 
     try:
         path = Path(hf_hub_download(repository, init.hub_file))
-        # For large files the hub's etag is the SHA-256 of the content; short etags are of git objects.
+        # For large files the hub's etag is the SHA-256 of the content; short etags belong to git objects.
         etag = get_hf_file_metadata(hf_hub_url(repository, init.hub_file)).etag
     except Exception as error:  # the hub's client raises its own classes, requests' and the socket's
         raise WeightsError(
             f"{init.name}: downloading {init.hub_file} of {repository} failed ({type(error).__name__}: {error}). "
-            "Check the connection, or fetch the file elsewhere and give it with --weights PATH."
+            "Check the connection, or download the file elsewhere and give it with --weights PATH."
         ) from error
     if etag is not None and len(etag) == 64:
         check_digest(path, sha256(path), etag)
@@ -141,9 +141,9 @@ def _from_hub(init: Initialization, repository: str) -> Path:
 
 
 def fetch(url: str, target: Path, expected: str | None) -> Path:
-    """Download ``url`` to ``target`` with a progress line; kept only if whole and of the expected SHA-256."""
+    """Download ``url`` to ``target`` with a progress line; kept only if complete and its SHA-256 is as expected."""
     if not url.startswith("https://"):
-        raise WeightsError(f"{url}: only https downloads are made.")
+        raise WeightsError(f"{url}: only https addresses are downloaded.")
     digest = hashlib.sha256()
     try:
         with urllib.request.urlopen(url, timeout=30) as response, atomic_write(target) as file:
@@ -161,6 +161,6 @@ def fetch(url: str, target: Path, expected: str | None) -> Path:
             check_digest(target, digest.hexdigest(), expected)
     except (urllib.error.URLError, OSError) as error:
         raise WeightsError(
-            f"{url}: download failed ({error}). Check the connection, or fetch it elsewhere and give it with --weights."
+            f"{url}: download failed ({error}). Check the connection, or download it elsewhere and give it with --weights."
         ) from error
     return target

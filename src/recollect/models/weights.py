@@ -1,4 +1,4 @@
-"""Weights files into backbones, strictly: every tensor must fit, or an error names those that do not.
+"""Loads weights files into backbones, strictly: every tensor must fit, or an error names those that do not.
 
 Reading is safe (no pickled code is ever run) and nothing is guessed: the layout is recognised by its anchor key
 (``layouts.py``), classifiers and text towers are left out, position embeddings are resampled, and then nothing may be
@@ -32,13 +32,13 @@ PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".torch")
 _WRAPPERS = ("state_dict", "model", "model_state_dict")
 _NAMES_SHOWN = 6
 
-# Counters that BatchNorm keeps for a momentum setting nobody uses; old files do not have them.
+# Counters that BatchNorm keeps for a rarely used momentum setting; old files do not have them.
 _COUNTER = "num_batches_tracked"
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a model's starting weights are from; kept with every model trained from them."""
+    """The origin of a model's starting weights; kept with every model trained from them."""
 
     file: str | None = None
     sha256: str | None = None
@@ -55,7 +55,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a weights file, unwrapped, on the CPU. No code in the file is run.
 
     ``.pth``, ``.pt``, ``.bin``, ``.ckpt`` and ``.torch`` are read with ``weights_only=True``; ``.safetensors`` and
-    ``.npz`` (plain arrays) hold nothing else.
+    ``.npz`` (plain arrays) cannot contain code.
 
     Raises:
         WeightsError: another suffix, a damaged file, or one with anything but tensors and plain values.
@@ -65,20 +65,22 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         if suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            os.close(open_regular(path))  # a pipe would be waited for
+            os.close(open_regular(path))  # opening a pipe would block
             return dict(load_file(path))
         if suffix == ".npz":
             return {name: torch.from_numpy(np.asarray(array)) for name, array in read_npz(path).items()}
         if suffix in PICKLED:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about other pickle protocols and TorchScript; both end below
+                warnings.simplefilter(
+                    "ignore"
+                )  # about other pickle protocols and TorchScript; both raise an error below
                 return _unwrap(read_torch(path), path)
     except WeightsError:
         raise
     except DataError as error:
         if isinstance(error.__cause__, pickle.UnpicklingError):
             raise WeightsError(
-                f"{path}: refused, because it holds more than tensors, and opening it could run code from the file. "
+                f"{path}: refused, because it contains more than tensors, and opening it could run code from the file. "
                 "Ask its author for a plain state dict or a .safetensors file."
             ) from error
         raise WeightsError(f"{error} A TorchScript archive has to be saved again as a state dict.") from error
@@ -97,8 +99,8 @@ def load_weights(backbone: nn.Module, path: Path, init: Initialization) -> Prove
     """Fill ``backbone`` from ``path``, or change nothing and raise an error.
 
     Raises:
-        WeightsError: the file is of another model; the message names the tensors that are missing, left over or of
-            another shape.
+        WeightsError: the file belongs to another model; the message names the tensors that are missing, unexpected or
+            of another shape.
     """
     digest = sha256(path)
     if path.name in init.files[:1]:
@@ -107,8 +109,8 @@ def load_weights(backbone: nn.Module, path: Path, init: Initialization) -> Prove
     layout = layouts.recognise(state)
     if init.layouts and layout.name not in init.layouts:
         raise WeightsError(
-            f"{path}: its keys are those of {layout.project}, and {init.name} takes {', '.join(init.layouts)}. "
-            f"It is the file of another model; the right one is described at {init.page}"
+            f"{path}: its keys are those of {layout.project}, but {init.name} takes {', '.join(init.layouts)}. "
+            f"It belongs to another model; the right file is described at {init.page}"
         )
     if layout.name == "timm" and is_timm_tag(init.name):
         state = _timm_filter(state, backbone)
@@ -123,7 +125,7 @@ def load_weights(backbone: nn.Module, path: Path, init: Initialization) -> Prove
 
 
 def fill_strictly(module: nn.Module, tensors: Mapping[str, Tensor], source: str, model: str) -> None:
-    """Copy ``tensors`` into ``module``; nothing may be missing, left over, of another shape or not finite."""
+    """Copy ``tensors`` into ``module``; none may be missing, unexpected, of another shape or not finite."""
     own = module.state_dict()
     own = {key: value for key, value in own.items() if key in tensors or not key.endswith(_COUNTER)}
     tensors = {key: value for key, value in tensors.items() if key in own or not key.endswith(_COUNTER)}
@@ -144,7 +146,9 @@ def fill_strictly(module: nn.Module, tensors: Mapping[str, Tensor], source: str,
         ),
     ]
     if any(value.is_meta for value in own.values()):
-        raise WeightsError(f"{source}: {model} was built on the meta device, which holds no values to fill.")
+        raise WeightsError(
+            f"{source}: {model} was built on the meta device, which cannot hold values: build it on the CPU."
+        )
     if found := [problem for problem in problems if problem]:
         raise WeightsError(f"{source}: does not fit {model}. " + " ".join(found) + " Nothing was loaded.")
     with torch.no_grad():
@@ -161,10 +165,10 @@ def _unwrap(value: Any, path: Path) -> dict[str, Tensor]:
             break
         value = value[inner]
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise WeightsError(f"{path}: holds a {type(value).__name__}, not a state dict (names with tensors).")
+        raise WeightsError(f"{path}: contains a {type(value).__name__}, not a state dict (names with tensors).")
     tensors = {key: item for key, item in value.items() if isinstance(item, Tensor)}
     if not tensors:
-        raise WeightsError(f"{path}: no tensors in it.")
+        raise WeightsError(f"{path}: contains no tensors.")
     if all(key.startswith("module.") for key in tensors):  # saved from DataParallel
         tensors = {key.removeprefix("module."): item for key, item in tensors.items()}
     return tensors
@@ -178,7 +182,7 @@ def _timm_filter(state: dict[str, Tensor], backbone: nn.Module) -> dict[str, Ten
     try:
         return dict(rename(dict(state), backbone))
     except (KeyError, RuntimeError, AttributeError):
-        return state  # not its kind of file; the strict check names what does not fit
+        return state  # a file that timm does not know; the strict check names what does not fit
 
 
 def _check_head(path: Path, head: Mapping[str, Tensor], init: Initialization) -> None:
@@ -187,13 +191,13 @@ def _check_head(path: Path, head: Mapping[str, Tensor], init: Initialization) ->
         return
     expected = f"one of {init.head_classes:,}" if init.head_classes else "none"
     raise WeightsError(
-        f"{path}: has a classifier of {weight.shape[0]:,} classes where the file of {init.name} has {expected}. "
-        f"It was fine-tuned and is another starting point; the right one is described at {init.page}"
+        f"{path}: has a classifier of {weight.shape[0]:,} classes, but the file of {init.name} has {expected}. "
+        f"It was fine-tuned and is a different starting point; the right file is described at {init.page}"
     )
 
 
 def _resample_positions(positions: Tensor, backbone: nn.Module) -> Tensor:
-    """Position embeddings for the grid of this model, bicubic; unchanged if the grid is not the difference."""
+    """Position embeddings resampled (bicubic) to the grid of this model; unchanged if something else differs."""
     own = getattr(backbone, "pos_embed", None)
     if own is None or positions.shape == own.shape or positions.ndim != 3 or positions.shape[-1] != own.shape[-1]:
         return positions

@@ -1,7 +1,7 @@
-"""Whitening of descriptors: from matching pairs, from labels, or PCA; as a function and as values for a Linear layer.
+"""Whitening of descriptors: from matching pairs, from labels, or by PCA; as a function and as values for a Linear layer.
 
-Everything is float64: the inverse of a covariance amplifies rounding errors. Descriptors are rows (N×D); ``Embedder`` puts the
-result into its last layer with ``set_whitening``. The equations are in ``docs/models.md``.
+Everything is float64: the inverse of a covariance amplifies rounding errors. Descriptors are rows (N×D); ``Embedder`` copies
+the result to its last layer with ``set_whitening``. The equations are in ``docs/models.md``.
 """
 
 from __future__ import annotations
@@ -33,24 +33,26 @@ class Whitening:
     projection: Tensor
 
     def __call__(self, descriptors: Tensor, dim: int | None = None) -> Tensor:
-        """N×D → N×dim, of length 1 as ``x / (‖x‖ + 1e-6)``; in the descriptors' own precision."""
+        """N×D → N×dim, normalized by ``x / (‖x‖ + 1e-6)``; in the descriptors' own precision."""
         weight, bias = self.linear(dim)
         projected = descriptors.to(weight.dtype) @ weight.T + bias
         return retrieval_l2(projected).to(descriptors.dtype)
 
     def linear(self, dim: int | None = None) -> tuple[Tensor, Tensor]:
-        """Weight (dim×D) and bias of the Linear layer that does the same: P and −P m."""
+        """Weight (dim×D) and bias of the equivalent Linear layer: P and −P m."""
         dim = len(self.projection) if dim is None else dim
         if not 1 <= dim <= len(self.projection):
-            raise InputError(f"this whitening has {len(self.projection)} dimensions; {dim} cannot be taken from it.")
+            raise InputError(
+                f"this whitening has {len(self.projection)} dimensions, so dim cannot be {dim}: choose a smaller one."
+            )
         weight = self.projection[:dim]
         return weight, -weight @ self.mean
 
     def as_layer(self) -> Whitening:
         """The same embeddings up to their length, with weights as large as those of a new Linear layer, U(±1/√D).
 
-        Embeddings are normalized anyway. An optimizer's steps are as large as its learning rate, whatever the
-        size of the numbers they change.
+        Embeddings are normalized anyway. An optimizer's steps are as large as its learning rate, regardless of the
+        size of the weights.
         """
         weight = self.projection
         scale = 1 / math.sqrt(3 * weight.shape[1]) / float(weight.square().mean().sqrt())
@@ -58,7 +60,7 @@ class Whitening:
 
 
 def whitening_from_pairs(descriptors: Tensor, queries: Tensor, positives: Tensor, shrinkage: float = 0.0) -> Whitening:
-    """Supervised whitening: makes differences within matching pairs white, then orders by total variance.
+    """Supervised whitening: whitens differences within matching pairs, then orders directions by total variance.
 
     m is the mean over the queries' descriptors, S the mean of ``(x_q − x_p)(x_q − x_p)ᵀ``, W the inverse of its
     Cholesky factor, V the eigenvectors of ``W (X−m)(X−m)ᵀ Wᵀ`` over all descriptors; P = Vᵀ W.
@@ -72,19 +74,19 @@ def whitening_from_pairs(descriptors: Tensor, queries: Tensor, positives: Tensor
         shrinkage: replaces S by ``(1−λ) S + λ·trace(S)/D·I``; needed with fewer pairs than dimensions.
 
     Raises:
-        InputError: fewer pairs than dimensions without shrinkage (every unseen direction would be blown up by the
-            loading alone), no variance at all, or numbers that are not finite.
+        InputError: fewer pairs than dimensions without shrinkage (every unseen direction would be amplified without
+            bound), no variance at all, or numbers that are not finite.
     """
     X = _checked(descriptors)
     q, p = (torch.as_tensor(rows, dtype=torch.int64, device=X.device) for rows in (queries, positives))
     if q.shape != p.shape or q.ndim != 1 or len(q) == 0:
         raise InputError(
-            f"queries and positives must be two equally long lists, not {tuple(q.shape)} and {tuple(p.shape)}."
+            f"queries and positives must be two lists of equal length, not {tuple(q.shape)} and {tuple(p.shape)}."
         )
     if len(q) < X.shape[1] and shrinkage <= 0:
         raise InputError(
-            f"{len(q)} pairs for {X.shape[1]} dimensions: whitening needs at least as many pairs, since directions it "
-            "has not seen would be magnified without bound. Give more pairs, or a shrinkage such as 0.1."
+            f"{len(q)} pairs for {X.shape[1]} dimensions: whitening needs at least as many pairs as dimensions, since "
+            "unseen directions would be amplified without bound. Give more pairs, or a shrinkage such as 0.1."
         )
     difference = X[q] - X[p]
     factor = _cholesky(_shrunk(difference.T @ difference / len(q), shrinkage))
@@ -95,13 +97,13 @@ def whitening_from_pairs(descriptors: Tensor, queries: Tensor, positives: Tensor
 
 @dataclass(frozen=True)
 class ClassStatistics:
-    """What a whitening of labelled descriptors needs of them, in float64; the same for any shrinkage.
+    """Statistics of labelled descriptors for whitening, in float64; the same for any shrinkage.
 
     Attributes:
         mean: m, of all descriptors, of length D.
         within: S_w = 1/N Σ_c Σ_{x in c} (x − m_c)(x − m_c)ᵀ, D×D: how images of one class differ.
         total: 1/N Σ (x − m)(x − m)ᵀ, D×D.
-        spare: images beyond the first of each class: the rank that S_w can have.
+        spare: number of images beyond the first of each class, the largest possible rank of S_w.
     """
 
     mean: Tensor
@@ -110,7 +112,7 @@ class ClassStatistics:
     spare: int
 
     def whitening(self, shrinkage: float = 0.1) -> Whitening:
-        """Makes differences within classes white, then orders directions by total variance.
+        """Whiten differences within classes, then order directions by total variance.
 
         With L Lᵀ = (1−λ) S_w + λ·trace(S_w)/D·I and V the eigenvectors of L⁻¹ S_total L⁻ᵀ, P = Vᵀ L⁻¹. Up to the order and
         the length of its rows this is linear discriminant analysis with a shrunk covariance.
@@ -120,8 +122,8 @@ class ClassStatistics:
         """
         if self.spare < len(self.mean) and shrinkage <= 0:
             raise InputError(
-                f"{self.spare} images beyond the first of their class for {len(self.mean)} dimensions: directions that were "
-                "not seen would be magnified without bound. Give more images, or a shrinkage such as 0.1."
+                f"{self.spare} images beyond the first of their class for {len(self.mean)} dimensions: unseen directions "
+                "would be amplified without bound. Give more images, or a shrinkage such as 0.1."
             )
         factor = _cholesky(_shrunk(self.within, shrinkage))
         half = torch.linalg.solve_triangular(factor, self.total, upper=False)  # L⁻¹ S_total
@@ -133,7 +135,7 @@ def class_statistics(descriptors: Tensor, labels: Tensor) -> ClassStatistics:
     """Means and covariances of labelled descriptors, N×D.
 
     Raises:
-        InputError: no class has two images, or numbers that are not finite.
+        InputError: no class has two images, or there are numbers that are not finite.
     """
     X = _checked(descriptors)
     _, place = torch.as_tensor(labels, device=X.device).unique(return_inverse=True)
@@ -148,10 +150,10 @@ def class_statistics(descriptors: Tensor, labels: Tensor) -> ClassStatistics:
 
 
 def whitening_from_classes(descriptors: Tensor, labels: Tensor, shrinkage: float = 0.1) -> Whitening:
-    """``class_statistics(descriptors, labels).whitening(shrinkage)``: whitening by all images of all classes.
+    """``class_statistics(descriptors, labels).whitening(shrinkage)``: whitening from all images of all classes.
 
-    Relates to ``whitening_from_labels`` as follows: every image weighs the same, where pairs weigh a class by the square of
-    its size; and nothing is drawn.
+    Unlike in ``whitening_from_labels``, every image has the same weight, whereas pairs weight a class by the square of its
+    size; and nothing is random.
 
     Example:
         >>> x = torch.tensor([[0.0, 0.0], [0.0, 2.0], [4.0, 0.0], [4.0, 2.0]])
@@ -172,7 +174,7 @@ def _by_variance(m: Tensor, factor: Tensor, covariance: Tensor) -> Whitening:
 def whitening_from_labels(
     descriptors: Tensor, labels: Tensor, shrinkage: float = 0.0, max_pairs: int = 200_000, seed: int = 0
 ) -> Whitening:
-    """As ``whitening_from_pairs``, a pair being two images of one class (see ``pairs_of_classes``)."""
+    """As ``whitening_from_pairs``, with pairs of images of one class (see ``pairs_of_classes``)."""
     queries, positives = pairs_of_classes(labels, max_pairs, seed)
     return whitening_from_pairs(descriptors, queries, positives, shrinkage)
 
@@ -200,7 +202,7 @@ def whitening_from_pca(descriptors: Tensor, dim: int | None = None, shrinkage: f
     if rank < dim:
         raise InputError(
             f"{len(X)} descriptors vary in only {rank} of {X.shape[1]} dimensions, so {dim} cannot be whitened. "
-            f"Give more images, ask for dim={rank} or less, or set a shrinkage such as 0.1."
+            f"Give more images, set dim={rank} or less, or set a shrinkage such as 0.1."
         )
     return Whitening(m, (V[:, :dim] / values[:dim].sqrt()).T)
 
@@ -240,7 +242,7 @@ def _checked(descriptors: Tensor) -> Tensor:
         raise InputError(f"whitening needs an N×D tensor of at least 2 descriptors, not {tuple(descriptors.shape)}.")
     X = descriptors.detach().to(torch.float64)
     if not bool(torch.isfinite(X).all()):
-        raise InputError("the descriptors hold NaN or infinite values; leave out images that could not be read.")
+        raise InputError("the descriptors contain NaN or infinite values; leave out images that could not be read.")
     return X
 
 
@@ -253,7 +255,7 @@ def _shrunk(S: Tensor, shrinkage: float) -> Tensor:
 
 
 def _cholesky(S: Tensor) -> Tensor:
-    """The Cholesky factor of S, with more and more of the identity added until S is positive definite."""
+    """The Cholesky factor of S, adding increasing multiples of the identity until S is positive definite."""
     scale = float(S.diagonal().max())
     if scale <= 0:
         raise InputError("the two images of every pair have the same descriptor: there is no difference to whiten.")
@@ -262,7 +264,7 @@ def _cholesky(S: Tensor) -> Tensor:
     while loading <= scale:
         factor: Tensor
         factor, failure = torch.linalg.cholesky_ex(S + loading * identity)
-        # A singular matrix often passes by a rounding error; its pivots show it.
+        # Because of rounding, a singular matrix often does not fail; its pivots reveal it.
         if int(failure) == 0 and float(factor.diagonal().square().min()) > _SMALLEST_PIVOT * scale:
             return factor
         loading = loading * 10 or _FIRST_LOADING

@@ -1,4 +1,4 @@
-"""The initialisations, as data: one row per starting point, the paper's and ours.
+"""The table of initialisations: one row per starting point, the paper's and others.
 
 To add one, add a row to ``_ROWS``; if its file has key names no row uses yet, add a key map in ``layouts.py``. Backbones
 outside the package are found by ``common/doors.py``: ``my.py:backbone``, or a name that an installed package adds. A name
@@ -24,7 +24,7 @@ NORMALIZATIONS: dict[str, tuple[Triple, Triple]] = {
     "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
 }
-"""Mean and standard deviation of the pixels, by the name of who made them customary."""
+"""Mean and standard deviation of the pixels, by the name of the project that introduced them."""
 
 
 def mean_and_std(normalization: str | tuple[Triple, Triple]) -> tuple[Triple, Triple]:
@@ -42,25 +42,25 @@ class Initialization:
 
     Args:
         name: what ``--init`` takes.
-        paper_row: the row of the paper's tables it belongs to; empty for what the paper does not have.
-        architecture: for people, e.g. ``"ViT-B/16"``.
-        timm_id: what timm builds; None for our own ``tiny`` and for backbones from outside.
+        paper_row: the row of the paper's tables it belongs to; empty if it is not in the paper.
+        architecture: name for display, e.g. ``"ViT-B/16"``.
+        timm_id: timm's name of the architecture; None for ``tiny`` and for backbones from outside the package.
         activation: ``"relu"``, ``"relu6"``, ``"gelu"`` or ``"quickgelu"``; decided here, never by a file.
         feature_dim: length of the pooled features before the head.
         parameters: of the backbone, without any head.
-        normalization: a key of ``NORMALIZATIONS``, or a mean and a deviation.
+        normalization: a key of ``NORMALIZATIONS``, or a mean and a standard deviation.
         licence: of the weights.
         layouts: which file layouts (``layouts.py``) may supply its tensors; empty means any that fits.
         files: file names a weights folder is searched for, in this order.
         hub, hub_file: repository on the Hugging Face hub and the file of it.
-        url: direct address of the original file, where one is published.
-        sha256: of that original file, or its first digits where only those are published.
+        url: direct address of the original file, if one is published.
+        sha256: hash of that original file, or its first digits if only those are published.
         page: where the weights are described.
         head_classes: classes of the classifier its file may carry; another number means a fine-tuned file and is
             refused. 0: the right file has no classifier. None: not checked.
         non_commercial: whether the licence forbids commercial use.
         size, resize, interpolation, max_side: see ``Preprocessing``; the released code resizes to 256 and crops 224.
-        dim, pooling, layer_norm, l2_before_head: the head the paper puts on it.
+        dim, pooling, layer_norm, l2_before_head: the head that the paper uses with it.
     """
 
     name: str
@@ -90,13 +90,13 @@ class Initialization:
     layer_norm: bool = False
     l2_before_head: bool = False
     outside: doors.Loaded | None = None
-    """The code of a backbone from outside, which brings its own weights."""
+    """The code of a backbone from outside the package, which has its own weights."""
 
     @property
     def pretrained(self) -> bool:
         """Whether it starts from trained weights; ``tiny`` always starts from scratch.
 
-        A backbone from outside says so itself, by an attribute ``pretrained``.
+        A backbone from outside the package declares it by an attribute ``pretrained``.
         """
         if self.outside is not None:
             return bool(getattr(self.outside.target, "pretrained", False))
@@ -114,7 +114,7 @@ class Initialization:
         return Preprocessing(self.size, self.resize, self.interpolation, mean, std, self.max_side)
 
     def file_names(self) -> tuple[str, ...]:
-        """Every file name searched for: the originals' and ``<name>`` or ``<timm id>`` with a known suffix."""
+        """Every file name to search for: the original names, and ``<name>`` or ``<timm id>`` with a known suffix."""
         stems = [self.name] + ([self.timm_id] if self.timm_id and "." in self.timm_id else [])
         made = [stem + suffix for stem in stems for suffix in WEIGHT_SUFFIXES]
         return tuple(dict.fromkeys([*self.files, *made]))
@@ -366,7 +366,7 @@ def is_timm_tag(name: str) -> bool:
 
 
 def find(name: str) -> Initialization:
-    """The row called ``name``, or one made from timm's description of a full tag or for a backbone from outside.
+    """The row called ``name``, or one made from timm's description of a full tag or for your own backbone.
 
     Raises:
         ConfigError: no such row and no such timm model.
@@ -385,17 +385,17 @@ def find(name: str) -> Initialization:
     if loaded is not None:
         return from_outside(loaded)
     raise ConfigError(
-        f"no initialisation is called {name!r}.{did_you_mean(name, ZOO)} `recollect models` lists them; any timm model is "
-        "taken by its full tag, as timm:convnext_tiny.fb_in22k, and your own backbone as file.py:name."
+        f"there is no initialisation {name!r}.{did_you_mean(name, ZOO)} `recollect models` lists them. For any timm model "
+        "give its full tag, e.g. timm:convnext_tiny.fb_in22k; for your own backbone, file.py:name."
     )
 
 
 def from_outside(loaded: doors.Loaded) -> Initialization:
-    """A row for an outside backbone: ImageNet's mean and standard deviation, 224 px; settings can change both."""
+    """A row for a backbone from outside the package: ImageNet's mean and standard deviation, 224 px; both can be set."""
     return Initialization(
         name=loaded.short,
         paper_row="",
-        architecture=(inspect.getdoc(loaded.target) or "from outside").split("\n")[0],
+        architecture=(inspect.getdoc(loaded.target) or "your own backbone").split("\n")[0],
         timm_id=None,
         activation="its own",
         feature_dim=0,
