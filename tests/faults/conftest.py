@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import shutil
@@ -15,7 +17,8 @@ import pytest
 from small_runs import make_images
 
 from faults.moments import signal_after
-from faults.trials import Tally, run
+from faults.trials import Tally, called, run
+from recollect.models import Embedder
 
 RECIPE = """
 data: {name: folder, root: %s, workers: 0, augmentation: crop, validation: paper}
@@ -23,7 +26,7 @@ model: {init: tiny, image_size: 24, dim: 16}
 loss: {options: {simix: true}}
 batch: {size: 16, chunk: 16, batches_per_epoch: 2}
 optimizer: {lr: 1.0e-3, schedule: cosine}
-run: {epochs: 6, evaluate_every: 2, device: cpu, checkpoint_minutes: 0}
+run: {epochs: 4, evaluate_every: 2, device: cpu, checkpoint_minutes: 0}
 """
 
 
@@ -47,6 +50,8 @@ class World:
     images: Path
     finished: Path
     interrupted: Path
+    headless: Path
+    """A saved embedder without a last layer."""
     vectors: Path
     index: Path
     disk: Path | None
@@ -71,7 +76,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("faults")
     before = {name: os.environ.get(name) for name in ("RECOLLECT_CACHE", "COLUMNS")}
     os.environ.update({"RECOLLECT_CACHE": str(folder / "cache"), "COLUMNS": "200"})
-    images = make_images(make_images(folder / "images", classes=8), classes=4, split="test", seed=1)
+    images = make_images(make_images(folder / "images", classes=8, each=4), classes=4, each=4, split="test", seed=1)
     recipe = folder / "small.yaml"
     recipe.write_text(RECIPE % images)
     finished, interrupted = folder / "finished", folder / "interrupted"
@@ -81,8 +86,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     _do(folder, "embed", str(finished), str(images / "test"), "--out", str(folder / "vectors.npz"))
     _do(folder, "index", str(folder / "index.db"), str(images / "test"), "--model", str(finished))
     _interrupt(recipe, interrupted, folder, seconds)
+    headless = folder / "headless"
+    assert called(lambda: Embedder.create("tiny", size=24, dim=None).save(headless))[0] is None
     disk = _mounted(folder / "disk")
-    yield World(folder, recipe, images, finished, interrupted, folder / "vectors.npz", folder / "index.db", disk)
+    vectors, index = folder / "vectors.npz", folder / "index.db"
+    yield World(folder, recipe, images, finished, interrupted, headless, vectors, index, disk)
     if disk is not None:
         subprocess.run(["umount", str(disk)], check=True)
     for name, value in before.items():
@@ -90,19 +98,33 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def _prepare() -> None:
-    """Import what trials need before anything is forked. Nothing is computed: threads do not survive a fork."""
+    """Import what trials need before anything is forked. Nothing is computed: threads do not survive a fork.
+
+    Plans are made of one measurement instead of up to nine: half of a small training would be its plan.
+    """
     from PIL import Image
 
     import recollect.cli.app
     import recollect.inference.features
+    import recollect.inference.whitening_sets
     import recollect.report.page
+    import recollect.report.publishing
     import recollect.search
     import recollect.search.service
+    import recollect.studies.compared_losses_page
+    import recollect.studies.demonstration
     import recollect.studies.paper_page
+    import recollect.studies.reproducing
     import recollect.training.trainer
     import recollect.tuning.study  # noqa: F401
+    from recollect.common import devices, torchvision_fix
     from recollect.config.recipe_files import available_recipes
 
+    devices.SECONDS = 0.0
+    torchvision_fix.apply()
+    for name in ("faiss", "matplotlib.pyplot", "onnxruntime", "optuna.storages"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     Image.init()
     available_recipes()
 

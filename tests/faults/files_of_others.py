@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import shutil
@@ -9,8 +10,10 @@ from pathlib import Path
 
 from faults.conftest import World
 from faults.damage import hostile_image, hostile_list, hostile_name, ways
+from faults.moments import stop_after
 from faults.trials import Ended, Tally, run
-from faults.verbs import differs, fresh
+from faults.verbs import VERBS, free_port, fresh
+from faults.wholeness import differs
 
 _KINDS = (".yaml", ".json", ".jsonl", ".pt", ".safetensors", ".npz", ".html", ".log")
 
@@ -34,6 +37,10 @@ def damaged_run(world: World, draw: random.Random, tally: Tally) -> None:
         "index": ["index", f"{out}.db", data, "--model", str(place)],
         "paper": ["paper", str(place), "--out", f"{out}.html"],
         "calibrate": ["calibrate", str(place), "--data", data, "--false-match-rate", "0.1", "--similar-rate", "0.2"],
+        "publish": ["publish", str(place), "--folder", str(out)],
+        "whiten": ["whiten", str(place), "--data", data, "--out", str(out)],
+        "duplicates": ["duplicates", data, "--model", str(place)],
+        "final": ["train", "--final", str(place), "--plan"],
     }
     verb = draw.choice(sorted(uses)) if whole else "resume"
     ended = run(uses[verb], folder)
@@ -72,12 +79,46 @@ def damaged_index(world: World, draw: random.Random, tally: Tally) -> None:
         "info": ["index", str(path), "--info"],
         "sync": ["index", str(path), str(world.images / "test")],
         "remove": ["index", str(path), "--remove", "test-01/3.png"],
+        "approximate": ["index", str(path), "--approximate"],
+        "serve": ["serve", str(path), "--port", str(free_port())],
         "duplicates": ["duplicates", str(path)],
         "rebuild": ["index", str(path), "--rebuild", "--model", str(world.finished)],
         "calibrate": ["calibrate", str(path), "--false-match-rate", "0.1", "--similar-rate", "0.2"],
     }
     verb = draw.choice(sorted(uses))
-    tally.add("damaged index", f"{verb} after {name}", run(uses[verb], folder))
+    arm = stop_after(3.0) if verb == "serve" else None
+    tally.add("damaged index", f"{verb} after {name}", run(uses[verb], folder, arm))
+
+
+_STUDIES = ("tune", "compare", "reproduce")
+
+
+@functools.cache
+def _study(world: World, verb: str) -> Path:
+    """A finished study of each kind; how it is made is in ``verbs.py``."""
+    folder = fresh(world, f"finished {verb}")
+    task = VERBS[verb](world, folder)
+    ended = run(task.arguments, folder, task.armed())
+    assert ended.code == 0, f"{verb}: {ended}"
+    return task.writes[0]
+
+
+def damaged_study(world: World, draw: random.Random, tally: Tally) -> None:
+    """One file of a study is damaged, then the same command goes on with it."""
+    verb = draw.choice(_STUDIES)
+    finished = _study(world, verb)
+    folder = fresh(world, "study")
+    task = VERBS[verb](world, folder)
+    place = world.copied(finished, task.writes[0])
+    files = sorted(
+        path for path in place.rglob("*") if path.is_file() and path.suffix in (*_KINDS, ".db", ".csv", ".md")
+    )
+    path = draw.choice(files)
+    name, way = draw.choice(sorted(ways(path).items()))
+    way(draw, path)
+    tally.add(
+        "damaged study", f"{verb} after {name} of {path.relative_to(place)}", run(task.arguments, folder, task.armed())
+    )
 
 
 def damaged_cache(world: World, draw: random.Random, tally: Tally) -> None:
@@ -119,9 +160,14 @@ def hostile_images(world: World, draw: random.Random, tally: Tally) -> None:
         "index": ["index", "i.db", str(photos), "--model", str(world.finished)],
         "search": ["search", str(world.vectors), str(path)],
         "duplicates": ["duplicates", str(photos), "--model", str(world.finished)],
+        "whiten": ["whiten", str(world.headless), "--data", str(photos), "--split", "train", "--out", "w"],
+        "calibrate": ["calibrate", "i.db", "--data", str(photos), "--false-match-rate", "0.1"],
+        "compare": ["compare", str(world.recipe), "--losses", "recall_at_k", "--data", str(photos), "--plan"],
         "verify": ["data", "verify", "folder", str(photos)],
     }
     verb = draw.choice(sorted(uses))
+    if verb == "calibrate":
+        world.copied(world.index, folder / "i.db")
     ended = run(uses[verb], folder)
     leaked = "reads a file outside the folder" if image == "link outside" and _took_all(verb, ended, skip) else None
     tally.add("hostile image", f"{verb} with {image} called {name!r}", ended, other=leaked)

@@ -29,6 +29,16 @@ def signal_after(seconds: float, number: int) -> Arm:
     return arm
 
 
+def stop_after(seconds: float) -> Arm:
+    """The process gets SIGTERM after so many seconds by the clock: for commands that wait for something."""
+
+    def arm() -> None:
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    return arm
+
+
 def kill_after(seconds: float) -> Arm:
     """The process dies at once, without any cleaning up, when it has used so much processor time."""
 

@@ -2,7 +2,12 @@
 
 Every run of the tests does a sample. The whole, more than two thousand trials, with a table of what was found:
 
-    pytest -m faults -n 2 tests/faults           RECOLLECT_TRIALS and RECOLLECT_SEED choose how many and which
+    pytest -m faults -n 2 tests/faults
+
+``RECOLLECT_TRIALS`` and ``RECOLLECT_SEED`` choose how many and which. A trial depends only on the seed, its family and its
+number, so it can be done again alone, as the list of defects names it:
+
+    RECOLLECT_SEED=1 RECOLLECT_ONLY="killed 17, signalled 203" pytest -m faults tests/faults
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from faults.files_of_others import (
     damaged_cache,
     damaged_index,
     damaged_run,
+    damaged_study,
     damaged_vectors,
     hostile_images,
     hostile_lists,
@@ -41,6 +47,7 @@ FAMILIES: dict[Family, tuple[int, int]] = {
     damaged_vectors: (2, 120),
     damaged_index: (2, 100),
     damaged_cache: (1, 40),
+    damaged_study: (1, 120),
     hostile_images: (3, 150),
     hostile_lists: (2, 60),
     hostile_recipe: (6, 200),
@@ -49,7 +56,7 @@ FAMILIES: dict[Family, tuple[int, int]] = {
     odd_call: (10, 400),
     killed: (2, 120),
     refused: (1, 70),
-    signalled: (3, 2 * MOMENTS * len(VERBS)),
+    signalled: (4, 2 * MOMENTS * len(VERBS)),
     full_disk: (1, 50),
     two_at_once: (1, 40),
 }
@@ -59,6 +66,7 @@ FAMILIES: dict[Family, tuple[int, int]] = {
 def _campaign(world: World, trials: list[tuple[Family, int]], seed: int) -> Tally:
     tally = Tally()
     for done, (family, number) in enumerate(trials, 1):
+        tally.trial = f"{family.__name__} {number}"
         more = {"number": number} if "number" in inspect.signature(family).parameters else {}
         try:
             family(world, random.Random(f"{seed} {family.__name__} {number}"), tally, **more)
@@ -81,17 +89,33 @@ def test_a_sample(world: World, family: Family) -> None:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_the_whole_campaign(world: World, part: int, record_property: Callable[[str, object], None]) -> None:
     seed = int(os.environ.get("RECOLLECT_SEED", "1"))
-    whole = sum(count for _, count in FAMILIES.values())
-    share = int(os.environ.get("RECOLLECT_TRIALS", whole)) / whole
-    chosen = os.environ.get("RECOLLECT_FAMILY")  # one family alone, to look closer
-    trials = [
-        (family, number)
-        for family, (_, count) in FAMILIES.items()
-        for number in range(max(1, round(share * count)))
-        if chosen in (None, family.__name__)
-    ]
+    trials = _chosen(os.environ.get("RECOLLECT_ONLY", ""), os.environ.get("RECOLLECT_TRIALS"))
     # Mixed, so that a part of a campaign says something of each family.
     random.Random(seed).shuffle(trials)
+    if not trials[part::PARTS]:
+        pytest.skip("fewer trials than parts")
     tally = _campaign(world, trials[part::PARTS], seed)
     record_property("tally", json.dumps(tally.as_dict()))
     assert not tally.defects, str(tally)
+
+
+def _chosen(only: str, count: str | None) -> list[tuple[Family, int]]:
+    """Trials by family and number: those named by ``only`` (a family alone means all of it), or a share of all."""
+    whole = sum(each for _, each in FAMILIES.values())
+    share = int(count or whole) / whole
+    every = [
+        (family, number) for family, (_, each) in FAMILIES.items() for number in range(max(1, round(share * each)))
+    ]
+    if not only:
+        return every
+    names = {family.__name__: family for family in FAMILIES}
+    found = []
+    for name, _, number in (trial.strip().partition(" ") for trial in only.split(",")):
+        chosen = names[name]
+        found += [(chosen, int(number))] if number else [trial for trial in every if trial[0] is chosen]
+    return found
+
+
+def test_trials_are_found_by_name() -> None:
+    assert _chosen("killed 17, damaged_run 3", None) == [(killed, 17), (damaged_run, 3)]
+    assert {family for family, _ in _chosen("refused", "1000")} == {refused}

@@ -233,6 +233,8 @@ class Tally:
     kinds: Counter[str] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
     defects: list[str] = field(default_factory=list)
+    trial: str = ""
+    """The trial that is being done, as ``RECOLLECT_ONLY`` names it."""
 
     def add(self, family: str, what: str, ended: Ended, lost: str | None = None, other: str | None = None) -> None:
         """Count one trial.
@@ -254,7 +256,7 @@ class Tally:
         self.seconds[family] += seconds  # type: ignore[assignment]
         if found:
             self.kinds[f"{family}/{found[0]}"] += 1
-            self.defects.append(f"{family}: {what}: {found[0]}: {found[1]}")
+            self.defects.append(f"[{self.trial}] {family}: {what}: {found[0]}: {found[1]}")
 
     def as_dict(self) -> dict[str, object]:
         """Plain values, to send from a test process."""

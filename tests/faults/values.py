@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import signal
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import typer
 
 from faults.conftest import World
 from faults.damage import VALUES, hostile_yaml
+from faults.moments import signal_after, stop_after
 from faults.trials import Tally, called, run
 from faults.verbs import fresh
 from recollect.cli.app import app
@@ -63,34 +65,44 @@ _GIVEN: dict[str, tuple[str, ...]] = {
     "calibrate": ("{index}", "--data", "{images}"),
     "duplicates": ("{images}", "--model", "{run}"),
     "export": ("{run}", "--onnx", "m.onnx"),
+    "publish": ("{run}", "--folder", "odd-model"),
+    "whiten": ("{headless}", "--data", "{images}", "--split", "train", "--out", "odd-model"),
     "reproduce": ("losses", "--plan", "--out", "odd-study"),
+    "compare": ("{recipe}", "--losses", "recall_at_k", "--plan", "--out", "odd-study"),
     "paper": ("{run}", "--out", "p.html"),
+    "demo": ("--out", "odd-demo"),
+    "serve": ("{index}",),
+    "data verify": ("folder", "{images}"),
 }
-"""Arguments with which each verb works; ``demo`` and ``serve`` are left out: every value that is taken starts them."""
-_ENDLESS = ("--port", "--out", "--page")
+"""Arguments with which each verb works. ``demo`` and ``serve`` are stopped soon after they started."""
+_PLACES = ("--out", "--page", "--to")
+"""Options that are not tried: a place to write to, which the disturbances of every verb try, and the network."""
 
 
 @functools.cache
 def _options() -> list[tuple[str, str]]:
     """Every option of every verb that takes a value."""
-    command: Any = typer.main.get_command(app)
-    return [
-        (verb, option.opts[0])
-        for verb in _GIVEN
-        for option in command.commands[verb].params
-        if option.param_type_name == "option" and not option.is_flag and option.opts[0] not in _ENDLESS
-    ]
+    found = []
+    for verb in _GIVEN:
+        command: Any = typer.main.get_command(app)
+        for word in verb.split():
+            command = command.commands[word]
+        options = [option for option in command.params if option.param_type_name == "option" and not option.is_flag]
+        found += [(verb, option.opts[0]) for option in options if option.opts[0] not in _PLACES]
+    return found
 
 
 def odd_option(world: World, draw: random.Random, tally: Tally) -> None:
     """An option of a verb has a value that nobody should write."""
     verb, option = draw.choice(_options())
     places = {"recipe": world.recipe, "run": world.finished, "images": world.images / "test", "vectors": world.vectors,
-              "image": world.image, "index": world.index}  # fmt: skip
+              "image": world.image, "index": world.index, "headless": world.headless}  # fmt: skip
     more = ("lr=1:0", "lr=x", "x=1", "a=b=c", "cuda:9", "meta", "\x1b[31m", "1e400", "-9e99", "0.5", "2", "1000000000")
     value = draw.choice((*VALUES, *more)).replace("\0", "")
-    arguments = [verb, *(word.format(**places) for word in _GIVEN[verb]), option, value]
-    ended = run(arguments, fresh(world, "odd"))
+    arguments = [*verb.split(), *(word.format(**places) for word in _GIVEN[verb]), option, value]
+    ended = run(
+        arguments, fresh(world, "odd"), {"demo": signal_after(1.0, signal.SIGTERM), "serve": stop_after(3.0)}.get(verb)
+    )
     tally.add("odd option", f"{verb} {option} {value[:60]!r}", ended)
 
 

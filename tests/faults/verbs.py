@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
 import socket
-import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-import numpy as np
-import onnx
-from safetensors import safe_open
+from typing import Any
 
 from faults.conftest import World
-from recollect.common.reading import read_json, read_npz, read_torch
-from recollect.common.yaml_text import read_yaml
+from faults.moments import Arm
+from faults.wholeness import arrays, compared, reproduced, weights
+from recollect.common.reading import read_json
 
 
 @dataclass(frozen=True)
@@ -26,12 +24,26 @@ class Task:
         arguments: of ``recollect``. again: those that go on after an interruption, where they differ.
         writes: files and folders it makes or changes. endless: it runs until it is stopped.
         same: the folder of a run that must come to the same weights as the undisturbed one.
+        outcome: what came of it, to be the same as that of an undisturbed command.
+        prepare: called in the command's process before it begins, e.g. to make its work small.
     """
 
     arguments: list[str]
     writes: list[Path] = field(default_factory=list)
     endless: bool = False
     same: Path | None = None
+    outcome: Callable[[], object] | None = None
+    prepare: Arm | None = None
+
+    def armed(self, arm: Arm | None = None) -> Arm:
+        """``prepare``, then ``arm``."""
+
+        def both() -> None:
+            for each in (self.prepare, arm):
+                if each is not None:
+                    each()
+
+        return both
 
     def again(self) -> list[str]:
         """What a person would type after an interruption."""
@@ -57,7 +69,7 @@ def _eval(world: World, folder: Path) -> Task:
 def _measure(world: World, folder: Path) -> Task:
     metrics, queries = folder / "m.json", folder / "q.npz"
     out = ["--metrics-out", str(metrics), "--queries-out", str(queries), "--overwrite"]
-    return Task(["eval", str(world.vectors), *out], [metrics, queries])
+    return Task(["eval", str(world.vectors), *out], [metrics, queries], outcome=lambda: read_json(metrics, dict))
 
 
 def _report(world: World, folder: Path) -> Task:
@@ -66,8 +78,9 @@ def _report(world: World, folder: Path) -> Task:
 
 
 def _embed(world: World, folder: Path) -> Task:
-    arguments = ["embed", str(world.finished), str(world.images / "test"), "--out", str(folder / "v.npz")]
-    return Task([*arguments, "--overwrite"], [folder / "v.npz"])
+    out = folder / "v.npz"
+    arguments = ["embed", str(world.finished), str(world.images / "test"), "--out", str(out), "--overwrite"]
+    return Task(arguments, [out], outcome=lambda: arrays(out))
 
 
 def _search(world: World, folder: Path) -> Task:
@@ -95,6 +108,23 @@ def _rebuild(world: World, folder: Path) -> Task:
     return Task(["index", str(index), "--rebuild", "--model", str(world.finished)], [index])
 
 
+def _add(world: World, folder: Path) -> Task:
+    index = world.copied(world.index, folder / "i.db")
+    more = [str(path) for path in sorted((world.images / "train" / "train-00").iterdir())[:3]]
+    return Task(["index", str(index), *more, "--add", "--meta", "shop=x"], [index])
+
+
+def _remove(world: World, folder: Path) -> Task:
+    index = world.copied(world.index, folder / "i.db")
+    return Task(["index", str(index), "test-01/3.png", "test-02/1.png", "--remove", "--info"], [index])
+
+
+def _approximate(world: World, folder: Path) -> Task:
+    index = folder / "i.db"
+    model = ["--model", str(world.finished), "--dim", "8", "--half", "--approximate"]
+    return Task(["index", str(index), str(world.images / "test"), *model], [index])
+
+
 def _calibrate(world: World, folder: Path) -> Task:
     done = world.copied(world.finished, folder / "done")
     rates = ["--false-match-rate", "0.1", "--similar-rate", "0.2"]
@@ -110,6 +140,29 @@ def _export(world: World, folder: Path) -> Task:
     return Task(["export", str(world.finished), "--onnx", str(model), "--overwrite"], [model])
 
 
+def _publish(world: World, folder: Path) -> Task:
+    out = folder / "repository"
+    arguments = ["publish", str(world.finished), "--folder", str(out), "--dim", "8", "--licence", "MIT"]
+    return Task(arguments, [out], outcome=lambda: weights(out))
+
+
+def _whiten(world: World, folder: Path) -> Task:
+    out = folder / "whitened"
+    arguments = [
+        "whiten",
+        str(world.headless),
+        "--data",
+        str(world.images),
+        "--split",
+        "train",
+        "--dim",
+        "8",
+        "--out",
+        str(out),
+    ]
+    return Task(arguments, [out], outcome=lambda: weights(out))
+
+
 def _paper(world: World, folder: Path) -> Task:
     page = folder / "p.html"
     return Task(["paper", str(world.finished), "--out", str(page), "--overwrite"], [page])
@@ -121,12 +174,67 @@ def _tune(world: World, folder: Path) -> Task:
     return Task(["tune", str(world.recipe), "--out", str(study), *short], [study])
 
 
+def _compare(world: World, folder: Path) -> Task:
+    out = folder / "comparison"
+    short = ["--seeds", "1", "--steps", "2", "--jobs", "1", "--losses", "recall_at_k,contrastive"]
+    arguments = ["compare", str(world.recipe), *short, "--out", str(out)]
+    return Task(arguments, [out], outcome=lambda: compared(out), prepare=_fork)
+
+
+def _reproduce(world: World, folder: Path) -> Task:
+    out = folder / "claims"
+    short = ["--bench", "glyphs", "--seeds", "1", "--jobs", "1"]
+
+    def prepare() -> None:
+        from recollect.studies.benches import BENCHES, EqualImages
+
+        bench = replace(BENCHES["glyphs"], recipe=str(world.recipe), batch=16, batches=(16,), settings={})
+        BENCHES["glyphs"] = replace(bench, budget=EqualImages(32, 32))
+        _fork()
+
+    return Task(
+        ["reproduce", "count-query", *short, "--out", str(out)],
+        [out],
+        outcome=lambda: reproduced(out),
+        prepare=prepare,
+    )
+
+
+def _fork() -> None:
+    """Runs of a study in forks: a new interpreter takes longer to import torch than its whole work here."""
+    of = multiprocessing.get_context
+    multiprocessing.get_context = lambda method=None: of("fork")  # type: ignore[assignment,misc]
+
+
+def _demo(world: World, folder: Path) -> Task:
+    out = folder / "demo"
+
+    def prepare() -> None:
+        from recollect.studies import demonstration
+
+        whole = demonstration.demo_settings
+
+        def small(loss: str, steps: int, seed: int, options: dict[str, Any]) -> dict[str, Any]:
+            images = {"data.name": "folder", "data.root": str(world.images), "data.augmentation": "crop"}
+            network = {"model.init": "tiny", "model.image_size": 24, "model.resize": 24, "batch.size": 16}
+            return whole(loss, steps, seed, {}) | images | network
+
+        demonstration._data_options = dict
+        demonstration.demo_settings = small
+
+    return Task(["demo", "--out", str(out), "--steps", "2"], [out], prepare=prepare)
+
+
 def _serve(world: World, folder: Path) -> Task:
     index = world.copied(world.index, folder / "i.db")
+    return Task(["serve", str(index), "--port", str(free_port())], [index], endless=True)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return Task(["serve", str(index), "--port", str(port)], [index], endless=True)
+        return int(free.getsockname()[1])
 
 
 def _plain(*arguments: str) -> Callable[[World, Path], Task]:
@@ -146,21 +254,32 @@ VERBS: dict[str, Callable[[World, Path], Task]] = {
     "index": _index,
     "index update": _update,
     "index rebuild": _rebuild,
+    "index add": _add,
+    "index remove": _remove,
+    "index approximate": _approximate,
     "calibrate": _calibrate,
     "duplicates": _duplicates,
     "export": _export,
+    "publish": _publish,
+    "whiten": _whiten,
     "paper": _paper,
     "tune": _tune,
+    "compare": _compare,
+    "reproduce": _reproduce,
+    "demo": _demo,
     "serve": _serve,
     "recipes": _plain("recipes", "cars196"),
     "models": _plain("models"),
     "losses": _plain("losses", "recall_at_k"),
     "data": _plain("data"),
+    "data verify": lambda world, folder: Task(["data", "verify", "folder", str(world.images)]),
 }
 WRITING = [
     "train", "resume", "eval", "eval vectors", "report", "embed", "search", "index", "index update", "index rebuild",
-    "calibrate", "export", "paper", "tune",
+    "index add", "index remove", "index approximate", "calibrate", "export", "publish", "whiten", "paper", "tune",
+    "compare", "reproduce",
 ]  # fmt: skip
+"""Verbs that can be run again in the same place. ``demo`` is not: it asks for a new folder."""
 
 
 def fresh(world: World, name: str) -> Path:
@@ -169,60 +288,3 @@ def fresh(world: World, name: str) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     return folder
-
-
-def weights(folder: Path) -> bytes:
-    """Every weight of a finished run."""
-    with safe_open(folder / "model" / "model.safetensors", "numpy") as tensors:
-        return b"".join(name.encode() + tensors.get_tensor(name).tobytes() for name in sorted(tensors.keys()))
-
-
-def strays(folder: Path) -> list[str]:
-    """Temporary files that were left."""
-    return [path.name for path in folder.rglob(".*.part")]
-
-
-def differs(world: World, run_folder: Path) -> str | None:
-    """Whether a run that came to its end is another than the undisturbed one."""
-    if weights(run_folder) != weights(world.finished):
-        return "ended with other weights and no word"
-    left = strays(run_folder)
-    return f"left {left} behind" if left else None
-
-
-def broken(paths: list[Path]) -> str | None:
-    """What of these files and folders is there and not whole."""
-    for path in (file for place in paths for file in ([place] if place.is_file() else sorted(place.rglob("*")))):
-        if path.is_file() and path.name != "metrics.jsonl" and (check := _CHECKS.get(path.suffix)) is not None:
-            try:
-                check(path)
-            except Exception as error:
-                return f"{path.name} is not whole: {type(error).__name__} {error}"
-    return None
-
-
-def _page(path: Path) -> None:
-    assert path.read_text().rstrip().endswith("</html>"), "cut short"
-
-
-def _database(path: Path) -> None:
-    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
-        assert database.execute("pragma integrity_check").fetchone() == ("ok",)
-    database.close()
-
-
-def _tensors(path: Path) -> None:
-    with safe_open(path, "numpy") as tensors:
-        assert all(np.isfinite(tensors.get_tensor(name)).all() for name in tensors.keys())  # noqa: SIM118
-
-
-_CHECKS: dict[str, Callable[[Path], object]] = {
-    ".json": lambda path: read_json(path),
-    ".npz": read_npz,
-    ".html": _page,
-    ".db": _database,
-    ".pt": read_torch,
-    ".yaml": read_yaml,
-    ".safetensors": _tensors,
-    ".onnx": lambda path: onnx.load(str(path)),
-}
