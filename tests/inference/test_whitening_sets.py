@@ -82,3 +82,15 @@ def test_the_verb(sfm: Path, network: Embedder, tmp_path: Path) -> None:
     code, said = run("--data", "glyphs", "--split", "test", "--out", str(tmp_path / "labels"), "--dim", "60000")
     assert code != 0
     assert "60000" in said
+
+
+def test_the_verb_refuses_a_place_before_it_embeds(
+    sfm: Path, network: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network.save(tmp_path / "trained")
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setattr("recollect.inference.open_model", lambda *given, **more: pytest.fail("work has begun"))
+    for place, words in (("trained", "already holds"), ("file/below", "cannot be written")):
+        more = ["--pairs", str(sfm), "--out", str(tmp_path / place)]
+        result = CliRunner().invoke(app, ["whiten", str(tmp_path / "trained"), *more])
+        assert words in str(result.exception)

@@ -114,3 +114,16 @@ def test_the_embedder_of_a_run(tmp_path: Path) -> None:
         Embedder.load(tmp_path / "unfinished")
     with pytest.raises(WeightsError, match="not a saved embedder"):
         Embedder.load(tmp_path)
+
+
+def test_a_new_folder_has_both_files_or_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: object) -> None:
+        raise DataError("the disk is full")
+
+    embedder = Embedder.create("tiny")
+    with monkeypatch.context() as patch:
+        patch.setattr("recollect.models.saving.write_json", refuse)
+        with pytest.raises(DataError, match="full"):
+            embedder.save(tmp_path / "saved")
+    assert not list(tmp_path.iterdir())
+    embedder.save(tmp_path / "saved")

@@ -170,3 +170,17 @@ def test_eval_of_a_published_model(run: Path, hub: HubStandIn, tmp_path: Path, m
     assert result.exit_code == 0, result.exception
     assert json.loads(result.stdout)["source"]["model"].startswith("hf://ada/birds@")
     assert (tmp_path / "runs" / "hub-ada--birds" / "eval").is_dir()
+
+
+def test_an_interrupted_folder_does_not_take_the_place(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("recollect.report.publishing._check", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            publish(run, folder=tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+    publish(run, folder=tmp_path / "out")

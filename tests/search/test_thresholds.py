@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.common.errors import DataError, InputError
+from recollect.common.refusals import StorageError
 from recollect.config.overrides import as_mapping, resolve
 from recollect.data import load
 from recollect.inference.trained_on import trained_on
@@ -129,3 +130,14 @@ def test_classes_trained_on_are_left_out(tmp_path: Path) -> None:
     (run / "trained_on.npz").write_bytes(b"damaged")
     with pytest.raises(DataError, match="Put a whole copy"):  # not taken for a run that noted nothing
         calibrating._training_classes(run, str(photos))
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_embedding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    Embedder.create("tiny", size=16, dim=8).save(model)
+    (model / "calibration.json").mkdir()
+    monkeypatch.setattr("recollect.search.calibrating.open_encoder", lambda *given: pytest.fail("work has begun"))
+    with pytest.raises(StorageError, match="it is a folder"):
+        calibrate_target(model, str(tmp_path))

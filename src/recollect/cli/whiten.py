@@ -56,13 +56,17 @@ def whiten(
     recollect whiten lite0-in1k --data photos/ --out whitened
     """
     from recollect.common.errors import ConfigError
+    from recollect.common.files import make_folder_for
     from recollect.data import load
     from recollect.inference import open_model
     from recollect.inference.test_sets import choose_test
     from recollect.inference.whitening_sets import WhiteningSet, add_last_layer, labelled_set
+    from recollect.models.saving import refuse_saved
 
     if (pairs is None) == (data is None):
         raise ConfigError("say what to learn from: --pairs FOLDER (SfM-120k), or --data NAME.")
+    refuse_saved(out, overwrite)  # before the images are embedded, not after
+    make_folder_for(out / "embedder.json" if out.is_dir() else out)
     opened = open_model(model, download=download, device=device)
     if opened.remark is not None:
         remark(opened.remark)

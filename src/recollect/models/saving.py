@@ -17,7 +17,7 @@ from torch import nn
 
 from recollect._version import __version__
 from recollect.common.errors import ConfigError, DataError, WeightsError
-from recollect.common.files import atomic_write, sha256, write_json
+from recollect.common.files import atomic_write, new_folder, sha256, write_json
 from recollect.common.preprocessing import Preprocessing
 from recollect.common.reading import read_json
 from recollect.models.backbones import build_backbone
@@ -64,18 +64,36 @@ def config_from_dict(values: dict[str, Any]) -> EmbedderConfig:
 
 
 def save_embedder(embedder: Embedder, folder: Path, *, overwrite: bool = False) -> None:
-    """Write both files, each atomically.
+    """Write both files: a new folder appears with both of them or not at all, in an existing one each is whole.
 
     Raises:
         DataError: the folder already contains an embedder and ``overwrite`` is not set.
     """
-    from safetensors.torch import save
+    refuse_saved(folder, overwrite)
+    if folder.is_dir():
+        _write_both(embedder, folder)
+        return
+    with new_folder(folder) as part:
+        _write_both(embedder, part)
 
+
+def refuse_saved(folder: Path, overwrite: bool = False) -> None:
+    """Refuse a folder that already holds an embedder: for a caller with long work before ``save_embedder``.
+
+    Raises:
+        DataError: it does, and ``overwrite`` is not set.
+    """
     existing = [name for name in (TENSORS, DESCRIPTION) if (folder / name).exists()]
     if existing and not overwrite:
         raise DataError(
-            f"{folder}: already contains {' and '.join(existing)}. Choose another folder or overwrite=True."
+            f"{folder}: already contains {' and '.join(existing)}. Choose another folder, or overwrite them "
+            "(--overwrite; in Python overwrite=True)."
         )
+
+
+def _write_both(embedder: Embedder, folder: Path) -> None:
+    from safetensors.torch import save
+
     tensors = {key: value.detach().cpu().contiguous() for key, value in embedder.state_dict().items()}
     with atomic_write(folder / TENSORS) as file:
         file.write(save(tensors, metadata={"format": "pt"}))

@@ -7,6 +7,7 @@ written.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ import yaml
 
 from recollect._version import __version__
 from recollect.common.errors import DataError, InputError, RecollectError, in_one_line
-from recollect.common.files import write_text
+from recollect.common.files import new_folder, write_text
 from recollect.common.imports import require
 from recollect.common.words import printable
 from recollect.config.overrides import as_mapping
@@ -93,11 +94,14 @@ def write_repository(
         raise DataError(f"{run} is not a run of recollect train with its settings: only a finished run is published.")
     if opened.remark is not None:
         raise DataError(f"{opened.remark} Publish it when it is finished: recollect train --resume {run}.")
-    read = read_run(run)
-    opened.embedder.save(folder)
-    write_text(folder / SETTINGS, yaml.safe_dump(_settings(opened.config), sort_keys=False, allow_unicode=True))
-    write_text(folder / CARD, model_card(opened, read, to=to, licence=licence))
-    _check(folder, opened.embedder)
+    settings = yaml.safe_dump(_settings(opened.config), sort_keys=False, allow_unicode=True)
+    card = model_card(opened, read_run(run), to=to, licence=licence)
+    # All of it or nothing; a folder that is there is perhaps a mount point, which cannot be replaced.
+    with contextlib.nullcontext(folder) if folder.is_dir() else new_folder(folder) as part:
+        opened.embedder.save(part)
+        write_text(part / SETTINGS, settings)
+        write_text(part / CARD, card)
+        _check(part, opened.embedder)
     return folder
 
 

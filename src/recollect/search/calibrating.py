@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from recollect.common.console import ProgressLine
 from recollect.common.errors import DataError, InputError, RecollectError
+from recollect.common.files import make_folder_for
 from recollect.data import load
 from recollect.inference.run_files import RunFiles
 from recollect.inference.trained_on import read_trained_on
@@ -20,7 +21,7 @@ from recollect.search.encoder import Encoder, open_encoder
 from recollect.search.filling import stored_vectors
 from recollect.search.index import Index
 from recollect.search.indexed_files import list_images
-from recollect.search.thresholds import ThresholdCalibration, calibrate, write_calibration
+from recollect.search.thresholds import FILE, ThresholdCalibration, calibrate, write_calibration
 
 Labelled = tuple[list[Any], list[str]]
 """Images with their labels."""
@@ -69,6 +70,8 @@ def calibrate_target(
         return found, remarks
     if data is None:
         raise InputError("name labelled images with --data, of classes that the model was not trained on.")
+    if Path(target).is_dir():
+        make_folder_for(Path(target) / FILE)  # a read-only folder is noticed before the images are embedded
     encoder = open_encoder(target, **opening)
     images, labels = _labelled(data, root, split, allow_outside, remarks)
     images, labels = _not_trained_on(images, labels, encoder.note.get("model"), data, remarks)
