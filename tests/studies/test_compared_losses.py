@@ -11,10 +11,16 @@ from matrix_bench import InProcess
 from typer.testing import CliRunner
 
 from recollect.cli.app import app
-from recollect.common.errors import ConfigError, RecollectError
+from recollect.common.errors import ConfigError, InputError, RecollectError
 from recollect.studies import matrix_runs
 from recollect.studies.claims import Cell, Contrast
-from recollect.studies.compared_losses import PairOfLosses, compare_losses, parse_losses, plan_comparison
+from recollect.studies.compared_losses import (
+    PairOfLosses,
+    compare_losses,
+    parse_losses,
+    plan_comparison,
+    run_comparison,
+)
 from recollect.studies.matrix import pending, processor_seconds_of
 from recollect.studies.summary import Judged, verdict
 from training.small_runs import make_images
@@ -162,3 +168,14 @@ def test_hostile_names_are_shown_and_do_nothing(images: Path, tmp_path: Path) ->
     planned.matrix.open()
     written = write_comparison(replace(planned, claim=replace(planned.claim, curves=[curve])), False)
     assert "<script" not in written.page.read_text()
+
+
+def test_a_page_of_someone_else_is_refused_before_the_runs(images: Path, tmp_path: Path) -> None:
+    planned = plan_comparison(
+        "recall_at_k", "folder", {**SMALL, "data.root": str(images)}, out=tmp_path / "out", steps=2
+    )
+    planned.matrix.open()
+    (tmp_path / "out" / "comparison.html").write_text("mine")
+    with pytest.raises(InputError, match="not a page"):
+        run_comparison(planned, jobs=1)
+    assert not (tmp_path / "out" / "runs").exists()

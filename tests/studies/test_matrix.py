@@ -14,13 +14,13 @@ from matrix_bench import BENCH, final_run, searched
 from typer.testing import CliRunner
 
 from recollect.cli.app import app
-from recollect.common.errors import ConfigError
+from recollect.common.errors import ConfigError, DataError
 from recollect.config.schema import ModelConfig
 from recollect.inference import opening
 from recollect.inference.opening import make_embedder
 from recollect.models import Embedder
 from recollect.studies.benches import BENCHES, UntilValidation
-from recollect.studies.claims import CLAIMS, Cell, Claim, asymmetric, initialisation
+from recollect.studies.claims import CLAIMS, Cell, Claim, Curve, asymmetric, initialisation
 from recollect.studies.claims_page import write_page
 from recollect.studies.matrix import LADDER, MOST_RATES, Matrix, Task, pending, tasks
 from recollect.studies.matrix_runs import run_matrix
@@ -239,3 +239,28 @@ def test_verdicts() -> None:
     middle, half = interval([1.0, 2.0, 3.0])
     assert middle == 2.0
     assert half == pytest.approx(2.920 / 3**0.5)
+
+
+def test_a_start_that_was_killed_does_not_take_the_place(tmp_path: Path) -> None:
+    study = Matrix(tmp_path / "study", "small", None)
+    study.out.mkdir()
+    (study.out / ".study.json.99999999-0123abcd.part").write_text("{")
+    study.open()
+    assert [path.name for path in study.out.iterdir()] == ["study.json"]
+
+
+@pytest.mark.parametrize("known", [{"budget": "small", "about": 3}, {"budget": "small", "benches": {"glyphs": []}}])
+def test_a_damaged_study_is_refused_with_a_sentence(tmp_path: Path, known: dict[str, object]) -> None:
+    (tmp_path / "study.json").write_text(json.dumps(known))
+    with pytest.raises(DataError, match=r"study\.json: entries of other types"):
+        Matrix(tmp_path, "small", None).open()
+
+
+def test_a_finished_run_without_a_measurement_is_named(tmp_path: Path) -> None:
+    cell = Cell("init", "no training", 16, trains=False)
+    study = Matrix(tmp_path, "small", None, (1,))
+    run = study.untrained(BENCH, cell, 1)
+    run.mkdir(parents=True)
+    (run / "manifest.json").write_text(json.dumps({"outcome": {"steps": 0, "metrics": {"test": {}}}}))
+    with pytest.raises(DataError, match="no r@1"):
+        collect(study, Claim("x", "x", "", BENCH, "x", [Curve("x", [("x", cell)])], []))

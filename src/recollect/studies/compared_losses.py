@@ -194,12 +194,13 @@ def run_comparison(
     planned: PlannedComparison, *, jobs: int | None = None, minutes: float | None = None
 ) -> LossComparison:
     """Execute the remaining part of the plan; see ``compare_losses``."""
+    from recollect.studies.compared_losses_page import check_page, write_comparison
+
     planned.matrix.open()
+    check_page(planned)  # before the runs, not after
     if minutes != 0:
         _compute_features(planned)
     complete = run_matrix(planned.matrix, [planned.claim], jobs=jobs, minutes=minutes)
-    from recollect.studies.compared_losses_page import write_comparison
-
     return write_comparison(planned, complete)
 
 

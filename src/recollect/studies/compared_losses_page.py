@@ -6,6 +6,7 @@ Rebuilt from the run folders each time. Names of losses come from the user and a
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from recollect.common.files import write_json, write_text
 from recollect.report.bars import Bar, bar_chart
@@ -18,14 +19,20 @@ GENERATOR = "recollect compare"
 _DASH = "–"
 
 
-def write_comparison(planned: PlannedComparison, complete: bool) -> LossComparison:
-    """Write ``comparison.html`` and ``comparison.json`` into the study's folder.
+def check_page(planned: PlannedComparison) -> Path:
+    """The page of a comparison.
 
     Raises:
         InputError: there is a ``comparison.html`` that recollect did not write.
     """
     page = planned.matrix.out / "comparison.html"
     check_target(page, False, GENERATOR)
+    return page
+
+
+def write_comparison(planned: PlannedComparison, complete: bool) -> LossComparison:
+    """Write ``comparison.html`` and ``comparison.json`` into the study's folder; see ``check_page``."""
+    page = check_page(planned)
     results, pairs = summarise(planned)
     found = LossComparison(planned, complete, results, pairs, page)
     write_text(page, document("Losses compared", _body(found), _CONTENTS, GENERATOR))

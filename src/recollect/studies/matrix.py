@@ -14,6 +14,7 @@ The folders are the only record of progress: a run with an outcome in its manife
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from recollect.common.errors import ConfigError, DataError
-from recollect.common.files import write_json
+from recollect.common.files import remove_strays, write_json
 from recollect.common.reading import read_json
 from recollect.studies.benches import BENCHES, Bench, Budget
 from recollect.studies.claims import Cell, Claim
@@ -55,8 +56,10 @@ class Matrix:
             ConfigError: it holds something else.
         """
         file = self.out / "study.json"
+        with contextlib.suppress(OSError):  # a start that was killed left a temporary file, or there is no folder yet
+            remove_strays(self.out)
         if file.exists():
-            known = read_json(file, dict)
+            known = _known(file)
             if known.get("budget") != self.budget:
                 raise ConfigError(f"{self.out} holds runs of the {known.get('budget')} budget: choose another --out.")
             self._check_about(known)
@@ -71,7 +74,7 @@ class Matrix:
 
     def _check_about(self, known: dict[str, Any]) -> None:
         """Runs of different data or settings must not be mixed on one page."""
-        then = known.get("about") or {}
+        then = known.get("about", {})
         if differing := [key for key in {**then, **self.about} if then.get(key) != self.about.get(key)]:
             key = differing[0]
             raise ConfigError(
@@ -147,6 +150,20 @@ class Matrix:
             "run.watch_test": not searching,
             "run.verdict": False,  # it would read test classes, and the study compares by itself
         }
+
+
+def _known(file: Path) -> dict[str, Any]:
+    """What ``study.json`` says.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    known = read_json(file, dict)
+    benches = known.get("benches", {})
+    groups = [known.get("about", {}), benches, *(benches.values() if isinstance(benches, dict) else ())]
+    if not all(isinstance(group, dict) for group in groups):
+        raise DataError(f"{file}: entries of other types than recollect writes. Put a whole copy back.")
+    return known
 
 
 def _benches() -> dict[str, dict[str, Any]]:
@@ -227,7 +244,7 @@ def outcome_of(run: Path) -> dict[str, Any] | None:
         kept = {name: record.get(name) for name in ("seconds", "chosen_step", "metrics")}
         return {"steps": record["settings"]["run"]["steps"] or 0, **kept}
     found = RunFolder(run).read_manifest().get("outcome")
-    return dict(found) if found else None
+    return {"steps": 0, **found} if found else None
 
 
 def record_of(run: Path) -> dict[str, Any] | None:

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Literal
+from typing import Any, Literal
 
+from recollect.common.errors import DataError
 from recollect.studies.benches import Bench
 from recollect.studies.claims import Cell, Claim, Contrast
 from recollect.studies.matrix import (
@@ -112,27 +113,34 @@ def _result(matrix: Matrix, bench: Bench, cell: Cell) -> CellResult:
         for seed in matrix.seeds
     }
     outcomes = {seed: found for seed, run in runs.items() if (found := outcome_of(run))}
-    by_seed = {seed: 100 * outcome["metrics"]["test"]["r@1"] for seed, outcome in outcomes.items()}
+    tested = {seed: _tested(runs[seed], outcome) for seed, outcome in outcomes.items()}
     steps = next((int(outcome["steps"]) for outcome in outcomes.values()), None)
     failures = tuple(f"seed {seed}: {why}" for seed, run in runs.items() if (why := failure_of(run)))
     earlier = any(record_of(run) is not None for run in runs.values())
-    tested = [outcome["metrics"]["test"] for outcome in outcomes.values()]
     searched = () if choice is None else matrix.searches(bench, cell).values()
     return CellResult(
         cell,
-        by_seed,
+        {seed: 100 * found["r@1"] for seed, found in tested.items()},
         choice,
         steps,
         failures,
         earlier,
         metrics={
-            name: 100 * mean(found[name] for found in tested)
-            for name in (tested[0] if tested else ())
-            if all(name in found for found in tested)
+            name: 100 * mean(found[name] for found in tested.values())
+            for name in next(iter(tested.values()), {})
+            if all(name in found for found in tested.values())
         },
         processor_seconds=_total(runs[seed] for seed in outcomes) / len(outcomes) if outcomes else None,
         searched_seconds=_total(searched),
     )
+
+
+def _tested(run: Path, outcome: Mapping[str, Any]) -> Mapping[str, float]:
+    """What a finished run measured on test classes."""
+    found: Mapping[str, float] = (outcome.get("metrics") or {}).get("test") or {}
+    if "r@1" not in found:
+        raise DataError(f"{run}: its manifest has no r@1 on the test set. Remove the folder to train it again.")
+    return found
 
 
 def _total(runs: Iterable[Path]) -> float:
