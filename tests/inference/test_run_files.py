@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -61,3 +62,8 @@ def test_damaged_files_are_sentences(together: Path) -> None:
     run.manifest_file.write_text("3")
     with pytest.raises(DataError, match="dict is expected"):
         run.read_manifest()
+
+
+def test_an_empty_group_of_a_manifest_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(json.dumps({"plan": None, "outcome": None, "started": "today"}))
+    assert RunFiles(tmp_path).read_manifest() == {"started": "today"}

@@ -23,7 +23,7 @@ from recollect.report.map_view import map_section
 from recollect.report.measured import BEFORE, Contender
 from recollect.report.neighbours import confused_pairs, neighbours_of_all
 from recollect.report.outcome_tables import results, seeds
-from recollect.report.runs import Run
+from recollect.report.runs import Run, number
 from recollect.report.shown_images import Shown
 from recollect.report.verdict_view import time_spent, verdict_section
 from recollect.training.run_folder import RunFolder
@@ -133,3 +133,11 @@ def test_the_map_carries_places_classes_and_names(images: bool) -> None:
     tiles = np.frombuffer(base64.b64decode(attribute("tiles")), "<u2")
     assert sorted(tiles.tolist()) == (list(range(40)) if images else [65535] * 40)
     assert "<b>" not in markup
+
+
+def test_numbers_that_a_page_can_show() -> None:
+    assert [number(value) for value in (1, 0.5, True, None, "1", 10**400, float("nan"), float("inf"))] == [
+        1.0,
+        0.5,
+        *[None] * 6,
+    ]

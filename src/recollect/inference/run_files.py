@@ -24,6 +24,9 @@ TO_END, END = ", up to the line of its end.", "# The end."
 
 CHECKPOINT_FORMAT = 1
 
+_COUNTS = ("steps", "seconds", "chosen_step")
+"""Numbers of a finished run's outcome."""
+
 CHECKPOINT_REMEDY = (
     "Put a whole copy of it back, or remove checkpoints/last.pt: the run then starts again from its first step."
 )
@@ -76,16 +79,20 @@ class RunFiles:
         if not self.manifest_file.exists():
             return {}
         found = read_json(self.manifest_file, dict)
-        groups = ("versions", "machine", "data", "weights", "plan", "outcome", "pruned")
-        sound = all(found.get(key) is None or isinstance(found[key], dict) for key in groups)
+        groups = ("versions", "machine", "data", "weights", "plan", "outcome", "pruned", "verdicts")
+        found = {key: value for key, value in found.items() if value is not None or key not in groups}
+        sound = all(isinstance(found.get(key, {}), dict) for key in groups)
         lists = (found.get("resumed", []), outside := found.get("outside", []))
         sound = sound and all(isinstance(entry, list) for entry in lists)
         sound = sound and all(isinstance(entry, dict) for entry in outside)
-        if sound and (outcome := found.get("outcome")):
-            numbers = [outcome.get(key, 0) for key in ("steps", "seconds", "chosen_step")]
-            metrics = outcome.get("metrics", {})
-            sound = all(isinstance(number, int | float) for number in numbers) and isinstance(metrics, dict)
-            sound = sound and all(isinstance(values, dict) for values in metrics.values())
+        numbers = [found.get("processor_seconds", 0)]
+        if sound:
+            outcome, metrics = found.get("outcome", {}), found.get("outcome", {}).get("metrics", {})
+            numbers += [found.get("plan", {}).get("batch", 0), *(outcome.get(key, 0) for key in _COUNTS)]
+            sound = isinstance(metrics, dict) and all(isinstance(values, dict) for values in metrics.values())
+        if sound:
+            numbers += [number for values in metrics.values() for number in values.values()]
+            sound = all(isinstance(number, int | float) and abs(number) < 1e18 for number in numbers)
         if not sound:
             raise DataError(
                 f"{self.manifest_file}: entries of other types than recollect writes. Put a whole copy back."

@@ -5,7 +5,6 @@ A report is wanted most when something went wrong, so only a folder that is not 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,5 +140,6 @@ def _evaluated(folder: RunFolder, remarks: list[str]) -> dict[str, dict[str, flo
 
 def number(value: Any) -> float | None:
     """``value`` if it is a finite number."""
-    is_one = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # Not math.isfinite, which fails for an integer that no float can hold.
+    is_one = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
     return float(value) if is_one else None
