@@ -136,6 +136,7 @@ def test_configurations_are_frozen() -> None:
 
 def test_former_spellings_are_still_read() -> None:
     values = as_mapping(resolve(None, ["optimizer.lr=0.02", "model.normalization=clip"]))
-    values["optimizer"] = values.pop("optimizer")
-    values["model"]["normalization"] = values["model"].pop("normalization")
+    values["optimiser"] = values.pop("optimizer")
+    values["model"]["normalisation"] = values["model"].pop("normalization")
     assert from_mapping(values, "config.yaml") == resolve(None, ["optimizer.lr=0.02", "model.normalization=clip"])
+    assert resolve(None, ["optimiser.lr=0.02", "model.normalisation=clip"]) == from_mapping(values, "config.yaml")

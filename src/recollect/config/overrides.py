@@ -38,8 +38,8 @@ __all__ = [
 ]
 
 
-FORMER_KEYS = {"optimizer": "optimizer", "normalization": "normalization"}
-"""Former names of settings, still read."""
+FORMER_KEYS = {"optimiser": "optimizer", "normalisation": "normalization"}
+"""Settings of version 0.1 by their former spelling, which runs and recipes made with it have."""
 
 
 def resolve(recipe: str | Path | None = None, settings: Mapping[str, Any] | Iterable[str] = ()) -> Config:
