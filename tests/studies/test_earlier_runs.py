@@ -22,10 +22,8 @@ RATES = (3e-4, 1e-3, 3e-3)
 
 
 @pytest.fixture
-def study(tmp_path: Path) -> Matrix:
-    for split in ("train", "test"):
-        (tmp_path / "patterns" / split).mkdir(parents=True)
-    made = Matrix(tmp_path / "out", "small", tmp_path)
+def study(tmp_path: Path, data: Path) -> Matrix:
+    made = Matrix(tmp_path / "out", "small", data)
     made.open()
     return made
 
@@ -70,6 +68,29 @@ def test_a_study_goes_on_from_an_earlier_page(study: Matrix, tmp_path: Path) -> 
     page = write_page(study, [claim], tmp_path / "page", "recollect reproduce")
     assert "Taken over from an earlier study" not in page.read_text()  # one of two cells decides nothing
     assert len((tmp_path / "page" / "runs.jsonl").read_text().splitlines()) == 6
+
+
+def test_settings_found_automatically_are_compared_as_found(study: Matrix, tmp_path: Path) -> None:
+    """A run's own configuration says what was found; the bench's says "auto"."""
+    bench = replace(BENCH, settings={key: value for key, value in BENCH.settings.items() if key != "data.augmentation"})
+    file = written(tmp_path / "runs.jsonl", records(study))
+    assert take_over(study, [asymmetric(bench)], file) == (6, 0)
+    other = written(tmp_path / "others.jsonl", records(study, **{"data.augmentation": "none"}))
+    fresh = Matrix(tmp_path / "fresh", "small", study.data)
+    fresh.open()
+    assert take_over(fresh, [asymmetric(bench)], other) == (0, 6)
+
+
+def test_runs_of_the_first_version_are_read(study: Matrix, tmp_path: Path) -> None:
+    """It wrote two settings in another spelling, and divided the classes of a folder without test images otherwise."""
+    lines = records(study)
+    for line in lines:
+        settings = line["settings"]
+        assert isinstance(settings, dict)
+        settings["optimiser"] = settings.pop("optimizer")
+        settings["model"]["normalisation"] = settings["model"].pop("normalization")
+        settings["data"]["options"] = {}
+    assert take_over(study, [asymmetric(BENCH)], written(tmp_path / "runs.jsonl", lines)) == (6, 0)
 
 
 def test_runs_of_other_settings_are_left_out(study: Matrix, tmp_path: Path) -> None:

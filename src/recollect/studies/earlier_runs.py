@@ -1,8 +1,9 @@
 """Runs of an earlier study, imported from the ``runs.jsonl`` of its page instead of being run again.
 
 A record counts only for the cell, seed and learning rate that it names, and only if that run would have the same settings
-today: runs of a bench that has changed since (such as another image size) are left out. Imported runs are marked on the
-page, because an earlier version of the program made it.
+today: runs of a bench that has changed since (such as another image size) are left out. Settings that are found
+automatically are compared as found. Imported runs are marked on the page, because an earlier version of the program made
+them.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import make_folder_for, write_json
@@ -19,7 +21,15 @@ from recollect.common.reading import parse_json, read_bytes
 from recollect.studies.claims import Claim
 from recollect.studies.matrix import RECORD, Matrix, Pending, pending
 
-_ASIDE = {"data": ("root", "workers", "prefetch_mb"), "run": ("device", "checkpoint_minutes")}
+if TYPE_CHECKING:
+    from recollect.config.schema import Config
+    from recollect.data import ImageSet
+
+_ASIDE = {
+    "data": ("root", "workers", "prefetch_mb"),
+    "data.options": ("class_split",),  # a bench's folder has train and test, so no rule divides its classes
+    "run": ("device", "checkpoint_minutes"),
+}
 """Settings that say where and how fast, not what."""
 
 
@@ -61,7 +71,7 @@ def _name(matrix: Matrix, run: Pending) -> str:
 
 def _fits(matrix: Matrix, claims: Sequence[Claim], run: Pending, record: Mapping[str, Any]) -> bool:
     """Whether the run would have the record's settings today."""
-    from recollect.config.overrides import as_mapping, from_mapping, resolve
+    from recollect.config.overrides import from_mapping, resolve
 
     cell = next(
         (
@@ -75,31 +85,47 @@ def _fits(matrix: Matrix, claims: Sequence[Claim], run: Pending, record: Mapping
     )
     if cell is None:
         return False
+    images = _training_images(run.bench.recipe, json.dumps(run.bench.settings_with(matrix.data)))
     try:
-        before = as_mapping(from_mapping(record["settings"], "an earlier run"))
-        batch, seed, steps = before["batch"]["size"], before["run"]["seed"], before["run"]["steps"]
+        before = from_mapping(record["settings"], "an earlier run")
+        seed, steps = before.run.seed, before.run.steps
         searching = run.folder.parent.name == "search"
         if cell.trains:
             # A search may have a smaller batch than its cell: half of the classes may not fill it.
             given = matrix.settings(
                 run.bench,
-                cell if not searching else replace(cell, batch=batch),
+                cell if not searching else replace(cell, batch=int(before.batch.size)),
                 seed=seed,
-                rate=before["optimizer"]["lr"],
+                rate=float(before.optimizer.lr),
                 steps=None if searching else steps,
             )
         else:
             given = {**run.bench.settings, **cell.settings, "model.dim": None, "run.seed": seed}
-        return _what(as_mapping(resolve(run.bench.recipe, given))) == _what(before)
-    except (ConfigError, KeyError, TypeError):
+        return _what(resolve(run.bench.recipe, given), images) == _what(before, images)
+    except (ConfigError, KeyError, TypeError, ValueError):
         return False
 
 
-def _what(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run as plain values, without those that do not change its result."""
+@cache
+def _training_images(recipe: str, settings: str) -> ImageSet:
+    from recollect.config.overrides import resolve
+    from recollect.data import load
+
+    config = resolve(recipe, json.loads(settings))
+    return load(config.data.name, config.data.root, config.data.train_split, **config.data.options)
+
+
+def _what(config: Config, images: ImageSet) -> dict[str, Any]:
+    """The settings of a run as plain values, automatic ones as found, without those that do not change its result."""
+    from recollect.config.automatic import choose_device, is_pretrained, settle
+    from recollect.config.overrides import as_mapping
+
+    settled, _ = settle(config, images, choose_device(config.run.device), is_pretrained(config.model))
+    groups = {name: values for name, values in as_mapping(settled).items() if isinstance(values, Mapping)}
+    groups["data.options"] = groups["data"].pop("options")
     kept = {
         group: {name: value for name, value in values.items() if name not in _ASIDE.get(group, ())}
-        for group, values in settings.items()
-        if isinstance(values, Mapping) and group != "published"
+        for group, values in groups.items()
+        if group != "published"
     }
     return dict(json.loads(json.dumps(kept, default=list)))
