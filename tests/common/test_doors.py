@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from recollect.common import doors
-from recollect.common.errors import ConfigError
+from recollect.common.errors import ConfigError, DataError
 
 CODE = """
 class MyLoss:
@@ -75,7 +76,8 @@ def test_what_has_the_form_of_a_reference(name: str, yes: bool) -> None:
     ("code", "attribute", "words"),
     [
         (CODE, "MyLos", ("has no 'MyLos'", "Did you mean MyLoss?")),
-        ("1 / 0", "MyLoss", ("cannot be imported", "ZeroDivisionError")),
+        ("\n1 / 0", "MyLoss", ("cannot be imported", "ZeroDivisionError", "(bad.py, line 2)")),
+        ("import sys; sys.exit('bye')", "MyLoss", ("cannot be imported", "SystemExit: bye")),
         ("def (", "MyLoss", ("cannot be imported", "SyntaxError")),
         ("import nothing_of_that_name", "MyLoss", ("cannot be imported", "nothing_of_that_name")),
     ],
@@ -99,6 +101,35 @@ def test_trouble_is_a_sentence(tmp_path: Path, code: str, attribute: str, words:
 def test_what_is_not_there(reference: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         doors.load(reference, "loss")
+
+
+def test_a_module_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The console script has no current folder on ``sys.path``, ``python -m`` has."""
+    (tmp_path / "own_tools").mkdir()
+    (tmp_path / "own_tools" / "losses.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))])
+    before = list(sys.path)
+    loaded = doors.load("own_tools.losses:MyLoss", "loss")
+    assert loaded.file == tmp_path / "own_tools" / "losses.py"
+    assert sys.path == before
+
+
+def test_code_that_fails_is_told_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("import json\n\ndef make(text):\n    return json.loads(text)\n")
+    make = doors.load(f"{path}:make", "data set").target
+    said = r"^data set 'mine' fails: JSONDecodeError: .* \(mine.py, line 4\)\.$"
+    with pytest.raises(ConfigError, match=said), doors.running("data set 'mine'"):
+        make("{")
+    with pytest.raises(DataError, match="as it is"), doors.running("data set 'mine'"):
+        raise DataError("as it is")
+    with pytest.raises(KeyboardInterrupt), doors.running("data set 'mine'"):
+        raise KeyboardInterrupt
+
+
+def test_a_file_without_a_name_in_it() -> None:
+    assert "my_loss.py:name" in str(doors.unknown("loss", "my_loss.py", ["recall_at_k"]))
 
 
 def test_options_follow_the_signature(file: Path) -> None:

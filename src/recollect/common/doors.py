@@ -13,16 +13,19 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import site
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from recollect.common.errors import ConfigError, in_one_line
+from recollect.common.errors import ConfigError, RecollectError, in_one_line
 from recollect.common.words import did_you_mean
 
 GROUPS = {
@@ -39,6 +42,8 @@ GROUPS = {
 GIVEN = "given"
 """What stands in the place of a module in the name of an object that was handed over in Python: ``given:module.Class``."""
 
+_NOT_OUTSIDE = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), *site.getsitepackages())
+"""Folders whose code a user did not write: recollect, Python and installed packages."""
 _SEAL = "untrusted "
 _trusted = False
 _recordings: list[list[Loaded]] = []
@@ -65,8 +70,7 @@ class Loaded:
     @property
     def short(self) -> str:
         """The reference without the folder of its file, which differs between machines."""
-        place, colon, attribute = self.reference.rpartition(":")
-        return f"{Path(place).name}{colon}{attribute}" if place.endswith(".py") else self.reference
+        return short(self.reference)
 
     def as_dict(self) -> dict[str, str]:
         """Plain values for a manifest."""
@@ -178,7 +182,16 @@ def _recorded(loaded: Loaded) -> Loaded:
 
 @contextmanager
 def trusting(trust: bool = True) -> Iterator[None]:
-    """Inside the block, follow the references that runs and saved embedders name; with False nothing changes."""
+    """Inside the block, follow the references that runs and saved embedders name.
+
+    Args:
+        trust: with False nothing changes.
+
+    Example:
+        >>> import recollect
+        >>> with recollect.trusting():
+        ...     embedder = recollect.load("run")
+    """
     global _trusted
     before, _trusted = _trusted, _trusted or trust
     try:
@@ -193,9 +206,16 @@ def sealed(name: str) -> str:
     return f"{_SEAL}{name}" if is_reference(name) and not is_open else name
 
 
-def plain(name: str) -> str:
-    """A name without the mark of ``sealed``, to be shown."""
-    return name.removeprefix(_SEAL)
+def short(name: str) -> str:
+    """A name to be shown: a reference without the folder of its file and without the mark of ``sealed``.
+
+    Example:
+        >>> short("/home/ada/my.py:MyLoss"), short("recall_at_k")
+        ('my.py:MyLoss', 'recall_at_k')
+    """
+    name = name.removeprefix(_SEAL)
+    place, colon, attribute = name.rpartition(":")
+    return f"{Path(place).name}{colon}{attribute}" if place.endswith(".py") else name
 
 
 def anchored(name: str, folder: Path) -> str:
@@ -220,8 +240,35 @@ def in_strings(value: Any, change: Callable[[str], str]) -> Any:
     return change(value) if isinstance(value, str) else value
 
 
+@contextmanager
+def running(what: str) -> Iterator[None]:
+    """Errors that outside code raises inside the block become a sentence with the line that raised them.
+
+    Args:
+        what: the code's name in messages, e.g. ``"loss 'my.py:MyLoss'"``.
+
+    Raises:
+        ConfigError: in the place of anything but recollect's own errors and a lack of memory.
+
+    Example:
+        >>> with running("loss 'my.py:MyLoss'"):
+        ...     {}["margin"]
+        Traceback (most recent call last):
+        ...
+        recollect.common.errors.ConfigError: loss 'my.py:MyLoss' fails: KeyError: 'margin'.
+    """
+    try:
+        yield
+    except (RecollectError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{what} fails: {_told(error)}.") from error
+
+
 def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> ConfigError:
     """The error for a name that neither recollect nor an installed package has."""
+    if name.endswith(".py"):
+        return ConfigError(f"{kind} {name!r} is a file: add the name of what to use from it, {name}:name.")
     names = [*known, *installed(kind)]
     guess = did_you_mean(name, names) or did_you_mean(name.lower().replace("-", "_"), names)
     return ConfigError(
@@ -293,14 +340,18 @@ def changes(then: Iterable[Mapping[str, str]], now: Iterable[Loaded]) -> list[st
 
 
 def _module(name: str, kind: str, reference: str) -> ModuleType:
+    """A module by its name: of an installed package or, if there is none, in the current folder."""
+    first = name.partition(".")[0]
+    is_installed = first in sys.modules or importlib.util.find_spec(first) is not None
     try:
-        return importlib.import_module(name)
+        with nullcontext() if is_installed else _importing_from(Path.cwd()):
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             hint = f" A file is named with its ending: {name.replace('.', '/')}.py:…" if "/" not in name else ""
             raise ConfigError(f"{kind} {reference!r}: there is no module {error.name!r} to import.{hint}") from error
-        raise ConfigError(f"{kind} {reference!r} cannot be imported: {in_one_line(error)}.") from error
-    except Exception as error:
+        raise ConfigError(f"{kind} {reference!r} cannot be imported: {_told(error)}.") from error
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{kind} {reference!r} cannot be imported: {_told(error)}.") from error
 
 
@@ -319,20 +370,36 @@ def _module_of_file(path: Path, kind: str) -> ModuleType:
         raise ConfigError(f"{kind}: {path} is not a Python file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickling look a module up while it is being executed
-    # Beside the file may lie what it imports.
-    sys.path.insert(0, str(resolved.parent))
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
+        with _importing_from(resolved.parent):  # beside the file may lie what it imports
+            spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ConfigError(f"{kind}: {path} cannot be imported: {_told(error)}.") from error
-    finally:
-        sys.path.remove(str(resolved.parent))
     return module
 
 
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {in_one_line(error)}"
+@contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the code may have removed it
+            sys.path.remove(str(folder))
+
+
+def _told(error: BaseException) -> str:
+    """An error in one line, with the last line of outside code that it passed through."""
+    said = f"{type(error).__name__}: {in_one_line(error)}".rstrip(": .")
+    if isinstance(error, SyntaxError):  # says where it is itself
+        return said
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(("<", *_NOT_OUTSIDE))
+    ]
+    return f"{said} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else said
 
 
 def _sha256(path: Path) -> str:

@@ -43,7 +43,7 @@ class MissingExtraError(RecollectError, ImportError):
     """An optional package that is not installed."""
 
 
-def in_one_line(error: Exception) -> str:
+def in_one_line(error: BaseException) -> str:
     """What a parser says over several lines, as one: where it stopped and why, without the drawing.
 
     Examples:

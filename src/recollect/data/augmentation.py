@@ -78,7 +78,8 @@ def make_augmentation(
     told = {"preprocessing": preprocessing, "size": preprocessing.size}
     own = {name: parameter for name, parameter in arguments.items() if name not in told}
     doors.check_options(maker, chosen, what, own)
-    made = maker(**chosen, **{name: value for name, value in told.items() if name in arguments})
+    with doors.running(what):
+        made = maker(**chosen, **{name: value for name, value in told.items() if name in arguments})
     if all(hasattr(made, member) for member in ("size", "draws", "key")) and callable(made):
         transform: Transform = made
         return transform

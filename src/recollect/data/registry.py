@@ -136,7 +136,8 @@ def _source_from_outside(loaded: doors.Loaded) -> Source:
     def read(root: Path | None, split: str, **options: Any) -> ImageSet:
         doors.check_options(target, options, f"data set {loaded.short!r}", own)
         asked = {name: value for name, value in (("root", root), ("split", split)) if name in arguments}
-        images = target(**asked, **options)
+        with doors.running(f"data set {loaded.short!r}"):
+            images = target(**asked, **options)
         if not isinstance(images, ImageSet):
             raise ConfigError(
                 f"data set {loaded.short!r} returned a {type(images).__name__}: it must return an ImageSet "

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -216,7 +217,8 @@ def compute(tile: RankTile, metrics: Sequence[Metric], ks: Sequence[int]) -> dic
     values: dict[str, Tensor] = {}
     for metric in metrics:
         for name, k in metric.columns(ks).items():
-            found = metric.compute(tile.ranks, tile.positives, *([] if k is None else [k]))
+            with doors.running(f"metric {name!r}") if METRICS.get(metric.name) is not metric else nullcontext():
+                found = metric.compute(tile.ranks, tile.positives, *([] if k is None else [k]))
             if not isinstance(found, Tensor) or found.shape != tile.positives.shape:
                 shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
                 raise InputError(

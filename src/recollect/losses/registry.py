@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -150,10 +151,11 @@ def create(name: str, **options: Any) -> nn.Module:
     """
     from torch import nn
 
-    maker = _found(name)[1]
+    entry, maker = _found(name)
     doors.check_options(maker, options, f"loss {name!r}", _parameters(maker) if _has_known_options(maker) else None)
     try:
-        loss = maker(**options)
+        with doors.running(f"loss {name!r}") if entry.family == "outside" else nullcontext():
+            loss = maker(**options)
     except (TypeError, ValueError, RuntimeError, MemoryError) as error:
         if isinstance(error, RecollectError):
             raise

@@ -141,7 +141,8 @@ def build_outside(loaded: doors.Loaded, size: int, options: Mapping[str, Any]) -
     known = {name: parameter for name, parameter in arguments.items() if name != "size" or "size" in options}
     doors.check_options(maker, options, f"backbone {loaded.short!r}", known)
     told = {"size": size} if "size" in arguments and "size" not in options else {}
-    made = maker(**options, **told)
+    with doors.running(f"backbone {loaded.short!r}"):
+        made = maker(**options, **told)
     return adapted(made, size, loaded.short), CodeOrigin(loaded.short, loaded.sha256, dict(options))
 
 

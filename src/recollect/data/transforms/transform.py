@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from PIL import Image
 
+from recollect.common import doors
 from recollect.common.errors import ConfigError
 from recollect.common.preprocessing import Preprocessing
 from recollect.data.transforms.affine import GlyphAffine
@@ -84,10 +85,14 @@ class FromTorchvision:
         """See ``Transform``."""
         picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
         if not self.random:
-            return self._checked(self.transform(picture))
+            return self._checked(self._called(picture))
         with _TORCH_RANDOM, torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(random[0] * 2**53))
-            return self._checked(self.transform(picture))
+            return self._checked(self._called(picture))
+
+    def _called(self, picture: Image.Image) -> Any:
+        with doors.running(f"the transform {type(self.transform).__name__}"):
+            return self.transform(picture)
 
     def _checked(self, tensor: Any) -> Pixels:
         expected = (3, *self.size)
