@@ -98,7 +98,8 @@ def large_batch_step(
         The loss of the whole batch, without a graph, unscaled.
 
     Raises:
-        InputError: images and labels differ in number, or the model does not return one embedding per image.
+        InputError: images and labels differ in number, the model does not return one embedding per image, or the loss
+            does not return one number.
         ConfigError: the model cannot be trained in chunks; the message says why and what to do.
 
     Examples:
@@ -190,6 +191,8 @@ def _loss_and_gradient(
             if shares
             else loss(leaf, batch.labels)
         )
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise InputError(f"the loss must return a tensor with one number, not {describe(value)}.")
         if value.requires_grad:
             (value if scaler is None else scaler.scale(value)).backward()
     value, gradient = value.detach(), torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

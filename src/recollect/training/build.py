@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from recollect.common import processor
+from recollect.common import doors, processor
 from recollect.common.bad_images import BadImage
 from recollect.common.decode import set_max_pixels
 from recollect.common.errors import ConfigError, DataError
@@ -28,6 +28,7 @@ from recollect.data import ImageSet, RevisitedBenchmark, class_disjoint_split, l
 from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.features import images_at_once
 from recollect.inference.opening import make_embedder
+from recollect.losses.trial import try_given, try_loss
 from recollect.models import Embedder
 from recollect.step import team as teams
 from recollect.step.chunking import step_threads
@@ -199,9 +200,13 @@ def build(config: Config, device: torch.device, team: Team, given: Given = NOTHI
     network = make_network(config, device, given.model)
     check_trainable_in_chunks(network.trained)
     network.trained.train()
+    classes, dim = len(sets.train.class_names), network.embedder.dim
     made = given.loss
     if made is None:
-        made = make_loss(config, len(sets.train.class_names), network.embedder.dim, sets.train.coarse_of_classes)
+        made = make_loss(config, classes, dim, sets.train.coarse_of_classes)
+    else:
+        each = config.batch.samples_per_class
+        try_given(made, type(made).__name__, dim, classes, samples_per_class=each, device=device)
     loss = seeded(made, config.run.seed).to(device)
     batches = _batches(config, sets.train, network, machine)
     watched = [
@@ -277,13 +282,19 @@ def make_network(config: Config, device: torch.device, model: nn.Module | None =
 
 def make_loss(config: Config, num_classes: int, dim: int, coarse: Sequence[int] | None = None) -> nn.Module:
     """The loss, told the number of classes, the embedding's length and the classes' coarser ones if it asks; its
-    parameters seeded.
+    parameters seeded. One from outside is tried first (``losses/trial.py``).
 
     With ``loss.dims`` there is one for each length, so that none shares another's parameters or memory.
     """
+    with doors.recording() as outside:
+        loss = _one_loss(config, num_classes, dim, coarse)
+    if outside:
+        each, device = config.batch.samples_per_class, choose_device(config.run.device)
+        try_loss(loss, config.loss.name, dim, num_classes, samples_per_class=each, device=device)
+        loss = _one_loss(config, num_classes, dim, coarse)  # the call may have changed the first
     dims = config.loss.dims
     if not dims:
-        return _one_loss(config, num_classes, dim, coarse)
+        return loss
     from recollect.losses import Matryoshka
 
     lengths = prefix_lengths(dims, dim, "loss.dims")
