@@ -43,6 +43,6 @@ def sealed_names(config: Config) -> Config:
     return with_names(config, doors.sealed)
 
 
-def shown_names(config: Config) -> Config:
-    """``config`` without the marks of ``sealed_names``."""
-    return with_names(config, doors.plain)
+def short_names(config: Config) -> Config:
+    """``config`` to be shown to others: references without folders of this machine and without marks of ``sealed_names``."""
+    return with_names(config, doors.short)

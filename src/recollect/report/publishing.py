@@ -11,7 +11,7 @@ import contextlib
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,13 @@ from recollect.common.files import new_folder, write_text
 from recollect.common.imports import require
 from recollect.common.words import printable
 from recollect.config.overrides import as_mapping
+from recollect.config.references import short_names
 from recollect.config.schema import Config
 from recollect.inference.opening import Opened, open_model
 from recollect.models import Embedder
+from recollect.models.embedder import EmbedderConfig
 from recollect.models.hub import LIMITS, endpoint, parse_address
+from recollect.models.outside import CodeOrigin
 from recollect.report.runs import Run, read_run
 
 CARD, SETTINGS = "README.md", "training.yaml"
@@ -65,6 +68,11 @@ def publish(
     Raises:
         InputError: neither ``to`` nor ``folder``, or a folder that is not empty.
         DataError: the run is not finished. RecollectError: the Hub refused.
+
+    Example:
+        >>> made = publish("run", folder="published")
+        >>> sorted(path.name for path in made.folder.iterdir())
+        ['README.md', 'embedder.json', 'model.safetensors', 'training.yaml']
     """
     if to is None and folder is None:
         raise InputError("say where to publish: --to user/name, or --folder OUT to write the files only.")
@@ -94,27 +102,33 @@ def write_repository(
         raise DataError(f"{run} is not a run of recollect train with its settings: only a finished run is published.")
     if opened.remark is not None:
         raise DataError(f"{opened.remark} Publish it when it is finished: recollect train --resume {run}.")
-    settings = yaml.safe_dump(_settings(opened.config), sort_keys=False, allow_unicode=True)
-    card = model_card(opened, read_run(run), to=to, licence=licence)
+    backbone = None if opened.embedder.config.code is None else opened.config.model.init
+    shown = short_names(opened.config)
+    settings = yaml.safe_dump(_settings(shown), sort_keys=False, allow_unicode=True)
+    card = model_card(replace(opened, config=shown), read_run(run), to=to, licence=licence)
     # All of it or nothing; a folder that is there is perhaps a mount point, which cannot be replaced.
     with contextlib.nullcontext(folder) if folder.is_dir() else new_folder(folder) as part:
         opened.embedder.save(part)
         write_text(part / SETTINGS, settings)
         write_text(part / CARD, card)
-        _check(part, opened.embedder)
+        _check(part, opened.embedder, backbone)
     return folder
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    """A run's settings without places on this machine."""
+    """A run's settings without places on this machine and without loggers, whose options may hold passwords."""
     values = as_mapping(config)
     values["data"] |= {"root": None, "validation_root": None}
+    values["run"] |= {"loggers": [], "logger_options": {}}
     weights = values["model"]["weights"]
     values["model"]["weights"] = Path(weights).name if weights not in (None, "none") else weights
-    if config.data.name == "folder":
-        values["data"]["options"] = {
-            key: value for key, value in values["data"]["options"].items() if not _is_path(value)
-        }
+    for group, name in (
+        ("data", "options"),
+        ("data", "augmentation_options"),
+        ("model", "options"),
+        ("loss", "options"),
+    ):
+        values[group][name] = {key: value for key, value in values[group][name].items() if not _is_path(value)}
     return values
 
 
@@ -122,15 +136,15 @@ def _is_path(value: Any) -> bool:
     return isinstance(value, str) and ("/" in value or "\\" in value)
 
 
-def _check(folder: Path, embedder: Embedder) -> None:
-    """Load what was written and compare the vectors of random images."""
+def _check(folder: Path, embedder: Embedder, backbone: str | None) -> None:
+    """Load what was written and compare the vectors of random images; ``backbone``: the reference to one from outside."""
     found = sorted(path.name for path in folder.iterdir())
     if found != sorted([*LIMITS, CARD, SETTINGS]):
         raise RecollectError(f"{folder} holds {', '.join(found)}: something else writes into it.")
     size = embedder.preprocessing.size
     images = torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        difference = float((Embedder.load(folder)(images) - embedder(images)).abs().max())
+        difference = float((Embedder.load(folder, backbone=backbone)(images) - embedder(images)).abs().max())
     if not difference <= 1e-6:
         raise RecollectError(
             f"{folder}: the written model differs from the run's by {difference:.1e}; please report it."
@@ -144,17 +158,20 @@ def model_card(opened: Opened, read: Run, *, to: str | None = None, licence: str
         raise DataError(f"{opened.name}: its settings cannot be read.")
     name = to or "user/name"
     provenance = embedder.config.provenance
-    licence = licence or provenance.licence or "not stated"
+    licence = licence or provenance.licence
     front: dict[str, Any] = {
         "library_name": "recollect",
         "pipeline_tag": "image-feature-extraction",
-        "license": _LICENCES.get(licence, "other"),
-        **({} if licence in _LICENCES else {"license_name": _plain(licence)}),
         "tags": ["recollect", "image-retrieval", "metric-learning"],
     }
-    start = f"`{_code(config.model.init)}`" + (" with random weights" if not provenance.sha256 else "")
+    if licence:  # a card without one says that none is stated
+        front["license"] = _LICENCES.get(licence, "other")
+        front |= {} if licence in _LICENCES else {"license_name": _plain(licence)}
+    code = embedder.config.code
+    given = "" if code is None else f', backbone="{_code(code.reference)}"'
+    start = f"`{_code(config.model.init)}`" + (" with random weights" if not provenance.sha256 and code is None else "")
     facts = {
-        "images": f"`{_code(config.data.name)}`, split `{_code(config.data.train_split)}`",
+        "images": f"`{_code(config.data.name)}`, split `{_code(config.data.train_split)}`{_counts(read)}",
         "start": start + ("" if config.model.freeze == "none" else f", frozen up to `{_code(config.model.freeze)}`"),
         "loss": f"`{_code(config.loss.name)}`"
         + (f" `{_code(dict(config.loss.options))}`" if config.loss.options else ""),
@@ -170,21 +187,24 @@ def model_card(opened: Opened, read: Run, *, to: str | None = None, licence: str
         "",
         f"# {_text(name)}",
         "",
-        f"An image-retrieval embedder: an image to a vector of {embedder.dim} numbers at length 1, such that images of the "
-        f"same kind have similar vectors. Trained with recollect {_text(__version__)}.",
+        f"An embedder for image retrieval. It maps an image to a vector of {embedder.dim} numbers and length 1; images of the "
+        f"same class have similar vectors. Trained with recollect {_text(__version__)}.",
         "",
         "## Use",
+        "",
+        'Install it with `pip install "recollect[hub]"`.',
         "",
         "```python",
         "from recollect import Embedder",
         "",
-        f'embedder = Embedder.load("hf://{name}")',
+        f'embedder = Embedder.load("hf://{name}"{given})',
         'vectors = embedder.embed(["one.jpg", "two.jpg"])',
-        "similarity = vectors[0] @ vectors[1]",
+        "similarity = float(vectors[0] @ vectors[1])  # from -1 to 1",
         "```",
         "",
-        f"On the command line: `recollect index photos.db photos/ --model hf://{name}`.",
+        f"On the command line: `recollect index photos.db photos/ --model hf://{name} --download`.",
         "",
+        *_code_of_backbone(code),
         "## Training",
         "",
         *_table(("", ""), list(facts.items())),
@@ -192,12 +212,37 @@ def model_card(opened: Opened, read: Run, *, to: str | None = None, licence: str
         *_results(read),
         "## Licence",
         "",
-        f"Starting weights: {_text(config.model.init)}, licence {_text(provenance.licence or 'not stated')}"
-        + (", **for non-commercial use only**" if provenance.non_commercial else "")
-        + (f", SHA-256 `{_code(provenance.sha256)}`." if provenance.sha256 else "; none were used."),
+        _licences(config, embedder.config, licence),
         "",
     ]
     return "\n".join(lines)
+
+
+def _code_of_backbone(code: CodeOrigin | None) -> list[str]:
+    if code is None:
+        return []
+    said = f"The backbone `{_code(code.reference)}` is code that is not part of this repository"
+    return [f"{said} (SHA-256 of its file: `{_code(code.sha256)}`). Pass it as above, or your own copy of it.", ""]
+
+
+def _licences(config: Config, made: EmbedderConfig, licence: str | None) -> str:
+    """What is known of the licence of the model and of the weights that it started from."""
+    origin = made.provenance
+    said = f"This model: {_text(licence)}. " if licence else "No licence is stated for this model. "
+    if made.code is not None:
+        return said + "It started from the weights of its backbone, whose licence is not known."
+    if not origin.sha256:
+        return said + "No pre-trained weights were used."
+    terms = _text(origin.licence or "not stated") + (
+        ", **for non-commercial use only**" if origin.non_commercial else ""
+    )
+    return f"{said}Starting weights: `{_code(config.model.init)}`, licence {terms}, SHA-256 `{_code(origin.sha256)}`."
+
+
+def _counts(read: Run) -> str:
+    plan = read.manifest.get("plan") or {}
+    images, classes = plan.get("images"), plan.get("classes")
+    return f": {images:,} images of {classes:,} classes" if isinstance(images, int) and isinstance(classes, int) else ""
 
 
 def _length(config: Config, read: Run) -> str:

@@ -19,6 +19,7 @@ from recollect.common.errors import ConfigError, InputError
 from recollect.config.overrides import parse_setting, resolve, with_settings
 from recollect.config.schema import Config, ModelConfig
 from recollect.data import ImageSet
+from recollect.data.registry import is_source
 from recollect.models import Embedder
 from recollect.training.run_folder import RunFolder
 
@@ -45,6 +46,7 @@ class Given:
             kind = kinds.get(name, ImageSet)
             if value is not None and not isinstance(value, kind):
                 article = "an nn.Module or a name" if kind is nn.Module else "an ImageSet"
+                article += " or a name" if name == "train_set" else ""
                 raise InputError(f"{name} is a {type(value).__name__}: {article} is expected.")
 
     @property
@@ -99,6 +101,28 @@ def chosen_config(
     recipe = config if config is not None else "folder" if has_images else "glyphs"
     said = list(settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings))
     return resolve(recipe, {**dict(said), **named})
+
+
+def objects_and_names(
+    loss: nn.Module | str | None,
+    train_set: ImageSet | str | Path | None,
+    validation_set: ImageSet | None,
+    test_set: ImageSet | None,
+    model: nn.Module | str | None,
+) -> tuple[Given, dict[str, str]]:
+    """What ``train`` is given as objects, and the settings for what it is given by name."""
+    named = {key: name for key, name in (("loss.name", loss), ("model.init", model)) if isinstance(name, str)}
+    if isinstance(train_set, str | Path):
+        place = str(train_set)
+        named |= {"data.name": place} if is_source(place) else {"data.name": "folder", "data.root": place}
+    objects = Given(
+        None if isinstance(loss, str) else loss,
+        None if isinstance(train_set, str | Path) else train_set,
+        validation_set,
+        test_set,
+        None if isinstance(model, str) else model,
+    )
+    return objects, named
 
 
 def _settings_of(embedder: Embedder, model: ModelConfig) -> ModelConfig:

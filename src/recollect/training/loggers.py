@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from recollect.common import doors
@@ -173,10 +174,15 @@ def make_loggers(run: RunConfig, report: Callable[[str], None]) -> list[Callback
         ConfigError: an unknown name or option. MissingExtraError: a package that is not installed.
     """
     names = list(dict.fromkeys([*run.loggers, *["tensorboard"] * run.tensorboard]))
-    return [Guarded(name, _made(name, run.logger_options.get(name) or {}), report) for name in names]
+    return [Guarded(name, make_callback(name, run.logger_options.get(name) or {}), report) for name in names]
 
 
-def _made(name: str, options: Mapping[str, Any]) -> Callback:
+def make_callback(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> Callback:
+    """The logger or callback of a name or reference.
+
+    Raises:
+        ConfigError: an unknown name or option. MissingExtraError: a package that is not installed.
+    """
     maker: Any = LOGGERS.get(name)
     if maker is None:
         loaded = doors.outside("logger", name)
@@ -188,7 +194,8 @@ def _made(name: str, options: Mapping[str, Any]) -> Callback:
     if not isinstance(options, Mapping):
         raise ConfigError(f"run.logger_options {name!r} is {options!r}: a mapping of options is expected.")
     doors.check_options(maker, options, f"logger {name!r}")
-    made = maker(**options)
+    with doors.running(f"logger {name!r}"):
+        made = maker(**options)
     methods = [method for method in vars(Callback) if method.startswith("on_")]
     if not any(callable(getattr(made, method, None)) for method in methods):
         raise ConfigError(f"logger {name!r} has none of the methods {', '.join(methods)}: see recollect.Callback.")
