@@ -19,6 +19,16 @@ def test_lengths_follow_values_from_where_the_axis_begins() -> None:
     assert "80.0" in chart
 
 
+def test_a_long_name_is_shortened_in_the_drawing_and_whole_in_the_table() -> None:
+    name = "reciprocal_rank.py:ReciprocalRank(tau=0.02, query=excluded)"
+    chart = bar_chart([Bar(name, 60.0), Bar("b", 80.0)], ("x",), title="T", value="r@1")
+    assert chart is not None
+    drawn = re.findall(r'class="label">([^<]*)<', chart)
+    assert any(text.startswith("reciprocal_rank.") and text.endswith("query=excluded)") for text in drawn)
+    assert all(len(text) <= 34 for text in drawn)
+    assert chart.count(name) == 2, "the hint and the table"
+
+
 def test_nothing_to_show_and_hostile_names() -> None:
     assert bar_chart([], (), title="T", value="r@1") is None
     chart = bar_chart([Bar("<script>", 1.0)], ("<b>",), title="T", value="r@1")

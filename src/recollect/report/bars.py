@@ -9,6 +9,8 @@ from recollect.report.charts import SERIES, figure, ticks
 from recollect.report.markup import Child, Markup, element, table
 
 _WIDTH, _ROW, _TOP, _BOTTOM = 470, 20, 4, 24
+_LETTER, _LONGEST = 7.2, 34
+"""Width of a letter, and how many of them a name beside a bar has at most: half of the drawing is for bars."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ def bar_chart(
     """
     if not bars:
         return None
-    left = 8 + 7.2 * max(len(bar.name) for bar in bars)
-    left, right = min(left, 0.55 * _WIDTH), _WIDTH - 44
+    left = 8 + _LETTER * min(_LONGEST, max(len(bar.name) for bar in bars))
+    right = _WIDTH - 44
     marks = [
         mark
         for mark in ticks(low, max(100.0 if low > 50 else 1.0, *(bar.value + (bar.half or 0.0) for bar in bars)))
@@ -56,7 +58,7 @@ def bar_chart(
         y, look = _TOP + _ROW * number, bar.look % SERIES + 1
         width = round(across(bar.value) - left, 1)
         hint = element("title", f"{bar.name}: {bar.value:.1f}")
-        parts.append(element("text", bar.name, x=left - 6, y=y + 14, text_anchor="end", class_="label"))
+        parts.append(element("text", _fitted(bar.name), x=left - 6, y=y + 14, text_anchor="end", class_="label"))
         shape = {"x": round(left, 1), "y": y + 3, "width": width, "height": _ROW - 6}
         parts.append(element("rect", hint, class_=f"bar dot-{look}", **shape))
         end = left + width
@@ -77,6 +79,12 @@ def bar_chart(
     )
     numbers = table(["", value], [[bar.name, f"{bar.value:.1f}"] for bar in bars], caption=f"{title}, in numbers")
     return figure(title, svg, _legend(looks), caption, numbers)
+
+
+def _fitted(name: str) -> str:
+    """A name, shortened in the middle: both its file and its options stay visible. The hint and the table have it whole."""
+    half = (_LONGEST - 1) // 2
+    return name if len(name) <= _LONGEST else f"{name[:half]}…{name[-half:]}"
 
 
 def _legend(looks: Sequence[str]) -> Markup:
