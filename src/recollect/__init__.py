@@ -1,7 +1,8 @@
 """recollect: train, evaluate and ship image-retrieval embeddings by optimising recall@k itself.
 
 Public names are imported when first used, so that ``import recollect`` and ``recollect --help`` stay fast. ``docs/extend.md``
-lists them with the verbs of the command line that they stand behind.
+lists them with the verbs of the command line that they stand behind. In the examples of their docstrings ``photos`` is a
+folder with one folder of images per class, and ``run`` is a run that was trained on it.
 """
 
 from __future__ import annotations

@@ -50,6 +50,10 @@ def load(
     Raises:
         DataError: there is no such run or embedder. WeightsError: weights that are missing or damaged.
         ConfigError: an unknown initialisation, or a backbone from outside that is neither given nor trusted.
+
+    Example:
+        >>> load("run").dim
+        128
     """
     with trusting(trust):
         if backbone is not None:
@@ -127,6 +131,11 @@ def evaluate_model(
 
     Raises:
         ConfigError: nothing says which images, or they are a benchmark with ground truth (``recollect eval`` measures those).
+
+    Example:
+        >>> result = evaluate_model("run", "photos", ks=[1, 5])
+        >>> result.metrics["r@1"] <= result.metrics["r@5"]
+        True
     """
     with trusting(trust):
         opened = _opened(model, device)

@@ -152,6 +152,18 @@ class RankLoss(TiledLoss):
         query: whether a query is excluded from its own list, ranked in it, or a positive of itself.
         rank_limit: a rank beyond which a positive no longer matters to ``query_loss``; None if every rank does.
         **options: see ``RankOptions``.
+
+    Examples:
+        >>> import torch
+        >>> from recollect.losses import Sigmoid
+        >>> class LogRank(RankLoss):
+        ...     def __init__(self, tau=0.05, **options):
+        ...         super().__init__(step=Sigmoid(tau), **options)
+        ...     def query_loss(self, ranks):
+        ...         return (ranks.all.log() * ranks.mask).sum(0) / ranks.count
+        >>> embeddings = torch.nn.functional.normalize(torch.randn(8, 16), dim=1)
+        >>> bool(LogRank()(embeddings, torch.arange(8) // 4) > 0)
+        True
     """
 
     options_type = RankOptions

@@ -16,6 +16,12 @@ class SupAP(AveragePrecisionLoss):
             published ones; for iNaturalist its authors use ``start=0, offset=1``.
         count_query: rank the query too, as a positive of itself: the released code's form, not the paper's.
         **options: see ``recollect.losses.rank_loss.RankOptions``.
+
+    Examples:
+        >>> import torch
+        >>> embeddings = torch.nn.functional.normalize(torch.randn(4, 16), dim=1)
+        >>> bool(SupAP()(embeddings, torch.tensor([0, 0, 1, 1])) >= 0)
+        True
     """
 
     def __init__(
@@ -45,6 +51,12 @@ class Roadmap(SupAP):
         calibrate: ``"all"``: means over all pairs (the paper); ``"violating"``: over pairs beyond their margin only.
         tau, rho, delta, start, offset, count_query: see ``SupAP``.
         **options: see ``recollect.losses.rank_loss.RankOptions``.
+
+    Examples:
+        >>> import torch
+        >>> embeddings = torch.nn.functional.normalize(torch.randn(4, 16), dim=1)
+        >>> bool(Roadmap(calibration_weight=0.3)(embeddings, torch.tensor([0, 0, 1, 1])) >= 0)
+        True
     """
 
     def __init__(

@@ -42,6 +42,12 @@ def export_onnx(
     Output ``embedding`` is N×dim float32. The file of ``reference_path`` is written next to it: its ``preprocess``
     returns exactly the pixels that recollect computes.
 
+    Args:
+        embedder: what to write.
+        path: the file.
+        overwrite: replace existing files.
+        tolerance: the largest difference allowed.
+
     Returns:
         The largest absolute difference between torch and the exported file.
 
@@ -49,6 +55,11 @@ def export_onnx(
         RecollectError: the difference is above ``tolerance``; the file is not kept.
         DataError: ``path`` exists and ``overwrite`` is not set.
         MissingExtraError: onnx or onnxruntime is not installed.
+
+    Example:
+        >>> from recollect.models import Embedder
+        >>> export_onnx(Embedder.create("tiny"), "model.onnx") < TOLERANCE
+        True
     """
     onnx = require("onnx", "export", "ONNX export")
     require("onnxruntime", "export", "the parity check of ONNX export")

@@ -64,6 +64,7 @@ def embed_catalogue(
         inputs: see ``recollect.data.list_images``.
         out: the ``.npz`` to write.
         dim: only the first so many numbers of each vector.
+        batch_size: images per batch. device: where to compute.
         skip_bad: leave out images that cannot be read, with a warning, instead of stopping.
         download: fetch an initialisation's weights if they are not here.
         overwrite: replace ``out``.
@@ -71,6 +72,11 @@ def embed_catalogue(
 
     Raises:
         InputError: ``out`` exists or is not an ``.npz``. DataError, ImageError, WeightsError: what cannot be read.
+
+    Example:
+        >>> made = embed_catalogue("run", ["photos"], "photos.npz")
+        >>> made.embeddings.shape, len(set(made.labels))
+        ((40, 128), 8)
     """
     out = Path(out)
     if out.suffix != ".npz":

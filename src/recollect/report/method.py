@@ -67,6 +67,10 @@ def draw_method(out: Path | str, *, overwrite: bool = False) -> list[Path]:
 
     Raises:
         InputError: a file is there already.
+
+    Example:
+        >>> [path.name for path in draw_method("figures")][:2]
+        ['sigmoids.svg', 'sigmoids.png']
     """
     folder = Path(out)
     names = ("sigmoids", "gradient-against-rank")

@@ -86,6 +86,10 @@ def write_report(
     Raises:
         InputError: no run given, a file in the way, or nothing to list in ``csv``.
         DataError: a folder that is not a run.
+
+    Example:
+        >>> write_report(["run"]).name
+        'report.html'
     """
     if not runs:
         raise InputError("name at least one run folder.")

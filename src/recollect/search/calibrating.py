@@ -52,6 +52,11 @@ def calibrate_target(
 
     Returns:
         The calibration, and remarks on what it was measured on.
+
+    Example:
+        >>> found, remarks = calibrate_target("run", "photos", same_rate=0.05, similar_rate=0.2)
+        >>> found.same.similarity >= found.similar.similarity
+        True
     """
     rates = {"same_rate": same_rate, "similar_rate": similar_rate}
     remarks: list[str] = []

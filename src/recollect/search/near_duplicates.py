@@ -130,6 +130,11 @@ def find_duplicates(
         threshold: pairs at least so similar are near-duplicates.
         model: for a folder: what embeds it. allow_outside: whether its links and paths may leave it.
         opening: ``weights``, ``device``, ``batch_size``, ``download`` for that model.
+
+    Example:
+        >>> groups, compared = find_duplicates("photos", model="run", threshold=0.999)
+        >>> compared
+        40
     """
     if is_index(target):
         with Index.open(target) as index:

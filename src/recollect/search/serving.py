@@ -66,6 +66,12 @@ def serve(
         hosts: further host names that the service answers to.
         grace: seconds for requests under way when the service is asked to end.
         on_ready: called when the model and the vectors are loaded, just before the first request.
+
+    Example:
+        It returns only when the process is asked to end::
+
+            with recollect.Index.open("shop.index") as index:
+                recollect.serve(index, port=8080)
     """
     uvicorn: Any = require("uvicorn", "serve", "recollect serve")
     require("fastapi", "serve", "recollect serve")

@@ -40,6 +40,11 @@ def run_demo(out: Path | str | None = None, *, steps: int = STEPS, seed: int = 0
 
     Returns:
         The report.
+
+    Example:
+        It takes one to two minutes::
+
+            report = recollect.run_demo("demo")
     """
     if steps < 1:
         raise ConfigError(f"steps is {steps}: take at least one.")

@@ -60,6 +60,10 @@ def write_paper(runs: Sequence[Path | str], out: Path | str, *, overwrite: bool 
     Raises:
         DataError: a folder is not a run.
         InputError: ``out`` is a file of someone else.
+
+    Example:
+        >>> write_paper([], "paper.html").name
+        'paper.html'
     """
     path = Path(out)
     check_target(path, overwrite, GENERATOR)

@@ -45,6 +45,12 @@ def reproduce(
 
     Returns:
         The page. What is not run yet is run by the next call.
+
+    Example:
+        With ``minutes=0`` nothing is trained; without it, this takes hours.
+
+        >>> reproduce("simix", benches=["glyphs"], minutes=0).exists()
+        True
     """
     out = Path(out)
     claims, left_out = choose_claims(claim, list(benches) if benches else None, data)

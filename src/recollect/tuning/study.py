@@ -63,6 +63,13 @@ def tune(
         ConfigError: settings that cannot be, or a study that is of something else or closed.
         MissingExtraError: Optuna is not installed.
         TrainingStoppedError: asked to stop; the same call goes on.
+
+    Example:
+        >>> import recollect
+        >>> settings = {"data.root": "photos", "model.init": "tiny", "run.epochs": 1, "batch.size": 8}
+        >>> results = tune(recollect.resolve("folder", settings), "study", trials=1, final=False)
+        >>> len(results.trials)
+        1
     """
     _refuse(trials)
     folder = study_folder(config, out)
