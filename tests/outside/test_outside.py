@@ -15,7 +15,7 @@ import torch
 import recollect
 from recollect.cli import main
 from recollect.common import doors
-from recollect.common.errors import ConfigError, DataError
+from recollect.common.errors import ConfigError, DataError, InputError
 
 HERE = Path(__file__).parent
 THINGS = sorted((HERE / "things").glob("*.py"))
@@ -196,6 +196,21 @@ def test_objects_in_python(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert result.metrics["r@1"] == pytest.approx(again.metrics["r@1"])
 
 
+def test_references_in_python(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"run.steps": 1, "run.epochs": None, "batch.chunk": 8, "batch.size": 16, "model.image_size": 32}
+    names = {"loss": "my_loss.py:LogRank", "train_set": "my_data.py:squares", "model": "my_backbone:backbone"}
+    recollect.train(out="run", settings=settings, **names, callbacks=["my_logger.py:Diary"])  # type: ignore[arg-type]
+    recorded = {entry["kind"] for entry in json.loads(Path("run/manifest.json").read_text())["outside"]}
+    assert recorded == {"loss", "data set", "backbone", "logger"}
+    assert Path("run/diary.txt").read_text().endswith("end after 1 steps\n")
+    with pytest.raises(ConfigError, match="Did you mean Diary"):
+        recollect.train(out="other", settings=settings, **names, callbacks=["my_logger.py:Dairy"])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"the class Callback: make an object of it, Callback\(\)"):
+        recollect.train(out="other", settings=settings, **names, callbacks=[recollect.Callback])  # type: ignore[arg-type,list-item]
+    with pytest.raises(InputError, match="train_set is a list: an ImageSet or a name is expected"):
+        recollect.train(train_set=[1])  # type: ignore[arg-type]
+
+
 def test_a_run_with_given_objects_goes_on_in_python(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Stop(recollect.Callback):
         def on_step(self, step: int, values: object) -> None:
@@ -221,6 +236,27 @@ def test_a_run_with_given_objects_goes_on_in_python(folder: Path, capsys: pytest
     recollect.train(resume="run", **objects())  # type: ignore[arg-type]
     one, other = (recollect.load(f"{name}/model").state_dict() for name in ("whole", "run"))
     assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_a_run_with_code_from_outside_is_published_without_places(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = "run.logger_options={'my_logger.py:Diary': {name: password.txt}}"
+    assert train("--logger", "my_logger.py:Diary", "--set", secret) == 0
+    os.chdir(folder.parent)
+    assert run("publish", str(folder / "run"), "--folder", str(folder / "out")) != 0
+    assert "--trust" in capsys.readouterr().err
+    assert run("publish", str(folder / "run"), "--folder", str(folder / "out"), "--trust") == 0
+    card, settings = ((folder / "out" / name).read_text() for name in ("README.md", "training.yaml"))
+    for text in (card, settings):
+        assert str(folder) not in text
+        assert "untrusted" not in text
+        assert "password" not in text
+        assert "my_loss.py:LogRank" in text
+    assert 'Embedder.load("hf://user/name", backbone="my_backbone.py:backbone")' in card
+    assert "is code that is not part of this repository" in card
+    loaded = recollect.Embedder.load(folder / "out", backbone=str(folder / "my_backbone.py:backbone"))
+    assert loaded.dim == recollect.load(folder / "run", trust=True).dim
 
 
 def test_a_saved_backbone_runs_only_if_given_or_trusted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recollect.common.errors import RecollectError, in_one_line
+from recollect.common.errors import InputError, RecollectError, in_one_line
 
 if TYPE_CHECKING:
     from recollect.training.trainer import Outcome
@@ -23,7 +23,15 @@ logger = logging.getLogger(__name__)
 class TrainingStoppedError(RecollectError):
     """A run that ended early: by a loss that is not a number, a wish to stop, or a callback that raised this.
 
-    ``exit_code`` is the process's.
+    Args:
+        message: why it ended.
+        exit_code: of the process, on the command line.
+
+    Example:
+        >>> class Patience(Callback):
+        ...     def on_step(self, step, values):
+        ...         if values["loss"] < 0.01:
+        ...             raise TrainingStoppedError("the loss is small enough")
     """
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
@@ -58,6 +66,24 @@ class Callback:
 
     def on_end(self, outcome: Outcome | None) -> None:
         """After the last step, with what came of the training; None for a run that was stopped or failed."""
+
+
+def checked_callback(callback: Any) -> Callback:
+    """``callback``, if it is one.
+
+    Raises:
+        InputError: it is a class, or something else.
+    """
+    if isinstance(callback, Callback):
+        return callback
+    is_class = isinstance(callback, type)
+    name = callback.__name__ if is_class else type(callback).__name__
+    instead = (
+        f"the class {name}: make an object of it, {name}()"
+        if is_class
+        else f"a {name}: derive it from recollect.Callback"
+    )
+    raise InputError(f"callbacks has {instead}.")
 
 
 class Guarded(Callback):

@@ -37,13 +37,13 @@ from recollect.step.large_batch import StepInfo, large_batch_step
 from recollect.step.team import losing_no_process
 from recollect.training.batches import Fed
 from recollect.training.build import Training, built
-from recollect.training.callbacks import Callback, TrainingStoppedError
+from recollect.training.callbacks import Callback, TrainingStoppedError, checked_callback
 from recollect.training.checkpoint import Progress, load_checkpoint, save_best, save_checkpoint
 from recollect.training.estimate import Plan, estimate
-from recollect.training.given import Given, chosen_config
+from recollect.training.given import Given, chosen_config, objects_and_names
 from recollect.training.head_training import choose_start
 from recollect.training.judging import judge_training
-from recollect.training.loggers import make_loggers, numbers
+from recollect.training.loggers import make_callback, make_loggers, numbers
 from recollect.training.logs import Log, peak_memory_mb
 from recollect.training.optimizer import Position, clip_gradients, set_learning_rates
 from recollect.training.outcome import Outcome as Outcome
@@ -62,11 +62,11 @@ def train(
     *,
     settings: Mapping[str, Any] | Iterable[str] = (),
     loss: nn.Module | str | None = None,
-    train_set: ImageSet | None = None,
+    train_set: ImageSet | str | Path | None = None,
     validation_set: ImageSet | None = None,
     test_set: ImageSet | None = None,
     model: nn.Module | str | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | str] = (),
     resume: Path | str | None = None,
     trust: bool = False,
 ) -> Outcome:
@@ -79,12 +79,13 @@ def train(
         settings: changes to it, ``{"batch.size": 392}`` or ``["batch.size=392"]``.
         loss: a loss of ``recollect losses``, a reference such as ``"my.py:MyLoss"``, or an ``nn.Module`` that is called as
             ``loss(embeddings, labels)``.
-        train_set: images to train on, instead of those that ``config`` names.
+        train_set: images to train on, instead of those that ``config`` names: an ``ImageSet``, a data set by name or
+            reference (``"my.py:images"``), or a folder of photos.
         validation_set: images that pick the weights to keep. test_set: images that are measured and pick nothing.
         model: an initialisation, a reference such as ``"my.py:backbone"``, an ``Embedder``, or a backbone (an ``nn.Module``
             from B×3×H×W to B×C×H×W or B×C). Modules are trained in place.
-        callbacks: told of every step and evaluation. What they raise ends the run, which can be resumed from its last
-            checkpoint.
+        callbacks: told of every step and evaluation; a ``Callback``, or a reference to a class of them
+            (``"my.py:Patience"``). What they raise ends the run, which can be resumed from its last checkpoint.
         resume: a run folder to go on with. The result is that of the uninterrupted run, to the bit on a CPU. Objects that
             the run was begun with are handed over again.
         trust: run the code that the run to be resumed names (references).
@@ -97,29 +98,23 @@ def train(
         TrainingStoppedError: stopped by a signal (after writing a checkpoint) or by a loss that is not a number.
 
     Example:
-        A whole training takes minutes, so this one is only begun::
-
-            outcome = recollect.train("glyphs", settings={"run.steps": 200, "run.epochs": None})
-            embedder = recollect.load(outcome.folder)
+        >>> import recollect
+        >>> settings = {"model.init": "tiny", "batch.size": 8, "run.steps": 2, "run.epochs": None}
+        >>> outcome = recollect.train("folder", "new-run", settings={"data.root": "photos", **settings})
+        >>> outcome.steps, recollect.load(outcome.folder).dim
+        (2, 128)
     """
     run = None if resume is None else RunFolder.open(resume)
     if run is not None and (finished := run.read_manifest().get("outcome")):
         logger.info(f"{run.path} is finished; nothing is left to do.")
         return Outcome.of_manifest(run.path, finished, run.read_manifest().get("verdicts", {}))
-    objects = Given(
-        None if isinstance(loss, str) else loss,
-        train_set,
-        validation_set,
-        test_set,
-        None if isinstance(model, str) else model,
-    )
-    names = {"loss.name": loss, "model.init": model}
-    named = {key: name for key, name in names.items() if isinstance(name, str)}
+    objects, named = objects_and_names(loss, train_set, validation_set, test_set, model)
     with doors.recording() as outside:
         with doors.trusting(trust):
             chosen = objects.named(chosen_config(config, settings, named, run, train_set is not None))
         loggers = make_loggers(chosen.run, logger.warning)
-        return _train(chosen, objects, run, out, [*callbacks], loggers, outside)
+        told = [checked_callback(make_callback(given) if isinstance(given, str) else given) for given in callbacks]
+        return _train(chosen, objects, run, out, told, loggers, outside)
 
 
 def _train(
@@ -162,7 +157,20 @@ def _train(
 
 
 def plan(config: Config) -> tuple[Plan, list[str]]:
-    """What ``train`` would do, without doing it: the plan and its lines. Writes nothing."""
+    """What ``train`` would do, without doing it. Writes nothing.
+
+    Args:
+        config: what would be trained (see ``recollect.resolve``).
+
+    Returns:
+        The plan, and its lines as the command line prints them.
+
+    Example:
+        >>> import recollect
+        >>> figures, lines = plan(recollect.resolve("folder", {"data.root": "photos", "model.init": "tiny"}))
+        >>> lines[0].split()[0]
+        'data'
+    """
     with built(config) as training:
         figures = estimate(training)
         return figures, figures.lines(training.choices)
