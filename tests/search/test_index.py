@@ -90,6 +90,18 @@ def test_only_what_changed_is_embedded(address: str, photos: Path) -> None:
         assert index.get(["class2/2.png"])["class2/2.png"].source.startswith(str(photos.parent / "elsewhere"))
 
 
+def test_a_model_that_is_not_needed_is_not_opened(address: str, photos: Path) -> None:
+    with Index.create(address, ToyEncoder()) as index:
+        index.sync(photos)
+    with Index.open(address) as index:  # where its model is, it does not know
+        (photos / "class0" / "0.png").unlink()
+        done = index.sync(photos, prune=True)
+        assert (done.unchanged, done.removed, done.embedded) == (19, 1, 0)
+        _touch(photos / "class0" / "new.png", "green")
+        with pytest.raises(ConfigError, match="--model"):
+            index.sync(photos)
+
+
 def test_equal_images_are_embedded_once(index: Index, tmp_path: Path) -> None:
     folder = tmp_path / "same"
     folder.mkdir()

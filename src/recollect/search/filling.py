@@ -8,7 +8,7 @@ digests. ``Index`` calls these functions and holds the lock while they run.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,10 +22,13 @@ from recollect.common.console import ProgressLine
 from recollect.common.errors import DataError, ImageError
 from recollect.common.refusals import unreadable
 from recollect.common.unit_prefix import unit_prefix
-from recollect.search.encoder import Encoder
+from recollect.search.encoder import OnBad
 from recollect.search.indexed_files import IndexedFile, digest_of, stamp_of
 from recollect.search.settings import Generation
 from recollect.search.store_protocol import Item, Store, clean_metadata
+
+Embed = Callable[[Sequence[Any], OnBad], NDArray[np.float32]]
+"""``Encoder.embed``. It is called only where there is something to embed, so that a model need not be opened before."""
 
 BATCH = 256
 """Images embedded and written together: what an interruption may cost."""
@@ -70,7 +73,7 @@ def stored_vectors(rows: NDArray[np.float32], generation: Generation) -> NDArray
 def add_images(
     store: Store,
     generation: Generation,
-    encoder: Encoder,
+    embed: Embed,
     images: Sequence[Any],
     ids: Sequence[str],
     metadata: Sequence[Mapping[str, object] | None],
@@ -85,7 +88,7 @@ def add_images(
                 image = Path(images[number]) if isinstance(images[number], str) else images[number]
                 wanted.append(_wanted(image, ids[number], clean_metadata(metadata[number]), changes))
             known = store.get(generation.number, [entry.item.id for entry in wanted if entry is not None])
-            _put(store, generation, encoder, [entry for entry in wanted if entry is not None], known, {}, changes)
+            _put(store, generation, embed, [entry for entry in wanted if entry is not None], known, {}, changes)
             line.advance(len(some))
     return changes
 
@@ -106,7 +109,7 @@ def _wanted(image: Any, name: str, metadata: dict[str, str], changes: SyncChange
 def sync_images(
     store: Store,
     generation: Generation,
-    encoder: Encoder,
+    embed: Embed,
     listed: Sequence[IndexedFile],
     folder: Path,
     *,
@@ -116,7 +119,7 @@ def sync_images(
     """Synchronize the index with the images of a folder.
 
     Args:
-        store, generation, encoder: where to and by what.
+        store, generation, embed: where to and by what.
         listed: the images that are there. folder: what they were found in.
         prune: remove items of that folder whose files are gone.
         rehash: read every file again instead of trusting its size and time.
@@ -132,7 +135,7 @@ def sync_images(
         for some in _batches(pending):
             with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
                 wanted = list(pool.map(lambda entry: _wanted(entry.path, entry.id, entry.metadata, changes), some))
-            _put(store, generation, encoder, [entry for entry in wanted if entry is not None], known, digests, changes)
+            _put(store, generation, embed, [entry for entry in wanted if entry is not None], known, digests, changes)
             line.advance(len(some))
     if prune:
         there = {entry.id for entry in listed}
@@ -182,7 +185,7 @@ def _check_conflicts(known: Mapping[str, Item], pending: Sequence[IndexedFile]) 
 def _put(
     store: Store,
     generation: Generation,
-    encoder: Encoder,
+    embed: Embed,
     wanted: Sequence[_Wanted],
     known: Mapping[str, Item],
     digests: dict[str, str],
@@ -210,7 +213,7 @@ def _put(
     for place, entry in enumerate(wanted):
         if place not in rows and first_of.setdefault(entry.item.digest, place) == place:
             new.append(place)
-    rows.update(_embedded(encoder, generation, wanted, new, changes))
+    rows.update(_embedded(embed, generation, wanted, new, changes))
     items = []
     for place, entry in enumerate(wanted):
         row = rows.get(place, rows.get(first_of.get(entry.item.digest, place)))
@@ -229,12 +232,12 @@ def _put(
 
 
 def _embedded(
-    encoder: Encoder, generation: Generation, wanted: Sequence[_Wanted], places: Sequence[int], changes: SyncChanges
+    embed: Embed, generation: Generation, wanted: Sequence[_Wanted], places: Sequence[int], changes: SyncChanges
 ) -> dict[int, NDArray[np.float32]]:
     if not places:
         return {}
     bad: dict[int, ImageError] = {}
-    vectors = encoder.embed([wanted[place].image for place in places], bad.__setitem__)
+    vectors = embed([wanted[place].image for place in places], bad.__setitem__)
     kept = stored_vectors(vectors, generation)
     rows = {}
     for number, place in enumerate(places):
@@ -256,7 +259,7 @@ def _unchanged(entry: _Wanted) -> bool:
         return False
 
 
-def refill(store: Store, old: Generation, new: Generation, encoder: Encoder) -> SyncChanges:
+def refill(store: Store, old: Generation, new: Generation, embed: Embed) -> SyncChanges:
     """Embed all items of one generation into another; items from an interrupted call are kept."""
     changes = SyncChanges()
     done = {item.id: item for item in store.iterate(new.number)}
@@ -274,7 +277,7 @@ def refill(store: Store, old: Generation, new: Generation, encoder: Encoder) -> 
                 entry = _again(store, item, changes)
                 if entry is not None:
                     wanted.append(entry)
-            _put(store, new, encoder, wanted, done, {}, changes)
+            _put(store, new, embed, wanted, done, {}, changes)
             line.advance(len(some))
     left = [name for name in done if name not in seen]  # removed from the old one since the interruption
     store.delete(new.number, left)

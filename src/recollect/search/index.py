@@ -159,7 +159,7 @@ class Index(OpenedIndex):
         with self._store.writing(wait):
             generation = self._tidied()
             changes = sync_images(
-                self._store, generation, self.encoder, listed, Path(folder), prune=prune, rehash=rehash
+                self._store, generation, self._vectors, listed, Path(folder), prune=prune, rehash=rehash
             )  # fmt: skip
         changes.skipped[:0] = remarks
         changes.left_out = dict(left_out)
@@ -187,7 +187,7 @@ class Index(OpenedIndex):
         if len(about) != len(names):
             raise InputError(f"{len(names)} images but {len(about)} metadata: one each is expected.")
         with self._store.writing(wait):
-            return add_images(self._store, self._current(fresh=True), self.encoder, images, names, about)
+            return add_images(self._store, self._current(fresh=True), self._vectors, images, names, about)
 
     def add_vectors(
         self,
@@ -269,6 +269,9 @@ class Index(OpenedIndex):
         """
         encoder = self.encoder
         return encoder.embed(list(images), on_bad), encoder.fingerprint
+
+    def _vectors(self, images: Sequence[Any], on_bad: OnBad) -> NDArray[np.float32]:
+        return self.encoder.embed(images, on_bad)
 
     def search_vectors(
         self,
@@ -359,7 +362,7 @@ class Index(OpenedIndex):
                 self._store.drop_generation(new.number)
                 self._store.create_generation(new.number, new.dim, new.half)
                 self._write(Settings(old, new))
-            changes = refill(self._store, old, new, encoder)
+            changes = refill(self._store, old, new, encoder.embed)
             if changes.skipped and not skip_missing:
                 shown = " ".join(changes.skipped[:3])
                 raise DataError(
