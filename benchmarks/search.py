@@ -2,7 +2,7 @@
 
     python -m benchmarks.search                         # everything; 8 GB of memory
     python -m benchmarks.search --items 200000 --only file
-    python -m benchmarks.search --only servers sync
+    python -m benchmarks.search --only pgvector milvus sync
 
 Vectors are 512-dimensional and lie in classes, as embeddings do. A warm query is one query at a time, k = 10, against
 faiss's flat index in the same process, in turn; ratios of the shortest times, since the machine may be busy. Processor time
@@ -32,6 +32,7 @@ from recollect.search.settings import Generation
 
 DIM = 512
 K = 10
+_PARTS = ["sync", "file", "half", "pgvector", "milvus"]
 
 
 def vectors(count: int, seed: int = 0, chunk: int = 50_000) -> Iterator[np.ndarray]:
@@ -165,16 +166,20 @@ def server(kind: str, count: int) -> list[dict[str, object]]:
     """PostgreSQL or Milvus: the same, by the server that the tests start."""
     from search import servers  # tests/search, which main puts on the path
 
-    if kind == "milvus-standalone" and importlib.util.find_spec("milvus") is None:
-        print("milvus-standalone: skipped; the extra 'servers' brings it on Linux with x86-64")
-        return []
-    places = {"postgres": servers.postgres, "milvus": servers.milvus, "milvus-standalone": servers.milvus_standalone}
-    address = places[kind]()
-    store = open_store(f"{address}&index=bench" if kind == "postgres" else f"{address}/bench", create=True)
-    process = servers.PROCESSES.get(kind)
     rows: list[dict[str, object]] = []
-    names = {"postgres": "pgvector", "milvus": "milvus-lite", "milvus-standalone": "Milvus 2.3.5"}
-    note = notes(f"{names[kind]}, {count:,} × {DIM}", rows)
+    if kind == "pgvector":
+        address, process = f"{servers.postgres()}&index=bench", servers.PROCESSES.get("postgres")
+        note = notes(f"pgvector, {count:,} × {DIM}", rows)
+    elif importlib.util.find_spec("milvus") is not None:
+        address, process = f"{servers.milvus_standalone()}/bench", servers.PROCESSES["milvus-standalone"]
+        note = notes(f"Milvus 2.3.5, {count:,} × {DIM}", rows)
+    else:
+        print(
+            "no standalone Milvus server (extra 'servers', Linux with x86-64): milvus-lite instead, which is far slower"
+        )
+        address, process = f"{servers.milvus()}/bench", servers.PROCESSES.get("milvus")
+        note = notes(f"milvus-lite, {count:,} × {DIM}", rows)
+    store = open_store(address, create=True)
     note("build", clock(lambda: fill(store, count), server=process))
     queries = next(vectors(64, seed=7))
     store.search(1, queries[:1], K)
@@ -239,10 +244,10 @@ def main() -> None:
     parser.add_argument("--graph-items", type=int, default=1_000_000, help="items under the HNSW graph; 0 for none")
     parser.add_argument("--server-items", type=int, default=100_000)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", nargs="*", choices=["file", "half", "servers", "sync"])
+    parser.add_argument("--only", nargs="*", choices=_PARTS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    chosen = options.only or ["file", "half", "servers", "sync"]
+    chosen = options.only or _PARTS
     rows: list[dict[str, object]] = []
     if "sync" in chosen:
         rows += sync()
@@ -252,9 +257,9 @@ def main() -> None:
             rows += file(options.graph_items, False, False, True)
     if "half" in chosen:
         rows += file(options.items, True, True, False)
-    if "servers" in chosen:
-        sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-        for kind in ("postgres", "milvus", "milvus-standalone"):
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    for kind in ("pgvector", "milvus"):
+        if kind in chosen:
             rows += server(kind, options.server_items)
     report("search", rows)
 
