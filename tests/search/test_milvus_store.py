@@ -76,3 +76,16 @@ def test_exact_search_beside_the_graph_reads_everything() -> None:
     with pytest.raises(InputError, match=r"2,048 bytes"):
         store.put(1, [items(1)[0].__class__("x" * 3000, known[0].vector)])
     store.close()
+
+
+@pytest.mark.slow
+def test_an_index_that_was_lost_while_being_replaced_is_built_again() -> None:
+    store = open_store(fresh_address("milvus", None), create=True)  # type: ignore[arg-type]
+    store.create_generation(1, 8)
+    known = items(40)
+    store.put(1, known)
+    store._client.release_collection(store._table(1))
+    store._client.drop_index(store._table(1), "vector")  # as far as a killed process got
+    store.drop_approximate(1)
+    assert store.search(1, known[7].vector[None], 1)[0][0].id == known[7].id
+    store.close()

@@ -56,6 +56,23 @@ def test_what_is_put_is_found_and_read(store: Store) -> None:
     assert all(item.vector is None for item in store.iterate(1))
 
 
+def test_many_items_are_read_in_parts(store: Store) -> None:
+    known = items(2500)
+    order = np.random.default_rng(0).permutation(2500).tolist()
+    store.put(1, [known[number] for number in order[:1200]])
+    store.build_approximate(1, {"m": 8, "ef_construction": 16, "ef_search": 16})  # Milvus writes its segments down
+    store.put(1, [known[number] for number in order[1200:]])
+    store.delete(1, [known[number].id for number in order[:100]])
+    store.put(1, [replace(known[number], stamp="new") for number in order[1000:1100]])
+    read = list(store.iterate(1, vectors=True))
+    assert len(read) == 2400
+    expected = {known[number].id: number for number in order[100:]}
+    assert {item.id for item in read} == set(expected)
+    for item in read:
+        np.testing.assert_allclose(item.vector, known[expected[item.id]].vector, atol=1e-6)
+    assert sum(item.stamp == "new" for item in read) == 100
+
+
 def test_items_are_replaced_and_removed(store: Store) -> None:
     known = items(40)
     store.put(1, known)

@@ -290,8 +290,8 @@ class MilvusStore:
         self.write_document(f"graph:{generation}", {"ef_search": int(settings["ef_search"])})
 
     def drop_approximate(self, generation: int) -> None:
-        """Replace HNSW by the FLAT index."""
-        if self._graph(generation) is not None:
+        """Replace HNSW by the FLAT index; so, too, where a process ended between removing an index and building another."""
+        if self._index_type(generation) != "FLAT":
             self._reindex(generation, "FLAT", {})
             self.write_document(f"graph:{generation}", None)
 
@@ -308,11 +308,14 @@ class MilvusStore:
 
     def _graph(self, generation: int) -> int | None:
         """``ef_search`` of the HNSW index; None if the index is FLAT."""
-        with self._spoken():
-            found = self._client.describe_index(self._table(generation), "vector")
-        if not found or found.get("index_type") != "HNSW":
+        if self._index_type(generation) != "HNSW":
             return None
         return int((self.read_document(f"graph:{generation}") or {"ef_search": 128})["ef_search"])
+
+    def _index_type(self, generation: int) -> str | None:
+        with self._spoken():
+            found = self._client.describe_index(self._table(generation), "vector")
+        return found.get("index_type") if found else None
 
     def _table(self, generation: int) -> str:
         return f"{self._name}_items_{int(generation)}"
