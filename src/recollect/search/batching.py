@@ -53,6 +53,11 @@ class Batcher:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="search")
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def waiting(self) -> int:
+        """Queries that wait for the batch before them."""
+        return self._queue.qsize()
+
     async def start(self) -> None:
         """Open the model and read the vectors, so that the first query is as fast as the others; then take queries."""
         await asyncio.get_running_loop().run_in_executor(self._worker, self._warm_up)

@@ -245,7 +245,7 @@ class _Service:
         """Counters for Prometheus."""
         items = await run_in_threadpool(self.index.count)
         return PlainTextResponse(
-            self.metrics.text(items, self.index.generation.number),
+            self.metrics.text(items, self.index.generation.number, self.batcher.waiting),
             media_type="text/plain; version=0.0.4; charset=utf-8",
         )
 

@@ -30,7 +30,7 @@ class ServiceMetrics:
         with self._lock:
             self._sizes.add(size)
 
-    def text(self, items: int, generation: int) -> str:
+    def text(self, items: int, generation: int, waiting: int) -> str:
         """All counters, for ``/metrics``."""
         with self._lock:
             lines = ["# HELP recollect_requests_total Requests answered.", "# TYPE recollect_requests_total counter"]
@@ -42,6 +42,7 @@ class ServiceMetrics:
         for name, help_text, value in (
             ("recollect_items", "Images in the index.", items),
             ("recollect_generation", "Generation of the index that answers.", generation),
+            ("recollect_waiting_queries", "Queries that wait to be embedded.", waiting),
         ):
             lines += [f"# HELP {name} {help_text}", f"# TYPE {name} gauge", f"{name} {value}"]
         return "\n".join(lines) + "\n"
