@@ -57,7 +57,7 @@ def test_vectors_from_a_file(file, vectors):
 
 def test_nothing_is_overwritten_silently(file):
     run(file)
-    with pytest.raises(RecollectError, match="exists already"):
+    with pytest.raises(RecollectError, match="already exists"):
         run(file)
     run(file, "--overwrite")
 

@@ -54,7 +54,7 @@ def test_a_transform_or_a_torchvision_transform_from_outside(file: str) -> None:
 def test_what_is_wrong_is_said(file: str) -> None:
     with pytest.raises(ConfigError, match="Did you mean value"):
         make_augmentation(f"{file}:Fixed", Preprocessing(16, 20), options={"vlue": 9})
-    with pytest.raises(ConfigError, match="a transform is expected"):
+    with pytest.raises(ConfigError, match="must return a transform"):
         make_augmentation(f"{file}:wrong", Preprocessing(16, 20))
     with pytest.raises(ConfigError, match="Did you mean glyph"):
         check_augmentation("glyp", {})

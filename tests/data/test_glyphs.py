@@ -152,7 +152,7 @@ def test_other_fonts_or_options_are_another_set(three_faces: Path, faces: list[F
 
 def test_a_cache_that_cannot_be_written_is_no_obstacle(three_faces: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.warns(DataWarning, match="cannot be kept in"):
+    with pytest.warns(DataWarning, match="cannot be written"):
         assert len(load("glyphs", root=tmp_path / "file", min_faces=3)) > 100
 
 

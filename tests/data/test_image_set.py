@@ -76,7 +76,7 @@ def test_fingerprint_tells_sets_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../b.png", "a/../../b.png", "/etc/b.png", "C:/b.png", "..\\b.png", "\\b.png"])
 def test_names_leaving_the_root_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match="leads outside the folder"):
+    with pytest.raises(DataError, match="outside the folder"):
         make(tmp_path, [name])
     assert make(tmp_path, [name], allow_outside=True).names == [name]
 
@@ -97,7 +97,7 @@ def test_symlinks_leaving_the_root_are_refused(tmp_path: Path) -> None:
     (root / "folder").symlink_to(outside.parent)
     images = make(root, ["out.png", "folder/a.png", "in.png"])
     for index in (0, 1):
-        with pytest.raises(DataError, match="leads outside the folder"):
+        with pytest.raises(DataError, match="outside the folder"):
             images.read(index)
     assert images.read(2).size == (12, 8)
     assert make(root, ["out.png"], allow_outside=True).read(0).size == (12, 8)

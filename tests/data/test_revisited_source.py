@@ -47,7 +47,7 @@ def test_benchmark(tmp_path: Path) -> None:
     assert benchmark.database.read(0).size == (8, 9)
     with pytest.warns(DataWarning, match=r"2 images .*70 images"):
         assert load("roxford5k", tmp_path, "queries").fingerprint == benchmark.queries.fingerprint
-    with pytest.warns(DataWarning, match="published with 4,993 images"):
+    with pytest.warns(DataWarning, match="published split has 4,993 images"):
         assert len(load("roxford5k", tmp_path, "database")) == 3
 
 
@@ -71,8 +71,8 @@ def test_missing_images(tmp_path: Path) -> None:
     ("truth", "message"),
     [
         (TRUTH[:1], "a list of 2 dicts"),
-        ([{**TRUTH[0], "easy": [3]}, TRUTH[1]], "easy should be a list of indices from 0 to 2"),
-        ([{**TRUTH[0], "junk": [-1]}, TRUTH[1]], "junk should be a list of indices"),
+        ([{**TRUTH[0], "easy": [3]}, TRUTH[1]], "easy must be a list of indices from 0 to 2"),
+        ([{**TRUTH[0], "junk": [-1]}, TRUTH[1]], "junk must be a list of indices"),
         ([{**TRUTH[0], "bbx": [1, 2]}, TRUTH[1]], "a box 'bbx' of four numbers"),
         ([{"bbx": [1, 2, 3, 4], "easy": [], "hard": []}, TRUTH[1]], "no list 'junk'"),
     ],
@@ -86,7 +86,7 @@ def test_wrong_ground_truth_is_refused(tmp_path: Path, truth: Any, message: str)
 def test_names_leaving_the_root_are_refused(tmp_path: Path) -> None:
     content = {"imlist": ["../../../etc/x"], "qimlist": ["q"], "gnd": [{**TRUTH[0], "easy": [], "junk": []}]}
     dump(tmp_path / "roxford5k" / "gnd_roxford5k.pkl", content)
-    with pytest.raises(DataError, match="leads outside"):
+    with pytest.raises(DataError, match="points outside"):
         load_revisited("roxford5k", tmp_path)
 
 
@@ -95,7 +95,7 @@ def test_distractors(tmp_path: Path) -> None:
     (tmp_path / "revisitop1m" / "revisitop1m.txt").write_text("0/a.jpg\n1/b.jpg\n")
     distractors = load_distractors(tmp_path)
     assert list(distractors.names) == ["revisitop1m/jpg/0/a.jpg", "revisitop1m/jpg/1/b.jpg"]
-    with pytest.warns(DataWarning, match="published with 1,001,001 images"):
+    with pytest.warns(DataWarning, match="published split has 1,001,001 images"):
         assert load("revisitop1m", tmp_path, "distractors").fingerprint == distractors.fingerprint
 
 
@@ -230,11 +230,11 @@ def test_a_hostile_pickle_leaves_nothing_behind(tmp_path: Path) -> None:
         (b"\x80\x02Np99999999\n.", "under number 99999999"),
         (b"\x80\x02Nq\xff.", "under number 255"),
         (b"\x80\x04\x95" + (2**33).to_bytes(8, "little") + b"N.", "announces 8,589,934,592 bytes"),
-        (b"\x80\x04\x8e" + (2**33).to_bytes(8, "little") + b"abc.", "not a pickle that can be read"),
-        (b"\x80\x04B" + (2**31 - 1).to_bytes(4, "little") + b"abc.", "not a pickle that can be read"),
-        (b"\x80\x05\x96" + (2**33).to_bytes(8, "little") + b"abc.", "not a pickle that can be read"),
-        (b"\x80\x04X" + (2**32 - 1).to_bytes(4, "little") + b"abc.", "not a pickle that can be read"),
-        (b"\x80\x04\x8b" + (2**31 - 1).to_bytes(4, "little") + b"abc.", "not a pickle that can be read"),
+        (b"\x80\x04\x8e" + (2**33).to_bytes(8, "little") + b"abc.", "not a readable pickle"),
+        (b"\x80\x04B" + (2**31 - 1).to_bytes(4, "little") + b"abc.", "not a readable pickle"),
+        (b"\x80\x05\x96" + (2**33).to_bytes(8, "little") + b"abc.", "not a readable pickle"),
+        (b"\x80\x04X" + (2**32 - 1).to_bytes(4, "little") + b"abc.", "not a readable pickle"),
+        (b"\x80\x04\x8b" + (2**31 - 1).to_bytes(4, "little") + b"abc.", "not a readable pickle"),
     ],
 )
 def test_a_small_pickle_takes_little_memory(

@@ -44,7 +44,7 @@ def test_all_well(root: Path) -> None:
     assert train.histogram == {"2–3": 1, "4–7": 1}
     assert (test.usable_classes, test.histogram) == (0, {"2–3": 1})
     assert verify("folder", root, samples_per_class=2).splits[0].usable_images == 7
-    assert "All well." in report.as_text()
+    assert "No problems found." in report.as_text()
 
 
 def test_unreadable_files_are_named_and_not_counted(root: Path) -> None:
@@ -71,21 +71,21 @@ def test_duplicates_inside_are_a_remark_and_across_a_fault(root: Path) -> None:
     assert not report.ok
     assert report.duplicates_across == [["test/c/leak.png", "train/a/3.png"]]
     assert report.duplicates == [["train/a/0.png", "train/b/copy.png"]]
-    assert "1 images are on both sides of the train/test border." in report.problems
+    assert "1 images are in both train and test." in report.problems
 
 
 def test_missing_files_of_a_list(root: Path) -> None:
     (root / "list.csv").write_text(
         "path,label,split\ntrain/a/0.png,a,train\ngone.png,a,train\ntest/c/0.png,c,probe\ntrain/a/0.png,a,probe\n"
     )
-    with pytest.raises(DataError, match="is there already"):
+    with pytest.raises(DataError, match="is already listed"):
         verify("folder", root / "list.csv")
     (root / "list.csv").write_text("path,label,split\ntrain/a/0.png,a,train\ngone.png,a,train\ntest/c/0.png,a,probe\n")
     report = verify("folder", root, csv="list.csv")
     assert report.missing == ["gone.png"]
     assert [(split.split, split.missing, split.images) for split in report.splits] == [("train", 1, 2), ("probe", 0, 1)]
     assert report.splits[0].class_sizes == [1]
-    assert report.notes == ["1 classes of probe are in train too, e.g. 'a': they are not unseen."]
+    assert report.notes == ["1 classes of probe are also in train, e.g. 'a': they are not unseen."]
     assert "1 files are missing." in report.problems
 
 
@@ -95,7 +95,7 @@ def test_links_out_of_the_root_count_as_unreadable(root: Path, tmp_path_factory:
     (root / "link.png").symlink_to(elsewhere)
     (root / "list.csv").write_text("path,label\nlink.png,a\ntrain/a/0.png,b\n")
     report = verify("folder", root, csv="list.csv")
-    assert "leads outside" in report.unreadable["link.png"]
+    assert "points outside" in report.unreadable["link.png"]
     assert verify("folder", root, csv="list.csv", allow_outside=True).ok
 
 
@@ -106,7 +106,7 @@ def test_counts_against_the_published_ones(tmp_path: Path) -> None:
         (tmp_path / f"Ebay_{split}.txt").write_text(f"{header}\n{number} {number} 1 x/{number}.JPG\n")
     report = verify("sop", tmp_path)
     assert len(report.count_differences) == 2
-    assert "published with 59,551 images of 11,318 classes" in report.problems[0]
+    assert "published split has 59,551 images of 11,318 classes" in report.problems[0]
     assert not report.notes
     assert not report.missing
     (tmp_path / "x/1.JPG").unlink()
@@ -143,7 +143,7 @@ def test_command_line(root: Path) -> None:
     assert names == sorted(names)
     fine = runner.invoke(app, ["data", "verify", "folder", str(root), "-m", "2"])
     assert fine.exit_code == 0
-    assert "at 2 images a class: 2 of 2 (7 images)" in fine.stdout
+    assert "with 2 images per class: 2 of 2 (7 images)" in fine.stdout
     (root / "train/a/1.png").write_text("broken")
     broken = runner.invoke(app, ["data", "verify", "folder", str(root), "--json"])
     assert broken.exit_code == 1

@@ -64,7 +64,7 @@ def test_refusals(data):
         index_cost(vectors, kind="pq", settings=[5])
     with pytest.raises(InputError, match="256 centroids"):
         index_cost(vectors[:100], kind="pq", ks=[1])
-    with pytest.raises(InputError, match="fewer items"):
+    with pytest.raises(InputError, match="fewer than any"):
         index_cost(vectors[:100], ks=[100])
     with pytest.raises(InputError, match=r"3 labels .*1200 vectors"):
         index_cost(vectors, labels[:3])

@@ -50,7 +50,7 @@ def test_ids_are_kept(tmp_path):
 
 @pytest.mark.parametrize(
     ("ids", "message"),
-    [(["a", "b"], "4 strings expected"), ([1, 2, 3, 4], "4 strings expected"), (list("abca"), "called the same")],
+    [(["a", "b"], "give 4 strings"), ([1, 2, 3, 4], "give 4 strings"), (list("abca"), "the same id")],
 )
 def test_bad_ids(ids, message):
     with pytest.raises(InputError, match=message):

@@ -171,7 +171,7 @@ def test_distractors_on_disk_are_read_in_tiles(tmp_path):
         ({"gnd": []}, "0 entries for 1 queries"),
         ({"gnd": [{"easy": [7], "hard": []}]}, "numbered 0 to 2"),
         ({"gnd": [{"easy": [-1], "hard": []}]}, "numbered 0 to 2"),
-        ({"gnd": [{"positives": [0]}]}, "easy, hard and junk expected"),
+        ({"gnd": [{"positives": [0]}]}, "the keys are easy, hard and junk"),
         ({"setups": ["impossible"]}, "choose from easy, medium, hard"),
         ({"ks": [0]}, "whole numbers from 1"),
         ({"distractors": np.ones((2, 3))}, "dimensions"),

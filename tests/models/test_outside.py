@@ -63,7 +63,7 @@ def test_a_timm_model_is_taken_as_it_is() -> None:
     ("module", "words"),
     [
         (nn.Linear(3, 3), "fails on images of 16 px"),
-        (nn.Flatten(2), "B×C×H×W or B×C is expected"),
+        (nn.Flatten(2), "must return B×C×H×W or B×C"),
         (nn.Identity(), None),
     ],
 )

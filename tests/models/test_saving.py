@@ -57,7 +57,7 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     first = Embedder.create("tiny").eval()
     first.save(tmp_path)
     second = Embedder.create("tiny").eval()
-    with pytest.raises(DataError, match="already holds"):
+    with pytest.raises(DataError, match="already contains"):
         second.save(tmp_path)
     assert torch.equal(Embedder.load(tmp_path)(PIXELS), first(PIXELS))
     second.save(tmp_path, overwrite=True)

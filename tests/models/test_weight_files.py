@@ -144,7 +144,7 @@ def test_download_fetches_the_original_file(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_without_an_address_download_says_so() -> None:
-    with pytest.raises(WeightsError, match=r"by hand from .*cnnimageretrieval"):
+    with pytest.raises(WeightsError, match=r"from .*cnnimageretrieval"):
         obtain_weights(zoo.find("r101-caffe"), None, download=True)
 
 

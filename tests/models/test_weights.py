@@ -74,7 +74,7 @@ def test_a_refused_file_changes_nothing(tmp_path: Path) -> None:
 )
 def test_the_file_of_another_model_is_refused(init: str, made: dict[str, torch.Tensor], tmp_path: Path) -> None:
     torch.save(made, tmp_path / "other.pth")
-    with pytest.raises(WeightsError, match="file of another model"):
+    with pytest.raises(WeightsError, match="belongs to another model"):
         load_weights(small(init), tmp_path / "other.pth", zoo.find(init))
 
 
