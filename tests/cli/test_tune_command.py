@@ -99,7 +99,7 @@ def test_the_plan_writes_nothing_and_needs_no_test_set(tmp_path: Path) -> None:
     [
         (["nosuch"], "recollect: there is no recipe 'nosuch'"),
         (["glyphs", "--space", "lr"], "recollect: --space lr: write NAME=LOW:HIGH"),
-        (["glyphs", "--set", "run.watch_test=true"], "recollect: run.watch_test: a search does not see the test set"),
+        (["glyphs", "--set", "run.watch_test=true"], "recollect: run.watch_test: a search does not use the test set"),
     ],
 )
 def test_mistakes_are_sentences(

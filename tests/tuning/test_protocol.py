@@ -51,7 +51,7 @@ def test_half_of_the_classes_may_not_fill_the_recipes_batch(tmp_path: Path) -> N
     protocol = read_protocol(config_of(make_data(tmp_path), **{"batch.size": 32}))
     assert trial_config(protocol, as_settings(DRAWN)).batch.size == 16  # 4 classes × 4 images
     assert final_config(protocol, as_settings(DRAWN), 3).batch.size == 32
-    assert "Batches of 32 images need 8 classes, and 4 train in the search" in " ".join(protocol.remarks)
+    assert "Batches of 32 images need 8 classes, but the search trains on 4" in " ".join(protocol.remarks)
 
 
 def test_a_length_in_steps_becomes_epochs_of_all_classes(tmp_path: Path) -> None:
@@ -83,13 +83,13 @@ def test_epochs_are_whole_numbers(tmp_path: Path, said: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"run.watch_test": True}, "a search does not see the test set"),
-        ({"data.train_split": "all"}, "'all' holds test classes"),
-        ({"data.train_split": "test"}, "'test' holds test classes"),
-        ({"data.train_split": "gallery", "data.test_split": "gallery"}, "'gallery' holds test classes"),
+        ({"run.watch_test": True}, "a search does not use the test set"),
+        ({"data.train_split": "all"}, "'all' contains test classes"),
+        ({"data.train_split": "test"}, "'test' contains test classes"),
+        ({"data.train_split": "gallery", "data.test_split": "gallery"}, "'gallery' contains test classes"),
         ({"data.validation": "random"}, "second half of the classes"),
         ({"run.epochs": 0}, "nothing to tune"),
-        ({"run.select": "r@3"}, r"run\.select 'r@3' is not measured on classes: choose one of r@1, r@2"),
+        ({"run.select": "r@3"}, r"run\.select 'r@3' is not computed on held-out classes: choose one of r@1, r@2"),
     ],
 )
 def test_settings_that_go_around_the_protocol_are_refused(

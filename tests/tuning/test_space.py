@@ -92,14 +92,14 @@ def test_what_the_user_says() -> None:
     ("text", "message"),
     [
         ("lr", "write NAME=LOW:HIGH"),
-        ("lr=1:2:3", "after the bounds only :log"),
+        ("lr=1:2:3", "only :log can follow"),
         ("lr=3:1", "3 is above 1"),
         ("lr=0:1", "needs bounds above 0"),
         ("gamma=a:b", "bounds must be numbers"),
-        ("gamma=1,1", "a value is there twice"),
-        ("optimizer.milestones=1:2", "follows from decays, first_decay and epochs"),
-        ("data.name=sop,cub", "the protocol decides it"),
-        ("run.watch_test=true,false", "the protocol decides it"),
+        ("gamma=1,1", "a value occurs twice"),
+        ("optimizer.milestones=1:2", "computed from decays, first_decay and epochs"),
+        ("data.name=sop,cub", "the protocol fixes it"),
+        ("run.watch_test=true,false", "the protocol fixes it"),
         ("gamma=[1", "not valid YAML"),
     ],
 )
@@ -110,7 +110,7 @@ def test_mistakes_are_sentences(text: str, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
-    [("decays", 1.5, "whole number from 0"), ("first_decay", 1.0, "below 1"), ("epochs", 2.5, "whole number from 1")],
+    [("decays", 1.5, "whole number, 0 or more"), ("first_decay", 1.0, "below 1"), ("epochs", 2.5, "whole number, 1 or more")],
 )
 def test_values_that_make_no_schedule(name: str, value: float, message: str) -> None:
     drawn = {"lr": 1e-4, "gamma": 0.3, "epochs": 5, "decays": 2, "first_decay": 0.5, name: value}

@@ -109,10 +109,10 @@ def test_a_second_call_shows_and_repeats_nothing(
     caplog.set_level("INFO", "recollect")
     again = study(root, folder)
     assert (told(again), again.final) == (told(results), results.final)
-    assert "it is shown, not repeated" in "\n".join(caplog.messages)
+    assert "showing the result, not repeating it" in "\n".join(caplog.messages)
     with pytest.raises(ConfigError, match=r"closed: .*3 trials"):
         study(root, folder, trials=4)
-    with pytest.raises(ConfigError, match=r"something else: space\.lr"):
+    with pytest.raises(ConfigError, match=r"other settings: space\.lr"):
         study(root, folder, space=["epochs=1:2", "lr=1e-3:2e-2"])
     with pytest.raises(ConfigError, match="seed is 0 there"):
         study(root, folder, seed=1)
@@ -370,10 +370,10 @@ def test_a_plan_refuses_what_the_search_would(tmp_path: Path, word: str) -> None
 
 def test_refusals_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = make_data(tmp_path / "data")
-    with pytest.raises(ConfigError, match="at least one"):
+    with pytest.raises(ConfigError, match="give 1 or more"):
         study(root, tmp_path / "s", trials=0)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="start it several times"):
+    with pytest.raises(ConfigError, match="start the command several times"):
         study(root, tmp_path / "s")
     monkeypatch.delenv("WORLD_SIZE")
 

@@ -1,4 +1,4 @@
-"""Settings searched on the training classes alone, then one training and one test (``study.py`` is the way in).
+"""Hyper-parameter search on the training classes only, then one training run and one test (start with ``study.py``).
 
 Names are imported when first used, so that the command line's ``--help`` does not wait for torch.
 """

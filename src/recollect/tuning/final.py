@@ -1,9 +1,9 @@
 """The end of a study: one training on all training classes with the chosen settings, and one test.
 
-The only file of this room that loads a test set: its list when the search is over, and, if that is there, images after
-the choice is written into the database, which closes the study. The final training is claimed like a trial, in a study of
-one trial beside the search: of many processes one does it, and if that one dies another goes on. Once the test is done it
-is shown, never repeated.
+The only file of this package that loads a test set: its list when the search is over, and its images after the choice has
+been written to the database, which closes the study. The final training is claimed like a trial, in a study of one
+trial next to the search: one of the processes does it, and if that process dies another continues. Once the test is done,
+its result is shown and never computed again.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ logger = logging.getLogger(__name__)
 
 
 def read_final(store: StudyDatabase) -> dict[str, Any] | None:
-    """What came of the final training, if it is done."""
+    """The result of the final training, if it is done."""
     done = [trial for trial in store.trials() if trial.state.name == "COMPLETE"]
     return dict(done[0].user_attrs["result"]) if done else None
 
 
 def finish_study(store: StudyDatabase, protocol: Protocol, best: TrialRecord) -> None:
-    """Train and test, unless that is done or being done.
+    """Train and test, unless that is already done or in progress.
 
     Args:
-        store: the study of one trial that the final training is.
-        protocol: what was searched.
+        store: the study whose only trial is the final training.
+        protocol: the protocol of the search.
         best: the chosen trial. An earlier recorded choice is kept.
 
     Raises:
-        DataError: the test set is not there. Nothing is lost, and the study stays open; run the same command again once it
-            is.
+        DataError: the test set is missing. Nothing is lost, and the study stays open; run the same command again once
+            it is available.
     """
     done = read_final(store)
     if done is not None:
-        logger.info(f"final      done before, with trial {done['trial']:04d}: it is shown, not repeated")
+        logger.info(f"final      already done, with trial {done['trial']:04d}: showing the result, not repeating it")
         _log_metrics(done["metrics"])
         return
-    # Before hours of training, not after; and before the study is closed, which without a test set it has no reason to be.
+    # Checked before hours of training, and before the study is closed: without a test set it must stay open.
     tests = sets_to_test(protocol.base)
     lease = store.claim(1)
     if lease is None:
@@ -85,9 +85,7 @@ def _finish(
     metrics = {name: _test(folder, config, images) for name, images in tests.items()}
     _log_metrics(metrics)
     if not tests:
-        logger.info(
-            f"test       {config.data.name} has no test split of its own: measure it with recollect eval {folder}"
-        )
+        logger.info(f"test       {config.data.name} has no test split: evaluate it with recollect eval {folder}")
     plan = RunFolder(folder).read_manifest().get("plan", {})
     result = {
         "folder": str(folder),
@@ -111,22 +109,22 @@ def _log_metrics(metrics: dict[str, dict[str, float]]) -> None:
 
 
 def sets_to_test(config: Config) -> dict[str, ImageSet]:
-    """The test sets of a configuration's data, by name: VehicleID has three, GLDv1 none of its own."""
+    """The test sets of a configuration's data, by name: VehicleID has three, GLDv1 has none."""
     data, known = config.data, find_source(config.data.name).test_splits
     splits = known if data.test_split == "test" and "test" not in known else (data.test_split,)
     return {f"{data.name}/{split}": load(data.name, data.root, split, **data.options) for split in splits}
 
 
 def _test(folder: Path, config: Config, images: ImageSet) -> dict[str, float]:
-    """Metrics of one test set, measured once and kept where ``recollect eval`` keeps them."""
+    """Metrics of one test set, computed once and stored where ``recollect eval`` stores them."""
     device = None if config.run.device == "auto" else config.run.device
     choice = TestChoice(config.data.name, config.data.root, images.split, config.data.options)
-    # The search is over and the set is the data set's own: nothing is left out of it.
+    # The search is over and the set belongs to the data set: no image is left out.
     test = as_test_set(choice, images, folder, trained_classes="keep")
     place = folder / "eval" / test.name
     if (place / "metrics.json").exists():
         known = read_json(place / "metrics.json", dict).get("metrics")
         if isinstance(known, dict) and all(isinstance(value, int | float) for value in known.values()):
             return known
-        raise DataError(f"{place / 'metrics.json'}: holds no metrics. Remove it to measure again.")
+        raise DataError(f"{place / 'metrics.json'}: contains no metrics. Remove it to evaluate again.")
     return measure_and_keep(open_model(folder, device=device), test, place)

@@ -1,4 +1,4 @@
-"""What a search would do and about how long it would take, without doing it. Writes nothing but cached features."""
+"""A preview of a search: what it would do and about how long it would take. Writes nothing except cached features."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def plan_lines(
     sampler: str = "random",
     pruner: str = "none",
 ) -> list[str]:
-    """The search in lines of text, with the time of a typical trial, measured on a few images.
+    """The plan of the search in lines of text, with the time of a typical trial, measured on a few images.
 
     Raises:
-        ConfigError: what ``tune`` would refuse.
+        ConfigError: settings that ``tune`` would refuse.
     """
     check_words(sampler, pruner)
     protocol = read_protocol(config, space)

@@ -1,7 +1,7 @@
-"""The paper's protocol as configurations: what a trial trains and validates on, and what the final training is.
+"""The paper's protocol as configurations: the classes that a trial trains and validates on, and the final training.
 
-Everything of a search is made here, from the training split alone: ``read_protocol`` runs where ``only_splits`` lets
-nothing else through, ``trial_config`` never names a test set to be watched. Only ``final.py`` goes to the test set,
+All configurations of a search are made here, from the training split only: ``read_protocol`` runs where ``only_splits``
+refuses everything else, and ``trial_config`` never sets a test set to watch. Only ``final.py`` uses the test set,
 after the choice is made.
 """
 
@@ -31,26 +31,26 @@ LOCAL = (
     "data.root", "data.workers", "data.cache", "data.prefetch_mb", "model.weights", "model.download", "batch.chunk",
     "run.device", "run.tensorboard", "run.loggers", "run.logger_options", "run.checkpoint_minutes", "run.checkpoint_steps",
 )  # fmt: skip
-"""Settings that may differ between machines that share a study: they say where and how fast, not what. Which weights a
-network starts from is in a study's identity by their content."""
+"""Settings that may differ between machines that share a study: they affect where and how fast a trial runs, not its
+result. The starting weights of the network are part of a study's identity by their content."""
 
 MEASURED = (*(f"r@{k}" for k in EVERY_K), "map@r")
-"""What ``run.select`` can be where held-out classes validate."""
+"""Possible values of ``run.select`` when validating on held-out classes."""
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """A search, settled.
+    """A search with all settings resolved.
 
     Attributes:
-        base: what ``recollect train`` would do with the recipe, nothing left open.
-        epochs: how long that is.
-        space: what is varied.
-        batch: images of a trial's batch; half of the classes may not fill the recipe's.
+        base: the settings that ``recollect train`` would use with the recipe, without any ``"auto"``.
+        epochs: its number of epochs.
+        space: the search space.
+        batch: images per batch of a trial; half of the classes may be too few for the recipe's batch.
         train, validation: classes and images of the two halves.
         fingerprints: of the two halves.
-        weights: SHA-256 of the file the network starts from, ``"none"`` for random numbers.
-        remarks: what the protocol changes in the recipe, a sentence each.
+        weights: SHA-256 of the file of the starting weights, ``"none"`` for random weights.
+        remarks: changes that the protocol makes to the recipe, one sentence each.
     """
 
     base: Config
@@ -64,7 +64,7 @@ class Protocol:
     remarks: tuple[str, ...] = field(default=())
 
     def identity(self) -> dict[str, Any]:
-        """What must be the same for two processes to work on one study, as plain values."""
+        """The values that must be equal for two processes to work on one study."""
         base = as_mapping(self.base)
         for key in LOCAL:
             part, name = key.split(".")
@@ -85,16 +85,16 @@ class Protocol:
 
 
 def read_protocol(config: Config, space: list[str] | None = None) -> Protocol:
-    """Settle a recipe for a search. Reads the list of the training split and nothing else.
+    """Resolve a recipe for a search. Reads only the list of the training split.
 
     Args:
         config: recipe and user's settings.
-        space: what to vary, see ``read_space``; the default is around the recipe.
+        space: the search space, see ``read_space``; the default is around the recipe.
 
     Raises:
-        ConfigError: settings that would let the search see test images, or that exclude each other.
+        ConfigError: settings that would let the search see test images, or that contradict each other.
         InputError: too few classes.
-        WeightsError: the weights that the network starts from are not there.
+        WeightsError: the starting weights are missing.
     """
     _refuse(config)
     config, remarks = _validated_by_classes(config)
@@ -102,8 +102,8 @@ def read_protocol(config: Config, space: list[str] | None = None) -> Protocol:
         images = load(config.data.name, config.data.root, config.data.train_split, **config.data.options)
     if images.num_classes < 4:
         raise InputError(
-            f"{images.name}: {images.num_classes} training classes are too few to tune with; at least two train and two "
-            "others validate."
+            f"{images.name}: {images.num_classes} training classes are too few to tune with; at least four are needed, two "
+            "for training and two for validation."
         )
     train, validation = class_disjoint_split(images, "paper")
     device = choose_device(config.run.device)
@@ -117,7 +117,7 @@ def read_protocol(config: Config, space: list[str] | None = None) -> Protocol:
     remarks += smaller
     if base.optimizer.schedule != "milestones":
         remarks.append(
-            f"The recipe's {base.optimizer.schedule} schedule gives way to milestones: decay steps and size are searched."
+            f"The recipe's {base.optimizer.schedule} schedule is replaced by milestones: decay steps and size are searched."
         )
     protocol = Protocol(
         base,
@@ -136,7 +136,7 @@ def read_protocol(config: Config, space: list[str] | None = None) -> Protocol:
 
 
 def trial_config(protocol: Protocol, settings: Mapping[str, Any]) -> Config:
-    """A trial: the first half of the training classes trains, the second validates, the test set has no part."""
+    """A trial: trains on the first half of the training classes, validates on the second; the test set is not used."""
     fixed = {"data.validation": "paper", "run.watch_test": False, "run.verdict": False, "batch.size": protocol.batch}
     return with_settings(protocol.base, {**fixed, **settings})
 
@@ -144,7 +144,7 @@ def trial_config(protocol: Protocol, settings: Mapping[str, Any]) -> Config:
 def final_config(protocol: Protocol, settings: Mapping[str, Any], epochs: int) -> Config:
     """The training on all training classes with the chosen settings, for the number of epochs found best.
 
-    Milestones that lie beyond are left out; the batch is the recipe's own again.
+    Later milestones are left out; the batch size is the recipe's.
     """
     epochs = max(1, epochs)
     kept = [milestone for milestone in settings["optimizer.milestones"] if milestone < epochs]
@@ -163,20 +163,20 @@ def _refuse(config: Config) -> None:
     if config.run.epochs == 0:
         raise ConfigError(f"{config.name} trains nothing (run.epochs 0), so there is nothing to tune.")
     if config.run.watch_test:
-        raise ConfigError("run.watch_test: a search does not see the test set. Leave it out.")
+        raise ConfigError("run.watch_test: a search does not use the test set. Remove this setting.")
     if data.validation == "random":
         raise ConfigError(
-            "data.validation=random: the search validates on the second half of the classes. Leave it out."
+            "data.validation=random: the search validates on the second half of the classes. Remove this setting."
         )
     tests = {data.test_split, "all", *find_source(data.name).test_splits}
     if data.train_split in tests:
         raise ConfigError(
-            f"data.train_split {data.train_split!r} holds test classes, which a search must not see: use 'train'."
+            f"data.train_split {data.train_split!r} contains test classes, which a search must not see: use 'train'."
         )
 
 
 def _validated_by_classes(config: Config) -> tuple[Config, list[str]]:
-    """The recipe without a validation of its own, selected by what held-out classes can measure; and remarks."""
+    """The recipe with validation on held-out classes and a metric that can be computed on them; and remarks."""
     select, remarks = config.run.select, []
     if config.data.validation == SFM_NAME:
         remarks.append(
@@ -186,13 +186,15 @@ def _validated_by_classes(config: Config) -> tuple[Config, list[str]]:
         remarks.append(f"The recipe's {select} needs queries with ground truth: the search selects by r@1.")
         select = "r@1"
     elif select not in MEASURED:
-        raise ConfigError(f"run.select {select!r} is not measured on classes: choose one of {', '.join(MEASURED)}.")
+        raise ConfigError(
+            f"run.select {select!r} is not computed on held-out classes: choose one of {', '.join(MEASURED)}."
+        )
     data = replace(config.data, validation="none", validation_root=None)
     return replace(config, data=data, run=replace(config.run, select=select)), remarks
 
 
 def _weights(config: Config) -> str:
-    """What the network starts from, wherever it lies on this machine."""
+    """Hash of the starting weights, independent of their place on this machine."""
     model, row = config.model, find(config.model.init)
     if row.outside is not None:
         return f"{row.name} {row.outside.sha256}"
@@ -200,16 +202,16 @@ def _weights(config: Config) -> str:
 
 
 def _longest(epochs: Parameter) -> int:
-    """The most epochs that can be drawn."""
+    """The largest number of epochs that can be drawn."""
     values = epochs.choices or epochs.ends
     whole = [value for value in values if isinstance(value, int) and not isinstance(value, bool) and value >= 1]
     if len(whole) < len(values):
-        raise ConfigError(f"--space epochs={epochs}: epochs are whole numbers from 1 up.")
+        raise ConfigError(f"--space epochs={epochs}: epochs must be whole numbers, 1 or more.")
     return max(whole)
 
 
 def _try_out(config: Config, train: ImageSet) -> None:
-    """Make what a trial is made of as far as it costs nothing: impossible settings are refused before a study begins."""
+    """Build the cheap parts of a trial, so that impossible settings are refused before a study begins."""
     find(config.model.init)
     make_sampler(config, train.labels)
     dim = config.model.dim if isinstance(config.model.dim, int) else 128
@@ -234,12 +236,12 @@ def _search_batch(base: Config, train: ImageSet) -> tuple[int | str, list[str]]:
     usable = int((train.class_sizes >= least).sum())
     if usable < 2:
         raise InputError(
-            f"{train.name}: {usable} of the {train.num_classes} classes that train in a search have {least} images or "
+            f"{train.name}: {usable} of the {train.num_classes} training classes of the search have {least} images or "
             "more; at least two are needed. Set batch.small_classes=repeat or a smaller batch.samples_per_class."
         )
     if size <= usable * each:
         return size, []
     return usable * each, [
-        f"Batches of {size:,} images need {size // each:,} classes, and {usable:,} train in the search: its batches "
-        f"have {usable * each:,}; the final training has {size:,}."
+        f"Batches of {size:,} images need {size // each:,} classes, but the search trains on {usable:,}: its batches "
+        f"have {usable * each:,} images; the final training uses {size:,}."
     ]

@@ -1,7 +1,7 @@
-"""A study as plain records: every trial, the chosen one, how much each parameter mattered, what it cost.
+"""A study as plain records: every trial, the chosen one, the importance of each parameter, the cost.
 
-Read from the database alone, so that every machine that takes part can write the whole report. ``study_page.py`` and
-the command line show these records; ``trials.csv`` and ``study.json`` hold them.
+Read from the database only, so that every participating machine can write the whole report. ``study_page.py`` and
+the command line show these records; ``trials.csv`` and ``study.json`` contain them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ _STATES = {"COMPLETE": "done", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": 
 MIN_FOR_IMPORTANCE = 20
 """Trials below which the importance of parameters is noise."""
 BEST_SHARE = 0.3
-"""Which trials are compared with all: of 20 a tenth would be two, and whatever they have in common would matter most."""
+"""Share of best trials that are compared with all. A tenth of 20 would be two, and anything these two have in common
+would appear important."""
 
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """One trial. ``value`` is the best validation metric as a fraction; what is not known yet is None."""
+    """One trial. ``value`` is the best validation metric as a fraction; values that are not known yet are None."""
 
     number: int
     state: str
@@ -50,12 +51,12 @@ class StudyResults:
     """A study.
 
     Attributes:
-        name: of the study. recipe: what was tuned. select: the validation metric.
+        name: name of the study. recipe: the tuned recipe. select: the validation metric.
         space: parameter → its range, as text.
-        trials: by number. chosen: the number of the best, None before there is one.
+        trials: by number. chosen: the number of the best, None as long as there is none.
         importance: parameter → share; empty with few trials.
-        seconds, images: what the search cost, all trials together.
-        final: the training on all classes and its test, once there is one.
+        seconds, images: cost of the search, over all trials.
+        final: the training on all classes and its test, once done.
         protocol: classes and images of both halves, remarks.
     """
 
@@ -90,7 +91,7 @@ class StudyResults:
 
 
 def read_results(store: StudyDatabase, protocol: Protocol, final: dict[str, Any] | None = None) -> StudyResults:
-    """Everything the database knows of a study."""
+    """Everything the database contains about a study."""
     trials = [_record(slot, trial) for slot, trial in store.slots().items()]
     best = best_trial(trials)
     base = protocol.base
@@ -124,13 +125,13 @@ def read_results(store: StudyDatabase, protocol: Protocol, final: dict[str, Any]
 
 
 def best_trial(trials: list[TrialRecord]) -> TrialRecord | None:
-    """The highest validation metric among trials that ran to their end; of equals the first."""
+    """The completed trial with the highest validation metric; among equals the first."""
     done = [trial for trial in trials if trial.state == "done" and trial.value is not None]
     return max(done, key=lambda trial: (trial.value or 0.0, -trial.number), default=None)
 
 
 def write_tables(folder: Path, results: StudyResults) -> None:
-    """``trials.csv`` and ``study.json``."""
+    """Write ``trials.csv`` and ``study.json``."""
     write_json(folder / "study.json", results.as_dict())
     text = io.StringIO()
     keys = list(dict.fromkeys(key for trial in results.trials for key in trial.settings))

@@ -1,4 +1,4 @@
-"""What a search varies: the paper's four, learning rate, decay steps, decay size and epochs, and any other setting.
+"""The search space: the paper's four parameters (learning rate, decay steps, decay size, epochs) and any other setting.
 
 A parameter is drawn by Optuna and becomes ordinary settings, so that a trial is an ordinary run. Two parameters have no
 setting of their own: ``decays`` and ``first_decay`` make ``optimizer.milestones``. Defaults are in ``default_space``;
@@ -35,12 +35,12 @@ Value = float | int | str | bool | None
 
 @dataclass(frozen=True)
 class Parameter:
-    """One thing that is varied, from ``low`` to ``high`` or among ``choices``; a single choice is fixed.
+    """One parameter, searched from ``low`` to ``high`` or among ``choices``; a single choice is fixed.
 
     Args:
         name: ``lr``, ``gamma``, ``epochs``, ``decays``, ``first_decay``, or a setting's key.
-        low, high: bounds, both included; whole numbers when both are.
-        log: draw evenly in the logarithm.
+        low, high: bounds, both included; values are whole numbers if both bounds are.
+        log: draw uniformly in the logarithm.
         choices: instead of bounds.
 
     Examples:
@@ -61,12 +61,12 @@ class Parameter:
 
     @property
     def key(self) -> str:
-        """The setting it is, or its own name for the two that make milestones."""
+        """The key of its setting, or its own name for the two that make milestones."""
         return SHORT.get(self.name, self.name)
 
     @property
     def fixed(self) -> bool:
-        """Whether there is nothing to draw."""
+        """Whether it has a single value."""
         return len(self.choices) == 1 or (not self.choices and self.low == self.high)
 
     @property
@@ -75,7 +75,7 @@ class Parameter:
         return (self.choices[0], self.choices[-1]) if self.choices else (self.low, self.high)
 
     def draw(self, trial: Any) -> Value:
-        """A value from Optuna's trial, numbers with three digits: what a report prints is what was trained with."""
+        """A value from Optuna's trial, rounded to three digits, so that reports print exactly the value used."""
         if self.fixed:
             return self.ends[0]
         if self.choices:
@@ -97,8 +97,8 @@ def default_space(config: Config, epochs: int) -> dict[str, Parameter]:
     three of 0.3), the first after 10 to 80 % of the training (released: 11 to 47 %).
 
     Args:
-        config: settled.
-        epochs: how long the recipe trains.
+        config: settings without any ``"auto"``.
+        epochs: number of epochs of the recipe.
     """
     lr = float(config.optimizer.lr)
     space = [
@@ -112,15 +112,15 @@ def default_space(config: Config, epochs: int) -> dict[str, Parameter]:
 
 
 def read_space(texts: Iterable[str], defaults: Space) -> dict[str, Parameter]:
-    """The default space with what the user says laid over it.
+    """The default space with the user's changes.
 
     Args:
         texts: ``NAME=LOW:HIGH``, ``NAME=LOW:HIGH:log``, ``NAME=A,B,C`` or ``NAME=VALUE`` (not searched); a name is one
-            of the five or the key of a setting that is not of the data.
+            of the five or the key of a setting, except those of ``data``.
         defaults: see ``default_space``.
 
     Raises:
-        ConfigError: any other text, or a setting that the protocol itself decides.
+        ConfigError: any other text, or a setting that the protocol fixes.
 
     Examples:
         >>> space = read_space(["lr=1e-4:1e-2", "loss.options.tau1=0.5,1,2"], {})
@@ -135,22 +135,22 @@ def read_space(texts: Iterable[str], defaults: Space) -> dict[str, Parameter]:
 
 
 def parse_parameter(text: str) -> Parameter:
-    """One parameter from the user's words."""
+    """Parse one parameter."""
     name, equals, said = (part.strip() for part in text.partition("="))
     if not equals or not name or not said:
         raise ConfigError(f"--space {text}: write NAME=LOW:HIGH, NAME=LOW:HIGH:log, NAME=A,B,C or NAME=VALUE.")
     name = next((short for short, key in SHORT.items() if key == name), name)
     if name in _DERIVED:
-        raise ConfigError(f"--space {name}: it follows from decays, first_decay and epochs; say those.")
+        raise ConfigError(f"--space {name}: it is computed from decays, first_decay and epochs; give those instead.")
     if name.startswith(_PROTOCOL):
         raise ConfigError(
-            f"--space {name}: the protocol decides it. Which data, seed or device: --set, before a study."
+            f"--space {name}: it cannot be searched, because the protocol fixes it. Use --set to change it for the study."
         )
     if ":" in said:
         return _bounds(name, said, text)
     choices = tuple(_scalar(part, text) for part in said.split(","))
     if len(set(map(str, choices))) < len(choices):
-        raise ConfigError(f"--space {text}: a value is there twice.")
+        raise ConfigError(f"--space {text}: a value occurs twice; remove one.")
     return Parameter(name, choices=choices)
 
 
@@ -158,12 +158,12 @@ def _bounds(name: str, said: str, text: str) -> Parameter:
     low, high, *more = said.split(":")
     values = [_number(_scalar(part, text), text) for part in (low, high)]
     if more not in ([], ["log"]):
-        raise ConfigError(f"--space {text}: after the bounds only :log can stand.")
+        raise ConfigError(f"--space {text}: only :log can follow the bounds.")
     log = bool(more) or name == "lr"
     if not values[0] <= values[1]:
-        raise ConfigError(f"--space {text}: {low} is above {high}; the lower bound comes first.")
+        raise ConfigError(f"--space {text}: {low} is above {high}; put the lower bound first.")
     if log and values[0] <= 0:
-        raise ConfigError(f"--space {text}: a logarithm needs bounds above 0.")
+        raise ConfigError(f"--space {text}: :log needs bounds above 0.")
     return Parameter(name, values[0], values[1], log=log)
 
 
@@ -171,7 +171,7 @@ def _scalar(part: str, text: str) -> Value:
     value = parse_yaml(part, f"--space {text[:80]}")
     if isinstance(value, str):
         try:
-            return float(value)  # YAML reads 1e-4 as text: its numbers need a dot
+            return float(value)  # YAML reads 1e-4 as text, because its numbers need a decimal point
         except ValueError:
             return value
     if value is not None and not isinstance(value, bool | int | float):
@@ -181,12 +181,12 @@ def _scalar(part: str, text: str) -> Value:
 
 def _number(value: Value, text: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"--space {text}: bounds must be numbers, and {value!r} is not one.")
+        raise ConfigError(f"--space {text}: bounds must be numbers, but {value!r} is not.")
     return value
 
 
 def as_settings(values: Mapping[str, Value]) -> dict[str, Any]:
-    """The drawn values as settings.
+    """Convert drawn values to settings.
 
     ``decays`` milestones are spread evenly from ``first_decay`` (a share of the training) to its end: with 3 and 0.4,
     50 epochs have the released 20, 30, 40.
@@ -199,11 +199,11 @@ def as_settings(values: Mapping[str, Value]) -> dict[str, Any]:
     decays, first = settings.pop(DECAYS), settings.pop(FIRST_DECAY)
     epochs = settings["run.epochs"]
     if isinstance(decays, bool) or not isinstance(decays, int) or decays < 0:
-        raise ConfigError(f"decays is {decays!r}: a whole number from 0 up.")
+        raise ConfigError(f"decays is {decays!r}: it must be a whole number, 0 or more.")
     if isinstance(first, bool) or not isinstance(first, int | float) or not 0 < first < 1:
-        raise ConfigError(f"first_decay is {first!r}: a share of the training, above 0 and below 1.")
+        raise ConfigError(f"first_decay is {first!r}: it must be a share of the training, above 0 and below 1.")
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-        raise ConfigError(f"epochs is {epochs!r}: a whole number from 1 up.")
+        raise ConfigError(f"epochs is {epochs!r}: it must be a whole number, 1 or more.")
     shares = [first + (1 - first) * number / decays for number in range(decays)]
     return {
         **settings,
@@ -214,8 +214,8 @@ def as_settings(values: Mapping[str, Value]) -> dict[str, Any]:
 
 
 def corners(space: Space) -> Sequence[dict[str, Value]]:
-    """Draws to be tried out before a search begins: both ends of everything, and each choice and bound of each parameter
-    beside the first of the others.
+    """Draws to check before a search begins: all lower and all upper ends, and each choice and bound of each parameter
+    with the first value of the others.
 
     Examples:
         >>> [list(draw.values()) for draw in corners(read_space(["gamma=0.1:0.5", "loss.options.k=1,2,4"], {}))]

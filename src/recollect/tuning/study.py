@@ -1,7 +1,7 @@
-"""``tune``: the search of one process, then, when all trials are done, the one training and the one test at the end.
+"""``tune``: runs the trials of this process and, when all trials are done, the final training and test.
 
-Reads as a table of contents. While trials run, nothing but the training split can be loaded in this process
-(``only_splits``); the test set is first touched by ``final.py``, after the choice is written down. Any number of
+Reads as a table of contents. While trials run, only the training split can be loaded in this process
+(``only_splits``); ``final.py`` is the first to open the test set, after the choice has been written. Any number of
 processes may call ``tune`` on the same study at once.
 """
 
@@ -48,11 +48,11 @@ def tune(
     Args:
         config: a recipe with the user's settings (``recipes.resolve``).
         out: the study's folder, ``runs/tune-<recipe>`` by default. An existing study is resumed.
-        trials: how many trials the study shall have in all, over all processes and calls.
-        space: what is varied beside or instead of the defaults, see ``space.read_space``.
+        trials: total number of trials of the study, over all processes and calls.
+        space: changes to the default search space, see ``space.read_space``.
         sampler: ``"random"`` or ``"tpe"``.
-        pruner: ``"none"``, or ``"median"``: end a trial that is below the median of the others at the same epoch.
-        seed: of the draws; that of the trainings is ``run.seed``.
+        pruner: ``"none"``, or ``"median"``: stop a trial that is below the median of the others at the same epoch.
+        seed: seed of the draws; the seed of the training runs is ``run.seed``.
         storage: a database's address or an SQLite file, shared by processes on several machines.
         final: whether to train on all classes and test when all trials are done.
 
@@ -60,9 +60,9 @@ def tune(
         Every trial, the chosen one, and the final result if there is one.
 
     Raises:
-        ConfigError: settings that cannot be, or a study that is of something else or closed.
+        ConfigError: invalid settings, or the study belongs to other settings or is closed.
         MissingExtraError: Optuna is not installed.
-        TrainingStoppedError: asked to stop; the same call goes on.
+        TrainingStoppedError: it was asked to stop; the same call resumes.
 
     Example:
         >>> import recollect
@@ -82,18 +82,18 @@ def tune(
         _search(store, closing, protocol, trials)
     elif len(store.slots()) < trials:
         raise ConfigError(
-            f"{folder} is closed: its choice is made among {len(store.slots())} trials, and trials after the test would "
-            "be chosen by it. Ask for as many, or begin a new study with another --out."
+            f"{folder} is closed: its choice was made among {len(store.slots())} trials, and more trials after the test "
+            "could be chosen by it. Use the same number of trials, or start a new study with another --out."
         )
     results = write_results(store, closing, protocol)
     unfinished = results.count("running", "queued") + max(0, trials - len(results.trials))
     if unfinished:
         what = "1 trial is" if unfinished == 1 else f"{unfinished} trials are"
-        logger.info(f"{what} not done yet; the same command goes on, or the process that ends last does.")
+        logger.info(f"{what} not done yet; run the same command again, or let the last running process finish.")
     elif results.best is None:
-        logger.info(f"no trial came to its end, so there is nothing to choose. {_reasons(results)}")
+        logger.info(f"no trial finished, so there is nothing to choose. {_reasons(results)}")
     elif final:
-        with doors.trusting():  # the run names the code that the user named for the study
+        with doors.trusting():  # the run refers to the code that the user named for the study
             finish_study(closing, protocol, results.best)
         results = write_results(store, closing, protocol)
     logger.info(f"report     {folder / 'report.html'}")
@@ -101,12 +101,12 @@ def tune(
 
 
 def study_folder(config: Config, out: Path | str | None) -> Path:
-    """Where a study lies: the same place for the same recipe, so that the same command goes on."""
+    """The folder of a study: the same for the same recipe, so that the same command resumes it."""
     return Path(out) if out is not None else Path("runs") / f"tune-{config.name.replace('/', '-')}"
 
 
 def lines(protocol: Protocol, folder: Path, trials: int, sampler: str, pruner: str) -> list[str]:
-    """What will be done."""
+    """The plan of the search."""
     varied = [f"{name} {parameter}" for name, parameter in protocol.space.items()]
     select = protocol.base.run.select
     return [
@@ -120,7 +120,7 @@ def lines(protocol: Protocol, folder: Path, trials: int, sampler: str, pruner: s
 
 
 def write_results(store: StudyDatabase, closing: StudyDatabase, protocol: Protocol) -> StudyResults:
-    """Write tables and page, and return what they hold."""
+    """Write the tables and the page, and return their content."""
     results = read_results(store, protocol, read_final(closing))
     write_tables(store.folder, results)
     write_page(store.folder / "report.html", results)
@@ -129,28 +129,28 @@ def write_results(store: StudyDatabase, closing: StudyDatabase, protocol: Protoc
 
 def _refuse(trials: int) -> None:
     if trials < 1:
-        raise ConfigError(f"--trials {trials}: at least one.")
+        raise ConfigError(f"--trials {trials}: give 1 or more.")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
-            "recollect tune runs a trial in one process: start it several times on the same study instead of with "
-            "torchrun."
+            "recollect tune runs each trial in one process: instead of torchrun, start the command several times on the "
+            "same study."
         )
 
 
 def _open(folder: Path, protocol: Protocol, storage: str | None, sampler: str, pruner: str, seed: int) -> StudyDatabase:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file: choose another --out.")
-    # The lock is there a moment before the database: a second process may come in between.
+    # The lock is created just before the database: a second process may start in between.
     known = storage is not None or any((folder / name).exists() for name in ("study.db", "study.db.lock"))
     if not known and folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty and no study: choose another --out.")
+        raise ConfigError(f"{folder} is not empty and not a study: choose another --out.")
     store = StudyDatabase(folder, storage, sampler=sampler, pruner=pruner, seed=seed)
     store.agree({**protocol.identity(), "sampler": sampler, "pruner": pruner, "seed": seed})
     return store
 
 
 def _search(store: StudyDatabase, closing: StudyDatabase, protocol: Protocol, trials: int) -> None:
-    """Trials until there are enough. Nothing but the training split can be read in here."""
+    """Run trials until there are enough. Only the training split can be read here."""
     with only_splits(protocol.base.data.train_split):
         while (lease := store.claim(trials)) is not None:
             try:
@@ -158,7 +158,7 @@ def _search(store: StudyDatabase, closing: StudyDatabase, protocol: Protocol, tr
                     _do(store, lease, protocol, trials)
             except LostTrialError as error:
                 logger.info(f"note       {error}")
-            write_results(store, closing, protocol)  # a long search can be looked at
+            write_results(store, closing, protocol)  # so that a long search can be watched
 
 
 def _do(store: StudyDatabase, lease: Lease, protocol: Protocol, trials: int) -> None:
@@ -167,14 +167,14 @@ def _do(store: StudyDatabase, lease: Lease, protocol: Protocol, trials: int) -> 
     path, select = store.folder / "trials" / f"{lease.slot:04d}", protocol.base.run.select
     label = f"trial {lease.slot:04d}"
     place = list(store.slots()).index(lease.slot) + 1
-    again = ", going on" if (path / "config.yaml").exists() else ""
+    again = ", resumed" if (path / "config.yaml").exists() else ""
     logger.info(
         f"{label} ({place} of {trials}{again}): {', '.join(f'{name} {shown(value)}' for name, value in drawn.items())}"
     )
     pruned = store.optuna.TrialPruned
 
     class Pruning(Callback):
-        """Reports each validation, and ends a trial that falls behind the others."""
+        """Reports each validation, and stops a trial that falls behind the others."""
 
         def on_evaluation(self, split: str, step: int, metrics: Mapping[str, float]) -> None:
             so_far = validated(path, select)
@@ -191,34 +191,35 @@ def _do(store: StudyDatabase, lease: Lease, protocol: Protocol, trials: int) -> 
         found = validated(path, select)
         mark_pruned(path, max(found.curve) if found else 0.0)
         store.finish(lease, "PRUNED", None, _facts(found))
-        logger.info(f"{label} ended early: {_told(found, select)}")
+        logger.info(f"{label} stopped early: {_told(found, select)}")
     except TrainingStoppedError as error:
         if not has_diverged(error):
             raise TrainingStoppedError(
-                f"asked to stop: trial {lease.slot:04d} is saved and queued. The same command goes on.", error.exit_code
+                f"stopped on request: trial {lease.slot:04d} is saved and queued. The same command resumes it.",
+                error.exit_code,
             ) from error
         store.finish(lease, "FAIL", None, {**_facts(validated(path, select)), "failure": str(error)})
         logger.info(f"{label} failed: {error}")
     except ForeignRunError:
         raise
     except (ConfigError, InputError) as error:
-        # Settings that contradict each other only together, or that only the network refuses. The next draw may be
-        # sound, and the same one would fail again.
+        # Settings that contradict each other only in this combination, or that only the network refuses. The next draw
+        # may be valid, and this one would fail again.
         store.finish(lease, "FAIL", None, {"failure": str(error)})
         logger.info(f"{label} failed: {error}")
     else:
         found = validated(path, select)
         if found is None:
-            raise ConfigError(f"run.select {select!r} is not measured in {path}.")
+            raise ConfigError(f"run.select {select!r} was not computed in {path}.")
         store.finish(lease, "COMPLETE", found.value, _facts(found))
         logger.info(f"{label} {_told(found, select)}")
 
 
 def _report(lease: Lease, found: Validated | None) -> None:
-    """Tell Optuna every evaluation that it has not heard of; a resumed trial is a new one to it.
+    """Report every new evaluation to Optuna, for which a resumed trial is a new one.
 
-    The untrained network's is kept back: the pruner compares a trial's best so far, and a start that is better than what
-    training makes of it would keep every trial alive.
+    The untrained network's is not reported: the pruner compares a trial's best so far, and a start that is better than
+    the trained network would keep every trial running.
     """
     known = lease.trial.study.get_trials(deepcopy=False)[lease.trial.number].intermediate_values
     for epoch, value in () if found is None else found.curve.items():
@@ -227,7 +228,7 @@ def _report(lease: Lease, found: Validated | None) -> None:
 
 
 def _reasons(results: StudyResults) -> str:
-    """Why trials failed: the three most frequent reasons; those that differ in numbers only are one."""
+    """Why trials failed: the three most frequent reasons; reasons that differ only in numbers count as one."""
     alike: dict[str, list[str]] = {}
     for trial in results.trials:
         if trial.failure:
@@ -247,10 +248,10 @@ def _facts(found: Validated | None) -> dict[str, Any]:
 
 def _told(found: Validated | None, select: str) -> str:
     if found is None:
-        return "nothing was measured"
+        return "no validation"
     return f"validation {select} {100 * found.value:.2f} % at epoch {found.epoch:g}, {found.seconds:,.0f} s"
 
 
 def shown(value: Any) -> str:
-    """A drawn value in few digits."""
+    """A drawn value with few digits."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)

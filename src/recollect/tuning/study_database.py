@@ -1,9 +1,9 @@
-"""The study in its database: who may work on which trial, and what came of it. All of Optuna is behind this file.
+"""The database of a study: which process works on which trial, and the results. Only this file uses Optuna.
 
-Several processes, on several machines, may work on one study. A trial is claimed by exactly one of them; a process that
-dies loses it and the trial is queued again, with the same settings, to be resumed where its run folder is.
-It is never counted as done. Optuna gives a queued trial a new number, so a trial here is a *slot*, counted without
-those: the name of its folder, and all that a random draw depends on beside the seed.
+Several processes, on several machines, may work on one study. A trial is claimed by exactly one of them; if that process
+dies, the trial is queued again, with the same settings, and resumed from its run folder. It is never counted as done.
+Optuna gives a queued trial a new number, so a trial here is a *slot*, which keeps its number: it names the folder, and a
+random draw depends only on it and the seed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from recollect.common.imports import require
 from recollect.common.locks import Lock, exclusive, is_free, try_lock
 
 BEAT = 30.0
-"""Seconds between signs of life in the database."""
+"""Seconds between heartbeats in the database."""
 GRACE = 600.0
 """Seconds without one after which a process elsewhere is taken for dead. Machines' clocks may differ by some minutes."""
 SAMPLERS = ("random", "tpe")
@@ -39,12 +39,12 @@ _IDENTITY = "recollect"
 
 
 class LostTrialError(DataError):
-    """A trial that was given to another process while this one worked on it."""
+    """The trial was given to another process while this one worked on it."""
 
 
 @dataclass
 class Lease:
-    """A trial that is this process's to do. ``done`` once its result is written."""
+    """A trial claimed by this process. ``done`` once its result is written."""
 
     trial: Any
     slot: int
@@ -53,10 +53,10 @@ class Lease:
 
 
 def check_words(sampler: str, pruner: str) -> None:
-    """Refuse a sampler or a pruner that there is not.
+    """Refuse an unknown sampler or pruner.
 
     Raises:
-        ConfigError: the sentence says which there are.
+        ConfigError: the message lists the known ones.
     """
     for what, word, known in (("--sampler", sampler, SAMPLERS), ("--pruner", pruner, PRUNERS)):
         if word not in known:
@@ -67,10 +67,10 @@ class StudyDatabase:
     """One study in a database.
 
     Args:
-        folder: the study's folder, where runs and locks lie.
+        folder: the study's folder, with its runs and locks.
         storage: a database's address or an SQLite file; by default ``study.db`` in the folder.
-        part: a second study beside the first has a name of its own here; the final training is one.
-        sampler, pruner, seed: how settings are drawn, and which trials are ended early.
+        part: name of a second study next to the first, such as the final training.
+        sampler, pruner, seed: how settings are drawn, and which trials are stopped early.
 
     Raises:
         MissingExtraError: Optuna is not installed. DataError: the database cannot be opened.
@@ -104,19 +104,19 @@ class StudyDatabase:
             return optuna.create_study(
                 storage=storage, study_name=name, direction="maximize", load_if_exists=True, pruner=chosen
             )
-        except Exception as error:  # a database fails in its driver's own ways
+        except Exception as error:  # the exceptions depend on the database's driver
             raise DataError(
                 f"the database of the study ({shown_address(self._url)}) cannot be opened: {type(error).__name__}: "
                 f"{str(error).splitlines()[0]}"
             ) from error
 
-    # Whose study it is ------------------------------------------------------------------------------------------------
+    # Identity ---------------------------------------------------------------------------------------------------------
 
     def agree(self, identity: Mapping[str, Any]) -> None:
-        """Note what is searched, or refuse to mix it with something else.
+        """Record the settings of the study, or refuse to continue a study with other settings.
 
         Raises:
-            ConfigError: the study is of something else.
+            ConfigError: the study has other settings.
         """
         with self._alone():
             if _IDENTITY not in self.study.user_attrs:
@@ -125,15 +125,15 @@ class StudyDatabase:
         differences = _differences(known, identity)
         if differences:
             raise ConfigError(
-                f"{self.folder} is a study of something else: {'; '.join(differences[:3])}"
-                f"{f'; and {len(differences) - 3} more' if len(differences) > 3 else ''}. Choose another --out, or ask "
-                "for the same again."
+                f"{self.folder} is a study with other settings: {'; '.join(differences[:3])}"
+                f"{f'; and {len(differences) - 3} more' if len(differences) > 3 else ''}. Choose another --out, or use "
+                "the same settings."
             )
 
     # Leases -----------------------------------------------------------------------------------------------------------
 
     def claim(self, total: int) -> Lease | None:
-        """A trial to work on: one that was left, or a new one if there are fewer than ``total``; None if neither."""
+        """A trial to work on: an abandoned one, or a new one if there are fewer than ``total``; otherwise None."""
         with self._alone():
             self.release_dead()
             while True:
@@ -145,13 +145,13 @@ class StudyDatabase:
                     return lease
 
     def _ask(self, total: int) -> Lease | None:
-        """A queued or new trial from Optuna, unless it turns out to be one too many."""
+        """A queued or new trial from Optuna; None if there would be one too many."""
         trial = self.study.ask()
         everything = self.trials()
         slot = _slot(trial, everything)
         before = [other for other in everything if other.number < trial.number]
-        # Databases other than SQLite have no lock around all this: of two processes that found room for one trial,
-        # the one with the higher number gives way.
+        # Databases other than SQLite have no lock around all this: of two processes that claim the last free
+        # trial, the one with the higher number gives it up.
         surplus = "slot" not in trial.user_attrs and _count(before) >= total
         done = any(_slot(other, before) == slot and other.state.name in ("COMPLETE", "PRUNED") for other in before)
         lock = None if surplus or done else try_lock(self.lock_file(slot))
@@ -165,7 +165,7 @@ class StudyDatabase:
 
     @contextmanager
     def at_work(self, lease: Lease) -> Iterator[None]:
-        """Give signs of life; queue the trial again if the block ends without a result.
+        """Send heartbeats; queue the trial again if the block ends without a result.
 
         Raises:
             LostTrialError: another process was given the trial meanwhile.
@@ -178,7 +178,7 @@ class StudyDatabase:
         except BaseException as error:
             ended.set()
             thread.join()
-            if isinstance(error, RuntimeError) and self._is_lost(lease):  # Optuna's error on writing then
+            if isinstance(error, RuntimeError) and self._is_lost(lease):  # Optuna's error when writing in that case
                 raise self._lost(lease) from error
             with self._alone():
                 self._queue_again(lease.trial.number)
@@ -210,12 +210,12 @@ class StudyDatabase:
     def _lost(self, lease: Lease) -> LostTrialError:
         what = "the final training" if self.part == "final" else f"trial {lease.slot:04d}"
         return LostTrialError(
-            f"{what} was given to another process, because this one had shown no sign of life for {GRACE / 60:.0f} minutes "
-            "(a machine that sleeps, a database out of reach): what was done here does not count."
+            f"{what} was given to another process, because this one sent no heartbeat for {GRACE / 60:.0f} minutes "
+            "(the machine slept, or the database was not reachable): its work here is discarded."
         )
 
     def trials(self) -> list[Any]:
-        """Every trial that Optuna knows, dead and surplus ones too."""
+        """Every trial that Optuna knows, including abandoned and surplus ones."""
         return list(self.study.get_trials(deepcopy=False))
 
     def slots(self) -> dict[int, Any]:
@@ -242,7 +242,7 @@ class StudyDatabase:
     def _is_dead(self, trial: Any) -> bool:
         owner, beat = trial.user_attrs.get("owner"), trial.user_attrs.get("beat")
         if owner is None or beat is None:
-            # Killed in the moment between drawing and signing. Both happen with the guard held, which now we hold.
+            # Killed between drawing and recording its slot. Both happen with the guard held, which this process now holds.
             if self._guard_file is not None:
                 return True
             # Without one the only time known is the other machine's local one.
@@ -252,7 +252,7 @@ class StudyDatabase:
         shares_this_folder = (owner.get("host"), owner.get("folder")) == (here["host"], here["folder"])
         lock = self.lock_file(trial.user_attrs["slot"])
         if shares_this_folder and lock.exists():
-            # Who holds it is alive, however long ago the last beat: machines sleep.
+            # A process that holds it is alive, however old its last heartbeat: machines sleep.
             return is_free(lock)
         return bool(time.time() - float(beat) > GRACE)
 
@@ -261,9 +261,9 @@ class StudyDatabase:
         trial = next(trial for trial in everything if trial.number == number)
         try:
             self.study.tell(number, state=self.optuna.trial.TrialState.FAIL)
-        except (ValueError, RuntimeError):  # another process was faster, or the result is in already
+        except (ValueError, RuntimeError):  # another process was faster, or the result is already written
             return
-        if "failure" in trial.user_attrs:  # it had failed, and died before it could say so
+        if "failure" in trial.user_attrs:  # it had failed, and died before it could record that
             return
         kept = {key: trial.user_attrs[key] for key in KEPT if key in trial.user_attrs}
         self.study.enqueue_trial(
@@ -272,7 +272,7 @@ class StudyDatabase:
 
     def _beat(self, trial: Any, ended: threading.Event) -> None:
         while not ended.wait(BEAT):
-            # A database that is away for a while must not end a training; the next beat comes anyway.
+            # A database that is not reachable for a while must not stop a training; the next heartbeat follows.
             with contextlib.suppress(Exception):
                 trial.set_user_attr("beat", time.time())
 
@@ -280,7 +280,7 @@ class StudyDatabase:
         return {"host": platform.node(), "folder": str(self.folder.resolve()), "process": os.getpid()}
 
     def _sampler(self, slot: int) -> Any:
-        """Seeded by the slot: the same settings whichever process draws them, and no two processes draw alike."""
+        """Seeded by the slot: the settings do not depend on the process that draws them, and no two slots draw alike."""
         optuna, seed = self.optuna, int(np.random.SeedSequence([self.seed, slot]).generate_state(1)[0])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # options that Optuna calls experimental
@@ -290,7 +290,7 @@ class StudyDatabase:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """SQLite lets two processes read the same state before either writes; a file's lock does not."""
+        """Held while a trial is claimed: with SQLite alone, two processes could read the same state before either writes."""
         if self._guard_file is None:
             yield
             return
@@ -299,19 +299,19 @@ class StudyDatabase:
 
 
 def _slot(trial: Any, everything: list[Any]) -> int:
-    """What the trial was signed with, or how many before it were no repetitions."""
+    """The slot recorded with the trial, or the number of earlier trials that were not repetitions."""
     if "slot" in trial.user_attrs:
         return int(trial.user_attrs["slot"])
     return sum(other.number < trial.number and "again" not in other.user_attrs for other in everything)
 
 
 def _count(trials: list[Any]) -> int:
-    """Trials that are done, under way or queued; those that were queued again count once."""
+    """Number of trials that are done, running or queued; a trial that was queued again counts once."""
     return sum(trial.state.name != "FAIL" or "failure" in trial.user_attrs for trial in trials)
 
 
 def _address(folder: Path, storage: str | None) -> tuple[str, Path | None]:
-    """The database's address, and for an SQLite file the lock beside it."""
+    """The database's address, and for an SQLite file the lock next to it."""
     text = storage or str(folder / "study.db")
     if "://" in text and not text.startswith("sqlite:///"):
         return text, None

@@ -1,6 +1,6 @@
-"""``report.html`` of a study: the chosen trial, every trial, how much each parameter mattered, the cost, the final test.
+"""``report.html`` of a study: the chosen trial, all trials, the importance of each parameter, the cost, the final test.
 
-Built from ``StudyResults`` alone, with the report room's elements and charts: no script, no network, every text escaped.
+Built from ``StudyResults`` alone, with the elements and charts of ``report``: no script, no network, every text escaped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GENERATOR = "recollect tune"
 
 
 def write_page(path: Path, results: StudyResults) -> Path:
-    """Write the page; an earlier one of its kind is replaced, any other file is not."""
+    """Write the page; an earlier page of a study is overwritten, any other file is not."""
     check_target(path, False, GENERATOR)
     heading = f"Settings for {results.recipe}"
     parts: list[tuple[str, str, Child]] = [
@@ -116,7 +116,7 @@ def _test(results: StudyResults) -> Markup | None:
         ]
         head = ["metric, in %", "here", *(["paper"] if paper else [])]
         tables.append(table(head, rows, caption=join("Test on ", name_of(name), ", once, after the choice was made")))
-    return join(*tables) if tables else element("p", "This data set has no test split of its own.")
+    return join(*tables) if tables else element("p", "This data set has no test split.")
 
 
 def _rule(results: StudyResults) -> Markup | None:
@@ -124,12 +124,12 @@ def _rule(results: StudyResults) -> Markup | None:
     if best is None:
         return None
     text = (
-        f"Trial {best.number:04d} was best at epoch {best.best_epoch:g}. The final training takes as many epochs, on "
-        "all training classes, with the milestones before that; its last weights are kept."
+        f"Trial {best.number:04d} was best at epoch {best.best_epoch:g}. The final training uses the same number of epochs, on "
+        "all training classes, with the milestones before that epoch; its last weights are kept."
     )
     if final is not None:
         text += f" That was {final['epochs']} epochs, {final['steps']:,} steps: an ordinary run in {final['folder']}."
-        text += " Validation and test search among different classes and numbers of images: the two do not compare."
+        text += " Validation and test use different classes and numbers of images, so their values are not comparable."
     return element("p", text, class_="note")
 
 
@@ -144,12 +144,12 @@ def _protocol(results: StudyResults) -> Markup:
     return join(
         element(
             "p",
-            "During the search nothing but the training split can be loaded. Test images are first opened after the "
-            "choice is written down, and once.",
+            "During the search only the training split can be loaded. Test images are opened once, after the choice "
+            "has been recorded.",
         ),
         element(
             "div",
-            table(["parameter", "range"], varied, caption="What is varied", numbers=False),
+            table(["parameter", "range"], varied, caption="Search space", numbers=False),
             table(["", "classes", "images", "fingerprint"], sets, caption="Training classes, in halves by their order"),
             class_="columns",
         ),

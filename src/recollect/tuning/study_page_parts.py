@@ -1,4 +1,4 @@
-"""The parts of a study's page that speak of trials: the search, every trial, parameters, cost; see ``study_page.py``."""
+"""The parts of a study's page about trials: the search, all trials, parameters, cost; see ``study_page.py``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CURVES = 6
 
 
 def title_of(name: str) -> str:
-    """A parameter in words."""
+    """The display name of a parameter."""
     return TITLES.get(name, name)
 
 
@@ -66,7 +66,7 @@ def _row(trial: TrialRecord, names: Sequence[str], results: StudyResults) -> lis
 
 
 def shown(value: Any) -> str:
-    """A setting in few words."""
+    """A setting, shortened."""
     if isinstance(value, list | tuple):
         return ", ".join(shown(item) for item in value) or "none"
     if isinstance(value, float):
@@ -104,7 +104,7 @@ def _curves(order: Sequence[TrialRecord]) -> Markup | None:
 
 
 def parameters(results: StudyResults) -> Markup:
-    """How much each parameter mattered, and validation over each."""
+    """The importance of each parameter, and validation against its value."""
     charts = []
     for name, said in results.space.items():
         points = [
@@ -139,7 +139,7 @@ def _importance(results: StudyResults) -> Markup:
     if not results.importance:
         return element(
             "p",
-            f"The importance of each parameter is not shown: that takes at least {MIN_FOR_IMPORTANCE} finished trials "
+            f"The importance of each parameter is not shown: it needs at least {MIN_FOR_IMPORTANCE} finished trials "
             "with different results.",
         )
     rows: list[list[Child]] = [
@@ -147,7 +147,7 @@ def _importance(results: StudyResults) -> Markup:
         for name, share in results.importance.items()
     ]
     return join(
-        table(["parameter", "range", "importance"], rows, caption="How much each parameter mattered"),
+        table(["parameter", "range", "importance"], rows, caption="Importance of each parameter"),
         element(
             "p",
             f"PED-ANOVA over finished trials: how far the values of the best {100 * BEST_SHARE:.0f} % differ from those of "
@@ -176,7 +176,7 @@ def cost(results: StudyResults) -> Markup:
         )
         both = results.seconds + final["seconds"]
         rows.append(["together", "", f"{both:,.0f}", in_words(both), f"{results.images + final['images']:,}"])
-    count = f"{results.count('done')} done, {results.count('pruned')} ended early, {results.count('failed')} failed"
+    count = f"{results.count('done')} done, {results.count('pruned')} stopped early, {results.count('failed')} failed"
     return join(
         table(["", "trainings", "seconds", "", "images trained on"], rows, caption="Time of training and images seen"),
         element("p", f"{count}. Seconds are summed over machines and include validation.", class_="note"),

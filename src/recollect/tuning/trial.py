@@ -1,7 +1,7 @@
 """One trial: an ordinary training in an ordinary run folder, resumed exactly if it was started before.
 
-What a trial is worth is read from the run's own ``metrics.jsonl``, so a trial that was killed after its last step and
-one that ran through are told apart by nothing.
+The result of a trial is read from the run's own ``metrics.jsonl``, so a trial that was killed after its last step has
+the same result as one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from recollect.training.validation import merit
 
 
 class ForeignRunError(ConfigError):
-    """A trial's folder holds a run of another study: not a failure of the trial's settings."""
+    """A trial's folder contains a run of another study; this is not a failure of the trial's settings."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Validated:
     """The result of a run on the validation classes.
 
     Attributes:
-        value: the best value of the metric that selects, of all evaluations after training has begun.
-        step, epoch: where it was reached; of equals the one with the highest mAP@R, then the last.
-        curve: epoch → value, every evaluation.
-        steps, seconds, images: what it cost.
+        value: the best value of the selection metric among all evaluations after training has begun.
+        step, epoch: where it was reached; among equals the one with the highest mAP@R, then the last.
+        curve: epoch → value of every evaluation.
+        steps, seconds, images: its cost.
     """
 
     value: float
@@ -59,10 +59,10 @@ class Validated:
 
 
 def run(path: Path, config: Config, callback: Callback | None = None) -> Outcome:
-    """Train in ``path``, from the start or from where it was left. Its plan and remarks stand in its folder alone.
+    """Train in ``path``, from the start or from the last checkpoint. Its plan and remarks are written to its folder only.
 
     Raises:
-        ForeignRunError: the folder holds a run with other settings.
+        ForeignRunError: the folder contains a run with other settings.
     """
     folder, callbacks = RunFolder(path), [] if callback is None else [callback]
     if not folder.config_file.exists():
@@ -74,18 +74,18 @@ def run(path: Path, config: Config, callback: Callback | None = None) -> Outcome
 
 
 def _check_same(folder: RunFolder, config: Config) -> None:
-    """Whether the run in the folder is this trial; machine and place may differ."""
-    with doors.trusting():  # only compared, with what the user asks for
+    """Check that the run in the folder is this trial; machine and place may differ."""
+    with doors.trusting():  # the references are only compared with the user's settings
         one = as_mapping(folder.read_config())
     other = as_mapping(anchored_names(config))
-    # With the names of code first: what is gone on with runs nothing that the study does not name.
+    # References to code are compared first: a resumed trial must not run code that the study does not name.
     named = (("data", "name"), ("data", "augmentation"), ("model", "init"), ("run", "select"), ("run", "loggers"))
     settings = (("optimizer", None), ("loss", None), ("run", "epochs"), ("run", "seed"), ("batch", "size"))
     for part, name in (*named, *settings):
         there, here = (values[part] if name is None else values[part][name] for values in (one, other))
         if there != here:
             raise ForeignRunError(
-                f"{folder.path} holds a run with other settings ({part}: {there}, not {here}): it is of another study. "
+                f"{folder.path} contains a run with other settings ({part}: {there}, not {here}): it is from another study. "
                 "Choose another --out."
             )
 
@@ -96,9 +96,9 @@ def has_diverged(error: TrainingStoppedError) -> bool:
 
 
 def validated(path: Path, select: str) -> Validated | None:
-    """What a run's evaluations say so far; None before the first after training has begun.
+    """The result of a run's evaluations so far; None before the first evaluation after training has begun.
 
-    The untrained network's value is in the curve but is never the best: it says nothing about the settings.
+    The untrained network's value is in the curve but is never the best, because it does not depend on the settings.
     """
     folder = RunFolder(path)
     epochs: dict[int, float] = {0: 0.0}
@@ -131,5 +131,5 @@ def validated(path: Path, select: str) -> Validated | None:
 
 
 def mark_pruned(path: Path, epoch: float) -> None:
-    """Note in the run's manifest why it ended early."""
+    """Record in the run's manifest why it stopped early."""
     RunFolder(path).update_manifest(pruned={"at": now(), "epoch": epoch})
