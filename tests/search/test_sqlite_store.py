@@ -105,6 +105,26 @@ def test_a_damaged_file_is_said_and_what_can_be_read_is_kept(tmp_path: Path) -> 
         list(SQLiteStore.open(str(tmp_path / "y")).iterate(1))
 
 
+def test_a_flipped_bit_in_a_vector_is_noticed(tmp_path: Path) -> None:
+    _filled(tmp_path / "x", 300).close()
+    with sqlite3.connect(tmp_path / "x") as db:
+        number, data = db.execute("SELECT number, data FROM vectors ORDER BY number DESC").fetchone()
+        changed = bytearray(data)
+        changed[40] ^= 1
+        db.execute("UPDATE vectors SET data = ? WHERE number = ?", (changed, number))
+    db.close()
+    store = SQLiteStore.open(str(tmp_path / "x"))
+    for use in (
+        lambda: store.search(1, vectors(1), 5),
+        lambda: list(store.iterate(1, vectors=True)),
+        lambda: store.put(1, items(5, start=900)),  # into the same block, which it must not make good
+    ):
+        with pytest.raises(StoreError, match=r"damaged one .*checksum"):
+            use()
+    assert len(_ids(store)) == 300
+    store.close()
+
+
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     store = _filled(tmp_path / "x")
     pages = store._connection.execute("PRAGMA page_count").fetchone()[0]

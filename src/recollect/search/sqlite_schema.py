@@ -16,7 +16,7 @@ from pathlib import Path
 from recollect.common.files import make_folder_for
 from recollect.search.store_protocol import NoIndexError, StoreError
 
-FORMAT = 1
+FORMAT = 2
 APPLICATION = 0x7265636F  # "reco": tells an index from any other SQLite file
 BLOCK = 256
 """Slots in a block."""
@@ -47,7 +47,7 @@ CREATE TABLE free (
 ) WITHOUT ROWID;
 CREATE TABLE vectors (
     number INTEGER PRIMARY KEY,            -- generation << 32 | block
-    data BLOB NOT NULL
+    data BLOB NOT NULL                     -- the vectors of BLOCK slots and their CRC-32
 );
 CREATE TABLE graphs (generation INTEGER NOT NULL, name TEXT NOT NULL, part INTEGER NOT NULL, data BLOB NOT NULL,
     PRIMARY KEY (generation, name, part));
@@ -109,7 +109,10 @@ def _prepare(connection: sqlite3.Connection, path: Path, create: bool) -> None:
         raise StoreError(f"{path} is a SQLite file, but not an index of recollect: choose another name.")
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version != FORMAT:
-        raise StoreError(f"{path}: an index of format {version}; this version of recollect reads format {FORMAT}.")
+        raise StoreError(
+            f"{path}: an index of format {version}; this version of recollect reads format {FORMAT}. Index the images again "
+            "into a new file."
+        )
     # Every commit is on disk when it returns: a power cut, too, loses only what was not reported as done.
     connection.execute("PRAGMA synchronous = FULL")
 

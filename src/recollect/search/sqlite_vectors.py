@@ -1,9 +1,13 @@
-"""Vectors in blocks of a SQLite table: writing, reading, applying changes, compacting. For ``sqlite_store``."""
+"""Vectors in blocks of a SQLite table: writing, reading, applying changes, compacting. For ``sqlite_store``.
+
+A block ends with the CRC-32 of its vectors, which is compared whenever it is read: SQLite has no checksums of its own.
+"""
 
 from __future__ import annotations
 
 import json
 import sqlite3
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +19,7 @@ from recollect.search.loaded_vectors import LoadedVectors
 from recollect.search.sqlite_schema import BLOCK
 
 _PART = 64 << 20  # bytes of a graph in one row
+_CHECKSUM = 4  # bytes
 
 
 def write(
@@ -29,13 +34,19 @@ def write(
         places = slots[here] - block * BLOCK
         number = _number(generation, block)
         if len(here) == BLOCK:
-            db.execute("REPLACE INTO vectors VALUES (?, ?)", (number, rows[here].tobytes()))
+            data = rows[here].tobytes()
+            db.execute("REPLACE INTO vectors VALUES (?, ?)", (number, data + _checksum(data)))
             continue
-        db.execute("INSERT OR IGNORE INTO vectors VALUES (?, zeroblob(?))", (number, BLOCK * size))
+        empty = bytes(BLOCK * size)
+        db.execute("INSERT OR IGNORE INTO vectors VALUES (?, ?)", (number, empty + _checksum(empty)))
         with db.blobopen("vectors", "data", number) as blob:
+            _refuse_damaged(blob.read())  # or the new checksum would make it good
             for run in np.split(np.arange(len(here)), np.flatnonzero(np.diff(places) != 1) + 1):
                 blob.seek(int(places[run[0]]) * size)
                 blob.write(rows[here[run]].tobytes())
+            blob.seek(0)
+            checksum = _checksum(blob.read(BLOCK * size))
+            blob.write(checksum)
 
 
 def read(
@@ -124,15 +135,31 @@ def _blocks(db: sqlite3.Connection, generation: int, dim: int, half: bool) -> It
 def _block(db: sqlite3.Connection, generation: int, block: int, dim: int, half: bool) -> NDArray[Any]:
     row = db.execute("SELECT data FROM vectors WHERE number = ?", (_number(generation, block),)).fetchone()
     if row is None:
-        raise sqlite3.DatabaseError(f"block {block} of the vectors is missing")
+        raise DamagedBlockError(f"block {block} of the vectors is missing")
     return _rows(row[0], dim, half)
 
 
 def _rows(data: bytes, dim: int, half: bool) -> NDArray[Any]:
     kind = np.dtype(_type(half))
-    if len(data) != BLOCK * dim * kind.itemsize:
-        raise sqlite3.DatabaseError(f"a block of vectors has {len(data)} bytes")
-    return np.frombuffer(data, kind).reshape(BLOCK, dim)
+    if len(data) != BLOCK * dim * kind.itemsize + _CHECKSUM:
+        raise DamagedBlockError(f"a block of vectors has {len(data)} bytes")
+    _refuse_damaged(data)
+    return np.frombuffer(data, kind, BLOCK * dim).reshape(BLOCK, dim)
+
+
+class DamagedBlockError(sqlite3.DatabaseError):
+    """Vectors that are not those that were written."""
+
+    sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+
+
+def _checksum(vectors: bytes | memoryview) -> bytes:
+    return zlib.crc32(vectors).to_bytes(_CHECKSUM, "little")
+
+
+def _refuse_damaged(data: bytes) -> None:
+    if _checksum(memoryview(data)[:-_CHECKSUM]) != data[-_CHECKSUM:]:
+        raise DamagedBlockError("a block of vectors does not match its checksum")
 
 
 def _type(half: bool) -> type[np.floating[Any]]:
