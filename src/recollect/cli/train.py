@@ -216,13 +216,13 @@ def train(
 
 def _run(config: Config, out: Path | None, plan: bool, as_json: bool) -> None:
     from recollect.training import trainer
-    from recollect.training.run_folder import refuse_used
+    from recollect.training.run_folder import RunFolder
 
     if plan:
         _show_plan(*trainer.plan(config), as_json)
         return
     if out is not None:
-        refuse_used(out)  # before features are computed, not after
+        RunFolder.create(out, config.name)  # used or read-only: noticed before features are computed, not after
     _show(_stoppable(lambda: trainer.train(config, out)), as_json)
 
 
