@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -17,7 +18,7 @@ import pytest
 from small_runs import make_images
 
 from faults.moments import signal_after
-from faults.trials import Tally, called, run
+from faults.trials import Tally, called, command, run
 from recollect.models import Embedder
 
 RECIPE = """
@@ -52,6 +53,8 @@ class World:
     interrupted: Path
     headless: Path
     """A saved embedder without a last layer."""
+    many: Path
+    """Images with as many pairs as its features: enough for a whitening."""
     vectors: Path
     index: Path
     disk: Path | None
@@ -89,8 +92,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     headless = folder / "headless"
     assert called(lambda: Embedder.create("tiny", size=24, dim=None).save(headless))[0] is None
     disk = _mounted(folder / "disk")
+    many = make_images(folder / "many", classes=4, each=12)
     vectors, index = folder / "vectors.npz", folder / "index.db"
-    yield World(folder, recipe, images, finished, interrupted, headless, vectors, index, disk)
+    yield World(folder, recipe, images, finished, interrupted, headless, many, vectors, index, disk)
     if disk is not None:
         subprocess.run(["umount", str(disk)], check=True)
     for name, value in before.items():
@@ -127,6 +131,8 @@ def _prepare() -> None:
             importlib.import_module(name)
     Image.init()
     available_recipes()
+    command()
+    gc.freeze()  # a collection in a fork would copy every page that it looks at
 
 
 def _do(folder: Path, *arguments: str) -> float:

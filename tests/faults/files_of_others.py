@@ -147,7 +147,7 @@ def hostile_images(world: World, draw: random.Random, tally: Tally) -> None:
     folder = fresh(world, "photos")
     photos = Path(shutil.copytree(world.images / "test", folder / "photos"))
     place = draw.choice(sorted(photos.iterdir()))
-    name, path = hostile_name(draw), place / "4.png"
+    name, path = hostile_name(draw), place / "3.png"
     image = hostile_image(draw, path)
     if name is not None and os.path.lexists(path):
         os.rename(path, os.path.join(os.fsencode(place), name))  # noqa: PTH104, PTH118 - names that are not text

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 from faults.conftest import World
-from faults.moments import ERRORS, fail_at_operation, kill_after, kill_at_operation, signal_after
+from faults.moments import ERRORS, Arm, fail_at_operation, kill_after, kill_at_operation, signal_after
 from faults.trials import Ended, Running, Tally, run
 from faults.verbs import VERBS, WRITING, Task, fresh
 from faults.wholeness import broken, differs, strays
@@ -42,16 +42,24 @@ def killed(world: World, draw: random.Random, tally: Tally) -> None:
     seconds = _undisturbed(world, verb)[0]
     folder = fresh(world, "killed")
     task = VERBS[verb](world, folder)
-    moments, orphans = [], 0
+    moments, orphans, first = [], 0, None
     for _ in range(draw.choice((1, 1, 2))):
         share, number = draw.random(), draw.randrange(1, 40)
         by_time = draw.random() < 0.4
         arm = kill_after(share * seconds) if by_time else kill_at_operation(number, folder)
         moments.append(f"at {share:.2f} of its time" if by_time else f"at operation {number}")
-        orphans += Running(task.again(), folder, task.armed(arm), folder / "cache").wait(PATIENCE).orphans
-    ended = run(task.again(), folder, task.armed(), cache=folder / "cache")
+        first = _go_on(task, folder, folder / "cache", first, arm)
+        orphans += first.orphans
+    ended = _go_on(task, folder, folder / "cache", first)
     other = f"{orphans} processes lived on" if orphans else None
     tally.add("killed", f"{verb} {', '.join(moments)}", ended, _lost(world, verb, task, ended, folder), other)
+
+
+def _go_on(task: Task, folder: Path, cache: Path, first: Ended | None, arm: Arm | None = None) -> Ended:
+    """What a person does after an interruption; nothing if ``first`` came to its end and cannot be done twice."""
+    if task.once and first is not None and first.code == 0:
+        return first
+    return Running(task.again(), folder, task.armed(arm), cache).wait(PATIENCE)
 
 
 def _lost(world: World, verb: str, task: Task, ended: Ended, folder: Path) -> str | None:
@@ -105,7 +113,7 @@ def refused(world: World, draw: random.Random, tally: Tally) -> None:
     first = run(task.arguments, folder, task.armed(fail_at_operation(number, folder, error)), folder / "cache")
     what = f"{verb} with error {error} from operation {number} on"
     tally.add("refused by the system", what, first, None if first.code == 0 else broken(task.writes))
-    ended = run(task.again(), folder, task.armed(), cache=folder / "cache")
+    ended = _go_on(task, folder, folder / "cache", first)
     tally.add("refused by the system", f"{what}, again", ended, _lost(world, verb, task, ended, folder))
 
 
@@ -127,7 +135,7 @@ def full_disk(world: World, draw: random.Random, tally: Tally) -> None:
     said = first.code == 0 or any(words in first.err for words in ("cannot be written", "full", "room"))
     tally.add("full disk", what, first, broken(task.writes), None if said else f"names no disk: {first.err[-300:]}")
     _resize(world.disk, "64m")
-    ended = run(task.again(), world.folder, task.armed(), cache=world.disk / "cache")
+    ended = _go_on(task, world.folder, world.disk / "cache", first)
     tally.add("full disk", f"{what}, again", ended, _lost(world, verb, task, ended, world.disk))
 
 
@@ -142,7 +150,7 @@ def _limited(world: World, draw: random.Random, tally: Tally, verb: str, size: i
     task = VERBS[verb](world, folder)
     first = run(task.arguments, folder, task.armed(limit), folder / "cache")
     tally.add("full disk", f"{verb}, files of {size} bytes", first)
-    ended = run(task.again(), folder, task.armed(), cache=folder / "cache")
+    ended = _go_on(task, folder, folder / "cache", first)
     lost = _lost(world, verb, task, ended, folder)
     tally.add("full disk", f"{verb}, files of {size} bytes, again", ended, lost)
 

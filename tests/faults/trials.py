@@ -8,6 +8,7 @@ undisturbed command makes.
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import signal
@@ -20,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 LIMIT = 300.0
 """Seconds after which a command counts as hanging. Generous: many trials share a machine."""
@@ -137,6 +139,16 @@ class Running:
         return found
 
 
+@functools.cache
+def command() -> Any:
+    """The command line, made once: typer makes it at every call, which takes longer than many a trial."""
+    import typer
+
+    from recollect.cli.app import app
+
+    return typer.main.get_command(app)
+
+
 def run(
     arguments: Sequence[str], folder: Path, arm: Callable[[], None] | None = None, cache: Path | None = None
 ) -> Ended:
@@ -197,19 +209,18 @@ def _child(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         from recollect.cli import _show_warning
-        from recollect.cli.app import app
         from recollect.cli.last_net import guarded
 
         warnings.showwarning = _show_warning(warnings.showwarning)  # as ``recollect`` does, and not as pytest
         sys.argv = ["recollect", *arguments]
 
-        def command() -> None:
+        def begin() -> None:
             os.close(begun)
             if arm is not None:
                 arm()
-            app()
+            command()()
 
-        code = guarded(command)
+        code = guarded(begin)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:

@@ -8,14 +8,12 @@ import signal
 from typing import Any
 
 import torch
-import typer
 
 from faults.conftest import World
 from faults.damage import VALUES, hostile_yaml
 from faults.moments import signal_after, stop_after
-from faults.trials import Tally, called, run
+from faults.trials import Tally, called, command, run
 from faults.verbs import fresh
-from recollect.cli.app import app
 from recollect.config.overrides import known_keys
 from recollect.evaluation import evaluate
 from recollect.losses import available, create
@@ -66,7 +64,7 @@ _GIVEN: dict[str, tuple[str, ...]] = {
     "duplicates": ("{images}", "--model", "{run}"),
     "export": ("{run}", "--onnx", "m.onnx"),
     "publish": ("{run}", "--folder", "odd-model"),
-    "whiten": ("{headless}", "--data", "{images}", "--split", "train", "--out", "odd-model"),
+    "whiten": ("{headless}", "--data", "{many}", "--out", "odd-model"),
     "reproduce": ("losses", "--plan", "--out", "odd-study"),
     "compare": ("{recipe}", "--losses", "recall_at_k", "--plan", "--out", "odd-study"),
     "paper": ("{run}", "--out", "p.html"),
@@ -84,10 +82,10 @@ def _options() -> list[tuple[str, str]]:
     """Every option of every verb that takes a value."""
     found = []
     for verb in _GIVEN:
-        command: Any = typer.main.get_command(app)
+        place = command()
         for word in verb.split():
-            command = command.commands[word]
-        options = [option for option in command.params if option.param_type_name == "option" and not option.is_flag]
+            place = place.commands[word]
+        options = [option for option in place.params if option.param_type_name == "option" and not option.is_flag]
         found += [(verb, option.opts[0]) for option in options if option.opts[0] not in _PLACES]
     return found
 
@@ -96,7 +94,8 @@ def odd_option(world: World, draw: random.Random, tally: Tally) -> None:
     """An option of a verb has a value that nobody should write."""
     verb, option = draw.choice(_options())
     places = {"recipe": world.recipe, "run": world.finished, "images": world.images / "test", "vectors": world.vectors,
-              "image": world.image, "index": world.index, "headless": world.headless}  # fmt: skip
+              "image": world.image, "index": world.index, "headless": world.headless,
+              "many": world.many}  # fmt: skip
     more = ("lr=1:0", "lr=x", "x=1", "a=b=c", "cuda:9", "meta", "\x1b[31m", "1e400", "-9e99", "0.5", "2", "1000000000")
     value = draw.choice((*VALUES, *more)).replace("\0", "")
     arguments = [*verb.split(), *(word.format(**places) for word in _GIVEN[verb]), option, value]

@@ -23,6 +23,7 @@ class Task:
     Attributes:
         arguments: of ``recollect``. again: those that go on after an interruption, where they differ.
         writes: files and folders it makes or changes. endless: it runs until it is stopped.
+        once: having come to its end, it refuses to do the same again.
         same: the folder of a run that must come to the same weights as the undisturbed one.
         outcome: what came of it, to be the same as that of an undisturbed command.
         prepare: called in the command's process before it begins, e.g. to make its work small.
@@ -31,6 +32,7 @@ class Task:
     arguments: list[str]
     writes: list[Path] = field(default_factory=list)
     endless: bool = False
+    once: bool = False
     same: Path | None = None
     outcome: Callable[[], object] | None = None
     prepare: Arm | None = None
@@ -143,24 +145,13 @@ def _export(world: World, folder: Path) -> Task:
 def _publish(world: World, folder: Path) -> Task:
     out = folder / "repository"
     arguments = ["publish", str(world.finished), "--folder", str(out), "--dim", "8", "--licence", "MIT"]
-    return Task(arguments, [out], outcome=lambda: weights(out))
+    return Task(arguments, [out], once=True, outcome=lambda: weights(out))
 
 
 def _whiten(world: World, folder: Path) -> Task:
     out = folder / "whitened"
-    arguments = [
-        "whiten",
-        str(world.headless),
-        "--data",
-        str(world.images),
-        "--split",
-        "train",
-        "--dim",
-        "8",
-        "--out",
-        str(out),
-    ]
-    return Task(arguments, [out], outcome=lambda: weights(out))
+    arguments = ["whiten", str(world.headless), "--data", str(world.many), "--dim", "8", "--out", str(out)]
+    return Task(arguments, [out], once=True, outcome=lambda: weights(out))
 
 
 def _paper(world: World, folder: Path) -> Task:
