@@ -16,23 +16,37 @@ from recollect.common.imports import lazy_names
 if TYPE_CHECKING:
     from recollect.common.doors import trusting
     from recollect.config.overrides import resolve
+    from recollect.config.recipe_files import find_recipes
     from recollect.data.image_set import ImageSet
+    from recollect.data.registry import available as available_data
+    from recollect.data.verify import verify as verify_data
     from recollect.evaluation import evaluate
-    from recollect.inference.api import embed, evaluate_model, load
+    from recollect.inference.api import embed, evaluate_model, export_onnx, load
+    from recollect.inference.whitening_sets import whiten
+    from recollect.inference.written_evaluation import write_evaluation
     from recollect.losses import Matryoshka, RankLoss, RecallAtK, Roadmap, SmoothAP, SupAP
-    from recollect.models import Embedder, export_onnx
+    from recollect.losses.registry import available as available_losses
+    from recollect.losses.registry import describe as describe_loss
+    from recollect.models import Embedder
+    from recollect.models.zoo import available_models
+    from recollect.models.zoo import find as describe_model
     from recollect.report import draw_method, embed_catalogue, write_report
     from recollect.report.publishing import publish
+    from recollect.report.searching import search_images
     from recollect.search import Index
     from recollect.search.calibrating import calibrate_target
     from recollect.search.near_duplicates import find_duplicates
     from recollect.search.serving import serve
+    from recollect.search.updating import update_index
     from recollect.step import large_batch_step
     from recollect.studies import compare_losses, run_demo
+    from recollect.studies.compared_losses import plan_comparison
     from recollect.studies.paper_page import write_paper
-    from recollect.studies.reproducing import reproduce
+    from recollect.studies.reproducing import plan_reproduction, reproduce
     from recollect.training.callbacks import Callback, TrainingStoppedError
+    from recollect.training.outcome import final_config
     from recollect.training.trainer import plan, train
+    from recollect.tuning.preview import plan_tuning
     from recollect.tuning.study import tune
 
 # Silent until a program, or the command line, attaches a handler of its own.
@@ -51,26 +65,41 @@ __all__ = [
     "SupAP",
     "TrainingStoppedError",
     "__version__",
+    "available_data",
+    "available_losses",
+    "available_models",
     "calibrate_target",
     "compare_losses",
+    "describe_loss",
+    "describe_model",
     "draw_method",
     "embed",
     "embed_catalogue",
     "evaluate",
     "evaluate_model",
     "export_onnx",
+    "final_config",
     "find_duplicates",
+    "find_recipes",
     "large_batch_step",
     "load",
     "plan",
+    "plan_comparison",
+    "plan_reproduction",
+    "plan_tuning",
     "publish",
     "reproduce",
     "resolve",
     "run_demo",
+    "search_images",
     "serve",
     "train",
     "trusting",
     "tune",
+    "update_index",
+    "verify_data",
+    "whiten",
+    "write_evaluation",
     "write_paper",
     "write_report",
 ]
@@ -96,7 +125,7 @@ __getattr__, __dir__ = lazy_names(
         "embed_catalogue": "recollect.report",
         "evaluate": "recollect.evaluation",
         "evaluate_model": "recollect.inference.api",
-        "export_onnx": "recollect.models",
+        "export_onnx": "recollect.inference.api",
         "find_duplicates": "recollect.search.near_duplicates",
         "large_batch_step": "recollect.step",
         "load": "recollect.inference.api",
@@ -111,5 +140,20 @@ __getattr__, __dir__ = lazy_names(
         "tune": "recollect.tuning.study",
         "write_paper": "recollect.studies.paper_page",
         "write_report": "recollect.report",
+        "write_evaluation": "recollect.inference.written_evaluation",
+        "final_config": "recollect.training.outcome",
+        "plan_tuning": "recollect.tuning.preview",
+        "update_index": "recollect.search.updating",
+        "search_images": "recollect.report.searching",
+        "available_losses": "recollect.losses.registry:available",
+        "describe_loss": "recollect.losses.registry:describe",
+        "available_models": "recollect.models.zoo",
+        "describe_model": "recollect.models.zoo:find",
+        "available_data": "recollect.data.registry:available",
+        "verify_data": "recollect.data.verify:verify",
+        "find_recipes": "recollect.config.recipe_files",
+        "plan_reproduction": "recollect.studies.reproducing",
+        "whiten": "recollect.inference.whitening_sets",
+        "plan_comparison": "recollect.studies.compared_losses",
     },
 )

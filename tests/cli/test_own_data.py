@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from recollect.cli.app import app
-from recollect.cli.train import data_settings
 from recollect.common.errors import ConfigError
 from recollect.config.overrides import resolve
 from recollect.training.run_folder import RunFolder
@@ -21,8 +20,7 @@ from training.small_runs import make_images, small_config
 @pytest.mark.parametrize("name", ["photos #1", "2024", "a: b", "[x]", "null", "~mine", 'say "cheese"', "Fotos für Ü"])
 def test_a_folder_is_named_to_the_letter(name: str) -> None:
     for recipe in (None, "folder"):
-        chosen, settings = data_settings(recipe, name, None)
-        assert resolve(chosen, settings).data.root == name
+        assert resolve(recipe, data=name).data.root == name
 
 
 def test_a_folder_in_the_place_of_a_recipe(tmp_path: Path) -> None:

@@ -1,7 +1,4 @@
-"""``--dims`` of train and eval, ``--dim`` of embed, search and export: one run with Matryoshka, through every verb.
-
-``inference/prefix_metrics.py`` is tested here too.
-"""
+"""``--dims`` of train and eval, ``--dim`` of embed, search and export: one run with Matryoshka, through every verb."""
 
 from __future__ import annotations
 

@@ -10,14 +10,8 @@ import pytest
 
 from recollect.common.errors import ConfigError, DataError
 from recollect.evaluation import evaluate
-from recollect.inference.evaluating import (
-    Target,
-    check_protocol,
-    compare_settings,
-    evaluate_target,
-    measure_labelled,
-    target_from_file,
-)
+from recollect.inference.evaluating import check_protocol, compare_settings, evaluate_target, measure_labelled
+from recollect.inference.test_vectors import Target, target_from_file
 
 
 @pytest.fixture

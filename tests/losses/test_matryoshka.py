@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from recollect.common.errors import ConfigError, InputError
-from recollect.common.unit_prefix import parse_dims, prefix_lengths, unit_prefix
+from recollect.common.unit_prefix import prefix_lengths, unit_prefix
+from recollect.common.words import whole_numbers
 from recollect.losses import Matryoshka, RecallAtK, SmoothAP, create
 from recollect.losses import reference as plain
 from recollect.step import large_batch_step
@@ -108,7 +109,7 @@ def test_losses_and_lengths_must_fit_together() -> None:
 
 
 def test_words_of_the_command_line() -> None:
-    assert parse_dims("64, 128,") == (64, 128)
+    assert whole_numbers("64, 128,", "--dims") == (64, 128)
     assert prefix_lengths([4, 2], 8) == prefix_lengths([2, 8, 4], 8) == (2, 4, 8)
     with pytest.raises(ConfigError, match="--dims"):
-        parse_dims("64;128")
+        whole_numbers("64;128", "--dims")

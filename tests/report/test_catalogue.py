@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from recollect.cli.app import app
 from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError, InputError
 from recollect.models import Embedder
-from recollect.report.catalogue import embed_catalogue, read_catalogue, search
+from recollect.report.catalogue import embed_catalogue, read_catalogue, search_catalogue
 
 
 def test_links_out_of_a_folder_are_not_followed_unless_allowed(runs: Path, made: Path, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_vectors_are_the_embedders_and_search_finds_the_image_itself(runs: Path,
     expected = embedder.embed([test / name for name in read.names], progress=False).numpy()
     np.testing.assert_allclose(read.embeddings, expected, atol=1e-6)
     place = read.names.index("test-01/2.png")
-    queries, found = search(read, [test / "test-01" / "2.png"], 3)
+    queries, found = search_catalogue(read, [test / "test-01" / "2.png"], 3)
     assert queries == [str(test / "test-01" / "2.png")]
     assert found.indices[0, 0] == place
     assert found.similarities[0, 0] == pytest.approx(1, abs=1e-5)
@@ -82,9 +82,9 @@ def test_a_model_that_changed_is_refused(runs: Path, made: Path, tmp_path: Path)
     shutil.rmtree(runs / "first" / "model")
     shutil.copytree(runs / "second" / "model", runs / "first" / "model")
     with pytest.raises(DataError, match="not the model"):
-        search(read_catalogue(out), query)
+        search_catalogue(read_catalogue(out), query)
     with pytest.raises(DataError, match="not the model"):
-        search(read_catalogue(out), query, model=str(runs / "second"))
+        search_catalogue(read_catalogue(out), query, model=str(runs / "second"))
 
 
 def test_what_cannot_be_embedded_is_said(runs: Path, made: Path, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_vectors_made_elsewhere(tmp_path: Path) -> None:
     read = read_catalogue(path)
     assert read.names == ["0", "1", "2"]
     with pytest.raises(ConfigError, match="--model"):
-        search(read, ["x.png"])
+        search_catalogue(read, ["x.png"])
     np.savez(path, embeddings=np.eye(3), names=np.array(["a"]))
     with pytest.raises(DataError, match="one each"):
         read_catalogue(path)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from toy_model import ToyEncoder
 
+from recollect.cli.options import parse_pairs
 from recollect.common.errors import InputError
 from recollect.search import Index
-from recollect.search.queries import parse_pairs
 from recollect.search.settings import read_settings, write_settings
 from recollect.search.sqlite_store import SQLiteStore
 from recollect.search.store_protocol import StoreError

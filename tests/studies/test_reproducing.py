@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import recollect
-from recollect.studies.reproducing import plan_lines
+from recollect.studies.reproducing import plan_reproduction
 
 
 def test_a_page_of_what_was_run_so_far(tmp_path: Path) -> None:
@@ -14,6 +14,6 @@ def test_a_page_of_what_was_run_so_far(tmp_path: Path) -> None:
 
 
 def test_what_would_be_run() -> None:
-    lines = plan_lines("tau1", budget="small", data=None, benches=["glyphs"], out=Path("x"), seeds=2)
+    lines = plan_reproduction("tau1", budget="small", data=None, benches=["glyphs"], out=Path("x"), seeds=2)
     assert any("glyphs" in line for line in lines)
     assert not Path("x").exists()

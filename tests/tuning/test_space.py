@@ -110,7 +110,11 @@ def test_mistakes_are_sentences(text: str, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
-    [("decays", 1.5, "whole number, 0 or more"), ("first_decay", 1.0, "below 1"), ("epochs", 2.5, "whole number, 1 or more")],
+    [
+        ("decays", 1.5, "whole number, 0 or more"),
+        ("first_decay", 1.0, "below 1"),
+        ("epochs", 2.5, "whole number, 1 or more"),
+    ],
 )
 def test_values_that_make_no_schedule(name: str, value: float, message: str) -> None:
     drawn = {"lr": 1e-4, "gamma": 0.3, "epochs": 5, "decays": 2, "first_decay": 0.5, name: value}

@@ -26,7 +26,7 @@ from recollect.training.callbacks import Callback, TrainingStoppedError
 from recollect.training.run_folder import RunFolder
 from recollect.tuning import study as search
 from recollect.tuning import trial
-from recollect.tuning.preview import plan_lines
+from recollect.tuning.preview import plan_tuning
 from recollect.tuning.results import StudyResults
 from recollect.tuning.study_database import LostTrialError
 from tuning.tuning_runs import config_of, make_data, study, told
@@ -365,7 +365,7 @@ def test_folders_that_are_no_study_are_left_alone(tmp_path: Path) -> None:
 def test_a_plan_refuses_what_the_search_would(tmp_path: Path, word: str) -> None:
     options = {"trials": 2, word: "grid"}
     with pytest.raises(ConfigError, match=f"--{word} grid is unknown"):
-        plan_lines(config_of(make_data(tmp_path / "data")), tmp_path / "s", **options)  # type: ignore[arg-type]
+        plan_tuning(config_of(make_data(tmp_path / "data")), tmp_path / "s", **options)  # type: ignore[arg-type]
 
 
 def test_refusals_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from recollect.cli.options import (
     Quiet,
     Wait,
     finite,
+    given,
     print_json,
     remark_aside,
 )
@@ -52,9 +53,8 @@ def calibrate(
 
     recollect search and recollect serve then say same, similar or unknown.
     """
-    from recollect.search.calibrating import calibrate_target
+    from recollect import calibrate_target
 
-    opening = {"device": device, "download": download, **({} if weights is None else {"weights": weights})}
     found, remarks = calibrate_target(
         target,
         data,
@@ -64,7 +64,7 @@ def calibrate(
         similar_rate=similar_rate,
         wait=wait,
         allow_outside=allow_outside,
-        **opening,
+        **given(weights=weights, device=device, download=download),
     )
     for sentence in remarks:
         remark_aside(sentence)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,9 +15,9 @@ from recollect.cli.options import (
     complete_data,
     complete_recipe,
     complete_setting,
+    data_switches,
     finite,
     print_json,
-    remark,
     remarks_aside,
 )
 from recollect.common.words import printable
@@ -85,28 +85,20 @@ def compare(
     Learning rates are chosen on validation classes. An interrupted comparison is resumed by the same command, and a loss
     or seed can be added later.
     """
-    from recollect.cli.train import data_settings
-    from recollect.studies.compared_losses import plan_comparison, run_comparison
+    import recollect
 
     remarks_aside(as_json)
-    recipe, more = data_settings(recipe, data, root)
-    more += ["data.options.allow_outside=true"] * allow_outside
-    given = [*more, *(settings or [])]
-    planned = plan_comparison(losses, recipe, given, out=out, seeds=seeds, steps=steps)
+    chosen = "glyphs" if recipe is None and data is None else recipe
+    given = [*data_switches(allow_outside), *(settings or [])]
+    asked: dict[str, Any] = {"data": data, "root": root, "out": out, "seeds": seeds, "steps": steps}
     if plan:
-        if as_json:
-            print_json({"plan": planned.lines()})
-        for line in [] if as_json else planned.lines():
-            typer.echo(printable(line))
+        lines = recollect.plan_comparison(losses, chosen, given, **asked).lines()
+        print_json({"plan": lines}) if as_json else typer.echo(printable("\n".join(lines)))
         return
-    for line in [] if as_json else planned.lines():
-        remark(line)
-    found = run_comparison(planned, jobs=jobs, minutes=minutes)
+    found = recollect.compare_losses(losses, chosen, given, **asked, jobs=jobs, minutes=minutes)
     if as_json:
         print_json(found.as_dict())
         return
     for pair in found.pairs:
         typer.echo(printable(pair.sentence))
-    if not found.complete:
-        remark("left       some runs are not done: the same command goes on with them")
     typer.echo(found.page)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import AllowOutside, AsJson, MaxPixels, Quiet, complete_data, print_json
+from recollect.cli.options import AllowOutside, AsJson, MaxPixels, Quiet, complete_data, given, print_json
 from recollect.common.words import printable
+
+if TYPE_CHECKING:
+    from recollect.data.registry import Source
 
 data = typer.Typer(help="List the data sets, or check a copy of one.")
 app.add_typer(data, name="data")
@@ -20,28 +23,14 @@ def list_sources(context: typer.Context, as_json: AsJson = False) -> None:
     """List the data sets: what they are, their published counts, where to get them, their terms."""
     if context.invoked_subcommand is not None:
         return
+    from recollect import available_data
     from recollect.common.doors import installed
-    from recollect.data import available
 
     if as_json:
-        keys = ("name", "title", "splits", "test_splits", "layout", "homepage", "licence", "needs_root", "options")
-        rows = [
-            {**{key: getattr(source, key) for key in keys}, "published": _published(source.published)}
-            for source in available().values()
-        ]
-        print_json(rows)
+        print_json([_summary(source) for source in available_data().values()])
         return
-    for source in available().values():
-        typer.echo(f"{source.name:<13}{source.title}")
-        counts = [f"{split} {count}" for split, count in source.published.items()]
-        for label, text in (
-            ("counts", "; ".join(counts)),
-            ("files", source.layout),
-            ("from", source.homepage),
-            ("terms", source.licence),
-        ):
-            if text:
-                typer.echo(f"{'':<13}{label:<8}{text}")
+    for source in available_data().values():
+        _show(source)
     for name, point in installed("data set").items():
         typer.echo(f"{name:<13}of the package {point.dist.name if point.dist else '?'} ({point.value})")
     typer.echo("\nCheck a copy with  recollect data verify NAME ROOT")
@@ -70,14 +59,10 @@ def verify(
     published ones, files are missing or cannot be read, or identical images are
     in both train and test.
     """
-    from recollect.data.verify import verify as check
+    from recollect import verify_data
 
-    options: dict[str, Any] = {}
-    if csv is not None:
-        options["csv"] = csv
-    if allow_outside:
-        options["allow_outside"] = True
-    report = check(name, root, samples_per_class=samples_per_class, workers=workers, **options)
+    chosen = given(csv=csv, allow_outside=allow_outside or None)
+    report = verify_data(name, root, samples_per_class=samples_per_class, workers=workers, **chosen)
     if as_json:
         print_json(report.as_dict())
     else:
@@ -86,5 +71,16 @@ def verify(
         raise typer.Exit(1)
 
 
-def _published(published: Any) -> dict[str, dict[str, int | None]]:
-    return {split: {"images": count.images, "classes": count.classes} for split, count in published.items()}
+def _summary(source: Source) -> dict[str, Any]:
+    keys = ("name", "title", "splits", "test_splits", "layout", "homepage", "licence", "needs_root", "options")
+    published = {split: {"images": count.images, "classes": count.classes} for split, count in source.published.items()}
+    return {**{key: getattr(source, key) for key in keys}, "published": published}
+
+
+def _show(source: Source) -> None:
+    typer.echo(f"{source.name:<13}{source.title}")
+    counts = "; ".join(f"{split} {count}" for split, count in source.published.items())
+    rows = {"counts": counts, "files": source.layout, "from": source.homepage, "terms": source.licence}
+    for label, text in rows.items():
+        if text:
+            typer.echo(f"{'':<13}{label:<8}{text}")

@@ -24,6 +24,6 @@ def demo(
 
     Takes two to three minutes on two cores. The last line is the report's path.
     """
-    from recollect.studies import run_demo
+    from recollect import run_demo
 
     typer.echo(run_demo(out, steps=steps, seed=seed))

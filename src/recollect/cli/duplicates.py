@@ -16,6 +16,7 @@ from recollect.cli.options import (
     Quiet,
     complete_model,
     finite,
+    given,
     print_json,
 )
 from recollect.common.words import printable
@@ -41,10 +42,15 @@ def duplicates(
     quiet: Quiet = False,
 ) -> None:
     """Find near-duplicates by exact search, in groups, also between train and test folders."""
-    from recollect.search.near_duplicates import find_duplicates
+    from recollect import find_duplicates
 
-    opening = {"device": device, "download": download, **({} if weights is None else {"weights": weights})}
-    groups, count = find_duplicates(target, threshold=similarity, model=model, allow_outside=allow_outside, **opening)
+    groups, count = find_duplicates(
+        target,
+        threshold=similarity,
+        model=model,
+        allow_outside=allow_outside,
+        **given(weights=weights, device=device, download=download),
+    )
     if as_json:
         print_json(
             {

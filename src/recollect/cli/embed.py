@@ -48,8 +48,8 @@ def embed(
     quiet: Quiet = False,
 ) -> None:
     """Embed images and write their vectors, for recollect search and recollect eval."""
+    from recollect import embed_catalogue
     from recollect.data import summary
-    from recollect.report.catalogue import embed_catalogue
 
     made = embed_catalogue(
         model,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -20,11 +20,8 @@ from recollect.cli.options import (
     complete_model,
     complete_recipe,
     print_json,
-    remark_aside,
+    remarks_aside,
 )
-
-if TYPE_CHECKING:
-    from recollect.config.schema import Config
 
 _OUT = "What is written"
 
@@ -137,122 +134,45 @@ def evaluate_command(
     recollect eval lite0-in1k --data photos/  a pre-trained network, without training
     recollect eval vectors.npz                embeddings and labels from any source
     """
-    from recollect.cli import eval_tables
-    from recollect.common.errors import ConfigError
-    from recollect.common.files import make_folder_for
-    from recollect.common.unit_prefix import parse_dims
-    from recollect.evaluation import Evaluation, RevisitedResult
-    from recollect.evaluation.metrics import METRICS, find_metric
-    from recollect.evaluation.result import refuse_existing, write_summary
-    from recollect.inference.evaluating import (
-        check_protocol,
-        compare_settings,
-        evaluate_target,
-        prepare_target,
-        target_vectors,
-    )
-    from recollect.inference.prefix_metrics import evaluate_prefixes
+    from recollect import write_evaluation
+    from recollect.cli.eval_tables import show_tables
+    from recollect.common.errors import InputError
+    from recollect.common.words import whole_numbers
 
-    chosen = None if recipe is None else _recipe(recipe, needs_no_run=target is None and init is None)
-    model = _what(target, init or (chosen.model.init if chosen is not None and target is None else None))
-    numbers = None if ks is None else _numbers(ks)
-    check_protocol(protocol)
-    more_metrics = [find_metric(name) for name in metric or ()]  # before an hour of embedding, not after
-    if index not in (None, "ivf", "hnsw", "pq"):
-        raise ConfigError(f"--index {index} is unknown: choose ivf, hnsw or pq.")
-    prepared = prepare_target(
-        model,
-        recipe=chosen,
-        data=data,
+    if target is not None and init is not None:
+        raise InputError("name one thing to evaluate: TARGET or --init, not both.")
+    remarks_aside()
+    found = write_evaluation(
+        target or init,
+        data,
+        recipe=recipe,
         root=root,
         split=split,
+        trained_classes=trained_classes,
+        ks=None if ks is None else whole_numbers(ks, "--ks"),
+        dims=None if dims is None else whole_numbers(dims, "--dims"),
+        metrics=metric or (),
+        protocol=protocol,
+        similarity=similarity,
+        ties=ties,
+        hierarchical=hierarchical,
+        multiscale=multiscale,
+        distractors=distractors,
+        index=index,
+        compare=compare,
+        metrics_out=metrics_out,
+        queries_out=queries_out,
+        vectors_out=vectors_out,
+        overwrite=overwrite,
         weights=weights,
         download=download,
+        batch_size=batch_size,
+        memory=memory,
         device=device,
         allow_outside=allow_outside,
-        distractors=distractors,
-        trained_classes=trained_classes,
+        skip_bad=skip_bad,
     )
-    for note in prepared.notes:
-        remark_aside(note)
-    place = prepared.place
-    metrics_out, queries_out = metrics_out or place / "metrics.json", queries_out or place / "queries.npz"
-    for path in (metrics_out, queries_out, vectors_out):
-        if path is not None:
-            refuse_existing(path, overwrite)  # before an hour of embedding, not after
-            make_folder_for(path)
-    other = None if compare is None else Evaluation.load(compare)
-    found = target_vectors(prepared, multiscale=multiscale, batch_size=batch_size, skip_bad=skip_bad)
-    eval_tables.tell_files(found)
-    if vectors_out is not None:
-        found.save_vectors(vectors_out)
-        remark_aside(f"written: {vectors_out}")
-    options: dict[str, Any] = {"similarity": similarity, "ties": ties, "memory": memory << 20, "device": device}
-    if more_metrics:
-        options["metrics"] = [*METRICS, *more_metrics]
-    result, summary = evaluate_target(found, numbers, protocol, hierarchical=hierarchical, **options)
-    if summary.get("left_out") and hierarchical is None:
-        remark_aside(
-            f"{' and '.join(summary['left_out'])} take minutes here and are left out: --hierarchical measures them"
-        )
-    show = eval_tables.show_nothing if as_json else eval_tables.show_table
-    if without := summary.get("without_distractors"):
-        show(eval_tables.metrics_table(f"{found.name}, without distractors", without, found.published_without))
-    macro = summary.get("macro")
-    show(eval_tables.metrics_table(found.name, summary["metrics"], found.published, macro, prepared.notes))
-    own = prepared.opened.config.loss.dims if prepared.opened and prepared.opened.config else ()
-    if lengths := own if dims is None else parse_dims(dims):
-        prefixes = evaluate_prefixes(found, lengths, numbers, protocol, **options)
-        summary["dims"] = {str(length): metrics for length, metrics in prefixes.items()}
-        show(eval_tables.prefixes_table(found.name, prefixes))
-    if index is not None:
-        summary["index"] = eval_tables.index_table(found, index, list(numbers or found.ks), show)
-    if other is not None:
-        if not isinstance(result, Evaluation):
-            raise ConfigError("--compare needs per-query values of the protocol 'all' on labelled images.")
-        differences = compare_settings(other, result)
-        compared = eval_tables.comparison_table(other, result, differences, show)
-        summary["compared_with"] = {"file": str(compare), "differences": differences, **compared}
-    # Written together and last: what fails above leaves nothing half done.
-    if isinstance(result, Evaluation | RevisitedResult):
-        result.save(queries_out, overwrite=overwrite)
-        remark_aside(f"written: {queries_out}")
-    write_summary(metrics_out, summary, overwrite=overwrite)
-    remark_aside(f"written: {metrics_out}")
     if as_json:
-        print_json(summary)
-
-
-def _what(target: str | None, init: str | None) -> str:
-    """The one thing to evaluate."""
-    from recollect.common.errors import InputError
-
-    named = [name for name in (target, init) if name is not None]
-    if len(named) != 1:
-        raise InputError(
-            "name one thing to evaluate: a run, a saved embedder, an initialisation, an .npz of vectors, or --recipe "
-            "NAME for a row that is not trained."
-        )
-    return named[0]
-
-
-def _recipe(name: str, needs_no_run: bool) -> Config:
-    from recollect.common.errors import ConfigError
-    from recollect.config.overrides import resolve
-
-    config = resolve(name)
-    if needs_no_run and config.run.epochs != 0:
-        raise ConfigError(
-            f"{name} is a recipe for training: name the run to evaluate beside it (recollect eval RUN --recipe {name}), "
-            "or choose a recipe that ends in /init."
-        )
-    return config
-
-
-def _numbers(text: str) -> list[int]:
-    from recollect.common.errors import ConfigError
-
-    try:
-        return [int(part) for part in text.split(",") if part.strip()]
-    except ValueError as error:
-        raise ConfigError(f"--ks {text}: whole numbers separated by commas expected, such as 1,10,100.") from error
+        print_json(found.summary)
+    else:
+        show_tables(found)

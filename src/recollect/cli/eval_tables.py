@@ -1,16 +1,14 @@
-"""``recollect eval``'s last half: results as tables."""
+"""What ``recollect eval`` prints: results as tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-from recollect.cli.options import remark_aside
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from recollect.inference.evaluating import Target
+    from recollect.inference.written_evaluation import WrittenEvaluation
 
 
 def metrics_table(
@@ -48,7 +46,7 @@ def metrics_table(
     return table
 
 
-def prefixes_table(title: str, prefixes: dict[int, dict[str, float]]) -> Table:
+def prefixes_table(title: str, prefixes: dict[str, dict[str, float]]) -> Table:
     """Metrics in percent of the first numbers of the vectors, one row per length."""
     from rich.table import Table
 
@@ -57,84 +55,66 @@ def prefixes_table(title: str, prefixes: dict[int, dict[str, float]]) -> Table:
     for head in ("numbers", *names):
         table.add_column(head, justify="right")
     for length, metrics in prefixes.items():
-        table.add_row(f"{length:,}", *(f"{100 * metrics[name]:.2f}" for name in names))
+        table.add_row(f"{int(length):,}", *(f"{100 * metrics[name]:.2f}" for name in names))
     return table
 
 
-def index_table(vectors: Target, kind: str, ks: list[int], show: Callable[[Table], None]) -> dict[str, Any]:
-    """Measure an approximate index; show and return its cost."""
+def index_table(cost: dict[str, Any]) -> Table:
+    """What an approximate index finds and costs; the exact search comes first."""
     from rich.table import Table
 
-    from recollect.evaluation import index_cost
-
-    cost = index_cost(
-        vectors.embeddings,
-        vectors.labels,
-        vectors.gallery,
-        vectors.gallery_labels,
-        kind=kind,  # type: ignore[arg-type]
-        ks=[k for k in ks if k <= 100] or [1],
-    )
-    asked = list(cost.exact.neighbours)
-    table = Table(title=f"approximate search ({kind}): share of the exact first k found, percent")
-    for head in ("setting", *(f"found@{k}" for k in asked), *(f"r@{k}" for k in cost.exact.r)):
+    exact = cost["exact"]
+    table = Table(title=f"approximate search ({cost['kind']}): share of the exact first k found, percent")
+    for head in ("setting", *(f"found@{k}" for k in exact["neighbours"]), *(f"r@{k}" for k in exact["r"])):
         table.add_column(head, justify="left" if head == "setting" else "right")
     for head in ("ms/query", "build s", "MiB"):
         table.add_column(head, justify="right")
-    for row in (cost.exact, *cost.rows):
-        shares = [f"{100 * value:.2f}" for value in (*row.neighbours.values(), *row.r.values())]
-        table.add_row(
-            row.setting, *shares, f"{row.milliseconds:.3f}", f"{row.build_seconds:.2f}", f"{row.mebibytes:.1f}"
-        )
-    show(table)
-    return cost.as_dict()
+    for row in (exact, *cost["rows"]):
+        shares = [f"{100 * value:.2f}" for value in (*row["neighbours"].values(), *row["r"].values())]
+        costs = f"{row['milliseconds']:.3f}", f"{row['build_seconds']:.2f}", f"{row['mebibytes']:.1f}"
+        table.add_row(row["setting"], *shares, *costs)
+    return table
 
 
-def tell_files(found: Any) -> None:
-    """Report the skipped files by reason, and name the first image that could not be read."""
-    from recollect.data import summary
-
-    if (left_out := found.source.get("left_out")) and found.labels is not None:
-        remark_aside(summary(len(found.labels), left_out))
-    if skipped := found.source.get("skipped"):
-        more = "" if len(skipped) == 1 else f" and {len(skipped) - 1:,} more, all listed in metrics.json"
-        remark_aside(f"could not be read: {skipped[0]['reason']}{more}")
-
-
-def comparison_table(first: Any, second: Any, differences: list[str], show: Callable[[Table], None]) -> dict[str, Any]:
-    """Show and return the differences ``this run − the other``; ``differences`` in settings are shown below."""
+def comparison_table(compared: dict[str, Any]) -> Table:
+    """The differences ``this run − the other``; other settings below."""
     from rich.table import Table
 
-    from recollect.evaluation import changed_queries, paired_bootstrap
-
+    differences = compared["differences"]
     caption = "also different: " + "; ".join(differences) if differences else None
     table = Table(title="difference to the other run, in points", caption=caption)
     for head in ("metric", "difference", "95 % interval", "p", "better", "worse"):
         table.add_column(head, justify="left" if head == "metric" else "right")
-    found: dict[str, Any] = {}
-    for metric in (name for name in second.per_query if name in first.per_query and name != "first_rank"):
-        test, changes = paired_bootstrap(first, second, metric), changed_queries(first, second, metric)
-        found[metric] = {**test.__dict__, "better": len(changes.better), "worse": len(changes.worse)}
-        table.add_row(
-            metric,
-            f"{100 * test.difference:+.2f}",
-            f"{100 * test.low:+.2f} … {100 * test.high:+.2f}",
-            f"{test.p_value:.3f}",
-            str(len(changes.better)),
-            str(len(changes.worse)),
-        )
-    show(table)
-    return found
+    for metric, found in compared.items():
+        if metric not in ("file", "differences"):
+            table.add_row(
+                metric,
+                f"{100 * found['difference']:+.2f}",
+                f"{100 * found['low']:+.2f} … {100 * found['high']:+.2f}",
+                f"{found['p_value']:.3f}",
+                str(found["better"]),
+                str(found["worse"]),
+            )
+    return table
 
 
-def show_table(table: Table) -> None:
-    """Print a table."""
+def show_tables(found: WrittenEvaluation) -> None:
+    """Print everything that was measured."""
     from rich.console import Console
 
+    measured, tables = found.summary, []
+    if without := measured.get("without_distractors"):
+        tables.append(metrics_table(f"{found.name}, without distractors", without, found.published_without))
+    macro = measured.get("macro")
+    tables.append(metrics_table(found.name, measured["metrics"], found.published, macro, found.notes))
+    if "dims" in measured:
+        tables.append(prefixes_table(found.name, measured["dims"]))
+    if "index" in measured:
+        tables.append(index_table(measured["index"]))
+    if "compared_with" in measured:
+        tables.append(comparison_table(measured["compared_with"]))
     console = Console()
     # A log file has no width, and a table cut to 80 columns loses digits.
-    (console if console.is_terminal else Console(width=140)).print(table)
-
-
-def show_nothing(table: Table) -> None:
-    """With ``--json`` tables are not shown."""
+    console = console if console.is_terminal else Console(width=140)
+    for table in tables:
+        console.print(table)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Dim, Download, Overwrite, Quiet, remark
+from recollect.cli.options import Dim, Download, Overwrite, Quiet
 
 
 @app.command("export")
@@ -24,13 +24,6 @@ def export(
 
     Also writes a Python file with the preprocessing, which needs numpy and Pillow but not torch.
     """
-    from recollect.inference import open_model
-    from recollect.models.onnx_export import TOLERANCE, export_onnx, reference_path
+    from recollect import export_onnx
 
-    opened = open_model(run, dim=dim, download=download)
-    if opened.remark is not None:
-        remark(opened.remark)
-    difference = export_onnx(opened.embedder, onnx, overwrite=overwrite)
-    size = onnx.stat().st_size / 2**20
-    remark(f"{onnx}: {size:.1f} MB, differs from the model by at most {difference:.1e} (limit {TOLERANCE:.0e}).")
-    remark(f"{reference_path(onnx)}: preprocess() gives the pixels it takes, with numpy and Pillow alone.")
+    export_onnx(run, onnx, dim=dim, download=download, overwrite=overwrite)

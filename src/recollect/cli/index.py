@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,13 +18,15 @@ from recollect.cli.options import (
     Quiet,
     Wait,
     complete_model,
+    given,
+    parse_pairs,
     print_json,
     remark,
     remark_aside,
 )
 
 if TYPE_CHECKING:
-    from recollect.search import Index
+    from recollect.search.updating import IndexUpdate
 
 
 @app.command()
@@ -77,79 +80,59 @@ def index(
 
     It can be interrupted at any moment; the next call resumes.
     """
+    from recollect import update_index
     from recollect.common.errors import InputError
-    from recollect.search.queries import parse_pairs
 
-    given = things or []
-    if (add or remove) and not given:
+    named = things or []
+    if (add or remove) and not named:
         raise InputError(f"--{'add' if add else 'remove'}: name the {'files' if add else 'ids'}.")
-    if rebuild and model is None:
-        raise InputError("--rebuild embeds everything with another model: name it with --model.")
-    opening: dict[str, Any] = {"device": device, "batch_size": batch_size, "download": download}
-    if weights is not None:
-        opening["weights"] = weights
-    opened = _opened(address, model, rebuild, opening, dim=dim, half=half)
-    with opened:
-        done: list[Any] = []
-        if rebuild:
-            done.append(
-                opened.rebuild(model or "", dim=dim, half=half or None, skip_missing=prune, wait=wait, **opening)
-            )
-        if remove:
-            count = opened.remove(given, wait=wait)
-            remark(f"{opened.address}: {count:,} of {len(given):,} ids removed")
-        elif add:
-            about = {name: values[-1] for name, values in parse_pairs(meta or [], "--meta").items()}
-            done.append(opened.add(given, metadata=[about] * len(given), wait=wait))
-        else:
-            for folder in given:
-                done.append(
-                    opened.sync(
-                        folder, prune=prune, prefix=prefix, rehash=rehash, allow_outside=allow_outside, wait=wait
-                    )
-                )
-        if exact:
-            opened.exact(wait=wait)
-        if approximate:
-            opened.approximate(wait=wait)
-        for changes in done:
-            for sentence in changes.skipped:
-                remark_aside(sentence)
-        _tell(opened, done, info, as_json)
+    done = update_index(
+        address,
+        [] if add or remove else named,
+        model=model,
+        add=named if add and not remove else [],
+        remove=named if remove else [],
+        metadata={name: values[-1] for name, values in parse_pairs(meta or [], "--meta").items()},
+        rebuild=rebuild,
+        prune=prune,
+        prefix=prefix,
+        dim=dim,
+        half=half,
+        approximate=True if approximate else False if exact else None,
+        rehash=rehash,
+        allow_outside=allow_outside,
+        wait=wait,
+        **given(weights=weights, device=device, batch_size=batch_size, download=download),
+    )
+    for changes in done.changes:
+        for sentence in changes.skipped:
+            remark_aside(sentence)
+    if as_json:
+        print_json({**done.facts, "changes": [asdict(changes) for changes in done.changes]})
+        return
+    _show_changes(done, len(named) if remove else None)
+    if info:
+        _show_facts(done.facts)
+    else:
+        remark(f"{done.facts['address']}: {done.facts['items']:,} images")
 
 
-def _opened(address: str, model: str | None, rebuild: bool, opening: dict[str, Any], **kept: Any) -> Index:
-    from recollect.common.errors import ConfigError
-    from recollect.search import Index
-    from recollect.search.store_protocol import NoIndexError
-
-    try:
-        return Index.open(address, None if rebuild else model, **opening)
-    except NoIndexError as error:
-        if model is None:
-            raise ConfigError(f"{address}: there is no index. To make one, name the model: --model RUN") from error
-        return Index.create(address, model, **kept, **opening)
-
-
-def _tell(index: Index, done: list[Any], info: bool, as_json: bool) -> None:
-    from dataclasses import asdict
-
+def _show_changes(done: IndexUpdate, to_remove: int | None) -> None:
     from recollect.data import summary
 
-    facts = index.info()
-    if as_json:
-        print_json({**facts, "changes": [asdict(changes) for changes in done]})
-        return
-    for changes in done:
+    address = done.facts["address"]
+    if to_remove is not None:
+        remark(f"{address}: {done.removed:,} of {to_remove:,} ids removed")
+    for changes in done.changes:
         remark(
-            f"{facts['address']}: {changes.added:,} added, {changes.updated:,} updated, {changes.removed:,} removed, "
+            f"{address}: {changes.added:,} added, {changes.updated:,} updated, {changes.removed:,} removed, "
             f"{changes.unchanged:,} unchanged, {len(changes.skipped):,} skipped; {changes.embedded:,} embedded"
         )
         if changes.left_out:
             remark(summary(changes.added + changes.updated + changes.unchanged, changes.left_out))
-    if not info:
-        remark(f"{facts['address']}: {facts['items']:,} images")
-        return
+
+
+def _show_facts(facts: dict[str, Any]) -> None:
     model = facts["model"]
     rows = [
         ("images", f"{facts['items']:,}"),

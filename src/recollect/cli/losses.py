@@ -30,9 +30,9 @@ def _list(as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from recollect.losses.registry import available
+    from recollect import available_losses
 
-    entries = available().values()
+    entries = available_losses().values()
     if as_json:
         print_json([dataclasses.asdict(entry) for entry in entries])
         return
@@ -57,9 +57,9 @@ def _show(name: str, as_json: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from recollect.losses.registry import describe
+    from recollect import describe_loss
 
-    description = describe(name)
+    description = describe_loss(name)
     if as_json:
         print_json(dataclasses.asdict(description))
         return

@@ -24,18 +24,18 @@ def models(
     as_json: AsJson = False,
 ) -> None:
     """List the initialisations an embedder can start from, or show one in full."""
+    from recollect import available_models, describe_model
     from recollect.common.doors import installed
-    from recollect.models.zoo import ZOO, find
 
-    if as_json:
-        rows = [_summary(row) for row in (ZOO.values() if name is None else [find(name)])]
-        print_json(rows if name is None else rows[0])
-    elif name is None:
-        _list(list(ZOO.values()))
+    if name is not None:
+        row = describe_model(name)
+        print_json(_summary(row)) if as_json else _show(row)
+    elif as_json:
+        print_json([_summary(row) for row in available_models().values()])
+    else:
+        _list(list(available_models().values()))
         for added, point in installed("backbone").items():
             typer.echo(f"{added}  of the package {point.dist.name if point.dist else '?'} ({point.value})")
-    else:
-        _show(find(name))
 
 
 def _summary(row: Initialization) -> dict[str, Any]:

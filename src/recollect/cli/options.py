@@ -9,11 +9,14 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from recollect.common.words import printable
+
+if TYPE_CHECKING:
+    from recollect.config.schema import Config
 
 
 class _Remarks(logging.Handler):
@@ -149,6 +152,41 @@ def complete_setting(incomplete: str) -> list[str]:
     from recollect.config.overrides import known_keys
 
     return [f"{key}=" for key in _beginning(known_keys(), incomplete)]
+
+
+def data_switches(allow_outside: bool, skip_bad: bool = False, max_pixels: int | None = None) -> list[str]:
+    """Options about a folder of images as settings."""
+    chosen = ["data.options.allow_outside=true"] * allow_outside + ["data.on_bad_image=skip"] * skip_bad
+    return chosen + ([] if max_pixels is None else [f"data.max_pixels={max_pixels}"])
+
+
+def resolved(recipe: str | None, data: str | None, root: str | None, settings: list[str]) -> Config:
+    """The configuration that a user's words mean; without a recipe and without images, that of the embedded characters."""
+    from recollect import resolve
+
+    return resolve("glyphs" if recipe is None and data is None else recipe, settings, data=data, root=root)
+
+
+def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, list[str]]:
+    """``["label=shoe", "label=boot"]`` to ``{"label": ["shoe", "boot"]}``.
+
+    Raises:
+        InputError: one without an equals sign.
+    """
+    from recollect.common.errors import InputError
+
+    found: dict[str, list[str]] = {}
+    for pair in pairs:
+        name, sign, value = pair.partition("=")
+        if not sign or not name.strip():
+            raise InputError(f"{option} {pair!r}: write it as name=value, e.g. {option} label=shoe.")
+        found.setdefault(name.strip(), []).append(value)
+    return found
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Options without those that the user left out, whose defaults the function called knows."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def finite(value: float | None) -> float | None:

@@ -23,6 +23,6 @@ def paper(
     quiet: Quiet = False,
 ) -> None:
     """Write one page with the paper's tables, bar plots and figures; evaluated runs are shown beside their rows."""
-    from recollect.studies.paper_page import write_paper
+    from recollect import write_paper
 
     typer.echo(write_paper(runs or [], out, overwrite=overwrite))

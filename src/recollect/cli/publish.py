@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Dim, Quiet, remark
+from recollect.cli.options import Dim, Quiet
 
 
 @app.command("publish")
@@ -32,9 +32,7 @@ def publish_command(
 
     Others can then load it by its address: recollect eval hf://user/name --data photos --download
     """
-    from recollect.report.publishing import CARD, publish
+    from recollect import publish
 
     done = publish(run, to, folder, dim=dim, private=private, licence=licence)
-    if folder is not None:
-        remark(f"written    {folder}: {CARD}, training.yaml, embedder.json, model.safetensors")
     typer.echo(done.address or folder)

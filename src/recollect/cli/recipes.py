@@ -12,7 +12,6 @@ from recollect.common.words import printable
 
 if TYPE_CHECKING:
     from recollect.config.recipe_files import Recipe
-    from recollect.config.schema import Config
 
 
 @app.command("recipes")
@@ -32,21 +31,16 @@ def recipes(
     recollect recipes cars196/r50-512/rsk   this one: every setting, where it comes
                                             from, the published numbers
     """
-    from recollect.config.recipe_files import available_recipes, family, load_recipe
+    from recollect import find_recipes
 
-    known, wanted = available_recipes(), words or []
-    named = len(wanted) == 1 and (wanted[0] in known or wanted[0].endswith((".yaml", ".yml")))
-    names = [] if named else [name for name in known if all(word.lower() in name for word in wanted)]
-    # Words that no name contains are one name: of a file of one's own, or misspelt, and then the error has the closest.
-    names = names or family(" ".join(wanted))
-    if names:
-        _list([load_recipe(name) for name in names], as_json)
+    found = find_recipes(words or [])
+    if isinstance(found, list):
+        _list(found, as_json)
     else:
-        _show(load_recipe(" ".join(wanted)), as_json)
+        _show(found, " ".join(words or []), as_json)
 
 
 def _list(recipes: list[Recipe], as_json: bool) -> None:
-
     from rich.console import Console
     from rich.table import Table
 
@@ -65,29 +59,24 @@ def _summary(recipe: Recipe) -> dict[str, Any]:
     return {
         "name": recipe.name,
         "description": recipe.description,
-        "trains": _trains(recipe.values),
+        "trains": recipe.trains,
         "notes": list(recipe.notes),
         "published": recipe.values.get("published", {}),
     }
 
 
-def _trains(values: dict[str, Any]) -> bool:
-    return bool(values.get("run", {}).get("epochs") != 0)
-
-
 def _first_number(recipe: Recipe) -> str:
-    from recollect.config.overrides import published_tests
-
-    numbers = [item for test in published_tests(recipe.values.get("published")).values() for item in test.items()]
+    numbers = [item for test in recipe.published.values() for item in test.items()]
     return f"{numbers[0][0]} {numbers[0][1]:.1f}" if numbers else ""
 
 
-def _show(recipe: Recipe, as_json: bool) -> None:
+def _show(recipe: Recipe, name: str, as_json: bool) -> None:
     import dataclasses
 
-    from recollect.config.overrides import as_mapping, as_written_now, from_mapping
+    from recollect import resolve
+    from recollect.config.overrides import as_mapping
 
-    config = as_written_now(from_mapping(recipe.values, recipe.name))
+    config = resolve(name)
     if as_json:
         origins = {key: dataclasses.asdict(origin) for key, origin in recipe.origins.items()}
         shown = {**_summary(recipe), "config": as_mapping(config), "origins": origins}
@@ -97,28 +86,22 @@ def _show(recipe: Recipe, as_json: bool) -> None:
     for note in recipe.notes:
         typer.echo(printable(f"Note: {note}"))
     _show_published(recipe)
-    _show_settings(recipe, config)
-    verb = "train" if config.run.epochs != 0 else "eval --recipe"
+    _show_settings(recipe, as_mapping(config))
+    verb = "train" if recipe.trains else "eval --recipe"
     typer.echo(f"\nrecollect {verb} {recipe.name}" + (" --root FOLDER" if config.data.name != "glyphs" else ""))
 
 
 def _show_published(recipe: Recipe) -> None:
-    from recollect.config.overrides import published_tests
-
-    if published := published_tests(recipe.values.get("published")):
+    if recipe.published:
         typer.echo("\npublished, in percent")
-        for test, metrics in published.items():
-            numbers = "   ".join(f"{metric} {number:.1f}" for metric, number in metrics.items())
-            typer.echo(printable(f"  {test:<24}{numbers}"))
+    for test, metrics in recipe.published.items():
+        numbers = "   ".join(f"{metric} {number:.1f}" for metric, number in metrics.items())
+        typer.echo(printable(f"  {test:<24}{numbers}"))
 
 
-def _show_settings(recipe: Recipe, config: Config) -> None:
+def _show_settings(recipe: Recipe, parts: dict[str, Any]) -> None:
     """Every setting, with the file of those the recipe sets; without training, only the settings that are used."""
-    from recollect.config.overrides import as_mapping
-
-    parts = as_mapping(config)
-    used = ("data", "model", "loss", "batch", "optimizer", "run") if config.run.epochs != 0 else ("data", "model")
-    for part in used:
+    for part in ("data", "model", "loss", "batch", "optimizer", "run") if recipe.trains else ("data", "model"):
         typer.echo(f"\n{part}")
         for key, value in _flat(parts[part]):
             origin = recipe.origins.get(f"{part}.{key}")

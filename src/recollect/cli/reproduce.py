@@ -48,11 +48,11 @@ def reproduce(
     recollect reproduce losses                        on the embedded characters
     recollect reproduce all --data DIR --minutes 60   for an hour; the same command resumes
     """
-    from recollect.studies import reproducing
+    import recollect
 
     chosen: dict[str, Any] = {"budget": budget, "data": data, "benches": bench, "out": out, "seeds": seeds}
     if plan:
-        for line in reproducing.plan_lines(claim, **chosen):
+        for line in recollect.plan_reproduction(claim, **chosen):
             typer.echo(line)
         return
-    typer.echo(reproducing.reproduce(claim, **chosen, page=page, jobs=jobs, minutes=minutes, earlier=earlier))
+    typer.echo(recollect.reproduce(claim, **chosen, page=page, jobs=jobs, minutes=minutes, earlier=earlier))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Device, Quiet, remark, remark_aside
+from recollect.cli.options import Device, Quiet, given
 
 
 @app.command()
@@ -37,23 +37,17 @@ def serve(
     quiet: Quiet = False,
 ) -> None:
     """Serve an index: a web page at /, an API at /search and /items (description at /openapi.json)."""
-    from recollect.search import Index
-    from recollect.search.serving import find_token
-    from recollect.search.serving import serve as run
+    import recollect
 
-    token, new = find_token(token_file) if write else (None, False)
-    with Index.open(address, model, device=device, **({} if weights is None else {"weights": weights})) as index:
-        if new:
-            remark_aside(f"the token for writing is {token}")
-        shown = f"[{host}]" if ":" in host else host
-        remark(f"{index.address}: {len(index):,} images; loading the model and the vectors")
-        run(
-            index,
-            host=host,
-            port=port,
-            token=token,
-            max_bytes=max_bytes,
-            max_pixels=max_pixels,
-            hosts=allow_host or [],
-            on_ready=lambda: remark(f"ready at http://{shown}:{port}/ (Ctrl-C stops)"),
-        )
+    recollect.serve(
+        address,
+        host=host,
+        port=port,
+        write=write,
+        token_file=token_file,
+        hosts=allow_host or [],
+        max_bytes=max_bytes,
+        max_pixels=max_pixels,
+        model=model,
+        **given(weights=weights, device=device),
+    )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,11 +21,11 @@ from recollect.cli.options import (
     complete_setting,
     print_json,
     remarks_aside,
+    resolved,
 )
 from recollect.common.words import printable
 
 if TYPE_CHECKING:
-    from recollect.config.schema import Config
     from recollect.training.estimate import Plan
     from recollect.training.trainer import Outcome
 
@@ -54,6 +53,12 @@ _SHORT = {
     "test_share": "data.options.test_share",
     "max_pixels": "data.max_pixels",
     "cache": "data.cache",
+}
+_SWITCHES = {
+    "watch_test": "run.watch_test=true",
+    "download": "model.download=true",
+    "allow_outside": "data.options.allow_outside=true",
+    "skip_bad": "data.on_bad_image=skip",
 }
 
 
@@ -174,56 +179,40 @@ def train(
     recollect train sop/r50-512/rsk --root DIR    a row of the paper; see recipes
     recollect train --resume RUN         resume a run
     """
+    import recollect
     from recollect.common.errors import ConfigError
-    from recollect.common.unit_prefix import parse_dims
-    from recollect.config.overrides import resolve
-    from recollect.losses.registry import describe
-    from recollect.models.zoo import find
-    from recollect.training import trainer
 
-    given = {name: value for name, value in locals().items() if name in _SHORT and value is not None}
-    if dims is not None:
-        given["dims"] = list(parse_dims(dims))
+    chosen = _settings(locals())
     remarks_aside(as_json)
     if resume is not None:
-        others = (recipe, data, root, given, settings, out, download, watch_test, plan, allow_outside, skip_bad, logger)
-        if any(others):
+        if any((recipe, data, root, chosen, settings, out, plan)):
             raise ConfigError("--resume goes on exactly as the run began: leave every other option out.")
-        _show(_stoppable(lambda: trainer.train(resume=resume)), as_json)
+        _show(recollect.train(resume=resume), as_json)
         return
     if final is not None:
-        if any((recipe, data, root, given, settings, download, watch_test, allow_outside, skip_bad)):
+        if any((recipe, data, root, chosen, settings)):
             raise ConfigError("--final takes every setting from its run: leave every option out but --out and --plan.")
-        from recollect.training.outcome import final_config
-
-        _run(final_config(final), out, plan, as_json)
-        return
-    chosen: list[str] = [f"{_SHORT[name]}={value}" for name, value in given.items()]
-    recipe, more = data_settings(recipe, data, root)
-    if steps is not None and epochs is None:
-        chosen.append("run.epochs=null")
-    elif epochs is not None and steps is None:
-        chosen.append("run.steps=null")
-    chosen += ["run.watch_test=true"] * watch_test + ["model.download=true"] * download
-    chosen += ["data.options.allow_outside=true"] * allow_outside + ["data.on_bad_image=skip"] * skip_bad
-    chosen += [f"run.loggers={json.dumps(logger, ensure_ascii=False)}"] if logger else []
-    config = resolve(recipe, [*more, *chosen, *(settings or [])])
-    # Report misspelt names before reading images, which may take a while.
-    describe(config.loss.name)
-    find(config.model.init)
-    _run(config, out, plan, as_json)
-
-
-def _run(config: Config, out: Path | None, plan: bool, as_json: bool) -> None:
-    from recollect.training import trainer
-    from recollect.training.run_folder import RunFolder
-
+        config = recollect.final_config(final)
+    else:
+        config = resolved(recipe, data, root, [*chosen, *(settings or [])])
     if plan:
-        _show_plan(*trainer.plan(config), as_json)
-        return
-    if out is not None:
-        RunFolder.create(out, config.name)  # used or read-only: noticed before features are computed, not after
-    _show(_stoppable(lambda: trainer.train(config, out)), as_json)
+        _show_plan(*recollect.plan(config), as_json)
+    else:
+        _show(recollect.train(config, out), as_json)
+
+
+def _settings(given: dict[str, Any]) -> list[str]:
+    """The options that stand for settings, as ``--set`` takes them. One of steps and epochs takes the place of the other."""
+    from recollect.common.words import whole_numbers
+
+    short = {name: given[name] for name in _SHORT if given[name] is not None}
+    if "dims" in short:
+        short["dims"] = list(whole_numbers(short["dims"], "--dims"))
+    chosen = [f"{_SHORT[name]}={value}" for name, value in short.items()]
+    chosen += [setting for name, setting in _SWITCHES.items() if given[name]]
+    if len(lengths := short.keys() & {"steps", "epochs"}) == 1:
+        chosen.append("run.epochs=null" if "steps" in lengths else "run.steps=null")
+    return chosen + ([f"run.loggers={json.dumps(given['logger'], ensure_ascii=False)}"] if given["logger"] else [])
 
 
 def _show_plan(plan: Plan, lines: list[str], as_json: bool) -> None:
@@ -243,47 +232,3 @@ def _show(outcome: Outcome, as_json: bool) -> None:
     for name, metrics in outcome.metrics.items():
         typer.echo(f"{name:<10} " + "  ".join(f"{key} {100 * value:.1f}" for key, value in list(metrics.items())[:4]))
     typer.echo(printable(f"model      {model} (step {outcome.chosen_step:,})"))
-
-
-def data_settings(recipe: str | None, data: str | None, root: str | None) -> tuple[str, list[str]]:
-    """Which recipe, and what ``--data`` and ``--root`` mean: a data set's name, or a folder."""
-    from recollect.common.errors import ConfigError
-    from recollect.config.overrides import resolve
-    from recollect.data.registry import find_source, is_source
-
-    settings: list[str] = []
-    if recipe is not None and data is not None and not is_source(data):
-        named = resolve(recipe).data.name
-        if not find_source(named).needs_root:
-            raise ConfigError(
-                f"the recipe {recipe} trains on {named}, which is made and lies in no folder; {data} would be ignored. "
-                f"To train on it leave the recipe out (--data {data}), or keep the recipe's other settings with "
-                f"--set data.name=folder --set data.root={data}."
-            )
-    if data is not None and is_source(data):
-        settings.append(f"data.name={_as_text(data)}")
-    elif data is not None and recipe is None:
-        return "folder", [f"data.root={_as_text(data)}"]
-    elif data is not None:
-        root = root or data
-    if root is not None:
-        settings.append(f"data.root={_as_text(root)}")
-    if recipe is None:
-        recipe = "glyphs" if data in (None, "glyphs") else "folder"
-    return recipe, settings
-
-
-def _as_text(path: str) -> str:
-    """A path quoted for YAML, so that ``photos #1`` and ``2024`` are read as names."""
-    return json.dumps(path, ensure_ascii=False)
-
-
-def _stoppable(run: Callable[[], Outcome]) -> Outcome:
-    """``run()``; a training that is asked to stop ends with a message and its own exit code."""
-    from recollect.training.callbacks import TrainingStoppedError
-
-    try:
-        return run()
-    except TrainingStoppedError as error:
-        typer.echo(f"recollect: {printable(str(error))}", err=True)
-        raise typer.Exit(error.exit_code) from error

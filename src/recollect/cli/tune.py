@@ -8,8 +8,17 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import AllowOutside, AsJson, MaxPixels, Quiet, complete_recipe, print_json, remarks_aside
-from recollect.common.words import printable
+from recollect.cli.options import (
+    AllowOutside,
+    AsJson,
+    MaxPixels,
+    Quiet,
+    complete_recipe,
+    data_switches,
+    print_json,
+    remarks_aside,
+    resolved,
+)
 
 
 @app.command()
@@ -60,34 +69,25 @@ def tune(
     Trains on the first half of the training classes and validates on the second, as the paper does; the test set cannot
     be reached until the choice is made. The same command resumes a study; run it several times for parallel work.
     """
-    from recollect.cli.train import data_settings
-    from recollect.config.overrides import resolve
-    from recollect.training.callbacks import TrainingStoppedError
-    from recollect.tuning import preview, study
+    import recollect
 
-    recipe, more = data_settings(recipe, data, root)
-    more += ["data.options.allow_outside=true"] * allow_outside + ["data.on_bad_image=skip"] * skip_bad
-    more += [] if max_pixels is None else [f"data.max_pixels={max_pixels}"]
-    config = resolve(recipe, [*more, *(settings or [])])
+    chosen = [*data_switches(allow_outside, skip_bad, max_pixels), *(settings or [])]
+    config = resolved(recipe, data, root, chosen)
     if plan:
-        for line in preview.plan_lines(config, out, trials=trials, space=space, sampler=sampler, pruner=pruner):
+        for line in recollect.plan_tuning(config, out, trials=trials, space=space, sampler=sampler, pruner=pruner):
             typer.echo(line)
         return
     remarks_aside(as_json)
-    try:
-        results = study.tune(
-            config,
-            out,
-            trials=trials,
-            space=space,
-            sampler=sampler,
-            pruner=pruner,
-            seed=seed,
-            storage=storage,
-            final=final,
-        )
-    except TrainingStoppedError as error:
-        typer.echo(f"recollect: {printable(str(error))}", err=True)
-        raise typer.Exit(error.exit_code) from error
+    results = recollect.tune(
+        config,
+        out,
+        trials=trials,
+        space=space,
+        sampler=sampler,
+        pruner=pruner,
+        seed=seed,
+        storage=storage,
+        final=final,
+    )
     if as_json:
         print_json(results.as_dict())

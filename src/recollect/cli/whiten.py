@@ -17,7 +17,6 @@ from recollect.cli.options import (
     Quiet,
     complete_data,
     complete_model,
-    remark,
 )
 
 
@@ -55,28 +54,21 @@ def whiten(
     recollect whiten runs/landmarks --pairs /data/sfm --out runs/landmarks-whitened
     recollect whiten lite0-in1k --data photos/ --out whitened
     """
-    from recollect.common.errors import ConfigError
-    from recollect.common.files import make_folder_for
-    from recollect.data import load
-    from recollect.inference import open_model
-    from recollect.inference.test_sets import choose_test
-    from recollect.inference.whitening_sets import WhiteningSet, add_last_layer, labelled_set
-    from recollect.models.saving import refuse_saved
+    import recollect
 
-    if (pairs is None) == (data is None):
-        raise ConfigError("say what to learn from: --pairs FOLDER (SfM-120k), or --data NAME.")
-    refuse_saved(out, overwrite)  # before the images are embedded, not after
-    make_folder_for(out / "embedder.json" if out.is_dir() else out)
-    opened = open_model(model, download=download, device=device)
-    if opened.remark is not None:
-        remark(opened.remark)
-    if pairs is not None:
-        chosen = WhiteningSet.from_sfm(pairs, allow_outside=allow_outside)
-    else:
-        choice = choose_test(None, data=data, root=root, split=split)
-        outside = {"allow_outside": True} if allow_outside else {}
-        chosen = labelled_set(load(choice.data, choice.root, split, **outside))
-    remark(f"learning from {len(chosen):,} images")
-    made = add_last_layer(opened.embedder, chosen, dim, seed)
-    made.save(out, overwrite=overwrite)
-    typer.echo(out)
+    typer.echo(
+        recollect.whiten(
+            model,
+            out,
+            pairs=pairs,
+            data=data,
+            root=root,
+            split=split,
+            dim=dim,
+            seed=seed,
+            device=device,
+            download=download,
+            allow_outside=allow_outside,
+            overwrite=overwrite,
+        )
+    )

@@ -21,7 +21,7 @@ def lazy_names(package: str, places: Mapping[str, str]) -> tuple[Callable[[str],
 
     Args:
         package: its ``__name__``.
-        places: public name → module that defines it.
+        places: public name → module that defines it, or ``module:attribute`` where it has another name there.
 
     Examples:
         >>> find, names = lazy_names("recollect.losses", {"RecallAtK": "recollect.losses.recall_at_k"})
@@ -32,7 +32,8 @@ def lazy_names(package: str, places: Mapping[str, str]) -> tuple[Callable[[str],
     def find(name: str) -> Any:
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(places[name]), name)
+        module, _, attribute = places[name].partition(":")
+        return getattr(importlib.import_module(module), attribute or name)
 
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *places})

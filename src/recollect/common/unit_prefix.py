@@ -45,17 +45,3 @@ def prefix_lengths(dims: Iterable[int], whole: int, what: str = "dims") -> tuple
         wrong = chosen[0] if chosen[0] < 1 else chosen[-1]
         raise ConfigError(f"{what}: {wrong} is not a length of a vector of {whole} numbers: choose from 1 to {whole}.")
     return tuple(chosen)
-
-
-def parse_dims(text: str, option: str = "--dims") -> tuple[int, ...]:
-    """``"64,128"`` as numbers.
-
-    Raises:
-        ConfigError: something else.
-    """
-    try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
-    except ValueError as error:
-        raise ConfigError(
-            f"{option} {text}: whole numbers separated by commas expected, such as 64,128,256."
-        ) from error

@@ -6,6 +6,8 @@ import difflib
 import re
 from collections.abc import Iterable
 
+from recollect.common.errors import ConfigError
+
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but for the end of a line and the tab, marks that change the direction of text, and bytes of a file's
 name that are not text."""
@@ -23,6 +25,22 @@ def in_words(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def whole_numbers(text: str, option: str) -> tuple[int, ...]:
+    """Numbers separated by commas, as an option takes them.
+
+    Raises:
+        ConfigError: something else.
+
+    Examples:
+        >>> whole_numbers("1, 10,100", "--ks")
+        (1, 10, 100)
+    """
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise ConfigError(f"{option} {text}: whole numbers separated by commas expected, such as 1,10,100.") from error
 
 
 def in_digits(number: float) -> str:

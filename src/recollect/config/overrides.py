@@ -19,8 +19,9 @@ from recollect.common.crash_report import remember_configuration
 from recollect.common.errors import ConfigError
 from recollect.common.words import did_you_mean
 from recollect.common.yaml_text import parse_yaml
-from recollect.config.recipe_files import available_recipes, load_recipe
+from recollect.config.recipe_files import available_recipes, load_recipe, published_tests
 from recollect.config.schema import Config, DataConfig
+from recollect.data.registry import find_source, is_source
 
 __all__ = [
     "as_mapping",
@@ -34,6 +35,7 @@ __all__ = [
     "parse_setting",
     "published_tests",
     "resolve",
+    "with_data",
     "with_settings",
 ]
 
@@ -42,12 +44,19 @@ FORMER_KEYS = {"optimiser": "optimizer", "normalisation": "normalization"}
 """Settings of version 0.1 by their former spelling, which runs and recipes made with it have."""
 
 
-def resolve(recipe: str | Path | None = None, settings: Mapping[str, Any] | Iterable[str] = ()) -> Config:
+def resolve(
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | Iterable[str] = (),
+    *,
+    data: str | Path | None = None,
+    root: str | Path | None = None,
+) -> Config:
     """The configuration from a recipe and the user's own settings.
 
     Args:
-        recipe: the name of a built-in recipe, or a path; None for the defaults.
+        recipe: the name of a built-in recipe, or a path; None for the defaults, or with ``data`` for ``folder``.
         settings: ``{"batch.size": 392}`` or ``["batch.size=392", …]``; values as in YAML.
+        data: a folder of images, the name of a data set, or a reference. root: the folder of the data set.
 
     Raises:
         ConfigError: an unknown key, a value of the wrong kind, or settings that exclude each other.
@@ -57,11 +66,48 @@ def resolve(recipe: str | Path | None = None, settings: Mapping[str, Any] | Iter
         >>> config.batch.size, config.optimizer.lr
         (64, 0.0003)
     """
+    recipe, given = with_data(recipe, settings, data, root)
     values: dict[str, Any] = {} if recipe is None else load_recipe(recipe).values
-    pairs = settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings)
-    for key, value in pairs:
+    for key, value in given.items():
         _assign(values, key, value)
     return as_written_now(from_mapping(values, "the settings" if recipe is None else str(recipe)))
+
+
+def with_data(
+    recipe: str | Path | None,
+    settings: Mapping[str, Any] | Iterable[str] = (),
+    data: str | Path | None = None,
+    root: str | Path | None = None,
+) -> tuple[str | Path | None, dict[str, Any]]:
+    """Which recipe and settings ``resolve`` means by its arguments: ``data`` and ``root`` become settings, the weakest.
+
+    Raises:
+        ConfigError: a folder beside a recipe whose images are made and lie in no folder.
+    """
+    chosen: dict[str, Any] = {}
+    if data is not None and is_source(str(data)):
+        chosen["data.name"] = str(data)
+    elif data is not None and recipe is not None:
+        _refuse_folder(recipe, data)
+        root = root or data
+    elif data is not None:
+        root = data
+    if root is not None:
+        chosen["data.root"] = str(root)
+    if recipe is None and data is not None:
+        recipe = "glyphs" if data == "glyphs" else "folder"
+    pairs = settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings)
+    return recipe, {**chosen, **dict(pairs)}
+
+
+def _refuse_folder(recipe: str | Path, folder: str | Path) -> None:
+    named = resolve(recipe).data.name
+    if not find_source(named).needs_root:
+        raise ConfigError(
+            f"the recipe {recipe} trains on {named}, which is made and lies in no folder; {folder} would be ignored. "
+            f"To train on it leave the recipe out (--data {folder}), or keep the recipe's other settings with "
+            f"--set data.name=folder --set data.root={folder}."
+        )
 
 
 def as_written_now(config: Config) -> Config:
@@ -118,22 +164,6 @@ def as_mapping(config: Config) -> dict[str, Any]:
     if not isinstance(plain, dict):
         raise TypeError("a configuration is a mapping")
     return plain
-
-
-def published_tests(published: Any) -> dict[str, dict[str, float]]:
-    """Published numbers by test set and metric, in percent: ``{"sop/test": {"r@1": 82.8, …}}``.
-
-    A test set is named as in ``recollect eval``, ``DATA/SPLIT``; numbers that a recipe gives without a test set have
-    the key ``""``.
-    """
-    found: dict[str, dict[str, float]] = {}
-    for key, value in published.items() if isinstance(published, Mapping) else ():
-        numbers = value if isinstance(value, Mapping) else {key: value}
-        test = found.setdefault(str(key) if isinstance(value, Mapping) else "", {})
-        test.update(
-            {str(k): float(v) for k, v in numbers.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-        )
-    return {test: metrics for test, metrics in found.items() if metrics}
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

@@ -11,7 +11,7 @@ the file's layers, then those of each word of the row's name (``words``), then t
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -73,6 +73,16 @@ class Recipe:
     values: dict[str, Any]
     origins: dict[str, Origin]
 
+    @property
+    def trains(self) -> bool:
+        """False for a row of the paper that is measured without training."""
+        return bool(self.values.get("run", {}).get("epochs") != 0)
+
+    @property
+    def published(self) -> dict[str, dict[str, float]]:
+        """Published numbers in percent, see ``published_tests``."""
+        return published_tests(self.values.get("published"))
+
 
 def available_recipes() -> dict[str, Path]:
     """Built-in recipes by name, with the file of each. Files whose name begins with ``_`` are only inherited from."""
@@ -116,6 +126,39 @@ def load_recipe(name: str | Path) -> Recipe:
         notes = [] if layer.values.get("note", "") is None else notes + _listed(layer.values.get("note"))
     values["name"] = values.get("name") if row is None and "name" in _read(path).values else _name(path, row)
     return Recipe(values["name"], _description(path, row, layers), tuple(dict.fromkeys(notes)), values, origins)
+
+
+def published_tests(published: Any) -> dict[str, dict[str, float]]:
+    """Published numbers by test set and metric, in percent: ``{"sop/test": {"r@1": 82.8, …}}``.
+
+    A test set is named as in ``recollect eval``, ``DATA/SPLIT``; numbers that a recipe gives without a test set have
+    the key ``""``.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for key, value in published.items() if isinstance(published, Mapping) else ():
+        numbers = value if isinstance(value, Mapping) else {key: value}
+        test = found.setdefault(str(key) if isinstance(value, Mapping) else "", {})
+        test.update(
+            {str(k): float(v) for k, v in numbers.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        )
+    return {test: metrics for test, metrics in found.items() if metrics}
+
+
+def find_recipes(words: Sequence[str] = ()) -> Recipe | list[Recipe]:
+    """The recipe that the words name, or the recipes whose names have every one of them; all without words.
+
+    Args:
+        words: a recipe's name, a YAML file, the name of a family, or parts of names.
+
+    Raises:
+        ConfigError: there is none; the message has the closest that exists.
+    """
+    known = available_recipes()
+    named = len(words) == 1 and (words[0] in known or words[0].endswith((".yaml", ".yml")))
+    names = [] if named else [name for name in known if all(word.lower() in name for word in words)]
+    # Words that no name contains are one name: of a file of one's own, or misspelt, and then the error has the closest.
+    names = names or family(" ".join(words))
+    return [load_recipe(name) for name in names] if names else load_recipe(" ".join(words))
 
 
 def family(name: str | Path) -> list[str]:

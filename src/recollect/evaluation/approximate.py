@@ -94,9 +94,7 @@ def index_cost(
         MissingExtraError: faiss is not installed.
         InputError: an unknown kind, or too few vectors to train it.
     """
-    if kind not in _KNOBS:
-        raise InputError(f"kind={kind!r} is unknown: choose one of {', '.join(_KNOBS)}.")
-    faiss = require("faiss", "index", "comparing with an approximate index")
+    faiss = check_index_kind(kind)
     ks = checked_ks(ks)
     queries = _matrix(embeddings, "embeddings")
     items = queries if gallery is None else _matrix(gallery, "gallery")
@@ -130,6 +128,13 @@ def index_cost(
         found, search = _timed(lambda index=index: _search(index, queries, max(ks), own))
         rows.append(_row(faiss, f"{knob}={value}", index, found, answer, ks, right, search, seconds))
     return IndexCost(kind, exact, rows)
+
+
+def check_index_kind(kind: str) -> Any:
+    """Refuse an index that cannot be built, before vectors are computed for it; returns faiss."""
+    if kind not in _KNOBS:
+        raise InputError(f"an index of kind {kind!r} is unknown: choose one of {', '.join(_KNOBS)}.")
+    return require("faiss", "index", "comparing with an approximate index")
 
 
 def _built(faiss: Any, kind: str, items: NDArray[np.float32], value: int, seed: int) -> Any:

@@ -1,7 +1,6 @@
-"""The three functions of the Python API that use a model: ``load``, ``embed``, ``evaluate_model``.
+"""The functions of the Python API that use a model: ``load``, ``embed``, ``evaluate_model``, ``export_onnx``.
 
-They are ``recollect.load``, ``recollect.embed`` and ``recollect.evaluate_model``; each is a few lines on what the command
-line uses too.
+They are ``recollect.load``, … ; each is a few lines on what the command line uses too.
 """
 
 from __future__ import annotations
@@ -18,10 +17,11 @@ from recollect.common.doors import trusting
 from recollect.data import ImageSet, list_images
 from recollect.evaluation import Evaluation
 from recollect.evaluation.metrics import METRICS, MetricLike
-from recollect.inference.evaluating import embed_test, evaluate_target
+from recollect.inference.evaluating import evaluate_target
 from recollect.inference.opening import Opened, open_model
 from recollect.inference.test_sets import TestChoice, as_test_set, choose_test, load_test
-from recollect.models import Embedder
+from recollect.inference.test_vectors import embed_test
+from recollect.models import Embedder, onnx_export
 
 logger = logging.getLogger(__name__)
 
@@ -159,6 +159,45 @@ def evaluate_model(
     if not isinstance(result, Evaluation):
         raise TypeError("labelled images are evaluated by the protocol all")
     return result
+
+
+def export_onnx(
+    model: Embedder | str | Path,
+    path: str | Path,
+    *,
+    dim: int | None = None,
+    download: bool = False,
+    overwrite: bool = False,
+) -> float:
+    """Write an embedder as ONNX, checked against the original, with a Python file for its preprocessing beside it.
+
+    Args:
+        model: an embedder, or what ``recollect.load`` takes.
+        path: the ONNX file to write.
+        dim: only the first so many numbers of its vectors.
+        download: fetch weights that are not on this machine.
+        overwrite: replace existing files.
+
+    Returns:
+        The largest difference between the two on random images.
+
+    Raises:
+        ConfigError: a model that cannot be exported. InputError: ``path`` exists. MissingExtraError: onnx is not installed.
+    """
+    if isinstance(model, Embedder):
+        embedder = model if dim is None else model.shortened(dim)
+    else:
+        opened = open_model(model, dim=dim, download=download)
+        embedder = opened.embedder
+        if opened.remark is not None:
+            logger.info(opened.remark)
+    path = Path(path)
+    difference = onnx_export.export_onnx(embedder, path, overwrite=overwrite)
+    size, limit = path.stat().st_size / 2**20, onnx_export.TOLERANCE
+    logger.info(f"{path}: {size:.1f} MB, differs from the model by at most {difference:.1e} (limit {limit:.0e}).")
+    reference = onnx_export.reference_path(path)
+    logger.info(f"{reference}: preprocess() gives the pixels it takes, with numpy and Pillow alone.")
+    return difference
 
 
 def _opened(model: Embedder | str | Path, device: str | None) -> Opened:

@@ -7,6 +7,7 @@ whitening afterwards, as in the rows that the paper marks with an asterisk.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,10 +16,16 @@ import torch
 from numpy.typing import NDArray
 
 from recollect.common.errors import ConfigError
-from recollect.data import ImageSet, load_sfm_pairs
+from recollect.common.files import make_folder_for
+from recollect.data import ImageSet, load, load_sfm_pairs
 from recollect.inference.embedding_sets import head_inputs
 from recollect.inference.features import images_at_once
+from recollect.inference.opening import open_model
+from recollect.inference.test_sets import choose_test
 from recollect.models import Embedder, Whitening, whitening_from_labels, whitening_from_pairs
+from recollect.models.saving import DESCRIPTION, refuse_saved
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,3 +93,56 @@ def labelled_set(images: ImageSet) -> WhiteningSet:
     if not len(kept):
         raise ConfigError(f"{images.name}: no class has two images, so there is no pair to learn a whitening from.")
     return WhiteningSet(images.subset(kept))
+
+
+def whiten(
+    model: str | Path,
+    out: str | Path,
+    *,
+    pairs: str | Path | None = None,
+    data: str | Path | None = None,
+    root: str | Path | None = None,
+    split: str = "train",
+    dim: int | None = None,
+    seed: int = 0,
+    device: str | None = None,
+    download: bool = False,
+    allow_outside: bool = False,
+    overwrite: bool = False,
+) -> Path:
+    """Learn a whitening, add it to a network as its last layer, and save that.
+
+    Args:
+        model: a run, a saved embedder, or an initialisation, without a last layer.
+        out: the folder of the embedder to write.
+        pairs: learn from the whitening pairs of SfM-120k in this folder.
+        data: learn from a data set or a folder instead: two images of one class are a pair. root, split: of it.
+        dim: leading dimensions to keep; all by default.
+        seed: of the pairs, where labels give more than are used.
+        device, download: see ``recollect.load``.
+        allow_outside: allow listed paths and links that lead out of the root.
+        overwrite: replace ``out``.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        ConfigError: neither or both of ``pairs`` and ``data``, or a network with a last layer.
+    """
+    if (pairs is None) == (data is None):
+        raise ConfigError("say what to learn from: --pairs FOLDER (SfM-120k), or --data NAME.")
+    out = Path(out)
+    refuse_saved(out, overwrite)  # before the images are embedded, not after
+    make_folder_for(out / DESCRIPTION if out.is_dir() else out)
+    opened = open_model(model, download=download, device=device)
+    if opened.remark is not None:
+        logger.info(opened.remark)
+    if pairs is not None:
+        chosen = WhiteningSet.from_sfm(pairs, allow_outside=allow_outside)
+    else:
+        choice = choose_test(None, data=str(data), root=None if root is None else Path(root), split=split)
+        outside = {"allow_outside": True} if allow_outside else {}
+        chosen = labelled_set(load(choice.data, choice.root, split, **outside))
+    logger.info(f"learning from {len(chosen):,} images")
+    add_last_layer(opened.embedder, chosen, dim, seed).save(out, overwrite=overwrite)
+    return out

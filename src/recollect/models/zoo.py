@@ -365,6 +365,11 @@ def is_timm_tag(name: str) -> bool:
     return name not in ZOO and (name.startswith("timm:") or "." in name) and not doors.is_reference(name)
 
 
+def available_models() -> dict[str, Initialization]:
+    """The initialisations of the package, by name; ``find`` also knows ``timm:`` tags and references."""
+    return dict(ZOO)
+
+
 def find(name: str) -> Initialization:
     """The row called ``name``, or one made from timm's description of a full tag or for your own backbone.
 

@@ -153,7 +153,7 @@ def read_catalogue(path: Path | str, root: Path | str | None = None) -> Catalogu
     return Catalogue(embeddings, names, labels, source if root is None else {**source, "root": str(root)})
 
 
-def search(
+def search_catalogue(
     catalogue: Catalogue,
     images: Sequence[Path | str],
     top: int = 10,

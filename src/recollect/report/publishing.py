@@ -8,6 +8,7 @@ written.
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -31,8 +32,10 @@ from recollect.models import Embedder
 from recollect.models.embedder import EmbedderConfig
 from recollect.models.hub import LIMITS, endpoint, parse_address
 from recollect.models.outside import CodeOrigin
+from recollect.models.saving import DESCRIPTION, TENSORS
 from recollect.report.runs import Run, read_run
 
+logger = logging.getLogger(__name__)
 CARD, SETTINGS = "README.md", "training.yaml"
 _LICENCES = {"Apache-2.0": "apache-2.0", "MIT": "mit", "BSD-3-Clause": "bsd-3-clause", "CC-BY-NC-4.0": "cc-by-nc-4.0"}
 """Licences as the Hub calls them; any other is ``other``, with its name beside it."""
@@ -83,6 +86,7 @@ def publish(
         hub = require("huggingface_hub", "hub", "publishing")
     if folder is not None:
         written = write_repository(run, Path(folder), to=to, dim=dim, licence=licence)
+        logger.info(f"written    {written}: {CARD}, {SETTINGS}, {DESCRIPTION}, {TENSORS}")
         if address is None:
             return PublishedModel(written)
         return PublishedModel(written, _upload(hub, written, address.repository, private))

@@ -79,18 +79,3 @@ def ask(
     if len(bad) and not kept:
         raise DataError(bad.sentence("there is nothing to search with"))
     return kept, bad.sentence("skipped") if len(bad) else None
-
-
-def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, list[str]]:
-    """``["label=shoe", "label=boot"]`` to ``{"label": ["shoe", "boot"]}``.
-
-    Raises:
-        InputError: one without an equals sign.
-    """
-    found: dict[str, list[str]] = {}
-    for pair in pairs:
-        name, sign, value = pair.partition("=")
-        if not sign or not name.strip():
-            raise InputError(f"{option} {pair!r}: write it as name=value, e.g. {option} label=shoe.")
-        found.setdefault(name.strip(), []).append(value)
-    return found

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from recollect.common.imports import require
 from recollect.common.reading import read_text
 from recollect.search.index import Index
 
+logger = logging.getLogger(__name__)
 TOKEN = "RECOLLECT_TOKEN"
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 _EVERYWHERE = ("0.0.0.0", "::", "")
@@ -45,47 +48,60 @@ def allowed_hosts(host: str, more: list[str]) -> frozenset[str] | None:
 
 
 def serve(
-    index: Index,
+    index: Index | str | Path,
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
-    token: str | None = None,
+    write: bool = False,
+    token_file: str | Path | None = None,
+    hosts: Sequence[str] = (),
     max_bytes: int = 20_000_000,
     max_pixels: int = 50_000_000,
-    hosts: list[str] | None = None,
     grace: int = 30,
-    on_ready: Callable[[], None] = lambda: None,
+    model: str | None = None,
+    **opening: Any,
 ) -> None:
     """Serve an index until the process is asked to end; requests under way are answered first.
 
     Args:
-        index: what to serve.
+        index: what to serve: an open index, or its address.
         host, port: where to listen.
-        token: what writers must show; None for a service that only reads.
-        max_bytes, max_pixels: of an uploaded image.
+        write: let clients that show the token add and remove images.
+        token_file: file with the token; without it the environment's ``RECOLLECT_TOKEN``, or a new one, which is logged.
         hosts: further host names that the service answers to.
+        max_bytes, max_pixels: of an uploaded image.
         grace: seconds for requests under way when the service is asked to end.
-        on_ready: called when the model and the vectors are loaded, just before the first request.
+        model: of an address: where the model is now, if it moved.
+        opening: of an address: ``weights``, ``device`` for the model.
+
+    Raises:
+        ConfigError: a token that is missing or too easy to guess. MissingExtraError: the extra ``serve`` is not installed.
 
     Example:
         It returns only when the process is asked to end::
 
-            with recollect.Index.open("shop.index") as index:
-                recollect.serve(index, port=8080)
+            recollect.serve("shop.index", port=8080)
     """
     uvicorn: Any = require("uvicorn", "serve", "recollect serve")
     require("fastapi", "serve", "recollect serve")
     require("python_multipart", "serve", "recollect serve")
     from recollect.search.service import Limits, create_app
 
-    app = create_app(index, Limits(token, max_bytes, max_pixels, allowed_hosts(host, hosts or [])), on_ready)
-    uvicorn.run(
-        app,
-        host=host,
-        port=port,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=grace,
-        h11_max_incomplete_event_size=64 * 1024,
-    )
+    token, new = find_token(None if token_file is None else Path(token_file)) if write else (None, False)
+    is_open = isinstance(index, Index)
+    with contextlib.nullcontext(index) if is_open else Index.open(index, model, **opening) as opened:
+        if new:
+            logger.warning(f"the token for writing is {token}")
+        logger.info(f"{opened.address}: {len(opened):,} images; loading the model and the vectors")
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+        limits = Limits(token, max_bytes, max_pixels, allowed_hosts(host, list(hosts)))
+        uvicorn.run(
+            create_app(opened, limits, lambda: logger.info(f"ready at {address} (Ctrl-C stops)")),
+            host=host,
+            port=port,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=grace,
+            h11_max_incomplete_event_size=64 * 1024,
+        )

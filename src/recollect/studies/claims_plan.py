@@ -55,15 +55,25 @@ def every_claim() -> list[Claim]:
 def describe(matrix: Matrix, claims: Sequence[Claim], left_out: Sequence[str]) -> list[str]:
     """The plan, one line per claim."""
     lines = []
-    counted = pending(matrix, claims)
     for claim in claims:
         lines.append(f"claim      {claim.title}, on {claim.bench.name}: {len(claim.cells())} cells")
     for bench in dict.fromkeys(claim.bench.name for claim in claims):
         lines.append(f"budget     {bench}: {BENCHES[bench].budget.words(matrix.budget)}")
-    done = sum(one.done for one in counted)
-    left = [one for one in counted if not one.done]
-    lines.append(f"runs       {len(counted)} in all, {done} done already")
-    if left:
-        seconds = sum(one.bench.seconds(matrix.budget) for one in left)
-        lines.append(f"time       about {in_words(seconds)} of one core, by runs on a server's processor")
+    lines += runs_and_time(matrix, claims, "by runs on a server's processor")
     return [*lines, *(f"left out   {text}" for text in left_out)]
+
+
+def runs_and_time(matrix: Matrix, claims: Sequence[Claim], source: str) -> list[str]:
+    """How many runs there are, and about how long those take that are not done.
+
+    Args:
+        matrix: the study. claims: its part that is asked for.
+        source: how ``Bench.cost`` was measured.
+    """
+    counted = pending(matrix, claims)
+    left = [run for run in counted if not run.done]
+    lines = [f"runs       {len(counted)} in all, {len(counted) - len(left)} done already"]
+    if left:
+        seconds = sum(run.bench.seconds(matrix.budget) for run in left)
+        lines.append(f"time       about {in_words(seconds)} of one core, {source}")
+    return lines

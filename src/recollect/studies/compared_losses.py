@@ -7,6 +7,7 @@ and judgement are those of the paper's claims (``matrix.py``, ``matrix_runs.py``
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,14 +20,16 @@ from recollect.common.errors import ConfigError
 from recollect.common.words import in_words
 from recollect.common.yaml_text import parse_yaml
 from recollect.config.automatic import PAPER_BATCH, choose_device, is_pretrained, settle
-from recollect.config.overrides import parse_setting, resolve
+from recollect.config.overrides import resolve, with_data
 from recollect.config.schema import Config
 from recollect.studies.benches import Bench, EqualImages, UntilValidation
 from recollect.studies.claims import Cell, Claim, Contrast, Curve
-from recollect.studies.matrix import LADDER, Matrix, pending
+from recollect.studies.claims_plan import runs_and_time
+from recollect.studies.matrix import LADDER, Matrix, first_searches, pending
 from recollect.studies.matrix_runs import run_matrix
 from recollect.studies.summary import CellResult, Judged, collect, interval, judge
 
+logger = logging.getLogger(__name__)
 HEAD_STEPS = 1500
 """Most steps of a search on frozen features: there a step takes milliseconds."""
 HEAD_IMAGES = 160_000
@@ -43,6 +46,8 @@ class PlannedComparison:
     """Settled, of the first loss."""
     train_images: int
     train_classes: int
+    feature_seconds: float = 0.0
+    """About how long the features of the training images take, which are computed once."""
 
     @property
     def data_name(self) -> str:
@@ -52,8 +57,7 @@ class PlannedComparison:
 
     def lines(self) -> list[str]:
         """The plan in words, one line each."""
-        bench, counted = self.claim.bench, pending(self.matrix, [self.claim])
-        done = sum(run.done for run in counted)
+        bench = self.claim.bench
         frozen = self.config.model.freeze
         network = self.config.model.init + (
             ", the whole network is trained" if frozen == "none" else f", frozen up to {frozen}, computed once"
@@ -65,7 +69,8 @@ class PlannedComparison:
             f"batch      {bench.batch} images",
             f"budget     {bench.budget.words('small')}",
             f"rates      {' and '.join(f'{rate:g}' for rate in bench.rates)} first; further while the best lies at an end",
-            f"runs       {len(counted)} or more, {done} done already",
+            *runs_and_time(self.matrix, [self.claim], "measured on a few images"),
+            *([f"features   about {in_words(self.feature_seconds)} before, once"] if self.feature_seconds > 1 else []),
         ]
 
 
@@ -160,9 +165,11 @@ def _plain(result: CellResult) -> dict[str, Any]:
 
 def compare_losses(
     losses: str | Sequence[str],
-    recipe: str | Path = "folder",
+    recipe: str | Path | None = None,
     settings: Mapping[str, Any] | Iterable[str] = (),
     *,
+    data: str | Path | None = None,
+    root: str | Path | None = None,
     out: Path | str = "runs/compare",
     seeds: int = 3,
     steps: int | None = None,
@@ -176,7 +183,7 @@ def compare_losses(
 
     Args:
         losses: names, references such as ``my.py:MyLoss``, each possibly with options: ``recall_at_k(simix=true)``.
-        recipe: everything but the loss; see ``resolve``. settings: what to change in it, e.g. ``{"data.root": …}``.
+        recipe: everything but the loss, by default ``folder``. settings: what to change in it. data, root: see ``resolve``.
         out: folder of the runs, of ``comparison.html`` and ``comparison.json``.
         seeds: runs per loss that are reported.
         steps: most steps of a run; by default 1,500 on frozen features, else what the recipe says.
@@ -194,38 +201,44 @@ def compare_losses(
         >>> found.pairs[0].sentence
         'recall_at_k and smooth_ap have no finished seeds in common yet.'
     """
-    planned = plan_comparison(losses, recipe, settings, out=out, seeds=seeds, steps=steps)
-    return run_comparison(planned, jobs=jobs, minutes=minutes)
-
-
-def run_comparison(
-    planned: PlannedComparison, *, jobs: int | None = None, minutes: float | None = None
-) -> LossComparison:
-    """Execute the remaining part of the plan; see ``compare_losses``."""
     from recollect.studies.compared_losses_page import check_page, write_comparison
 
+    planned = plan_comparison(
+        losses, recipe, settings, data=data, root=root, out=out, seeds=seeds, steps=steps, timed=minutes != 0
+    )
+    for line in planned.lines():
+        logger.info(line)
     planned.matrix.open()
     check_page(planned)  # before the runs, not after
     if minutes != 0:
         _compute_features(planned)
     complete = run_matrix(planned.matrix, [planned.claim], jobs=jobs, minutes=minutes)
+    if not complete:
+        logger.info("left       some runs are not done: the same command goes on with them")
     return write_comparison(planned, complete)
 
 
 def plan_comparison(
     losses: str | Sequence[str],
-    recipe: str | Path = "folder",
+    recipe: str | Path | None = None,
     settings: Mapping[str, Any] | Iterable[str] = (),
     *,
+    data: str | Path | None = None,
+    root: str | Path | None = None,
     out: Path | str = "runs/compare",
     seeds: int = 3,
     steps: int | None = None,
+    timed: bool = True,
 ) -> PlannedComparison:
-    """What ``compare_losses`` would do. Loads the list of training images and makes every loss once; writes nothing."""
+    """What ``compare_losses`` would do with these arguments; ``lines()`` says it in words.
+
+    Loads the list of training images and makes every loss once. ``timed`` measures a few images to tell how long it takes.
+    """
     from recollect.training.build import load_sets, make_loss
 
-    pairs = settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings)
-    given = {key: value for key, value in pairs if not key.startswith(("loss.name", "loss.options"))}
+    recipe, chosen_settings = with_data(recipe, settings, data, root)
+    recipe = recipe or "folder"
+    given = {key: value for key, value in chosen_settings.items() if not key.startswith(("loss.name", "loss.options"))}
     config = resolve(recipe, given)
     chosen = parse_losses(losses)
     train = load_sets(replace(config, run=replace(config.run, watch_test=False, verdict=False))).train
@@ -270,7 +283,26 @@ def plan_comparison(
     ]
     points = [(cell.label, cell) for cell in [*cells, *untrained]]
     claim = Claim("losses", "Losses compared", "", bench, "loss", [Curve("r@1", points)], contrasts)
-    return PlannedComparison(matrix, claim, settled, len(train), len(train.class_names))
+    planned = PlannedComparison(matrix, claim, settled, len(train), len(train.class_names))
+    return _timed(planned) if timed and any(not run.done for run in pending(matrix, [claim])) else planned
+
+
+def _timed(planned: PlannedComparison) -> PlannedComparison:
+    """The plan with the cost of a run, the mean over the losses: for each the first run of its search is planned."""
+    from recollect.data import only_splits
+    from recollect.training.trainer import plan
+
+    claim, times = planned.claim, []
+    for task in first_searches(planned.matrix, claim):
+        config = resolve(task.recipe, task.settings)
+        with only_splits(config.data.train_split):
+            times.append(plan(config)[0].time)
+    cost = sum(time.seconds - time.seconds_features for time in times) / len(times)
+    return replace(
+        planned,
+        claim=replace(claim, bench=replace(claim.bench, cost=cost)),
+        feature_seconds=max(time.seconds_features for time in times),
+    )
 
 
 def parse_losses(losses: str | Sequence[str]) -> list[tuple[str, dict[str, Any]]]:

@@ -304,6 +304,20 @@ def tasks(matrix: Matrix, claim: Claim) -> Iterator[Task]:
                 yield Task(path, bench.recipe, given)
 
 
+def first_searches(matrix: Matrix, claim: Claim) -> list[Task]:
+    """The first run of each cell's search, done or not: what a run of the claim is like."""
+    bench, rate = claim.bench, claim.bench.rates[0]
+    return [
+        Task(
+            matrix.searches(bench, cell)[rate],
+            bench.recipe,
+            matrix.settings(bench, _fitting(matrix, bench, cell), seed=0, rate=rate, steps=None),
+        )
+        for cell in claim.cells()
+        if cell.trains
+    ]
+
+
 def _fitting(matrix: Matrix, bench: Bench, cell: Cell) -> Cell:
     """The cell with the largest batch that half of the training classes can fill."""
     settings = json.dumps(bench.settings_with(matrix.data))

@@ -67,12 +67,18 @@ def reproduce(
     return write_page(matrix, every_claim(), page or out / "page", _command(claim, budget, data, benches, seeds))
 
 
-def plan_lines(
-    claim: str, *, budget: Budget, data: Path | None, benches: Sequence[str] | None, out: Path, seeds: int
+def plan_reproduction(
+    claim: str = "all",
+    *,
+    budget: Budget = "small",
+    data: Path | None = None,
+    benches: Sequence[str] | None = None,
+    out: Path | str = "runs/reproduce",
+    seeds: int = 3,
 ) -> list[str]:
-    """What ``reproduce`` would run, in words."""
+    """What ``reproduce`` would run with these arguments, in lines of text."""
     claims, left_out = choose_claims(claim, list(benches) if benches else None, data)
-    return describe(Matrix(out, budget, data, tuple(range(1, seeds + 1))), claims, left_out)
+    return describe(Matrix(Path(out), budget, data, tuple(range(1, seeds + 1))), claims, left_out)
 
 
 def _command(claim: str, budget: Budget, data: Path | None, benches: Sequence[str] | None, seeds: int) -> str:

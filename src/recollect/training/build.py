@@ -28,8 +28,10 @@ from recollect.data import ImageSet, RevisitedBenchmark, class_disjoint_split, l
 from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.features import images_at_once
 from recollect.inference.opening import make_embedder
+from recollect.losses.registry import create, describe
 from recollect.losses.trial import try_given, try_loss
 from recollect.models import Embedder
+from recollect.models.zoo import find
 from recollect.step import team as teams
 from recollect.step.chunking import step_threads
 from recollect.step.large_batch import check_trainable_in_chunks, find_chunk
@@ -160,6 +162,11 @@ def built(config: Config | None, given: Given = NOTHING) -> Iterator[Training]:
             f"{config.name} trains nothing (run.epochs 0): measure it with recollect eval --recipe {config.name}, or "
             "set run.epochs."
         )
+    # Misspelt names are reported before images are read, which may take a while.
+    if given.loss is None:
+        describe(config.loss.name)
+    if given.model is None:
+        find(config.model.init)
     device = choose_device(config.run.device)
     team = teams.start(device.type)
     if device.type == "cuda" and team.size > 1:
@@ -302,9 +309,6 @@ def make_loss(config: Config, num_classes: int, dim: int, coarse: Sequence[int] 
 
 
 def _one_loss(config: Config, num_classes: int, dim: int, coarse: Sequence[int] | None) -> nn.Module:
-    from recollect.losses import create
-    from recollect.losses.registry import describe
-
     options: dict[str, Any] = dict(config.loss.options)
     asked = {option.name for option in describe(config.loss.name).options}
     known = {"num_classes": num_classes, "dim": dim, "coarse": coarse}

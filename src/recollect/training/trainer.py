@@ -112,6 +112,8 @@ def train(
     with doors.recording() as outside:
         with doors.trusting(trust):
             chosen = objects.named(chosen_config(config, settings, named, run, train_set is not None))
+        if run is None and out is not None:
+            RunFolder.create(out, chosen.name)  # used or read-only: noticed before features are computed, not after
         loggers = make_loggers(chosen.run, logger.warning)
         told = [checked_callback(make_callback(given) if isinstance(given, str) else given) for given in callbacks]
         return _train(chosen, objects, run, out, told, loggers, outside)

@@ -14,7 +14,7 @@ from recollect.tuning.study import lines, study_folder
 from recollect.tuning.study_database import check_words
 
 
-def plan_lines(
+def plan_tuning(
     config: Config,
     out: Path | str | None = None,
     *,
@@ -23,7 +23,7 @@ def plan_lines(
     sampler: str = "random",
     pruner: str = "none",
 ) -> list[str]:
-    """The plan of the search in lines of text, with the time of a typical trial, measured on a few images.
+    """What ``tune`` would do, in lines of text, with the time of a typical trial, measured on a few images.
 
     Raises:
         ConfigError: settings that ``tune`` would refuse.

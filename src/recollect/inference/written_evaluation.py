@@ -1,0 +1,226 @@
+"""``write_evaluation``: measure a model, or vectors from a file, and write the result. Behind ``recollect eval``.
+
+What can be refused is refused before the first image is embedded, and nothing is written until everything is measured.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recollect.common.doors import trusting
+from recollect.common.errors import ConfigError, InputError
+from recollect.common.files import make_folder_for
+from recollect.config.overrides import resolve
+from recollect.config.schema import Config
+from recollect.data import summary as census
+from recollect.evaluation import Evaluation, ReidResult, RevisitedResult, index_cost
+from recollect.evaluation.approximate import check_index_kind
+from recollect.evaluation.metrics import METRICS, MetricLike, find_metric
+from recollect.evaluation.result import refuse_existing, write_summary
+from recollect.inference.evaluating import check_protocol, compare_evaluations, evaluate_prefixes, evaluate_target
+from recollect.inference.features import BATCH
+from recollect.inference.test_vectors import Prepared, Target, prepare_target, target_vectors
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WrittenEvaluation:
+    """What ``write_evaluation`` measured and wrote.
+
+    Attributes:
+        name: of the model, for titles.
+        result: values per query and their means; of re-identification, the means over the draws.
+        summary: the content of ``metrics.json``: ``metrics`` as fractions, ``source``, and what was asked for beside them
+            (``dims``, ``index``, ``compared_with``, ``without_distractors``).
+        published: the numbers of the recipe's row in percent. published_without: the same without distractors.
+        notes: what is needed to understand the numbers.
+        metrics_file: ``metrics.json``.
+    """
+
+    name: str
+    result: Evaluation | RevisitedResult | ReidResult
+    summary: dict[str, Any]
+    published: dict[str, float]
+    published_without: dict[str, float]
+    notes: Sequence[str]
+    metrics_file: Path
+
+
+def write_evaluation(
+    model: str | Path | None = None,
+    data: str | Path | None = None,
+    *,
+    recipe: str | Path | None = None,
+    root: str | Path | None = None,
+    split: str | None = None,
+    trained_classes: str = "auto",
+    ks: Sequence[int] | None = None,
+    dims: Sequence[int] | None = None,
+    metrics: Sequence[MetricLike] = (),
+    protocol: str = "all",
+    similarity: str = "dot",
+    ties: str = "pessimistic",
+    hierarchical: bool | None = None,
+    multiscale: bool | None = None,
+    distractors: Path | None = None,
+    index: str | None = None,
+    compare: Path | None = None,
+    metrics_out: Path | None = None,
+    queries_out: Path | None = None,
+    vectors_out: Path | None = None,
+    overwrite: bool = False,
+    weights: str | None = None,
+    download: bool = False,
+    batch_size: int = BATCH,
+    memory: int = 512,
+    device: str | None = None,
+    allow_outside: bool = False,
+    skip_bad: bool = False,
+    trust: bool = False,
+) -> WrittenEvaluation:
+    """Measure recall@k and more, and write ``metrics.json`` and ``queries.npz``.
+
+    Args:
+        model: a run, a saved embedder, an initialisation, or an ``.npz`` with embeddings and labels. None for the
+            initialisation of a recipe that trains nothing.
+        data: a data set by name or reference, or a folder of images; by default the recipe's, or the run's own.
+        recipe: gives data set, k and published numbers.
+        root: the folder of the data set. split: the part of it; by default the test part.
+        trained_classes: classes the run was trained on: ``"auto"`` leaves them out of a test that has others too;
+            ``"exclude"``, ``"keep"``.
+        ks: of r@k; by default those of the recipe or the data set.
+        dims: also measure vectors cut to these lengths; by default the run's ``loss.dims``.
+        metrics: more to measure: functions of (ranks, positives), ``Metric`` objects, or references.
+        protocol: ``"all"``: everything against everything; ``"reid"``: a random gallery.
+        similarity: ``"dot"``, or ``"cosine"`` for vectors that are not of length 1.
+        ties: tied negatives first (``"pessimistic"``) or last (``"optimistic"``).
+        hierarchical: measure ``h_ap`` and ``ndcg``; by default where there are coarse labels and it does not take long.
+        multiscale: average each image over three scales; by default instance search does as the recipe says.
+        distractors: a ``.npy`` of vectors; for instance search also the folder that holds R1M.
+        index: also measure an approximate index: ``"ivf"``, ``"hnsw"`` or ``"pq"``.
+        compare: ``queries.npz`` of another run on the same images.
+        metrics_out, queries_out: where to write; by default a folder of the run. vectors_out: also write the vectors.
+        overwrite: replace existing results.
+        weights, download: of an initialisation, see ``recollect.load``.
+        batch_size: images per batch while embedding. memory: MiB for ranking. device: where to compute.
+        allow_outside: allow listed paths and links that lead out of the root.
+        skip_bad: leave out images that cannot be read, and list them.
+        trust: run the code that a run or a saved embedder names (references).
+
+    Raises:
+        ConfigError, DataError, InputError, WeightsError: what cannot be opened, measured or written.
+
+    Example:
+        On the test images that a run never saw::
+
+            found = recollect.write_evaluation("runs/mine", overwrite=True)
+            found.summary["metrics"]["r@1"]
+    """
+    check_protocol(protocol)
+    if index is not None:
+        check_index_kind(index)
+    more = [find_metric(metric) if isinstance(metric, str) else metric for metric in metrics]
+    with trusting(trust):
+        chosen = None if recipe is None else _recipe(recipe, trains=model is None)
+        prepared = prepare_target(
+            _model(model, chosen),
+            recipe=chosen,
+            data=None if data is None else str(data),
+            root=None if root is None else Path(root),
+            split=split,
+            weights=weights,
+            download=download,
+            device=device,
+            allow_outside=allow_outside,
+            distractors=distractors,
+            trained_classes=trained_classes,
+        )
+    for note in prepared.notes:
+        logger.info(note)
+    metrics_out = metrics_out or prepared.place / "metrics.json"
+    queries_out = queries_out or prepared.place / "queries.npz"
+    for path in (metrics_out, queries_out, vectors_out):
+        if path is not None:
+            refuse_existing(path, overwrite)
+            make_folder_for(path)
+    other = None if compare is None else Evaluation.load(compare)
+    found = target_vectors(prepared, multiscale=multiscale, batch_size=batch_size, skip_bad=skip_bad)
+    _tell_files(found)
+    if vectors_out is not None:
+        found.save_vectors(vectors_out)
+        logger.info(f"written: {vectors_out}")
+    options: dict[str, Any] = {"similarity": similarity, "ties": ties, "memory": memory << 20, "device": device}
+    if more:
+        options["metrics"] = [*METRICS, *more]
+    result, summary = evaluate_target(found, ks, protocol, hierarchical=hierarchical, **options)
+    if (left_out := summary.get("left_out")) and hierarchical is None:
+        logger.info(f"{' and '.join(left_out)} take minutes here and are left out: --hierarchical measures them")
+    if lengths := _trained_dims(prepared) if dims is None else dims:
+        prefixes = evaluate_prefixes(found, lengths, ks, protocol, **options)
+        summary["dims"] = {str(length): metrics for length, metrics in prefixes.items()}
+    if index is not None:
+        summary["index"] = _index_cost(found, index, ks)
+    if other is not None:
+        if not isinstance(result, Evaluation):
+            raise ConfigError("--compare needs per-query values of the protocol 'all' on labelled images.")
+        summary["compared_with"] = {"file": str(compare), **compare_evaluations(other, result)}
+    if isinstance(result, Evaluation | RevisitedResult):
+        result.save(queries_out, overwrite=overwrite)
+        logger.info(f"written: {queries_out}")
+    write_summary(metrics_out, summary, overwrite=overwrite)
+    logger.info(f"written: {metrics_out}")
+    return WrittenEvaluation(
+        found.name, result, summary, found.published, found.published_without, prepared.notes, metrics_out
+    )
+
+
+def _recipe(name: str | Path, trains: bool) -> Config:
+    config = resolve(name)
+    if trains and config.run.epochs != 0:
+        raise ConfigError(
+            f"{name} is a recipe for training: name the run to evaluate beside it (recollect eval RUN --recipe {name}), "
+            "or choose a recipe that ends in /init."
+        )
+    return config
+
+
+def _model(model: str | Path | None, recipe: Config | None) -> str:
+    if model is not None:
+        return str(model)
+    if recipe is None:
+        raise InputError(
+            "name one thing to evaluate: a run, a saved embedder, an initialisation, an .npz of vectors, or --recipe "
+            "NAME for a row that is not trained."
+        )
+    return recipe.model.init
+
+
+def _tell_files(found: Target) -> None:
+    """Report the skipped files by reason, and name the first image that could not be read."""
+    if (left_out := found.source.get("left_out")) and found.labels is not None:
+        logger.info(census(len(found.labels), left_out))
+    if skipped := found.source.get("skipped"):
+        more = "" if len(skipped) == 1 else f" and {len(skipped) - 1:,} more, all listed in metrics.json"
+        logger.info(f"could not be read: {skipped[0]['reason']}{more}")
+
+
+def _trained_dims(prepared: Prepared) -> Sequence[int]:
+    opened = prepared.opened
+    return () if opened is None or opened.config is None else opened.config.loss.dims
+
+
+def _index_cost(found: Target, kind: str, ks: Sequence[int] | None) -> dict[str, Any]:
+    cost = index_cost(
+        found.embeddings,
+        found.labels,
+        found.gallery,
+        found.gallery_labels,
+        kind=kind,  # type: ignore[arg-type]
+        ks=[k for k in ks or found.ks if k <= 100] or [1],
+    )
+    return cost.as_dict()

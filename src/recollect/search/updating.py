@@ -1,0 +1,112 @@
+"""``update_index``: make an index or bring it up to date, in one call. Behind ``recollect index``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recollect.common.errors import ConfigError, InputError
+from recollect.search.filling import SyncChanges
+from recollect.search.index import Index
+from recollect.search.store_protocol import NoIndexError
+
+
+@dataclass(frozen=True)
+class IndexUpdate:
+    """What ``update_index`` did.
+
+    Attributes:
+        facts: about the index as it is now, see ``Index.info``.
+        changes: one for a rebuilding, for the added files, and for each folder.
+        removed: how many of the ids to remove were there.
+    """
+
+    facts: dict[str, Any]
+    changes: Sequence[SyncChanges]
+    removed: int = 0
+
+
+def update_index(
+    address: str | Path,
+    folders: Sequence[str | Path] = (),
+    *,
+    model: str | Path | None = None,
+    add: Sequence[str | Path] = (),
+    remove: Sequence[str] = (),
+    metadata: Mapping[str, object] | None = None,
+    rebuild: bool = False,
+    prune: bool = False,
+    prefix: str = "",
+    dim: int | None = None,
+    half: bool = False,
+    approximate: bool | None = None,
+    rehash: bool = False,
+    allow_outside: bool = False,
+    wait: float = 0.0,
+    **opening: Any,
+) -> IndexUpdate:
+    """Make an index if there is none, and bring it up to date: only new and changed images are embedded.
+
+    It can be interrupted at any moment; the next call resumes.
+
+    Args:
+        address: a file, ``postgresql://…``, ``milvus://…``, or a store of your own.
+        folders: folders and ``.csv`` files to synchronize with, see ``Index.sync``.
+        model: a run, a saved embedder, or an initialisation; needed for a new index and with ``rebuild``.
+        add: single image files to add, each with ``metadata``. remove: ids to remove.
+        rebuild: embed everything again with ``model``; the old vectors answer meanwhile.
+        prune: remove images whose files are gone; with ``rebuild``, leave them out.
+        prefix: put before every id of ``folders``.
+        dim: keep only the first values of each vector. half: keep vectors in half precision. For a new index or a rebuilding.
+        approximate: True builds approximate search and measures its recall, False removes it.
+        rehash: read every file, even if size and time are unchanged.
+        allow_outside: follow links and paths that leave the folders.
+        wait: seconds to wait for another process that is writing.
+        opening: ``weights``, ``device``, ``batch_size``, ``download`` for the model.
+
+    Raises:
+        ConfigError: there is no index and no ``model`` to make one. InputError: ``rebuild`` without ``model``.
+        DataError, ImageError, StoreError: what cannot be read or written.
+
+    Example:
+        A folder of photos, searched by a run's embedder::
+
+            recollect.update_index("shop.index", ["photos/"], model="runs/mine").facts["items"]
+    """
+    if rebuild and model is None:
+        raise InputError("--rebuild embeds everything with another model: name it with --model.")
+    with _opened(address, None if rebuild else model, model, dim, half, opening) as index:
+        done: list[SyncChanges] = []
+        if rebuild and model is not None:
+            done.append(index.rebuild(model, dim=dim, half=half or None, skip_missing=prune, wait=wait, **opening))
+        removed = index.remove(remove, wait=wait) if remove else 0
+        if add:
+            done.append(index.add(add, metadata=[metadata] * len(add), wait=wait))
+        for folder in folders:
+            done.append(
+                index.sync(folder, prune=prune, prefix=prefix, rehash=rehash, allow_outside=allow_outside, wait=wait)
+            )
+        if approximate:
+            index.approximate(wait=wait)
+        elif approximate is not None:
+            index.exact(wait=wait)
+        return IndexUpdate(index.info(), done, removed)
+
+
+def _opened(
+    address: str | Path,
+    expected: str | Path | None,
+    model: str | Path | None,
+    dim: int | None,
+    half: bool,
+    opening: Mapping[str, Any],
+) -> Index:
+    """The index, if its model is the ``expected`` one; or a new one of ``model``."""
+    try:
+        return Index.open(address, expected, **opening)
+    except NoIndexError as error:
+        if model is None:
+            raise ConfigError(f"{address}: there is no index. To make one, name the model: --model RUN") from error
+        return Index.create(address, model, dim=dim, half=half, **opening)

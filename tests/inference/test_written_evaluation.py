@@ -1,0 +1,46 @@
+"""``write_evaluation``, behind ``recollect eval``: what it returns is what it writes; refusals come first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recollect import write_evaluation
+from recollect.common.errors import ConfigError, InputError
+from recollect.evaluation import Evaluation
+
+
+@pytest.fixture
+def vectors(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(10), 4)
+    rows = (rng.standard_normal((10, 8))[labels] + rng.standard_normal((40, 8))).astype(np.float32)
+    np.savez(tmp_path / "vectors.npz", embeddings=rows, labels=labels)
+    return tmp_path / "vectors.npz"
+
+
+def test_it_returns_what_it_writes(vectors: Path) -> None:
+    found = write_evaluation(vectors, ks=[1, 5], dims=[4], similarity="cosine")
+    assert found.metrics_file == vectors.with_name("vectors-eval") / "metrics.json"
+    assert json.loads(found.metrics_file.read_text()) == json.loads(json.dumps(found.summary))
+    assert list(found.summary["dims"]) == ["4", "8"]
+    assert isinstance(found.result, Evaluation)
+    kept = Evaluation.load(found.metrics_file.with_name("queries.npz"))
+    assert kept.metrics["r@1"] == found.summary["metrics"]["r@1"]
+    again = write_evaluation(
+        vectors, ks=[1, 5], similarity="cosine", compare=found.metrics_file.with_name("queries.npz"), overwrite=True
+    )
+    assert again.summary["compared_with"]["r@1"]["difference"] == 0
+
+
+def test_what_cannot_be_is_refused_before_anything_is_written(vectors: Path) -> None:
+    wrong = ({"protocol": "some"}, {"index": "tree"}, {"metrics": ["nothing"]}, {"recipe": "glyphs", "model": None})
+    for options in wrong:
+        with pytest.raises((ConfigError, InputError)):
+            write_evaluation(**{"model": vectors, **options})
+    with pytest.raises(InputError, match="one thing"):
+        write_evaluation()
+    assert [path.name for path in vectors.parent.iterdir()] == ["vectors.npz"]
