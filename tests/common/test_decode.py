@@ -429,3 +429,11 @@ def test_heic(tmp_path: Path) -> None:
     content = (tmp_path / "a.heic").read_bytes()
     with pytest.raises(ImageError):
         read_image(content[: len(content) // 2])
+
+
+@pytest.mark.parametrize("read", [read_image, decode.file_bytes, decode.file_sha256])
+def test_a_file_too_large_to_be_an_image_is_refused_unread(tmp_path: Path, read: Any) -> None:
+    Image.new("RGB", (4, 4)).save(tmp_path / "huge.png")
+    os.truncate(tmp_path / "huge.png", 10**11)  # sparse: takes no room, and minutes to read
+    with pytest.raises(ImageError, match=r"huge\.png: 100\.0 GB are more than .* --max-pixels"):
+        read(tmp_path / "huge.png")

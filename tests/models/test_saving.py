@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,11 @@ def test_a_new_folder_has_both_files_or_is_not_there(tmp_path: Path, monkeypatch
             embedder.save(tmp_path / "saved")
     assert not list(tmp_path.iterdir())
     embedder.save(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("size", [10**11, 1000, 4])
+def test_a_file_of_another_length_is_refused_unread(tmp_path: Path, size: int) -> None:
+    Embedder.create("tiny").save(tmp_path)
+    os.truncate(tmp_path / "model.safetensors", size)  # sparse where it grows: minutes to hash
+    with pytest.raises(WeightsError, match="not a whole file of weights"):
+        Embedder.load(tmp_path)

@@ -9,6 +9,7 @@ it is ``common/preprocessing.py``.
 from __future__ import annotations
 
 import errno
+import hashlib
 import importlib.util
 import io
 import os
@@ -30,6 +31,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from recollect.common import pixels
 from recollect.common.errors import ConfigError, ImageError, InputError
 from recollect.common.imports import require
+from recollect.common.refusals import in_bytes
 from recollect.common.words import printable
 
 # PIL warns below the limit that is stated and enforced here. Once, not around each read: filters are not safe in threads.
@@ -39,6 +41,9 @@ MAX_PIXELS = 100_000_000
 """Larger images are refused as decompression bombs, unless ``set_max_pixels`` says otherwise. PIL keeps colours in 4 bytes
 per pixel, and for a moment an image is held twice, as decoded and as converted: 100 megapixels take 0.8 GB, besides what
 the decoder itself needs."""
+
+_BYTES_PER_PIXEL = 16
+"""At most, in the formats below: four channels of 32 bits."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000")
 """Formats PIL may try. Rare ones with fragile decoders are left out."""
@@ -171,6 +176,18 @@ def file_bytes(path: Path | str) -> bytes:
         return file.read()
 
 
+def file_sha256(path: Path | str) -> str:
+    """The SHA-256 of an image file's content, refused as ``file_bytes`` refuses."""
+    name = printable(str(path))
+    with _sentences(name), _regular(path, name) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def largest_file() -> int:
+    """Bytes of the largest image file that is read: what the most pixels take without any compression."""
+    return _BYTES_PER_PIXEL * _max_pixels + 2**24
+
+
 def can_read_heif() -> bool:
     """Whether the extra ``heic`` is installed."""
     return importlib.util.find_spec("pillow_heif") is not None
@@ -191,12 +208,19 @@ def _opened(source: str | Path | bytes) -> Iterator[tuple[str, Image.Image]]:
 
 @contextmanager
 def _regular(path: Path | str, name: str) -> Iterator[BinaryIO]:
-    """An open file, if it is a regular one."""
+    """An open file, if it is a regular one and not too large to be an image."""
     _refuse_irregular(name, Path(path).stat().st_mode)
     # Without waiting, should a named pipe have taken the file's place meanwhile: opening one waits for a writer.
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(handle, "rb") as file:
-        _refuse_irregular(name, os.fstat(handle).st_mode)
+        state = os.fstat(handle)
+        _refuse_irregular(name, state.st_mode)
+        if state.st_size > largest_file():
+            raise ImageError(
+                f"{name}: {in_bytes(state.st_size)} are more than an image of {_max_pixels:,} pixels can have. Raise the "
+                "limit with --max-pixels (data.max_pixels in YAML) if you trust it.",
+                "too large",
+            )
         yield file
 
 

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common.console import ProgressLine
+from recollect.common.decode import largest_file
 from recollect.common.errors import ImageError
 from recollect.common.files import cache_folder
 from recollect.data import ImageSet
@@ -123,6 +124,8 @@ def _digest(path: str | None) -> bytes | None:
         return None
     try:
         with open(path, "rb") as file:  # noqa: PTH123
+            if os.fstat(file.fileno()).st_size > largest_file():
+                return None  # refused when it is decoded, and not hashed for minutes before
             return hashlib.file_digest(file, "sha256").digest()
     except OSError:
         return None

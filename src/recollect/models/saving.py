@@ -22,7 +22,7 @@ from recollect.common.preprocessing import Preprocessing
 from recollect.common.reading import read_json
 from recollect.models.backbones import build_backbone
 from recollect.models.outside import CodeOrigin, rebuild
-from recollect.models.weights import Provenance, fill_strictly, read_tensors, say_licence
+from recollect.models.weights import Provenance, fill_strictly, read_tensors, refuse_torn, say_licence
 
 if TYPE_CHECKING:
     from recollect.models.embedder import Embedder, EmbedderConfig
@@ -142,6 +142,7 @@ def load_embedder(folder: Path, backbone: str | nn.Module | None = None) -> Embe
         raise WeightsError(f"{folder / DESCRIPTION}: incomplete, or written by another version ({error}).") from error
     if not (folder / TENSORS).is_file():
         raise WeightsError(f"{folder}: {TENSORS} is missing; copy it from where the embedder was saved.")
+    refuse_torn(folder / TENSORS)  # a checksum of a file of any size could take for ever
     if sha256(folder / TENSORS) != expected:
         raise WeightsError(
             f"{folder / TENSORS}: not the file that {DESCRIPTION} was written with (its SHA-256 differs). Copy both "

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recollect.common.errors import DataError, WeightsError
+from recollect.common.errors import DataError, WeightsError, in_one_line
 from recollect.common.files import sha256
 from recollect.common.reading import open_regular, read_npz, read_torch
 from recollect.models import layouts
@@ -49,6 +49,24 @@ class Provenance:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as written into ``embedder.json``."""
         return asdict(self)
+
+
+def refuse_torn(path: Path) -> None:
+    """Refuse a ``.safetensors`` file that is shorter or longer than its header says, without reading its tensors.
+
+    Raises:
+        WeightsError: it is, or it is something else.
+    """
+    from safetensors import safe_open
+
+    try:
+        os.close(open_regular(path))  # a pipe would be waited for
+        with safe_open(path, "pt"):
+            pass
+    except Exception as error:  # see read_tensors
+        raise WeightsError(
+            f"{path}: not a whole file of weights ({in_one_line(error)}). Copy it again from where it was saved."
+        ) from error
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

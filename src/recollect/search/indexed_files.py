@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from recollect.common.decode import IMAGE_SUFFIXES
+from recollect.common.decode import IMAGE_SUFFIXES, file_sha256
 from recollect.common.errors import DataError, InputError
-from recollect.common.files import inside, sha256
+from recollect.common.files import inside
 from recollect.common.reading import read_text
 from recollect.data.image_files import walk_images
 
@@ -137,7 +137,7 @@ def stamp_of(path: Path) -> str:
 def digest_of(image: Any) -> tuple[str, bytes | None]:
     """SHA-256 of an image's bytes, and those bytes unless it is a file (arrays and PIL images as PNG)."""
     if isinstance(image, str | Path):
-        return sha256(image), None
+        return file_sha256(image), None
     if isinstance(image, bytes):
         return hashlib.sha256(image).hexdigest(), image
     if isinstance(image, np.ndarray):
