@@ -20,7 +20,7 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 from recollect.common.errors import ConfigError
 from recollect.models import Embedder
 from recollect.search import Index
-from recollect.search.serving import allowed_hosts, find_token
+from recollect.search.serving import allowed_hosts, find_token, refuse_address
 from search.live_service import Client, running
 from search.toy_model import ToyEncoder, make_photos
 
@@ -105,3 +105,17 @@ def test_no_request_that_fits_the_description_breaks_it(token: str | None, tmp_p
             )  # fmt: skip
             assert client.get("/health").status == 200
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def test_an_address_that_nobody_can_listen_on_is_refused() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=r"cannot listen .*in use"):
+            refuse_address("127.0.0.1", port)
+    refuse_address("127.0.0.1", port)
+    refuse_address("localhost", port)
+    for host in ("'\\0'", "\0", "x" * 300, "203.0.113.1"):
+        with pytest.raises(ConfigError, match="cannot listen"):
+            refuse_address(host, port)

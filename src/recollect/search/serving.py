@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,38 @@ def allowed_hosts(host: str, more: list[str]) -> frozenset[str] | None:
     return frozenset(name.lower() for name in (*_LOCAL, *own, *more))
 
 
+def refuse_address(host: str, port: int) -> None:
+    """Refuse a host that does not exist here, and a port that is taken or not allowed.
+
+    Raises:
+        ConfigError: nobody can listen there.
+    """
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
+        absent = [error for *how, _, address in found if (error := _bound(how, address)) is not None]
+        if len(absent) == len(found):
+            raise absent[0]
+    except (OSError, ValueError) as error:  # ValueError: not a name at all
+        said = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"cannot listen on {host!r}, port {port}: {said}. Choose another --host or --port."
+        ) from error
+
+
+def _bound(how: list[Any], address: Any) -> OSError | None:
+    """Take an address for a moment; returns the error if this machine has none of its kind, e.g. no IPv6."""
+    try:
+        with socket.socket(*how) as probe:
+            if os.name == "posix":  # elsewhere it would share a port that is taken
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            raise
+        return error
+    return None
+
+
 def serve(
     index: Index | str | Path,
     *,
@@ -75,13 +109,15 @@ def serve(
         opening: of an address: ``weights``, ``device`` for the model.
 
     Raises:
-        ConfigError: a token that is missing or too easy to guess. MissingExtraError: the extra ``serve`` is not installed.
+        ConfigError: an address nobody can listen on, or a token that is missing or too easy to guess.
+        MissingExtraError: the extra ``serve`` is not installed.
 
     Example:
         It returns only when the process is asked to end::
 
             recollect.serve("shop.index", port=8080)
     """
+    refuse_address(host, port)  # before the model is loaded, and in a sentence; uvicorn ends the process with code 3
     uvicorn: Any = require("uvicorn", "serve", "recollect serve")
     require("fastapi", "serve", "recollect serve")
     require("python_multipart", "serve", "recollect serve")
