@@ -15,6 +15,8 @@ from faults.trials import Ended, Tally, run
 from faults.verbs import VERBS, free_port, fresh
 from faults.wholeness import differs
 
+OUT = ("--metrics-out", "m.json", "--queries-out", "q.npz")
+"""Where results of an evaluation go: not into the run that all trials share."""
 _KINDS = (".yaml", ".json", ".jsonl", ".pt", ".safetensors", ".npz", ".html", ".log")
 
 
@@ -155,7 +157,7 @@ def hostile_images(world: World, draw: random.Random, tally: Tally) -> None:
     uses = {
         "embed": ["embed", str(world.finished), str(photos), "--out", "v.npz", *skip],
         "embed flat": ["embed", str(world.finished), str(place), "--out", "v.npz", *skip],
-        "eval": ["eval", str(world.finished), "--data", str(photos), "--metrics-out", "m.json", *skip],
+        "eval": ["eval", str(world.finished), "--data", str(photos), *OUT, *skip],
         "train": ["train", str(world.recipe), "--data", str(photos), "--plan", *skip],
         "index": ["index", "i.db", str(photos), "--model", str(world.finished)],
         "search": ["search", str(world.vectors), str(path)],
@@ -189,7 +191,7 @@ def hostile_lists(world: World, draw: random.Random, tally: Tally) -> None:
         ".txt": [["embed", str(world.finished), str(path), "--out", "v.npz"]],
         ".csv": [
             ["train", str(world.recipe), "--data", str(path), "--plan"],
-            ["eval", str(world.finished), "--data", str(path), "--metrics-out", "m.json"],
+            ["eval", str(world.finished), "--data", str(path), *OUT],
             ["index", "i.db", str(path), "--model", str(world.finished)],
             ["data", "verify", "folder", str(path)],
         ],

@@ -93,15 +93,15 @@ def _options() -> list[tuple[str, str]]:
 def odd_option(world: World, draw: random.Random, tally: Tally) -> None:
     """An option of a verb has a value that nobody should write."""
     verb, option = draw.choice(_options())
+    folder = fresh(world, "odd")
     places = {"recipe": world.recipe, "run": world.finished, "images": world.images / "test", "vectors": world.vectors,
-              "image": world.image, "index": world.index, "headless": world.headless,
-              "many": world.many}  # fmt: skip
+              "image": world.image, "index": world.copied(world.index, folder / "known.db"),
+              "headless": world.headless, "many": world.many}  # fmt: skip
     more = ("lr=1:0", "lr=x", "x=1", "a=b=c", "cuda:9", "meta", "\x1b[31m", "1e400", "-9e99", "0.5", "2", "1000000000")
     value = draw.choice((*VALUES, *more)).replace("\0", "")
     arguments = [*verb.split(), *(word.format(**places) for word in _GIVEN[verb]), option, value]
-    ended = run(
-        arguments, fresh(world, "odd"), {"demo": signal_after(1.0, signal.SIGTERM), "serve": stop_after(3.0)}.get(verb)
-    )
+    arm = {"demo": signal_after(1.0, signal.SIGTERM), "serve": stop_after(3.0)}.get(verb)
+    ended = run(arguments, folder, arm)
     tally.add("odd option", f"{verb} {option} {value[:60]!r}", ended)
 
 
