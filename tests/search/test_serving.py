@@ -10,7 +10,9 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Self
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from recollect.models import Embedder
 from recollect.search import Index
 from recollect.search.serving import allowed_hosts, find_token, refuse_address
 from search.live_service import Client, running
+from search.stores import fresh_address
 from search.toy_model import ToyEncoder, make_photos
 
 
@@ -54,35 +57,89 @@ def test_host_names() -> None:
     assert allowed_hosts("0.0.0.0", ["Search.example"]) == {"localhost", "127.0.0.1", "[::1]", "search.example"}
 
 
-@pytest.mark.slow
-def test_the_command_serves_and_stops(tmp_path: Path) -> None:
-    photos = make_photos(tmp_path / "photos")
-    torch.manual_seed(0)
-    Embedder.create("tiny", size=16, dim=8).save(tmp_path / "model")
-    with Index.create(tmp_path / "x.index", str(tmp_path / "model")) as index:
-        index.sync(photos)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "recollect", "serve", str(tmp_path / "x.index"), "--port", str(port), "--write"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        client = Client(port)
-        for _ in range(600):
+def _model(folder: Path, seed: int) -> str:
+    torch.manual_seed(seed)
+    Embedder.create("tiny", size=16, dim=8).save(folder)
+    return str(folder)
+
+
+class Served:
+    """``recollect serve`` as a process of its own."""
+
+    def __init__(self, address: str, *options: str) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.client = Client(free.getsockname()[1])
+        command = [sys.executable, "-m", "recollect", "serve", address, "--port", str(self.client.port), *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> Self:
+        while self.process.poll() is None:
             try:
-                if client.get("/health").status == 200:
+                if self.client.get("/health").status == 200:
                     break
             except OSError:
                 time.sleep(0.1)
-        answer = client.upload("/search", (photos / "class1" / "1.png").read_bytes(), k="3")
+        return self
+
+    def stop(self) -> tuple[str, str]:
+        """What it printed, once it has stopped."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.communicate(timeout=600)
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.mark.slow
+def test_the_command_serves_and_stops(tmp_path: Path) -> None:
+    photos = make_photos(tmp_path / "photos")
+    with Index.create(tmp_path / "x.index", _model(tmp_path / "model", 0)) as index:
+        index.sync(photos)
+    with Served(str(tmp_path / "x.index"), "--write") as served:
+        answer = served.client.upload("/search", (photos / "class1" / "1.png").read_bytes(), k="3")
         assert answer.json()["results"][0]["id"] == "class1/1.png"
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert f"http://127.0.0.1:{port}/" in out
+        out, err = served.stop()
+    assert f"{served.client.address}/" in out
     assert re.search(r"token for writing is \S{20,}", err)
     assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_processes_on_one_server_are_replicas(tmp_path: Path) -> None:
+    photos = make_photos(tmp_path / "photos")
+    paths = sorted(photos.rglob("*.png"))
+    address = fresh_address("postgres", tmp_path)
+    (tmp_path / "token").write_text("a-token-of-some-length")
+    right = {"Authorization": "Bearer a-token-of-some-length"}
+    with (
+        Index.create(address, _model(tmp_path / "old", 0)) as index,
+        Served(address, "--write", "--token-file", str(tmp_path / "token")) as one,
+        Served(address) as two,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        index.sync(photos)
+        clients = one.client, two.client
+        assert one.client.upload("/items", paths[0].read_bytes(), right, id="added").status == 201
+        assert two.client.get("/items/added").status == 200
+
+        def ask(number: int) -> bool:
+            path = paths[1 + number % (len(paths) - 1)]
+            answer = clients[number % 2].upload("/search", path.read_bytes(), k="1")
+            return answer.status == 200 and answer.json()["results"][0]["id"] == path.relative_to(photos).as_posix()
+
+        rebuilt = pool.submit(index.rebuild, _model(tmp_path / "new", 1))
+        asked = 0
+        while not rebuilt.done() or asked < 80:  # while another process changes the model of both
+            assert all(pool.map(ask, range(asked, asked + 40)))
+            asked += 40
+        assert rebuilt.result().embedded == len(paths)
+        for client in clients:
+            while client.get("/health").json()["generation"] != 2:  # within a second
+                time.sleep(0.1)
+        assert all(pool.map(ask, range(40)))
+        assert "Traceback" not in one.stop()[1] + two.stop()[1]
 
 
 @pytest.mark.slow

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 from recollect.common.errors import ConfigError, DataError
-from recollect.search import StoreError, open_store
+from recollect.search import Index, OtherModelError, StoreError, open_store
 from recollect.search.addresses import is_index
 from recollect.search.graph import Graph
 from recollect.search.loaded_vectors import LoadedVectors
 from recollect.search.sqlite_store import SQLiteStore
 from search.stores import items, vectors
+from search.toy_model import ToyEncoder, make_photos
 
 
 def _filled(path: Path, count: int = 50) -> SQLiteStore:
@@ -152,6 +153,18 @@ def test_a_file_that_may_only_be_read_is_searched(tmp_path: Path, monkeypatch: p
     with pytest.raises(StoreError, match="only be read"):
         store.put(1, items(1))
     store.close()
+
+
+def test_a_refused_model_leaves_no_file_open(tmp_path: Path) -> None:
+    photos = make_photos(tmp_path / "photos", classes=1, each=2)
+    with Index.create(tmp_path / "x", ToyEncoder()) as index:
+        index.sync(photos)
+    with pytest.raises(OtherModelError):
+        Index.open(tmp_path / "x", ToyEncoder(1))
+    with Index.open(tmp_path / "x", ToyEncoder()) as index:
+        index.remove(["class0/0.png"])
+    # The last connection to close removes SQLite's log: one that was left open would keep it.
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".x.lock", "photos", "x"]
 
 
 def test_a_graph_from_elsewhere_is_checked(tmp_path: Path) -> None:

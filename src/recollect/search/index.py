@@ -120,13 +120,16 @@ class Index(OpenedIndex):
             StoreError: there is no index. OtherModelError: ``model`` is another one.
         """
         store = open_store(address)
-        settings = read_settings(store)
-        if settings is None:
+        try:
+            settings = read_settings(store)
+            if settings is None:
+                raise NoIndexError(store.address)
+            index = cls(store, settings, **opening)
+            if model is not None:
+                index._encoder = index._checked(open_encoder(model, **opening), settings.current)
+        except BaseException:
             store.close()
-            raise NoIndexError(store.address)
-        index = cls(store, settings, **opening)
-        if model is not None:
-            index._encoder = index._checked(open_encoder(model, **opening), settings.current)
+            raise
         return index
 
     def sync(
