@@ -28,7 +28,7 @@ class Detached(nn.Module):
 class LateNan(nn.Module):
     """Sound when it is tried, and not a number in the first step."""
     def forward(self, embeddings, labels):
-        return embeddings.sum() * (float("nan") if len(labels) < 32 else 1.0)
+        return embeddings.sum() * (float("nan") if len(labels) == 16 else 1.0)
 
 class Unmade(nn.Module):
     def __init__(self):

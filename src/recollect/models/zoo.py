@@ -389,8 +389,9 @@ def find(name: str) -> Initialization:
     loaded = doors.outside("backbone", name)
     if loaded is not None:
         return from_outside(loaded)
+    guess = did_you_mean(name, [*ZOO, *doors.installed("backbone")])
     raise ConfigError(
-        f"there is no initialisation {name!r}.{did_you_mean(name, ZOO)} `recollect models` lists them. For any timm model "
+        f"there is no initialisation {name!r}.{guess} `recollect models` lists them. For any timm model "
         "give its full tag, e.g. timm:convnext_tiny.fb_in22k; for your own backbone, file.py:name."
     )
 
