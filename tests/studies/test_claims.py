@@ -88,6 +88,30 @@ def test_the_paper_s_numbers_are_the_paper_s() -> None:
     assert large.curves == {"RS@k": [(2.0**power, r1) for power, r1 in enumerate(SOP_BATCHES, 4)]}
 
 
+def test_sets_of_k_show_every_published_column() -> None:
+    claim = made("k-sets", "cars196-head")
+    assert list(claim.metrics) == ["r@1", "r@2", "r@4", "r@8", "r@16"]
+    with (PUBLISHED / "k_values_cars196.csv").open() as file:
+        rows = [tuple(row.values()) for row in csv.DictReader(file)]
+    assert claim.published is not None
+    assert list(claim.published.rows) == rows
+    assert list(claim.published.header) == ["set of k", *claim.metrics, "mean"]
+
+
+def test_only_what_the_paper_says_counts_as_its_claim() -> None:
+    """It compares RS@k with Smooth-AP; it has neither triplet loss nor plain contrastive loss, nor random weights untrained."""
+    claimed = {contrast.sentence for contrast in made("losses", "glyphs").contrasts if contrast.claimed}
+    assert claimed == {
+        "RS@k beats Smooth-AP (both as in their papers)",
+        "RS@k as released beats Smooth-AP as released",
+    }
+    starts = {contrast.sentence: contrast.claimed for contrast in made("initialisation", "cars196").contrasts}
+    assert [sentence for sentence, said in starts.items() if said] == [
+        "SAP: ImageNet weights beat random ones",
+        "RS@k: ImageNet weights beat random ones",
+    ]
+
+
 def test_equal_images_means_equal_images() -> None:
     rule = EqualImages(small=12_000, full=24_000)
     for batch in (16, 200, 800):

@@ -16,7 +16,7 @@ from typing import Any
 from recollect.common.errors import ConfigError
 from recollect.common.files import atomic_write, sha256, write_text
 from recollect.common.reading import read_bytes, read_json
-from recollect.studies.claims import Claim, Curve
+from recollect.studies.claims import Claim
 from recollect.studies.matrix import RECORD, Matrix
 from recollect.studies.summary import CellResult, Judged, collect, judge
 
@@ -81,7 +81,8 @@ def _head(matrix: Matrix, command: str, runs: Sequence[dict[str, Any]]) -> list[
         "settings were chosen by one run is in no interval: small differences deserve little trust. A dash: not run.",
         "- *(limit)*: the last evaluation was the best, longer might be better still. *(end)*: the search gave up at "
         "this rate. *(batch N)*: half of the classes fill no larger batch, so the rate was searched with it.",
-        "- The paper trains far larger networks to convergence. What is compared with its numbers is the direction, "
+        "- A loss's name alone means the form of its own paper, *as released* that of its authors' code.",
+        "- The paper trains far larger networks for far longer. What is compared with its numbers is the direction, "
         "not the height.",
         "- `results.csv` has every cell and seed, `runs.jsonl` every run with its settings, versions, data fingerprints "
         "and the SHA-256 of its manifest.",
@@ -113,11 +114,10 @@ def _section(
     lines += [f"Budget: {claim.bench.budget.words(matrix.budget)}.", ""]
     if drawn:
         lines += [f"![r@1 by {claim.x_label}: {described}]({name})", ""]
-    rows = [_cell_row(curve, x, results[cell.name]) for curve in claim.curves for x, cell in curve.points]
-    lines += _table(("", claim.x_label, "r@1", "seeds", "learning rate", "steps", "images seen"), rows)
-    lines += [""]
+    lines += [*_results_table(claim, results), ""]
     if claim.published is not None:
-        lines += [f"The paper ({claim.published.source}), r@1:", ""]
+        shown = "r@1" if len(claim.metrics) == 1 else "r@k"
+        lines += [f"The paper ({claim.published.source}), {shown} in percent:", ""]
         lines += [*_table(claim.published.header, claim.published.rows), ""]
     lines += [f"- {item.contrast.sentence}: {item.shown} points, **{item.words}**." for item in judged]
     missing = [result.cell.name for result in results.values() if len(result.by_seed) < len(matrix.seeds)]
@@ -129,19 +129,41 @@ def _section(
     return [*lines, ""]
 
 
-def _cell_row(curve: Curve, x: float | str, result: CellResult) -> tuple[str, ...]:
-    choice, batch = result.choice, result.cell.batch
-    shown = f"{x:g}" if isinstance(x, int | float) else x
+def _results_table(claim: Claim, results: dict[str, CellResult]) -> list[str]:
+    """A row for each cell; curves are named only where there are several, further metrics only where the claim has them."""
+    several = len(claim.curves) > 1
+    mean_of = [*claim.metrics[1:], "mean"] if len(claim.metrics) > 1 else []
+    header = [*(["method"] if several else []), claim.x_label, "r@1", *mean_of]
+    rows = []
+    for curve in claim.curves:
+        for x, cell in curve.points:
+            shown = f"{x:g}" if isinstance(x, int | float) else x
+            result = results[cell.name]
+            rows.append([*([curve.label] if several else []), shown, *_measured(claim, result), *_trained(result)])
+    return _table([*header, "seeds", "learning rate", "steps", "images seen"], rows)
+
+
+def _measured(claim: Claim, result: CellResult) -> list[str]:
+    found = [result.metrics.get(name) for name in claim.metrics]
+    if len(found) == 1:
+        return [result.shown]
+    given = [value for value in found if value is not None]
+    average = sum(given) / len(given) if len(given) == len(found) else None
+    return [result.shown, *("–" if value is None else f"{value:.1f}" for value in (*found[1:], average))]
+
+
+def _trained(result: CellResult) -> list[str]:
+    choice, batch, seeds = result.choice, result.cell.batch, str(len(result.by_seed))
     if choice is None or result.steps is None:
-        return curve.label, shown, result.shown, str(len(result.by_seed)), "–", "–", "–"
+        return [seeds, "–", "–", "–"]
     searched = f" (batch {choice.batch})" if choice.batch not in (0, batch) else ""
     rate = f"{choice.rate:g}" + (" (end)" if choice.at_the_end else "") + searched
     steps = f"{result.steps:,}" + (" (limit)" if choice.at_the_limit else "")
-    return curve.label, shown, result.shown, str(len(result.by_seed)), rate, steps, f"{result.steps * batch:,}"
+    return [seeds, rate, steps, f"{result.steps * batch:,}"]
 
 
 def _row(claim: Claim, result: CellResult) -> dict[str, Any]:
-    choice = result.choice
+    choice, found = result.choice, result.metrics
     return {
         "claim": claim.name,
         "bench": claim.bench.name,
@@ -151,6 +173,7 @@ def _row(claim: Claim, result: CellResult) -> dict[str, Any]:
         "steps": "" if result.steps is None else result.steps,
         "mean_r1": "" if result.mean is None else f"{result.mean:.2f}",
         "sd_r1": "" if result.deviation is None else f"{result.deviation:.2f}",
+        **{f"mean_r{k}": f"{found[f'r@{k}']:.2f}" if f"r@{k}" in found else "" for k in (2, 4, 8, 16)},
         "by_seed": " ".join(f"{seed}:{value:.2f}" for seed, value in result.by_seed.items()),
     }
 

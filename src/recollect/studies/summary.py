@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Literal
@@ -38,10 +38,11 @@ _T90 = [
 
 @dataclass(frozen=True)
 class CellResult:
-    """r@1 of a cell in percent, by seed, and how it was trained."""
+    """What a cell reached on the test set, by seed, and how it was trained."""
 
     cell: Cell
-    by_seed: dict[int, float]
+    tested: Mapping[int, Mapping[str, float]]
+    """Every metric in percent, for each seed."""
     choice: RateChoice | None
     steps: int | None = None
     """Steps of the final runs."""
@@ -49,16 +50,26 @@ class CellResult:
     """Why seeds have no result."""
     earlier: bool = False
     """Whether results were taken over from an earlier study."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Every metric of the test set in percent, mean over seeds."""
     processor_seconds: float | None = None
     """Of a final run, mean over seeds."""
     searched_seconds: float | None = None
     """Processor seconds of the whole search."""
 
     @property
+    def by_seed(self) -> dict[int, float]:
+        """r@1 in percent."""
+        return {seed: metrics["r@1"] for seed, metrics in self.tested.items()}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Mean over seeds of every metric that all of them have, in percent."""
+        every = list(self.tested.values())
+        names = [name for name in (every[0] if every else ()) if all(name in metrics for metrics in every)]
+        return {name: mean(metrics[name] for metrics in every) for name in names}
+
+    @property
     def mean(self) -> float | None:
-        """Over seeds."""
+        """Of r@1 over seeds."""
         return mean(self.by_seed.values()) if self.by_seed else None
 
     @property
@@ -76,11 +87,13 @@ class CellResult:
 
 @dataclass(frozen=True)
 class Judged:
-    """A comparison with its differences, in points of r@1."""
+    """A comparison with its differences by seed, in points."""
 
     contrast: Contrast
     differences: tuple[float, ...]
     verdict: Verdict
+    two_versions: bool = False
+    """Some of its runs were taken over from an earlier study, others were not."""
 
     @property
     def shown(self) -> str:
@@ -94,9 +107,10 @@ class Judged:
     @property
     def words(self) -> str:
         """The verdict in plain words."""
-        if self.contrast.claimed or self.verdict in ("undecided", "not run"):
-            return self.verdict
-        return "yes, here" if self.verdict == "holds here" else "no: the other way round here"
+        found: str = self.verdict
+        if not self.contrast.claimed and self.verdict in ("holds here", "does not hold here"):
+            found = "yes, here" if self.verdict == "holds here" else "no: the other way round here"
+        return f"{found} (runs of two versions)" if self.two_versions and self.differences else found
 
 
 def collect(matrix: Matrix, claim: Claim) -> dict[str, CellResult]:
@@ -120,27 +134,22 @@ def _result(matrix: Matrix, bench: Bench, cell: Cell) -> CellResult:
     searched = () if choice is None else matrix.searches(bench, cell).values()
     return CellResult(
         cell,
-        {seed: 100 * found["r@1"] for seed, found in tested.items()},
+        tested,
         choice,
         steps,
         failures,
         earlier,
-        metrics={
-            name: 100 * mean(found[name] for found in tested.values())
-            for name in next(iter(tested.values()), {})
-            if all(name in found for found in tested.values())
-        },
         processor_seconds=_total(runs[seed] for seed in outcomes) / len(outcomes) if outcomes else None,
         searched_seconds=_total(searched),
     )
 
 
 def _tested(run: Path, outcome: Mapping[str, Any]) -> Mapping[str, float]:
-    """What a finished run measured on test classes."""
+    """What a finished run measured on test classes, in percent."""
     found: Mapping[str, float] = (outcome.get("metrics") or {}).get("test") or {}
     if "r@1" not in found:
         raise DataError(f"{run}: its manifest has no r@1 on the test set. Remove the folder to train it again.")
-    return found
+    return {name: 100 * value for name, value in found.items()}
 
 
 def _total(runs: Iterable[Path]) -> float:
@@ -148,11 +157,15 @@ def _total(runs: Iterable[Path]) -> float:
 
 
 def judge(contrast: Contrast, results: dict[str, CellResult]) -> Judged:
-    """A comparison over the seeds that all its cells have."""
-    cells = [(sign, results[cell.name]) for sign, cell in contrast.terms]
-    seeds = sorted(set.intersection(*(set(result.by_seed) for _, result in cells)))
-    differences = tuple(sum(sign * result.by_seed[seed] for sign, result in cells) for seed in seeds)
-    return Judged(contrast, differences, verdict(differences))
+    """A comparison over the seeds for which all its cells have its metric."""
+    terms = [
+        (sign, {seed: found[contrast.metric] for seed, found in tested.items() if contrast.metric in found})
+        for sign, tested in ((sign, results[cell.name].tested) for sign, cell in contrast.terms)
+    ]
+    seeds = sorted(set.intersection(*(set(values) for _, values in terms)))
+    differences = tuple(sum(sign * values[seed] for sign, values in terms) for seed in seeds)
+    two_versions = len({results[cell.name].earlier for _, cell in contrast.terms}) > 1
+    return Judged(contrast, differences, verdict(differences), two_versions)
 
 
 def verdict(differences: Sequence[float]) -> Verdict:
