@@ -40,8 +40,9 @@ def test_every_published_number_is_on_the_page(tmp_path: Path) -> None:
     for name in TABLES:
         for row in published_rows(name):
             for column, value in row.items():
-                if value and name not in ("batch_size",) and re.fullmatch(r"[\d.]+", value):
+                if value and not column.endswith("_batch") and re.fullmatch(r"[\d.]+", value):
                     assert value in shown, (name, column, value)
+    assert all(f" {batch} " in shown for batch in ("16", "392", "512", "8,192"))
     assert "yours" not in shown
 
 
@@ -50,15 +51,31 @@ def test_own_runs_stand_beside_their_rows(tmp_path: Path) -> None:
     two = _run(tmp_path / "two", "cars196-batch/r50-512/rsk/batch-16", {"cars196-test-ab12": {"r@1": 0.6}})
     three = _run(tmp_path / "three", "glyphs", {"glyphs-test": {"r@1": 0.5}})
     four = _run(tmp_path / "four", "sop/r50-512/rsk", {})
-    own, unplaced = own_results([read_run(run) for run in (one, two, three, four)])
+    five = _run(tmp_path / "five", "cars196-combined/r50-512/arcface", {"cars196-test": {"r@1": 0.5}})
+    six = _run(tmp_path / "six", "cars196/vit-b16-in21k/rsk", {"cars196-test": {"r@1": 0.8812}})
+    own, unplaced = own_results([read_run(run) for run in (one, two, three, four, five, six)])
     assert value_of(own, "r50-512/rsk", "cars196/test", "r@1") == pytest.approx(73.13)
     assert value_of(own, "r50-512/rsk", "sop/test", "r@1") is None
     assert value_of(own, "cars196-batch/r50-512/rsk/batch-16", "cars196/test", "r@1") == pytest.approx(60)
-    assert [run.name for run, _ in unplaced] == ["three", "four"]
-    shown = _text(write_paper([one, two, three, four], tmp_path / "paper.html"))
+    assert [run.name for run, _ in unplaced] == ["three", "four", "five"]
+    shown = _text(write_paper([one, two, three, four, five, six], tmp_path / "paper.html"))
     assert "73.1" in shown
     assert "RS@k, yours" in shown
+    assert "60.00" in shown  # in the table of batch sizes
+    assert "3 of your runs" in shown
     assert "recollect eval" in shown
+    assert "IN-21K, RS@k, yours: 88.1" in shown  # among the bars of its network
+
+
+def test_batch_sizes_are_on_a_logarithmic_axis(tmp_path: Path) -> None:
+    page = write_paper([], tmp_path / "paper.html").read_text(encoding="utf-8")
+    chart = page[page.index("<title>r@1 on SOP by batch size</title>") :]
+    chart = chart[: chart.index("</svg>")]
+    places = [float(x) for x in re.findall(r'<circle[^>]* cx="([\d.]+)"', chart)]
+    steps = [second - first for first, second in itertools.pairwise(places)]
+    assert len(places) == 10
+    assert max(steps) - min(steps) < 0.2  # every batch is twice the one before
+    assert "0 %" not in re.findall(r">(\d+ %)<", chart)
 
 
 def test_a_page_of_someone_else_is_kept(tmp_path: Path) -> None:

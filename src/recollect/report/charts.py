@@ -42,14 +42,25 @@ def line_chart(
     percent: bool = False,
     caption: Child = None,
     from_zero: bool = False,
+    zoomed: bool = False,
+    x_ticks: Sequence[tuple[float, str]] | None = None,
 ) -> Markup | None:
-    """Lines over one pair of axes; None when no line has a point."""
+    """Lines over one pair of axes; None when no line has a point.
+
+    Args:
+        lines: what to draw.
+        title, x_label, y_label, caption: words.
+        percent: values are shares, and their axis begins at 0 unless ``zoomed``.
+        from_zero: the axis of other values begins at 0 too.
+        zoomed: the axis begins near the lowest value.
+        x_ticks: places and their names instead of round numbers, e.g. of a logarithmic axis.
+    """
     kept = [thinned for line in lines if len((thinned := _thinned(line)).x)]
     if not kept:
         return None
     x_range = value_range([value for line in kept for value in line.x])
     low, high = value_range([value for line in kept for value in line.y])
-    low, high = (0.0 if from_zero or percent else low), (max(high, 0.05) if percent else high)
+    low, high = (0.0 if from_zero or (percent and not zoomed) else low), (max(high, 0.05) if percent else high)
     frame = Frame(x_range, (low, high), percent)
     drawn = [_drawn(line, number, frame) for number, line in enumerate(kept)]
     summary = ". ".join(f"{line.name}: from {frame.shown(line.y[0])} to {frame.shown(line.y[-1])}" for line in kept)
@@ -57,7 +68,7 @@ def line_chart(
         "svg",
         element("title", title),
         element("desc", f"{y_label} over {x_label}. {summary}."),
-        frame.axes(x_label, y_label),
+        frame.axes(x_label, y_label, x_ticks),
         drawn,
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",

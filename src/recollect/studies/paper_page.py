@@ -6,6 +6,7 @@ reader's runs from their folders: a run belongs to the row whose recipe it was t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from recollect.report.charts import Line, line_chart
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.page import check_target, document
 from recollect.report.runs import Run, read_run
-from recollect.studies import paper_figures
+from recollect.studies.paper_illustrations import idea
 from recollect.studies.published import published_rows
 
 GENERATOR = "recollect paper"
@@ -43,6 +44,8 @@ _INSTANCE = {
 }
 _INITS = {"IN-21K": "vit-{}-in21k", "CLIP-400M": "clip400m-{}", "CLIP-2B": "clip2b-{}", "DiHT": "diht-{}"}
 _INITS |= {"SWAG": "swag-{}", "DINOv2": "dinov2-{}"}
+_FAMILIES = ("inaturalist", "sop", "vehicleid", "cars196", "gldv1")
+_ABLATIONS = ("cars196-batch", "sop-batch", "cars196-tau1", "cars196-k")
 _METHODS = {"init": "init", "SAP": "sap", "RS@k": "rsk", "RS@k+SiMix": "rsk-simix"}
 
 Own = Mapping[str, Mapping[str, Mapping[str, float]]]
@@ -70,7 +73,7 @@ def write_paper(runs: Sequence[Path | str], out: Path | str, *, overwrite: bool 
     read = [read_run(run) for run in runs]
     own, unplaced = own_results(read)
     parts: list[tuple[str, str, Child]] = [
-        ("idea", "The idea", _idea()),
+        ("idea", "The idea", idea()),
         ("methods", "Other methods", _methods(own)),
         ("initialization", "Initialization", _initialization(own)),
         ("instance", "Instance search", _instance(own)),
@@ -102,12 +105,12 @@ def own_results(runs: Sequence[Run]) -> tuple[Own, list[tuple[Run, str]]]:
     for run in runs:
         recipe = str(run.setting("name", ""))
         family, _, row = recipe.partition("/")
-        if not row:
+        if not row or family not in (*_FAMILIES, *_ABLATIONS):
             unplaced.append((run, f"its recipe {recipe!r} is not a row of the paper."))
         elif not run.evaluated:
             unplaced.append((run, "it has no result yet: run recollect eval first."))
         else:
-            place = found.setdefault(row if "-" not in family else f"{family}/{row}", {})
+            place = found.setdefault(f"{family}/{row}" if family in _ABLATIONS else row, {})
             for test, metrics in run.evaluated.items():
                 place.setdefault(test, {}).update({name: 100 * value for name, value in metrics.items()})
     return found, unplaced
@@ -120,110 +123,6 @@ def value_of(own: Own, recipe: str, test: str, metric: str) -> float | None:
         if name.replace("/", "-").startswith(wanted) and metric in metrics:
             return metrics[metric]
     return None
-
-
-def _idea() -> Markup:
-    return join(
-        element("h3", "What a loss on pairs and RS@k do to the same similarities"),
-        element(
-            "p",
-            "A query, two positives and two negatives. Pull is minus the gradient by the similarity, each loss scaled by "
-            "its strongest: above 0 an item is drawn to the query, below 0 pushed away. The loss on pairs pulls wherever "
-            "a similarity is off its margin; RS@k pulls where the order can change.",
-        ),
-        element("div", [_pull_table(listed, pulls) for listed, pulls in _scenes()], class_="columns"),
-        element("h3", "rs@k beside recall@k"),
-        element(
-            "p",
-            "Recall@k jumps when a positive enters the first k; rs@k, which the loss maximises, moves before that. Of each "
-            "list only the second positive's similarity changes.",
-        ),
-        table(
-            ["list, most similar first", *(f"{name}@{k}" for k in (1, 2, 3) for name in ("recall", "rs"))],
-            [
-                [
-                    join(element("strong", listed.title), element("br"), _ranking(listed)),
-                    *(
-                        f"{100 * value:.0f}"
-                        for _, exact, soft in paper_figures.compared(listed)
-                        for value in (exact, soft)
-                    ),
-                ]
-                for listed in paper_figures.COMPARED
-            ],
-            caption="Recall@k and rs@k in percent; ● positive, ○ negative, with its similarity",
-        ),
-        element("h3", "SiMix: similarities of images that are never made"),
-        _simix(),
-    )
-
-
-def _scenes() -> list[tuple[paper_figures.RankedList, list[paper_figures.Pull]]]:
-    return list(zip(paper_figures.MOTIVATION, paper_figures.pulls(), strict=True))
-
-
-def _pull_table(listed: paper_figures.RankedList, pulls: Sequence[paper_figures.Pull]) -> Markup:
-    rows = [
-        [
-            "● positive" if pull.positive else "○ negative",
-            f"{pull.similarity:.2f}",
-            *(f"{round(value, 2) + 0.0:+.2f}" for value in (pull.pairs, pull.recall)),
-        ]
-        for pull in (pulls[item] for item in listed.order)
-    ]
-    return table(["item", "similarity", "pull, loss on pairs", "pull, RS@k"], rows, caption=listed.title.capitalize())
-
-
-def _ranking(listed: paper_figures.RankedList) -> str:
-    return "  ".join(
-        f"{'●' if listed.positive[item] else '○'} {listed.similarities[item]:.3g}" for item in listed.order
-    )
-
-
-def _simix() -> Markup:
-    mixed = paper_figures.mixed_similarities()
-    count, side, left = len(mixed.labels), 26, 46
-    cells: list[Markup] = []
-    for row in range(count):
-        name = f"{'v' if mixed.virtual[row] else 'x'}{row + 1}"
-        cells.append(element("text", name, x=left - 8, y=left + side * row + 18, text_anchor="end"))
-        cells.append(element("text", name, x=left + side * row + side / 2, y=left - 8, text_anchor="middle"))
-        for column in range(count):
-            value = float(mixed.similarities[row, column])
-            same = mixed.labels[row] == mixed.labels[column]
-            kinds = ("both given", "one virtual", "both virtual")
-            kind = kinds[mixed.virtual[row] + mixed.virtual[column]]
-            hint = element("title", f"{name}, column {column + 1}: {value:.2f}, {kind}")
-            cells.append(
-                element(
-                    "rect",
-                    hint,
-                    x=left + side * column + 1,
-                    y=left + side * row + 1,
-                    width=side - 2,
-                    height=side - 2,
-                    class_=f"dot-{1 if same else 2}",
-                    fill_opacity=round(0.08 + 0.85 * max(0.0, value), 2),
-                )
-            )
-    edge = left + side * sum(not virtual for virtual in mixed.virtual)
-    far = left + side * count
-    cells.append(element("line", x1=edge, x2=edge, y1=left, y2=far, class_="tick"))
-    cells.append(element("line", x1=left, x2=far, y1=edge, y2=edge, class_="tick"))
-    svg = element(
-        "svg",
-        element("title", "Similarities of six images and three virtual ones"),
-        element("desc", "Rows and columns are x1 to x6, two of each class, then v7 to v9, one mixture for each class."),
-        cells,
-        viewBox=f"0 0 {far + 10} {far + 10}",
-        role="img",
-        class_="chart small-chart",
-    )
-    words = (
-        "Six images x of three classes and a mixture v of each class's two. Darker is more similar; the first colour is the "
-        "same class, the second another. Everything right of or below the lines is mixed from what is inside them."
-    )
-    return element("figure", element("figcaption", words), svg)
 
 
 def _cells(row: Mapping[str, str], columns: Sequence[str]) -> list[str]:
@@ -306,22 +205,27 @@ def _init_recipe(row: Mapping[str, str]) -> str:
 def _initialization(own: Own) -> Markup:
     rows = published_rows("initialization")
     columns = _columns(rows, ("init", "arch", "method"))
-    charts = []
+    looks = ("not trained", "Smooth-AP", "RS@k", "yours")
+    parts: list[Child] = []
     for column in (column for column in columns if column.endswith("_r1")):
-        bars = [
-            Bar(f"{row['init']} {row['arch']} {row['method']}", float(row[column]), list(_METHODS).index(row["method"]))
-            for row in rows
-            if row[column]
-        ]
-        title = f"r@1 on {DATA[column[:-3]][0]}"
-        charts.append(bar_chart(bars, ("not trained", "Smooth-AP", "RS@k"), title=title, value="r@1"))
+        name, test = DATA[column[:-3]]
+        charts = []
+        for network in dict.fromkeys(row["arch"] for row in rows):
+            bars = []
+            for row in (row for row in rows if row["arch"] == network):
+                label = f"{row['init']}, {row['method']}"
+                bars.append(Bar(label, float(row[column]), list(_METHODS).index(row["method"])))
+                mine = value_of(own, _init_recipe(row), test, "r@1")
+                if mine is not None:
+                    bars.append(Bar(f"{label}, yours", mine, 3))
+            used = looks if any(bar.look == 3 for bar in bars) else looks[:3]
+            charts.append(bar_chart(bars, used, title=f"{name}, {network}", value="r@1", low=30.0))
+        parts += [element("h3", f"r@1 on {name}"), element("div", charts, class_="charts")]
     shown = [
         (f"{row['init']}, {row['arch']}, {row['method']}", _cells(row, columns), _init_recipe(row)) for row in rows
     ]
-    return join(
-        element("div", charts, class_="charts"),
-        table(["start", *map(_title, columns)], _with_own(shown, own, columns), caption="r@k in percent"),
-    )
+    numbers = table(["start", *map(_title, columns)], _with_own(shown, own, columns), caption="r@k in percent")
+    return join(parts, numbers)
 
 
 def means_of(values: Mapping[str, float | None]) -> tuple[float | None, float | None]:
@@ -359,50 +263,72 @@ def _instance(own: Own) -> Markup:
 
 def _batch(own: Own) -> Markup:
     rows = published_rows("batch_size")
-    plots = []
     methods = {"SAP": ("sap", "cars_sap_r1"), "RS@k": ("rsk", "cars_rsk_r1")}
     methods |= {"RS@k+SiMix": ("rsk-simix", "cars_rsk_simix_r1")}
-    curves = {
-        "Cars196": ("cars196-batch", "cars_batch", methods),
-        "SOP": ("sop-batch", "sop_batch", {"RS@k": ("rsk", "sop_rsk_r1")}),
-    }
-    for data, (family, axis, columns) in curves.items():
+    swept = [("Cars196", "cars_batch", methods), ("SOP", "sop_batch", {"RS@k": ("rsk", "sop_rsk_r1")})]
+    charts, tables = [], []
+    for data, axis, columns in swept:
         given = [row for row in rows if row[axis]]
-        lines = []
-        for name, (method, column) in columns.items():
-            lines.append(
-                Line(name, [float(r[axis]) for r in given], [float(r[column]) / 100 for r in given], dots=True)
-            )
-            points = _own_points(own, family, method, [r[axis] for r in given], f"{data.lower()}/test", "batch")
-            if points:
-                lines.append(Line(f"{name}, yours", *points, dots=True))
-        plots.append(_curve(lines, f"r@1 on {data} by batch size", "images per batch"))
-    return element("div", plots, class_="charts")
-
-
-def _own_points(
-    own: Own, family: str, method: str, values: Sequence[str], test: str, word: str
-) -> tuple[list[float], list[float]] | None:
-    found = [(value, value_of(own, f"{family}/r50-512/{method}/{word}-{value}", test, "r@1")) for value in values]
-    points = [(float(value), mine / 100) for value, mine in found if mine is not None]
-    return ([x for x, _ in points], [y for _, y in points]) if points else None
-
-
-def _curve(lines: Sequence[Line], title: str, x_label: str) -> Markup | None:
-    return line_chart(lines, title=title, x_label=x_label, y_label="r@1", percent=True)
+        curves = {name: (method, [row[column] for row in given]) for name, (method, column) in columns.items()}
+        family, title = f"{data.lower()}-batch", f"r@1 on {data} by batch size"
+        batches = [row[axis] for row in given]
+        chart, numbers = _sweep(own, family, "batch", batches, curves, title, "images per batch")
+        charts.append(chart)
+        tables.append(numbers)
+    words = "ResNet-50, d = 512. The numbers of SOP come with the paper's source; its figure shows Cars196 only."
+    return join(element("p", words), element("div", charts, class_="charts"), element("div", tables, class_="columns"))
 
 
 def _tau1(own: Own) -> Markup:
-    lines = []
-    for name, method in (("RS@k, yours", "rsk"), ("RS@k+SiMix, yours", "rsk-simix")):
-        points = _own_points(own, "cars196-tau1", method, ("0.1", "0.5", "1", "2", "5"), "cars196/test", "tau1")
-        if points:
-            lines.append(Line(name, *points, dots=True))
+    values = ("0.1", "0.5", "1", "2", "5")
+    nothing = [""] * len(values)
+    curves = {"RS@k": ("rsk", nothing), "RS@k+SiMix": ("rsk-simix", nothing)}
     words = (
         "The paper draws r@1 on Cars196 for τ1 = 0.1, 0.5, 1, 2 and 5 and prints no numbers; it reports that 1 is best, with "
         "and without SiMix, and that very small values are worst. Recipes: cars196-tau1/…"
     )
-    return join(element("p", words), _curve(lines, "r@1 on Cars196 by τ1", "τ1"))
+    chart, numbers = _sweep(own, "cars196-tau1", "tau1", values, curves, "r@1 on Cars196 by τ1", "τ1")
+    return join(element("p", words), None if chart is None else element("div", chart, class_="charts"), numbers)
+
+
+def _sweep(
+    own: Own,
+    family: str,
+    word: str,
+    values: Sequence[str],
+    curves: Mapping[str, tuple[str, Sequence[str]]],
+    title: str,
+    x_label: str,
+) -> tuple[Markup | None, Markup | None]:
+    """r@1 over a setting on a logarithmic axis, as a chart and as a table; nothing without a number.
+
+    Args:
+        own: the user's results.
+        family, word: of the recipes: ``FAMILY/r50-512/METHOD/WORD-VALUE``.
+        values: of the setting, in order.
+        curves: name of a curve → its method and the published numbers, empty where there are none.
+        title, x_label: words.
+    """
+    test = f"{family.partition('-')[0]}/test"
+    columns: dict[str, list[str]] = {}
+    for name, (method, published) in curves.items():
+        found = [value_of(own, f"{family}/r50-512/{method}/{word}-{value}", test, "r@1") for value in values]
+        columns[name] = list(published)
+        columns[f"{name}, yours"] = ["" if value is None else f"{value:.2f}" for value in found]
+    columns = {name: numbers for name, numbers in columns.items() if any(numbers)}
+    places = [math.log2(float(value)) for value in values]
+    lines = []
+    for name, numbers in columns.items():
+        points = [(x, float(number) / 100) for x, number in zip(places, numbers, strict=True) if number]
+        lines.append(Line(name, [x for x, _ in points], [y for _, y in points], dots=True))
+    ticks = list(zip(places, [f"{float(value):,g}" for value in values], strict=True))
+    chart = line_chart(lines, title=title, x_label=x_label, y_label="r@1", percent=True, zoomed=True, x_ticks=ticks)
+    if chart is None:
+        return None, None
+    rows: list[list[Child]] = [
+        [tick, *(numbers[place] or _MINUS for numbers in columns.values())] for place, (_, tick) in enumerate(ticks)
+    ]
+    return chart, table([x_label, *columns], rows, caption=f"{title}, in percent")
 
 
 def _k_sets(own: Own) -> Markup:
