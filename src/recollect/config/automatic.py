@@ -23,8 +23,9 @@ CPU_BATCH = 392  # the paper's for Cars196, and about what two cores can compute
 HOST_SHARE = 0.25
 """Share of the machine's or container's memory for the images of a batch and those being read for the next one."""
 STEPS = {"cuda": 500, "cpu": 250}
-"""Target number of steps for fine-tuning. The paper uses 500 (GLDv1) or more. The number of epochs has an upper limit,
-because images of a small set would be seen hundreds of times, and a lower limit for large sets."""
+"""Target number of steps for fine-tuning. The paper trains 500 batches on GLDv1, its released settings train more elsewhere.
+The number of epochs has an upper limit, because images of a small set would be seen hundreds of times, and a lower limit
+for large sets."""
 FEWEST_EPOCHS, MOST_EPOCHS = 10, 100
 HEAD_STEPS = 150
 """Steps on cached features, which take seconds at most."""
@@ -156,7 +157,7 @@ def _augmentation(config: Config, frozen: bool) -> tuple[str, str]:
         return "whole", "model.resize null keeps images whole"
     if config.data.name == "glyphs":
         return "glyph", "characters are rotated and shifted slightly, never mirrored or cropped"
-    return "crop", "random resized crops, as in the paper"
+    return "crop", "random resized crops, as in the paper's released code"
 
 
 def _batch_size(config: Config, images: ImageSet, device: torch.device, frozen: bool) -> tuple[int | str, str]:

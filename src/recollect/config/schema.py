@@ -101,7 +101,7 @@ class ModelConfig:
     weights: str | None = None
     """File or folder of its weights; ``none`` for random weights."""
     dim: int | Literal["default"] | None = ranged("default", 1, 2**16)
-    """Dimension of the embedding; None for no last layer, as in the paper's *init* rows."""
+    """Dimension of the embedding; None for no last layer, as in the recipes of *init* rows."""
     image_size: int | None = ranged(None, 1, 10_000)
     """Side of the images in pixels; for whole images, the maximum of the longer side."""
     resize: int | Literal["default"] | None = ranged("default", 1, 10_000)

@@ -2,7 +2,7 @@
 
 One rule for every verb. A finished run gives the embedder in its folder ``model``; if that is incomplete, it is refused
 and never replaced by other weights. A run that is not finished gives the weights of its last checkpoint, and ``remark``
-says so. A name gives the pre-trained network without training, as in the paper's *init* rows. ``open_start`` gives the
+says so. A name gives the pre-trained network without training, as in the recipes of *init* rows. ``open_start`` gives the
 weights a run started from.
 """
 

@@ -135,7 +135,7 @@ class Embedder(nn.Module):
                 bundled package, the folder named by ``RECOLLECT_WEIGHTS``, the caches). ``"none"`` starts from random
                 weights, which otherwise only ``tiny`` does, because it has no pre-trained weights.
             dim: dimension of the embedding; None leaves the head out and returns the pre-trained features, pooled as the
-                backbone does (the paper's *init* rows).
+                backbone does (the recipes of *init* rows).
             pooling: ``"gem"``, ``"avg"``, ``"max"`` (convnets), ``"cls"`` (transformers) or ``"native"``.
             p: initial exponent of GeM; ``learn_p``: whether it is trained.
             layer_norm: LayerNorm before the last layer: the paper has it for ResNet-50 only, its code for ViT too.

@@ -29,7 +29,7 @@ class Head(nn.Module):
 
     Args:
         features: dimension of the pooled features.
-        dim: dimension of the embedding; None for no head (the paper's *init* rows).
+        dim: dimension of the embedding; None for no head (the recipes of *init* rows).
         layer_norm: LayerNorm before the Linear (ResNet-50 in the paper).
         l2: L2 before the Linear (ResNet-101 with a whitening layer).
     """

@@ -80,7 +80,7 @@ _CLIP_RULES = [
 
 
 def _clip(state: Mapping[str, Tensor], backbone: nn.Module) -> Converted:
-    # The projection to the text space is CLIP's head; the paper takes the token before it.
+    # The projection to the text space is CLIP's head; the paper puts its own linear layer on the [CLS] token.
     converted = _rename(state, _CLIP_RULES, drop=_CLIP_TEXT, head=r"visual\.proj$")
     tensors = converted.tensors
     tensors["cls_token"] = tensors["cls_token"].reshape(1, 1, -1)

@@ -221,7 +221,7 @@ def _train(task: Task) -> None:
 
 
 def _measure_untrained(task: Task) -> None:
-    """Measure the features before any training: the paper's *init* rows."""
+    """Measure the features before any training, as in the recipes of *init* rows."""
     from recollect.config.automatic import choose_device
     from recollect.config.overrides import resolve
     from recollect.data import load
