@@ -85,6 +85,24 @@ def test_default_ks() -> None:
     assert default_ks("folder", {"r@1": 80.0, "r@7": 1.0, "map@r": 3.0}, 500) == (1, 7)
     assert default_ks("folder", {}, 40) == (1, 10)
     assert default_ks("folder", {}, 3) == (1,)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "ks"),
+    [
+        ("cars196/r50-512/rsk", (1, 2, 4, 8)),
+        ("cars196-batch/r50-512/rsk/batch-16", (1, 2, 4, 8)),  # publishes r@1 only
+        ("cars196-k/r50-512/rsk/k-16", (1, 2, 4, 8, 16)),
+        ("cars196-tau1/r50-512/rsk/tau1-5", (1, 2, 4, 8)),  # publishes nothing
+        ("sop-batch/r50-512/rsk/batch-16", (1, 10, 100, 1000)),
+        ("inaturalist/r50-512/sap", (1, 4, 16, 32)),
+        ("vehicleid/r50-512/rsk", (1, 5)),
+    ],
+)
+def test_a_run_is_measured_at_the_k_of_its_recipe(recipe: str, ks: tuple[int, ...]) -> None:
+    config = resolve(recipe)
+    row = published_row(config.published, name_of_test(config.data.name, config.data.test_split))
+    assert default_ks(config.data.name, row, 50) == ks
     assert {"cars196", "cub", "inaturalist", "vehicleid"} <= set(available())
 
 
