@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from recipes.paper_tables import PUBLISHED_FOR, SETTINGS, expected_numbers, expected_settings
-from recollect.common.errors import ConfigError
 from recollect.config.overrides import published_tests, resolve
 from recollect.config.recipe_files import available_recipes, family, load_recipe
 from recollect.config.schema import ModelConfig
@@ -108,12 +107,21 @@ def test_the_released_code_can_be_laid_over(row: str, tmp_path: Path) -> None:
 
 
 def test_a_layer_speaks_of_a_word_where_the_word_stands(tmp_path: Path) -> None:
-    """What a later word of the row's name says still wins; the loss then refuses what does not fit."""
-    (tmp_path / "mine.yaml").write_text("inherits: [cars196-k/r50-512/rsk/k-16, _as_released]\n")
-    config = resolve(tmp_path / "mine.yaml")
-    assert config.loss.options["k"] == [16]
-    with pytest.raises(ConfigError, match="tau1"):
-        create(config.loss.name, **config.loss.options)
+    """What a later word of the row's name says still wins."""
+    (tmp_path / "mine.yaml").write_text("inherits: [cars196-tau1/r50-512/rsk/tau1-5, _as_released]\n")
+    options = resolve(tmp_path / "mine.yaml").loss.options
+    assert (options["tau1"], options["k"], options["count_query"]) == (5.0, [1, 2, 4, 8, 16], True)
+
+
+def test_the_released_code_can_be_laid_over_the_sets_of_k(tmp_path: Path) -> None:
+    """Each k keeps the temperature that the code's defaults give it."""
+    names = [name for name in available_recipes() if name.startswith("cars196-k/")]
+    assert len(names) == 9
+    for name in names:
+        (tmp_path / "mine.yaml").write_text(f"inherits: [{name}, _as_released]\n")
+        options = resolve(tmp_path / "mine.yaml").loss.options
+        assert options["k"] == [int(k) for k in name.split("/k-")[1].split("-")] == options["tau1"]
+        create("recall_at_k", **options)
 
 
 def test_released_resizing_reaches_the_network(tmp_path: Path) -> None:
