@@ -101,6 +101,7 @@ def test_comparisons_of_two_versions_are_marked(study: Matrix, tmp_path: Path) -
     page = write_page(study, [claim], tmp_path / "page", "x").read_text()
     assert "two versions" not in page  # both cells are of the earlier one
     assert "Taken over from an earlier study" in page
+    assert "from 12 finished runs (12 of them taken over from an earlier page)" in page
 
 
 def test_a_single_curve_is_not_named_in_the_table(study: Matrix, tmp_path: Path) -> None:

@@ -65,10 +65,12 @@ def write_page(matrix: Matrix, claims: Sequence[Claim], out: Path, command: str)
 def _head(matrix: Matrix, command: str, runs: Sequence[dict[str, Any]]) -> list[str]:
     hours = sum(run["seconds"] or 0 for run in runs) / 3600
     machines = sorted({str(run["machine"]) for run in runs})
+    earlier = sum(1 for _ in (matrix.out / "runs").rglob(RECORD))
+    imported = f" ({earlier} of them taken over from an earlier page)" if earlier else ""
     return [
         _TITLE,
         "",
-        f"Written by `{command}` from {len(runs)} finished runs of the {matrix.budget} budget, {hours:.1f} hours of "
+        f"Written by `{command}` from {len(runs)} finished runs{imported} of the {matrix.budget} budget, {hours:.1f} hours of "
         "training in all. Machines: " + ("; ".join(machines) or "–") + ".",
         "",
         "- A cell's learning rate (and, where the rule says so, its number of steps) is chosen with seed 0: trained on "

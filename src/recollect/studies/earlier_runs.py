@@ -121,7 +121,7 @@ def _what(config: Config, images: ImageSet) -> dict[str, Any]:
     from recollect.config.overrides import as_mapping
 
     settled, _ = settle(config, images, choose_device(config.run.device), is_pretrained(config.model))
-    groups = {name: values for name, values in as_mapping(settled).items() if isinstance(values, Mapping)}
+    groups = {name: dict(values) for name, values in as_mapping(settled).items() if isinstance(values, Mapping)}
     groups["data.options"] = groups["data"].pop("options")
     kept = {
         group: {name: value for name, value in values.items() if name not in _ASIDE.get(group, ())}
