@@ -47,6 +47,12 @@ def test_figures_are_written_small_and_the_same_each_time(tmp_path: Path) -> Non
         "sigmoids.png",
         "gradient-against-rank.svg",
         "gradient-against-rank.png",
+        "pairs-and-ranks.svg",
+        "pairs-and-ranks.png",
+        "recall-and-rs.svg",
+        "recall-and-rs.png",
+        "simix.svg",
+        "simix.png",
     ]
     again = draw_method(tmp_path / "b")
     for one, other in zip(paths, again, strict=True):

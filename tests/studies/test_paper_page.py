@@ -13,8 +13,8 @@ import torch
 
 from recollect.common.errors import InputError
 from recollect.config.overrides import as_mapping, resolve
+from recollect.report import paper_figures
 from recollect.report.runs import read_run
-from recollect.studies import paper_figures
 from recollect.studies.paper_page import means_of, own_results, value_of, write_paper
 from recollect.studies.published import TABLES, published_rows
 

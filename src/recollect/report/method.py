@@ -1,12 +1,13 @@
-"""The method's figures, drawn from the losses themselves: the two sigmoids, and gradient against rank.
+"""The method's figures, drawn from the losses themselves: those that the paper explains itself with.
 
-No formula is typed here a second time. Values come from ``RecallAtK`` and its steps, gradients from autograd through
-them, so a figure that looks right is one more sign that the loss is. Used by the documentation.
+The two sigmoids, gradient against rank, what a loss on pairs and RS@k do to the same similarities, rs@k beside recall@k,
+and SiMix. No formula is typed here a second time. Values come from ``RecallAtK`` and its steps, gradients from autograd
+through them, so a figure that looks right is one more sign that the loss is. Used by the documentation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from recollect.common.files import atomic_write
 from recollect.losses import RecallAtK
 from recollect.losses.engine.soft_rank import Ranks
 from recollect.losses.engine.steps import Sigmoid
+from recollect.report import paper_figures
 
 _COLOURS = ("#1d4ed8", "#b45309", "#047857", "#1c1b19")
 _DASHES: tuple[Any, ...] = ((0, (8, 2, 2, 2)), (0, (6, 2)), (0, (1.5, 1.5)), "-")
@@ -73,8 +75,14 @@ def draw_method(out: Path | str, *, overwrite: bool = False) -> list[Path]:
         ['sigmoids.svg', 'sigmoids.png']
     """
     folder = Path(out)
-    names = ("sigmoids", "gradient-against-rank")
-    paths = [folder / f"{name}.{kind}" for name in names for kind in ("svg", "png")]
+    drawings: dict[str, Callable[[], Any]] = {
+        "sigmoids": _sigmoids,
+        "gradient-against-rank": _gradient,
+        "pairs-and-ranks": _pairs_and_ranks,
+        "recall-and-rs": _recall_and_rs,
+        "simix": _simix,
+    }
+    paths = [folder / f"{name}.{kind}" for name in drawings for kind in ("svg", "png")]
     for path in paths:
         if path.exists() and not overwrite:
             raise InputError(f"{path} exists already: choose another --out, or allow it to be replaced (--overwrite).")
@@ -82,9 +90,9 @@ def draw_method(out: Path | str, *, overwrite: bool = False) -> list[Path]:
 
     # Text stays text and ids do not change from one drawing to the next: small files, and diffs that mean something.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "recollect", "font.size": 11}):
-        figures = (_sigmoids(), _gradient())
+        figures = {name: draw() for name, draw in drawings.items()}
         for path in paths:
-            figure = figures[names.index(path.stem)]
+            figure = figures[path.stem]
             with atomic_write(path) as file:
                 metadata = {"Date": None} if path.suffix == ".svg" else {}
                 figure.savefig(file, format=path.suffix[1:], dpi=160, metadata=metadata)
@@ -139,4 +147,67 @@ def _gradient() -> Any:
     panel.set(title="How strongly a positive is pushed up", xlabel="rank of the positive", xlim=(0, 10), ylim=(0, None))
     panel.set_ylabel("size of the gradient")
     panel.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def _pairs_and_ranks() -> Any:
+    """Bars of what each loss does to each item, in the order of the list."""
+    scenes = paper_figures.MOTIVATION
+    figure, panels = _figure(len(scenes))
+    for panel, listed, pulls in zip(panels, scenes, paper_figures.pulls(), strict=True):
+        ordered = [pulls[item] for item in listed.order]
+        places = range(len(ordered))
+        for number, name in enumerate(("RS@k", "loss on pairs")):
+            values = [pull.recall if number == 0 else pull.pairs for pull in ordered]
+            middle = [place + (number - 0.5) * 0.36 for place in places]
+            panel.barh(middle, values, 0.34, color=_COLOURS[number], hatch=("", "///")[number], label=name, zorder=2)
+        names = [f"{'positive' if pull.positive else 'negative'} {pull.similarity:.2f}" for pull in ordered]
+        panel.set_yticks(list(places), names)
+        panel.invert_yaxis()
+        panel.axvline(0, color="#57534e", linewidth=0.8)
+        panel.set(title=listed.title, xlabel="pull towards the query", xlim=(-1.05, 1.05))
+        panel.title.set_fontsize(10)
+    panels[0].legend(frameon=False, fontsize=9, loc="lower left")
+    return figure
+
+
+def _recall_and_rs(k: Sequence[int] = (2, 3)) -> Any:
+    """Both while the similarity of the second positive rises past two negatives."""
+    figure, panels = _figure(len(k))
+    first = paper_figures.COMPARED[0]
+    moved = next(item for item in reversed(first.order) if first.positive[item])
+    negatives = [value for value, positive in zip(first.similarities, first.positive, strict=True) if not positive]
+    xs = torch.linspace(0.76, 0.89, 131, dtype=torch.float64).tolist()
+    found = []
+    for x in xs:
+        similarities = tuple(x if item == moved else value for item, value in enumerate(first.similarities))
+        found.append(paper_figures.compared(paper_figures.RankedList("", similarities, first.positive), k))
+    for number, (panel, one) in enumerate(zip(panels, k, strict=True)):
+        panel.plot(xs, [row[number][2] for row in found], color=_COLOURS[0], label=f"rs@{one}")
+        panel.plot(xs, [row[number][1] for row in found], color=_COLOURS[1], linestyle="--", label=f"recall@{one}")
+        for value in negatives:
+            if xs[0] < value < xs[-1]:
+                panel.axvline(value, color="#57534e", linewidth=0.8, linestyle=":")
+        panel.set(title=f"k = {one}", xlabel="similarity of the second positive", ylim=(0.3, 1.05))
+        panel.legend(frameon=False, fontsize=9, loc="upper left")
+    return figure
+
+
+def _simix() -> Any:
+    """The similarities of a small batch and its virtual examples; what is mixed lies beyond the lines."""
+    mixed = paper_figures.mixed_similarities()
+    figure, (panel,) = _figure(1)
+    labels = torch.tensor(mixed.labels)
+    same = (labels[:, None] == labels[None, :]).to(mixed.similarities.dtype)
+    panel.grid(False)
+    panel.imshow(mixed.similarities, cmap="Greys", vmin=-0.3, vmax=1.2)
+    for row, column in same.nonzero().tolist():
+        panel.text(column, row, "●", ha="center", va="center", color=_COLOURS[0], fontsize=7)
+    names = [f"{'v' if virtual else 'x'}{number + 1}" for number, virtual in enumerate(mixed.virtual)]
+    panel.set_xticks(range(len(names)), names)
+    panel.set_yticks(range(len(names)), names)
+    edge = sum(not virtual for virtual in mixed.virtual) - 0.5
+    for line in (panel.axhline, panel.axvline):
+        line(edge, color=_COLOURS[1], linewidth=1.5)
+    panel.set(title="Similarities with SiMix; ● same class")
     return figure

@@ -1,14 +1,14 @@
 """The paper's explanatory figures on the page: two losses on the same similarities, rs@k beside recall@k, and SiMix.
 
-The numbers are computed by the losses themselves (``paper_figures.py``); ``paper_page.py`` puts the figures first.
+The numbers are computed by the losses themselves (``report/paper_figures.py``); ``paper_page.py`` puts the figures first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from recollect.report import paper_figures
 from recollect.report.markup import Markup, element, join, table
-from recollect.studies import paper_figures
 
 
 def idea() -> Markup:

@@ -1,6 +1,6 @@
 """``recollect paper``: the paper's tables, bar plots and figures on one page, with your own runs beside them.
 
-Numbers come from the paper (``published/``), the explanatory figures from the losses (``paper_figures.py``), a
+Numbers come from the paper (``published/``), the explanatory figures from the losses (``paper_illustrations.py``), a
 reader's runs from their folders: a run belongs to the row whose recipe it was trained with.
 """
 
@@ -266,7 +266,8 @@ def _batch(own: Own) -> Markup:
     methods = {"SAP": ("sap", "cars_sap_r1"), "RS@k": ("rsk", "cars_rsk_r1")}
     methods |= {"RS@k+SiMix": ("rsk-simix", "cars_rsk_simix_r1")}
     swept = [("Cars196", "cars_batch", methods), ("SOP", "sop_batch", {"RS@k": ("rsk", "sop_rsk_r1")})]
-    charts, tables = [], []
+    charts: list[Child] = []
+    tables: list[Child] = []
     for data, axis, columns in swept:
         given = [row for row in rows if row[axis]]
         curves = {name: (method, [row[column] for row in given]) for name, (method, column) in columns.items()}

@@ -2,7 +2,7 @@
 
 ``pulls`` is its first figure: what a loss on pairs and RS@k do to the same similarities. ``compared`` is its second:
 rs@k beside recall@k on ranked lists. ``mixed_similarities`` is the illustration of SiMix. Each returns numbers;
-``paper_page.py`` shows them.
+``method.py`` draws them for the documentation, ``studies/paper_illustrations.py`` shows them on a page.
 """
 
 from __future__ import annotations
