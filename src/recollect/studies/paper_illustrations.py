@@ -18,15 +18,16 @@ def idea() -> Markup:
         element(
             "p",
             "A query, two positives and two negatives. Pull is minus the gradient by the similarity, each loss scaled by "
-            "its strongest: above 0 an item is drawn to the query, below 0 pushed away. The loss on pairs pulls wherever "
-            "a similarity is off its margin; RS@k pulls where the order can change.",
+            "its strongest: above 0 an item is drawn to the query, below 0 pushed away. The loss on pairs is contrastive, "
+            "with margins of 0.9 for positives and 0.6 for negatives: it pulls wherever a similarity is off its margin. RS@k "
+            "pulls where the order can change.",
         ),
         element("div", [_pull_table(listed, pulls) for listed, pulls in _scenes()], class_="columns"),
         element("h3", "rs@k beside recall@k"),
         element(
             "p",
-            "Recall@k jumps when a positive enters the first k; rs@k, which the loss maximises, moves before that. Of each "
-            "list only the second positive's similarity changes.",
+            "Recall@k jumps when a positive enters the first k; rs@k, which the loss maximizes, moves before that. Both are "
+            "shares of min(k, number of positives), as in the loss. Only the second positive's similarity changes.",
         ),
         table(
             ["list, most similar first", *(f"{name}@{k}" for k in (1, 2, 3) for name in ("recall", "rs"))],
@@ -57,11 +58,16 @@ def _pull_table(listed: paper_figures.RankedList, pulls: Sequence[paper_figures.
         [
             "● positive" if pull.positive else "○ negative",
             f"{pull.similarity:.2f}",
-            *(f"{round(value, 2) + 0.0:+.2f}" for value in (pull.pairs, pull.recall)),
+            *map(_signed, (pull.pairs, pull.recall)),
         ]
         for pull in (pulls[item] for item in listed.order)
     ]
     return table(["item", "similarity", "pull, loss on pairs", "pull, RS@k"], rows, caption=listed.title.capitalize())
+
+
+def _signed(value: float) -> str:
+    """With its sign, two digits; nothing but 0 for what rounds to it."""
+    return "0" if abs(value) < 0.005 else f"{value:+.2f}".replace("-", "−")
 
 
 def _ranking(listed: paper_figures.RankedList) -> str:
@@ -110,7 +116,7 @@ def _simix() -> Markup:
         class_="chart small-chart",
     )
     words = (
-        "Six images x of three classes and a mixture v of each class's two. Darker is more similar; the first colour is the "
-        "same class, the second another. Everything right of or below the lines is mixed from what is inside them."
+        "Six images x of three classes and a mixture v of each class's two. Darker is more similar; blue is the same class, "
+        "brown another. Everything right of or below the lines is mixed from what is inside them."
     )
     return element("figure", element("figcaption", words), svg)

@@ -21,6 +21,8 @@ from recollect.studies.published import published_rows
 
 GENERATOR = "recollect paper"
 _MINUS = "–"
+_MOST_TICKS = 7
+"""Names below an axis; of more, every other is written."""
 
 DATA = {
     "inat": ("iNaturalist", "inaturalist/test"),
@@ -156,8 +158,30 @@ def _columns(rows: Sequence[Mapping[str, str]], apart: Sequence[str]) -> list[st
 
 
 def _title(column: str) -> str:
+    """``r@1``, or ``small r@1`` for a part of a data set."""
     data, _, k = column.rpartition("_r")
-    return f"{DATA[data][0]} r@{k}"
+    return f"{DATA[data][0].partition(', ')[2]} r@{k}".strip()
+
+
+def _tables(head: str, rows: Sequence[tuple[str, Mapping[str, str], str | None]], own: Own) -> Markup:
+    """A table for each data set, of the rows that have a number there: all in one would be wider than a page.
+
+    Args:
+        head: what the rows are.
+        rows: name, published numbers by column, recipe if there is one.
+        own: the user's results.
+    """
+    made = []
+    for name in dict.fromkeys(title.partition(",")[0] for title, _ in DATA.values()):
+        starts = [start for start, (title, _) in DATA.items() if title.partition(",")[0] == name]
+        columns = [column for column in rows[0][1] if column.rpartition("_r")[0] in starts]
+        shown = [
+            (row, _cells(numbers, columns), recipe) for row, numbers, recipe in rows if any(map(numbers.get, columns))
+        ]
+        if shown:
+            caption = f"{name}, r@k in percent"
+            made.append(table([head, *map(_title, columns)], _with_own(shown, own, columns), caption=caption))
+    return element("div", made, class_="columns")
 
 
 def _method_recipe(row: Mapping[str, str]) -> str | None:
@@ -190,11 +214,8 @@ def _methods(own: Own) -> Markup:
                 bars.append(Bar(f"yours: {recipe}", mine, 2))
         used = looks if any(bar.look == 2 for bar in bars) else looks[:2]
         charts.append(bar_chart(bars, used, title=f"r@1 on {DATA[column[:-3]][0]}", value="r@1", low=50.0))
-    shown = [(_method_name(row), _cells(row, columns), _method_recipe(row)) for row in rows]
-    return join(
-        element("div", charts, class_="charts"),
-        table(["method", *map(_title, columns)], _with_own(shown, own, columns), caption="r@k in percent"),
-    )
+    shown = [(_method_name(row), row, _method_recipe(row)) for row in rows]
+    return join(element("div", charts, class_="charts"), _tables("method", shown, own))
 
 
 def _init_recipe(row: Mapping[str, str]) -> str:
@@ -219,13 +240,10 @@ def _initialization(own: Own) -> Markup:
                 if mine is not None:
                     bars.append(Bar(f"{label}, yours", mine, 3))
             used = looks if any(bar.look == 3 for bar in bars) else looks[:3]
-            charts.append(bar_chart(bars, used, title=f"{name}, {network}", value="r@1", low=30.0))
+            charts.append(bar_chart(bars, used, title=f"{name}, {network}", value="r@1", low=20.0))
         parts += [element("h3", f"r@1 on {name}"), element("div", charts, class_="charts")]
-    shown = [
-        (f"{row['init']}, {row['arch']}, {row['method']}", _cells(row, columns), _init_recipe(row)) for row in rows
-    ]
-    numbers = table(["start", *map(_title, columns)], _with_own(shown, own, columns), caption="r@k in percent")
-    return join(parts, numbers)
+    shown = [(f"{row['init']}, {row['arch']}, {row['method']}", row, _init_recipe(row)) for row in rows]
+    return join(parts, _tables("initialization", shown, own))
 
 
 def means_of(values: Mapping[str, float | None]) -> tuple[float | None, float | None]:
@@ -256,7 +274,11 @@ def _instance(own: Own) -> Markup:
             cells = [*means_of(values), *values.values()]
             rows.append([f"yours: {recipe}", *(_MINUS if value is None else f"{value:.1f}" for value in cells)])
     head = ["network, loss, training set", "mean", "mean with R1M"]
-    head += [f"{test.replace('+revisitop1m', ' + R1M')} {metric.split('/')[0]}" for test, metric in _INSTANCE.values()]
+    short = {"roxford5k": "ROxford", "rparis6k": "RParis", "+revisitop1m": " + R1M"}
+    for test, metric in _INSTANCE.values():
+        for name, shown in short.items():
+            test = test.replace(name, shown)
+        head.append(f"{test} {metric.split('/')[0]}")
     words = "mAP in percent; ∗ the last layer is added afterwards as a whitening"
     return table(head, rows, caption=words)
 
@@ -323,7 +345,8 @@ def _sweep(
         points = [(x, float(number) / 100) for x, number in zip(places, numbers, strict=True) if number]
         lines.append(Line(name, [x for x, _ in points], [y for _, y in points], dots=True))
     ticks = list(zip(places, [f"{float(value):,g}" for value in values], strict=True))
-    chart = line_chart(lines, title=title, x_label=x_label, y_label="r@1", percent=True, zoomed=True, x_ticks=ticks)
+    apart = ticks if len(ticks) <= _MOST_TICKS else ticks[::2]
+    chart = line_chart(lines, title=title, x_label=x_label, y_label="r@1", percent=True, zoomed=True, x_ticks=apart)
     if chart is None:
         return None, None
     rows: list[list[Child]] = [
