@@ -200,7 +200,7 @@ def _simix() -> Any:
     labels = torch.tensor(mixed.labels)
     same = (labels[:, None] == labels[None, :]).to(mixed.similarities.dtype)
     panel.grid(False)
-    panel.imshow(mixed.similarities, cmap="Greys", vmin=-0.3, vmax=1.2)
+    panel.imshow(mixed.similarities.numpy(), cmap="Greys", vmin=-0.3, vmax=1.2)
     for row, column in same.nonzero().tolist():
         panel.text(column, row, "●", ha="center", va="center", color=_COLOURS[0], fontsize=7)
     names = [f"{'v' if virtual else 'x'}{number + 1}" for number, virtual in enumerate(mixed.virtual)]
