@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -207,7 +207,7 @@ def _opened(source: str | Path | bytes) -> Iterator[tuple[str, Image.Image]]:
 
 
 @contextmanager
-def _regular(path: Path | str, name: str) -> Iterator[BinaryIO]:
+def _regular(path: Path | str, name: str) -> Iterator[io.BufferedReader]:
     """An open file, if it is a regular one and not too large to be an image."""
     _refuse_irregular(name, Path(path).stat().st_mode)
     # Without waiting, should a named pipe have taken the file's place meanwhile: opening one waits for a writer.

@@ -35,11 +35,11 @@ from recollect.search.service_schema import (
     ADD_BODY,
     MOST,
     SEARCH_BODY,
+    FoundItems,
     Health,
     ItemAnswer,
     Problem,
     SearchResult,
-    SearchResults,
 )
 from recollect.search.store_protocol import IndexBusyError, clean_metadata, clean_where
 
@@ -116,7 +116,7 @@ def _routes(service: _Service) -> list[tuple[str, Any, dict[str, Any]]]:
     return [
         ("/", service.page, hidden),
         ("/page.{kind}", service.asset, hidden),
-        ("/search", service.search, {**taken, "response_model": SearchResults, "openapi_extra": SEARCH_BODY}),
+        ("/search", service.search, {**taken, "response_model": FoundItems, "openapi_extra": SEARCH_BODY}),
         ("/items", service.add, {**taken, "status_code": 201, "response_model": ItemAnswer, "openapi_extra": ADD_BODY}),
         (item, service.item, {**found, "response_model": ItemAnswer}),
         (item, service.remove, {**gone, "status_code": 204, "response_class": Response, "response_model": None}),
@@ -156,7 +156,7 @@ class _Service:
             raise HTTPException(404, "there is no such page.")
         return FileResponse(PAGE / f"page.{kind}", media_type=types[kind])
 
-    async def search(self, request: Request) -> SearchResults:
+    async def search(self, request: Request) -> FoundItems:
         """Find the images most similar to an uploaded one, or to one of the index."""
         image, fields = await self._read(request, "image")
         k, where = _count(fields.get("k", 10)), _where(fields.get("where"))
@@ -170,7 +170,7 @@ class _Service:
             if name not in await run_in_threadpool(self.index.get, [name]):
                 raise HTTPException(404, "there is no image with this id.")
             matches = await self.batcher.search(k, where, name=name)
-        return SearchResults(results=[_result(match) for match in matches])
+        return FoundItems(results=[_result(match) for match in matches])
 
     async def add(self, request: Request) -> ItemAnswer:
         """Add an image, or replace the one with the same id."""

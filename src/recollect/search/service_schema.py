@@ -18,7 +18,7 @@ class SearchResult(BaseModel):
     thumbnail: str
 
 
-class SearchResults(BaseModel):
+class FoundItems(BaseModel):
     """The answer to a search, best first."""
 
     results: list[SearchResult]

@@ -124,8 +124,8 @@ def serve(
     from recollect.search.service import Limits, create_app
 
     token, new = find_token(None if token_file is None else Path(token_file)) if write else (None, False)
-    is_open = isinstance(index, Index)
-    with contextlib.nullcontext(index) if is_open else Index.open(index, model, **opening) as opened:
+    opening_it = contextlib.nullcontext(index) if isinstance(index, Index) else Index.open(index, model, **opening)
+    with opening_it as opened:
         if new:
             logger.warning(f"the token for writing is {token}")
         logger.info(f"{opened.address}: {len(opened):,} images; loading the model and the vectors")

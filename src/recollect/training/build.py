@@ -29,7 +29,7 @@ from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.features import images_at_once
 from recollect.inference.opening import make_embedder
 from recollect.losses.registry import create, describe
-from recollect.losses.trial import try_given, try_loss
+from recollect.losses.trying_out import try_given, try_loss
 from recollect.models import Embedder
 from recollect.models.zoo import find
 from recollect.step import team as teams
@@ -289,7 +289,7 @@ def make_network(config: Config, device: torch.device, model: nn.Module | None =
 
 def make_loss(config: Config, num_classes: int, dim: int, coarse: Sequence[int] | None = None) -> nn.Module:
     """The loss, told the number of classes, the embedding's length and the classes' coarser ones if it asks; its
-    parameters seeded. One from outside is tried first (``losses/trial.py``).
+    parameters seeded. One from outside is tried first (``losses/trying_out.py``).
 
     With ``loss.dims`` there is one for each length, so that none shares another's parameters or memory.
     """

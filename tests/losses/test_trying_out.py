@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.losses import RecallAtK
-from recollect.losses.trial import try_given, try_loss
+from recollect.losses.trying_out import try_given, try_loss
 from recollect.step import large_batch_step
 
 
