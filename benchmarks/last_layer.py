@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from recollect.config.schema import Config
     from recollect.data import ImageSet
     from recollect.models import Embedder
-    from recollect.training.head_training import HeadData
+    from recollect.training.last_layer import HeadData
 
 RATES = (3e-5, 1e-4, 3e-4, 1e-3)
 
@@ -33,7 +33,7 @@ def one_seed(config: Config, images: ImageSet, data: HeadData, steps: int) -> di
     from recollect.data import class_disjoint_split
     from recollect.inference.opening import make_embedder
     from recollect.models.whitening import class_statistics
-    from recollect.training.head_training import SHRINKAGES, measured_head, started_embedder, train_head
+    from recollect.training.last_layer import SHRINKAGES, measured_head, started_embedder, train_head
 
     fresh = make_embedder(config.model, config.run.seed).eval()
     names = set(class_disjoint_split(images, "random", config.run.seed)[0].names)
@@ -70,7 +70,7 @@ def main() -> None:
     from recollect.data import load
     from recollect.inference.features import part_rows
     from recollect.inference.opening import make_embedder, open_start
-    from recollect.training.head_training import HeadData, measured_head
+    from recollect.training.last_layer import HeadData, measured_head
 
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from recollect.cli.app import app
 from recollect.common.errors import ImageError
 from recollect.data import ImageSet, load
-from recollect.inference.embedding_sets import embed_files, embed_set, head_inputs
+from recollect.inference.embedding_sets import embed_files, embed_set
+from recollect.inference.features import head_inputs
 from recollect.models import Embedder
 from recollect.training.trainer import train
 from report.report_runs import count_images

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from recollect.cli.app import app
 from recollect.common.errors import ConfigError
 from recollect.config.overrides import resolve
-from recollect.inference.embedding_sets import head_inputs
+from recollect.inference.features import head_inputs
 from recollect.inference.opening import make_embedder
 from recollect.inference.whitening_sets import WhiteningSet, add_last_layer
 from recollect.models import Embedder, whitening_from_pairs
-from recollect.training.whitened_start import whitening_images
+from recollect.training.last_layer import whitening_images
 
 IMAGES = 260  # as many pairs as ``tiny`` has features, and a few more
 
@@ -46,7 +46,7 @@ def network() -> Embedder:
 
 def test_the_last_layer_is_the_whitening_of_the_pairs(sfm: Path, network: Embedder) -> None:
     chosen = WhiteningSet.from_sfm(sfm)
-    assert len(chosen) == IMAGES
+    assert len(chosen.images) == IMAGES
     made = add_last_layer(network, chosen, 32)
     features = head_inputs(made, chosen.images)
     wanted = whitening_from_pairs(features, torch.arange(IMAGES - 1), torch.arange(1, IMAGES))

@@ -33,10 +33,10 @@ from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
 from recollect.step.team import Team
 from recollect.training import trainer
 from recollect.training.build import build
+from recollect.training.last_layer import whiten_last_layer, whitening_images
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import train
 from recollect.training.validation import measure
-from recollect.training.whitened_start import whiten_last_layer, whitening_images
 from training.small_runs import final_weights, losses, same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")

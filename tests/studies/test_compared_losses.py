@@ -19,7 +19,6 @@ from recollect.studies.compared_losses import (
     compare_losses,
     parse_losses,
     plan_comparison,
-    run_comparison,
 )
 from recollect.studies.matrix import pending, processor_seconds_of
 from recollect.studies.summary import Judged, verdict
@@ -177,5 +176,7 @@ def test_a_page_of_someone_else_is_refused_before_the_runs(images: Path, tmp_pat
     planned.matrix.open()
     (tmp_path / "out" / "comparison.html").write_text("mine")
     with pytest.raises(InputError, match="not a page"):
-        run_comparison(planned, jobs=1)
+        compare_losses(
+            "recall_at_k", "folder", {**SMALL, "data.root": str(images)}, out=tmp_path / "out", steps=2, jobs=1
+        )
     assert not (tmp_path / "out" / "runs").exists()

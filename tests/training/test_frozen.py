@@ -19,7 +19,7 @@ from recollect.data import ImageSet, load
 from recollect.evaluation import evaluate
 from recollect.inference.features import SetRows
 from recollect.models import Embedder
-from recollect.training import logs, trainer
+from recollect.training import run_folder, trainer
 from recollect.training.batches import FeatureFeed
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import train
@@ -70,15 +70,15 @@ def test_only_the_rest_learns_and_the_result_is_an_ordinary_embedder(root: Path,
 def test_resuming_on_features_is_exact(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small_config(root, **{**FROZEN, "run.checkpoint_steps": 3, "run.checkpoint_minutes": 60})
     train(config, tmp_path / "whole")
-    record = logs.Log.step
+    record = run_folder.Log.step
 
-    def killing(self: logs.Log, **values: Any) -> None:
+    def killing(self: run_folder.Log, **values: Any) -> None:
         record(self, **values)
         if values["step"] == 5:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(logs.Log, "step", killing)
+        patch.setattr(run_folder.Log, "step", killing)
         with pytest.raises(KeyboardInterrupt):
             train(config, tmp_path / "killed")
     train(resume=tmp_path / "killed")

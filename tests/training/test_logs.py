@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from recollect.common import memory as memory_file
 from recollect.common.console import ProgressLine
-from recollect.training import logs
-from recollect.training.run_folder import RunFolder
+from recollect.training.run_folder import Log, RunFolder
 
 RECORD: dict[str, Any] = {"step": 1, "epoch": 0.5, "loss": 0.25, "images_per_second": 12.0}
 
@@ -21,7 +21,7 @@ RECORD: dict[str, Any] = {"step": 1, "epoch": 0.5, "loss": 0.25, "images_per_sec
 def _without_resource(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module as it is imported on Windows."""
     monkeypatch.setitem(sys.modules, "resource", None)
-    spec = importlib.util.spec_from_file_location("logs_elsewhere", logs.__file__)
+    spec = importlib.util.spec_from_file_location("memory_elsewhere", memory_file.__file__)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -29,26 +29,26 @@ def _without_resource(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def _note(module: Any, folder: Path, memory: int | None, monkeypatch: pytest.MonkeyPatch) -> str:
+def _note(folder: Path, memory: int | None, monkeypatch: pytest.MonkeyPatch) -> str:
     notes: list[str] = []
     monkeypatch.setattr(ProgressLine, "advance", lambda self, count, note="": notes.append(note))
     with ProgressLine("training", 1, "steps", quiet=True) as line:
-        module.Log(RunFolder(folder), line).step(**RECORD, memory_mb=memory)
+        Log(RunFolder(folder), line).step(**RECORD, memory_mb=memory)
     return notes[0]
 
 
 def test_memory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = logs.peak_memory_mb(torch.device("cpu"))
+    memory = memory_file.peak_memory_mb(torch.device("cpu"))
     assert memory is not None
     assert 50 < memory < 100_000
-    assert _note(logs, tmp_path, 1234, monkeypatch) == "loss 0.2500 12 images/s epoch 0.5 1,234 MB"
+    assert _note(tmp_path, 1234, monkeypatch) == "loss 0.2500 12 images/s epoch 0.5 1,234 MB"
 
 
 def test_a_system_that_does_not_tell_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = _without_resource(monkeypatch)
     memory = elsewhere.peak_memory_mb(torch.device("cpu"))
     assert memory is None
-    assert _note(elsewhere, tmp_path, memory, monkeypatch) == "loss 0.2500 12 images/s epoch 0.5"
+    assert _note(tmp_path, memory, monkeypatch) == "loss 0.2500 12 images/s epoch 0.5"
     assert [record["memory_mb"] for record in RunFolder(tmp_path).read_metrics()] == [None]
 
 
@@ -57,7 +57,7 @@ def test_the_run_keeps_what_a_terminal_would_have_shown(tmp_path: Path, caplog: 
     seconds = iter([0.0, 10.0, 31.0, 40.0])  # when the line is made, and after each step
     run = RunFolder(tmp_path)
     with ProgressLine("training", 100, "steps", clock=lambda: next(seconds)) as line:
-        log = logs.Log(run, line)
+        log = Log(run, line)
         for step in (1, 2, 3):
             log.step(**{**RECORD, "step": step}, memory_mb=None)
         log.evaluation("val", 3, {"r@1": 0.5, "map@r": 0.25})

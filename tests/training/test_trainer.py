@@ -24,7 +24,7 @@ from recollect.config import overrides as recipes
 from recollect.models import Embedder
 from recollect.step import large_batch
 from recollect.step.team import Team
-from recollect.training import build, checkpoint, logs, trainer
+from recollect.training import build, checkpoint, run_folder, trainer
 from recollect.training.callbacks import Callback, TrainingStoppedError
 from recollect.training.run_folder import RunFolder, circumstances
 from recollect.training.trainer import plan, train
@@ -98,16 +98,16 @@ def test_resuming_is_exact(
     """Killed after any step, with checkpoints every so many: the same bits as the run that was never interrupted."""
     settings = {"data.validation": "random", "run.checkpoint_steps": every, "run.checkpoint_minutes": 60}
     config = small_config(root, **settings)
-    record = logs.Log.step
+    record = run_folder.Log.step
 
-    def killing(self: logs.Log, **values: Any) -> None:
+    def killing(self: run_folder.Log, **values: Any) -> None:
         record(self, **values)
         if values["step"] > kill_after:
             raise Killed
 
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(logs.Log, "step", killing)
+        patch.setattr(run_folder.Log, "step", killing)
         if kill_after == 6:  # after the last step, before the model is written
             patch.setattr(trainer.Trainer, "_finish", lambda self: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
@@ -124,15 +124,15 @@ def test_resuming_is_exact(
 _SLOWLY = """
 import time
 from recollect.cli import main
-from recollect.training import logs
+from recollect.training import run_folder
 
-record = logs.Log.step
+record = run_folder.Log.step
 
 def slowly(self, **values):
     record(self, **values)
     time.sleep(0.2)
 
-logs.Log.step = slowly
+run_folder.Log.step = slowly
 main()
 """
 
@@ -186,14 +186,14 @@ def test_kill_9_and_sigterm_of_real_processes(root: Path, tmp_path: Path) -> Non
 
 
 def test_a_signal_saves_first(root: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = logs.Log.step
+    record = run_folder.Log.step
 
-    def signalling(self: logs.Log, **values: Any) -> None:
+    def signalling(self: run_folder.Log, **values: Any) -> None:
         record(self, **values)
         if values["step"] == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(logs.Log, "step", signalling)
+    monkeypatch.setattr(run_folder.Log, "step", signalling)
     before = signal.getsignal(signal.SIGINT)
     settings = {"data.validation": "random", "run.checkpoint_minutes": 60}
     with pytest.raises(TrainingStoppedError, match=r"saved after step 2.*--resume") as stopped:
@@ -223,7 +223,7 @@ def test_a_run_is_never_written_over(root: Path, whole: Path, tmp_path: Path, ca
 
 
 def test_a_run_has_one_writer(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs.Log, "step", lambda self, **values: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(run_folder.Log, "step", lambda self, **values: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         train(small_config(root), tmp_path / "run")
     monkeypatch.undo()
@@ -243,11 +243,11 @@ def test_who_waits_at_the_lock_and_who_comes_later_meet(
     fcntl = pytest.importorskip("fcntl")
     waiting: list[Any] = []
 
-    def ending(self: logs.Log, **values: Any) -> None:
+    def ending(self: run_folder.Log, **values: Any) -> None:
         waiting.append((tmp_path / "run" / ".lock").open("a"))
         raise Killed
 
-    monkeypatch.setattr(logs.Log, "step", ending)
+    monkeypatch.setattr(run_folder.Log, "step", ending)
     with pytest.raises(Killed):
         train(small_config(root), tmp_path / "run")
     with waiting[0]:
@@ -430,15 +430,15 @@ def test_losses_with_parameters_are_trained_and_resumed(
     }
     config = small_config(root, **settings)
     train(config, tmp_path / "whole")
-    record = logs.Log.step
+    record = run_folder.Log.step
 
-    def killing(self: logs.Log, **values: Any) -> None:
+    def killing(self: run_folder.Log, **values: Any) -> None:
         record(self, **values)
         if values["step"] == 5:
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(logs.Log, "step", killing)
+        patch.setattr(run_folder.Log, "step", killing)
         with pytest.raises(Killed):
             train(config, tmp_path / "killed")
     train(resume=tmp_path / "killed")

@@ -17,8 +17,8 @@ from small_runs import make_images
 
 import recollect
 
-MOST_HANDING_ON = 31
-MOST_WORKING = 68
+MOST_HANDING_ON = 25
+MOST_WORKING = 64
 SOURCES = Path(recollect.__file__).parent
 WALK = r"""
 import ast, importlib, os, sys, threading

@@ -16,8 +16,8 @@ from recollect.config.overrides import as_mapping
 from recollect.models.whitening import pairs_of_classes
 from recollect.step.team import Team
 from recollect.training.build import Training, build
+from recollect.training.last_layer import whiten_last_layer, whitening_images
 from recollect.training.trainer import train
-from recollect.training.whitened_start import whiten_last_layer, whitening_images
 from training.small_runs import final_weights, make_images, small_config
 
 

@@ -19,7 +19,7 @@ from recipes import landmarks
 from recollect import Embedder, RecallAtK
 from recollect.config.overrides import resolve
 from recollect.step import StepInfo, chunking, large_batch, large_batch_step
-from recollect.training import logs
+from recollect.training import run_folder
 from recollect.training.batches import PixelFeed
 from recollect.training.trainer import plan, train
 from step.test_team import torchrun
@@ -103,15 +103,15 @@ def test_resuming_is_exact(
     torch.set_num_threads(1)
     config = small_config(root, **WHOLE, **{"run.checkpoint_steps": every, "data.workers": 2, "data.cache": "ram"})
     train(config, tmp_path / "whole")
-    record = logs.Log.step
+    record = run_folder.Log.step
 
-    def killing(self: logs.Log, **values: Any) -> None:
+    def killing(self: run_folder.Log, **values: Any) -> None:
         record(self, **values)
         if values["step"] > kill_after:
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(logs.Log, "step", killing)
+        patch.setattr(run_folder.Log, "step", killing)
         with pytest.raises(Killed):
             train(config, tmp_path / "run")
     torch.manual_seed(99)

@@ -15,7 +15,7 @@ import torch
 from recollect.config.overrides import resolve
 from recollect.inference import whitening_sets
 from recollect.step.team import start, stop
-from recollect.training import whitened_start as whitening
+from recollect.training import last_layer as whitening
 from recollect.training.build import build
 
 

@@ -18,6 +18,7 @@ from recollect.cli.options import (
     data_switches,
     finite,
     print_json,
+    recipe_or_default,
     remarks_aside,
 )
 from recollect.common.words import printable
@@ -88,7 +89,7 @@ def compare(
     import recollect
 
     remarks_aside(as_json)
-    chosen = "glyphs" if recipe is None and data is None else recipe
+    chosen = recipe_or_default(recipe, data)
     given = [*data_switches(allow_outside), *(settings or [])]
     asked: dict[str, Any] = {"data": data, "root": root, "out": out, "seeds": seeds, "steps": steps}
     if plan:

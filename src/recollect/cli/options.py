@@ -9,14 +9,11 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from recollect.common.words import printable
-
-if TYPE_CHECKING:
-    from recollect.config.schema import Config
 
 
 class _Remarks(logging.Handler):
@@ -160,11 +157,9 @@ def data_switches(allow_outside: bool, skip_bad: bool = False, max_pixels: int |
     return chosen + ([] if max_pixels is None else [f"data.max_pixels={max_pixels}"])
 
 
-def resolved(recipe: str | None, data: str | None, root: str | None, settings: list[str]) -> Config:
-    """The configuration that a user's words mean; without a recipe and without images, that of the embedded characters."""
-    from recollect import resolve
-
-    return resolve("glyphs" if recipe is None and data is None else recipe, settings, data=data, root=root)
+def recipe_or_default(recipe: str | None, data: str | None) -> str | None:
+    """The recipe of a verb that trains: without one and without images, that of the embedded characters."""
+    return "glyphs" if recipe is None and data is None else recipe
 
 
 def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, list[str]]:

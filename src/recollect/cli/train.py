@@ -20,8 +20,8 @@ from recollect.cli.options import (
     complete_recipe,
     complete_setting,
     print_json,
+    recipe_or_default,
     remarks_aside,
-    resolved,
 )
 from recollect.common.words import printable
 
@@ -194,7 +194,8 @@ def train(
             raise ConfigError("--final takes every setting from its run: leave every option out but --out and --plan.")
         config = recollect.final_config(final)
     else:
-        config = resolved(recipe, data, root, [*chosen, *(settings or [])])
+        wanted = recipe_or_default(recipe, data)
+        config = recollect.resolve(wanted, [*chosen, *(settings or [])], data=data, root=root)
     if plan:
         _show_plan(*recollect.plan(config), as_json)
     else:

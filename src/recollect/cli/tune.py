@@ -16,8 +16,8 @@ from recollect.cli.options import (
     complete_recipe,
     data_switches,
     print_json,
+    recipe_or_default,
     remarks_aside,
-    resolved,
 )
 
 
@@ -72,7 +72,7 @@ def tune(
     import recollect
 
     chosen = [*data_switches(allow_outside, skip_bad, max_pixels), *(settings or [])]
-    config = resolved(recipe, data, root, chosen)
+    config = recollect.resolve(recipe_or_default(recipe, data), chosen, data=data, root=root)
     if plan:
         for line in recollect.plan_tuning(config, out, trials=trials, space=space, sampler=sampler, pruner=pruner):
             typer.echo(line)

@@ -9,9 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+resource: ModuleType | None
+try:
+    resource = import_module("resource")
+except ImportError:  # Windows has none
+    resource = None
 
 UNKNOWN = 8 * 2**30
 """What is taken to be free where the system does not tell."""
@@ -56,6 +68,18 @@ def resident_bytes(root: Path = Path("/")) -> int:
     """Bytes that this process holds now: libraries, weights, everything; 0 where the system does not tell."""
     held = _field(root / "proc/self/status", "VmRSS:")
     return 0 if held is None else held * 1024
+
+
+def peak_memory_mb(device: torch.device) -> int | None:
+    """The most memory held so far: of the GPU, or of this process; None where the system does not tell."""
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.max_memory_allocated(device) >> 20)
+    if resource is None:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak >> 20 if sys.platform == "darwin" else peak >> 10)
 
 
 def _processes() -> int:

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from recollect.common.bad_images import BadImage
 from recollect.data import ImageSet, Pipeline
@@ -120,24 +119,6 @@ def files_as_set(paths: Sequence[Path], name: str = "images") -> ImageSet:
     # The user named these files one by one, so that none is outside of what may be read.
     names = [path.as_posix() for path in absolute]
     return ImageSet(name, names, np.zeros(len(names), np.int64), ["images"], root=root, allow_outside=True)
-
-
-def head_inputs(
-    embedder: Embedder,
-    images: ImageSet,
-    *,
-    frozen: str | None = None,
-    batch_size: int = BATCH,
-    on_bad_image: str = "error",
-) -> Tensor:
-    """What the last layer is given for every image, N × feature_dim, not a number for images that were skipped.
-
-    This is what whitening is learned from.
-    """
-    rows = part_rows(embedder, images, frozen=frozen, batch_size=batch_size, on_bad_image=on_bad_image).rows
-    with torch.no_grad():
-        inputs = embedder.head.inputs(torch.from_numpy(np.asarray(rows)).to(embedder.device))
-    return inputs.float().cpu()
 
 
 def _through_head(embedder: Embedder, pooled: Rows) -> Rows:

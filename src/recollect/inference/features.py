@@ -325,3 +325,21 @@ def _about(embedder: Embedder, upto: str, transform: Transform, native: bool = F
         "pooling": "native" if own else embedder.config.pooling,
         "pooling_weights": weights_digest(pooling) if pooling is not None else "",
     }
+
+
+def head_inputs(
+    embedder: Embedder,
+    images: ImageSet,
+    *,
+    frozen: str | None = None,
+    batch_size: int = BATCH,
+    on_bad_image: str = "error",
+) -> Tensor:
+    """What the last layer is given for every image, N × feature_dim, not a number for images that were skipped.
+
+    This is what whitening is learned from.
+    """
+    rows = part_rows(embedder, images, frozen=frozen, batch_size=batch_size, on_bad_image=on_bad_image).rows
+    with torch.no_grad():
+        inputs = embedder.head.inputs(torch.from_numpy(np.asarray(rows)).to(embedder.device))
+    return inputs.float().cpu()

@@ -1,7 +1,7 @@
 """What a whitening is learned from, and a last layer made of one: before training, or after it.
 
 Pairs of images that match come from the lists of SfM-120k or from labels, two images of one class being a pair.
-``training/whitened_start.py`` starts a last layer that way; ``add_last_layer`` gives a trained network without one its
+``training/last_layer.py`` starts a last layer that way; ``add_last_layer`` gives a trained network without one its
 whitening afterwards, as in the rows that the paper marks with an asterisk.
 """
 
@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from recollect.common.errors import ConfigError
 from recollect.common.files import make_folder_for
 from recollect.data import ImageSet, load, load_sfm_pairs
-from recollect.inference.embedding_sets import head_inputs
-from recollect.inference.features import images_at_once
+from recollect.inference.features import head_inputs, images_at_once
 from recollect.inference.opening import open_model
 from recollect.inference.test_sets import choose_test
 from recollect.models import Embedder, Whitening, whitening_from_labels, whitening_from_pairs
@@ -34,9 +33,6 @@ class WhiteningSet:
 
     images: ImageSet
     pairs: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
-
-    def __len__(self) -> int:
-        return len(self.images)
 
     @classmethod
     def from_sfm(cls, root: Path | str, *, allow_outside: bool = False) -> WhiteningSet:
@@ -143,6 +139,6 @@ def whiten(
         choice = choose_test(None, data=str(data), root=None if root is None else Path(root), split=split)
         outside = {"allow_outside": True} if allow_outside else {}
         chosen = labelled_set(load(choice.data, choice.root, split, **outside))
-    logger.info(f"learning from {len(chosen):,} images")
+    logger.info(f"learning from {len(chosen.images):,} images")
     add_last_layer(opened.embedder, chosen, dim, seed).save(out, overwrite=overwrite)
     return out

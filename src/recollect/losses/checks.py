@@ -1,17 +1,19 @@
-"""Checks of the input and options of every loss: shapes, lengths, types, finite numbers, ranges."""
+"""Checks of the input of every loss: shapes, lengths, types, finite numbers. Of its options: ``common/checks.py``."""
 
 from __future__ import annotations
 
 import math
-import numbers
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recollect.common.errors import ConfigError, InputError
+from recollect.common.checks import check_whole
+from recollect.common.errors import InputError
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+TEMPERATURES = (1e-8, 1e8)
+"""The range of a temperature. Beyond it a step is flat, or no number type can hold its slope."""
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -83,47 +85,9 @@ def greatest_length(embeddings: Tensor) -> float:
     return float(torch.stack(norms).amax())
 
 
-def check_number(name: str, value: Any, low: float, high: float) -> float:
-    """``value`` as a float if it is a number from ``low`` to ``high``; options come from YAML, so it can be of any type.
-
-    Raises:
-        ConfigError: if it is not; the message names the range.
-    """
-    if not _is_number(value) or not low <= value <= high:
-        raise ConfigError(f"{name} must be a number from {low:g} to {high:g}, but is {_shown(value)}.")
-    return float(value)
-
-
-def check_whole(name: str, value: Any, low: int, high: int) -> int:
-    """``value`` as an int if it is a whole number from ``low`` to ``high``.
-
-    Raises:
-        ConfigError: if it is not; the message names the range.
-    """
-    if not _is_number(value) or not low <= value <= high or value != int(value):
-        raise ConfigError(f"{name} must be a whole number from {low} to {high}, but is {_shown(value)}.")
-    return int(value)
-
-
-def check_flag(name: str, value: Any) -> bool:
-    """``value`` if it is True or False.
-
-    Raises:
-        ConfigError: it is anything else.
-    """
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} must be True or False, but is {_shown(value)}.")
-    return value
-
-
 def check_memory(value: Any) -> int:
     """``value`` if it is a valid memory budget in bytes."""
     return check_whole("memory", value, 1, 2**60)
-
-
-def check_temperature(name: str, value: Any) -> float:
-    """``value`` if it is a valid temperature. Beyond the range a step is flat, or no number type can hold its slope."""
-    return check_number(name, value, 1e-8, 1e8)
 
 
 def check_scale(queries: Tensor, references: Tensor, tau: float, dtype: torch.dtype) -> None:
@@ -144,12 +108,3 @@ def check_scale(queries: Tensor, references: Tensor, tau: float, dtype: torch.dt
 def largest_similarity(dtype: torch.dtype) -> float:
     """The largest similarity, in units of tau, at which ``dtype`` still resolves steps of 1/16."""
     return 1 / (16 * torch.finfo(dtype).eps)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

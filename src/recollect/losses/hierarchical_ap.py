@@ -9,8 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from recollect.common.checks import check_number
 from recollect.common.errors import ConfigError, InputError
-from recollect.losses.checks import check_number, check_temperature
+from recollect.losses.checks import TEMPERATURES
 from recollect.losses.engine.graded_rank import GradedRank, LevelRanks
 from recollect.losses.engine.simix import Mixing
 from recollect.losses.engine.steps import Step
@@ -62,7 +63,10 @@ class HierarchicalAP(TiledLoss):
         whole = isinstance(coarse, list | tuple) and all(type(number) is int for number in coarse)
         if not whole or not coarse or min(coarse) < 0:
             raise ConfigError("coarse must be a list of whole numbers (0 or more): the coarser label of each label.")
-        self.alpha, self.step = check_number("alpha", alpha, 0, 100), make_step(step, check_temperature("tau", tau))
+        self.alpha, self.step = (
+            check_number("alpha", alpha, 0, 100),
+            make_step(step, check_number("tau", tau, *TEMPERATURES)),
+        )
         self.prune = chosen.prune
         self.register_buffer("coarse", torch.tensor(coarse), persistent=False)
         self._fine: tuple[Tensor, Tensor] | None = None

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from recollect.common.checks import check_whole
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.unit_prefix import prefix_lengths, unit_prefix
-from recollect.losses.checks import check_whole
 
 Loss = Callable[..., Tensor]
 

@@ -10,8 +10,9 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
+from recollect.common.checks import check_flag, check_number, check_whole
 from recollect.common.errors import ConfigError
-from recollect.losses.checks import check_flag, check_number, check_temperature, check_whole
+from recollect.losses.checks import TEMPERATURES
 from recollect.losses.engine.soft_rank import Ranks
 from recollect.losses.engine.steps import Asymmetric, Sigmoid, Step, saturation
 from recollect.losses.rank_loss import RankLoss
@@ -70,7 +71,7 @@ class RecallAtK(RankLoss):
         # A positive this far behind every k has σ_tau1(k − rank) below rounding, in float64 too.
         limit = max(chosen) + max(each) * saturation(torch.float64)
         query: Literal["ranked", "excluded"] = "ranked" if check_flag("count_query", count_query) else "excluded"
-        tau2 = check_temperature("tau2", tau2)
+        tau2 = check_number("tau2", tau2, *TEMPERATURES)
         super().__init__(step=make_step(step, tau2), query=query, rank_limit=limit, simix=simix, **options)
         self.k, self.tau1, self.tau2 = chosen, each if len(each) > 1 else each[0], tau2
 

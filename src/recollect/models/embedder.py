@@ -25,7 +25,7 @@ from recollect.models.embedding import ImageLike, embed_images
 from recollect.models.groups import parameter_groups
 from recollect.models.heads import Head, unit
 from recollect.models.hub import fetched_once, is_hub_address
-from recollect.models.normalization import InputNormalization, adapted_preprocessing, by_shape, check_patches
+from recollect.models.normalization import InputNormalization, by_shape, check_patches
 from recollect.models.outside import CodeOrigin, build_outside, natural_pooling
 from recollect.models.pooling import make_pooling
 from recollect.models.stages import (
@@ -160,7 +160,7 @@ class Embedder(nn.Module):
             raise ConfigError(
                 f"model.options are for your own backbone, but {row.name} is one of recollect's: remove them."
             )
-        preprocessing = adapted_preprocessing(row, size, resize, interpolation, normalization)
+        preprocessing = row.adapted_preprocessing(size, resize, interpolation, normalization)
         no_head = dim is None
         chosen_dim = row.dim if dim == "default" else dim
         if not row.has_weights_file and weights not in (None, "none"):

@@ -1,13 +1,11 @@
-"""Pixels before the backbone: adapted preprocessing, normalization, images of several sizes.
+"""Pixels before the backbone: normalization, and images of several sizes.
 
-``Embedder`` uses all three. Resizing and cropping themselves are in ``common/preprocessing.py``.
+``Embedder`` uses both. Resizing and cropping themselves are in ``common/preprocessing.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +13,6 @@ from torch import Tensor, nn
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.preprocessing import Preprocessing
 from recollect.common.size_groups import grouped
-from recollect.models import zoo
-
-LEAST_SIZE = 8  # pixels: tiny's poolings leave nothing of smaller images
 
 
 class InputNormalization(nn.Module):
@@ -74,29 +69,3 @@ def by_shape(run: Callable[[Tensor], Tensor], images: Sequence[Tensor]) -> Tenso
     results = torch.cat([run(torch.stack([images[row] for row in rows])) for rows in groups])
     order = torch.tensor([row for rows in groups for row in rows], device=results.device)
     return results[order.argsort()]
-
-
-def adapted_preprocessing(
-    row: zoo.Initialization,
-    size: int | None,
-    resize: int | Literal["default"] | None,
-    interpolation: str | None,
-    normalization: str | tuple[zoo.Triple, zoo.Triple] | None,
-) -> Preprocessing:
-    """The preprocessing of ``row`` with the user's changes; see ``Embedder.create``."""
-    base = row.preprocessing
-    if size is not None:
-        if size < LEAST_SIZE:
-            raise ConfigError(f"image size {size}: networks need at least {LEAST_SIZE} pixels.")
-        scaled = None if base.resize is None else round(size * base.resize / base.size)
-        base = replace(base, size=size, resize=scaled)
-    if resize != "default":
-        base = replace(base, resize=resize)
-    if base.resize is None:  # whole images, by the rules of instance search
-        base = replace(base, max_side=size or base.max_side, interpolation="lanczos")
-    if normalization is not None:
-        mean, std = zoo.mean_and_std(normalization)
-        base = replace(base, mean=mean, std=std)
-    if interpolation is not None:
-        base = replace(base, interpolation=interpolation)
-    return base

@@ -10,7 +10,8 @@ listing the table is instant. ``embedder.py`` builds from a row, ``weight_files.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from recollect.common import doors
 from recollect.common.errors import ConfigError
@@ -25,6 +26,9 @@ NORMALIZATIONS: dict[str, tuple[Triple, Triple]] = {
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
 }
 """Mean and standard deviation of the pixels, by the name of the project that introduced them."""
+
+
+LEAST_SIZE = 8  # pixels: tiny's poolings leave nothing of smaller images
 
 
 def mean_and_std(normalization: str | tuple[Triple, Triple]) -> tuple[Triple, Triple]:
@@ -112,6 +116,29 @@ class Initialization:
         """The preprocessing that the model expects."""
         mean, std = mean_and_std(self.normalization)
         return Preprocessing(self.size, self.resize, self.interpolation, mean, std, self.max_side)
+
+    def adapted_preprocessing(
+        self,
+        size: int | None,
+        resize: int | Literal["default"] | None,
+        interpolation: str | None,
+        normalization: str | tuple[Triple, Triple] | None,
+    ) -> Preprocessing:
+        """The preprocessing with the user's changes; see ``Embedder.create``."""
+        base = self.preprocessing
+        if size is not None:
+            if size < LEAST_SIZE:
+                raise ConfigError(f"image size {size}: networks need at least {LEAST_SIZE} pixels.")
+            scaled = None if base.resize is None else round(size * base.resize / base.size)
+            base = replace(base, size=size, resize=scaled)
+        if resize != "default":
+            base = replace(base, resize=resize)
+        if base.resize is None:  # whole images, by the rules of instance search
+            base = replace(base, max_side=size or base.max_side, interpolation="lanczos")
+        if normalization is not None:
+            mean, std = mean_and_std(normalization)
+            base = replace(base, mean=mean, std=std)
+        return base if interpolation is None else replace(base, interpolation=interpolation)
 
     def file_names(self) -> tuple[str, ...]:
         """Every file name to search for: the original names, and ``<name>`` or ``<timm id>`` with a known suffix."""

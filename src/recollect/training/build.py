@@ -129,7 +129,7 @@ class Training:
     given_loss: nn.Module | None = None
     """The loss, if it was handed over and not made."""
     left_open: frozenset[str] = frozenset()
-    """Settings that were ``"auto"`` and that features may settle better (``head_training.py``)."""
+    """Settings that were ``"auto"`` and that features may settle better (``last_layer.py``)."""
 
     @property
     def feeds(self) -> list[Feed]:

@@ -22,6 +22,7 @@ from recollect.losses.engine.simix import MAX_PAIRS
 from recollect.step.randomness import random_state, set_random_state
 from recollect.training.batches import PixelFeed, make_feed
 from recollect.training.build import Training
+from recollect.training.last_layer import whitening_images
 from recollect.training.memory_limit import refuse_chunk, refuse_estimate
 from recollect.training.probes import (
     NetworkProbe,
@@ -34,7 +35,6 @@ from recollect.training.probes import (
     probe_reading,
 )
 from recollect.training.validation import FEW_QUERIES, Watched
-from recollect.training.whitened_start import whitening_images
 
 _LOSS_MEMORY = 512 << 20  # what the rank losses allow themselves beside embeddings
 _LOSS_MATRICES = 6  # of a small batch: similarities, soft ranks and their gradients
@@ -353,7 +353,7 @@ def _time(training: Training, network: NetworkFigures, probe: NetworkProbe, shar
     features = sum(feed.seconds_to_prepare() for feed in training.feeds)
     evaluation = sum(_evaluation(training, watched, probe, share) for watched in training.watched)
     chosen = whitening_images(config, sets.train)
-    whitening = 0.0 if chosen is None else len(chosen) * (probe.forward * share + reading / mine)
+    whitening = 0.0 if chosen is None else len(chosen.images) * (probe.forward * share + reading / mine)
     count = _evaluations(training)
     verdict = _verdict(training, probe.forward * share + reading / mine)
     saving = _saving(training, network, step * batches.steps, count)

@@ -24,7 +24,7 @@ from recollect.inference.opening import make_embedder, open_start
 from recollect.inference.trained_on import screen, trained_on
 from recollect.models import Embedder
 from recollect.training.build import Training
-from recollect.training.whitened_start import start_last_layer, whitening_images
+from recollect.training.last_layer import start_last_layer, whitening_images
 
 PRETRAINED, START = "pretrained", "start"
 """What is compared with: the pre-trained network without training, and the last layer as it started (0 steps)."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import platform
 import re
@@ -34,6 +35,7 @@ import yaml
 
 from recollect._version import __version__
 from recollect.common.bad_images import BadImage
+from recollect.common.console import PROGRESS, ProgressLine
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import append_line, atomic_write, make_folder_for, new_folder, write_json, write_text
 from recollect.common.locks import try_lock
@@ -48,6 +50,7 @@ from recollect.inference.trained_on import FILE as TRAINED_ON
 from recollect.inference.trained_on import TrainedOn
 from recollect.step.team import Team
 
+logger = logging.getLogger(__name__)
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "pytorch-metric-learning")
 
 
@@ -257,3 +260,53 @@ def alone(folder: RunFolder, team: Team) -> Iterator[None]:
     finally:
         if lock is not None:
             lock.close()  # the file stays: were it removed, one process could lock the old file and one a new one
+
+
+class Log:
+    """Writes a training's figures: ``metrics.jsonl``, ``train.log``, the progress line. Other places: ``loggers.py``.
+
+    Args:
+        folder: the run; None on all processes but the first, which then keep quiet.
+        line: the progress line.
+    """
+
+    def __init__(self, folder: RunFolder | None, line: ProgressLine) -> None:
+        self.folder, self.line = folder, line
+        self.latest: dict[str, dict[str, float]] = {}
+        self._watched = ""
+        for record in () if folder is None else folder.read_metrics():  # of a run that is resumed
+            if record["kind"] == "evaluation":
+                values = {key: value for key, value in record.items() if key not in ("kind", "step", "split")}
+                self.latest[record["split"]] = values
+
+    def step(self, **record: Any) -> None:
+        """One optimizer step."""
+        memory = record["memory_mb"]
+        # What matters most comes first: a narrow terminal cuts the rest.
+        note = (
+            f"loss {record['loss']:.4f} {record['images_per_second']:,.0f} images/s{self._watched} "
+            f"epoch {record['epoch']:.1f}{'' if memory is None else f' {memory:,} MB'}"
+        )
+        told = self.line.advance(1, note=note)
+        if told is not None and self.folder is not None:
+            self.folder.append_log(told)
+        self._write({"kind": "step", **record})
+
+    def evaluation(self, name: str, step: int, metrics: Mapping[str, float]) -> None:
+        """One evaluation of the set ``name``."""
+        self.latest[name] = dict(metrics)
+        first = next(iter(metrics))
+        self._watched = f" {name} {first} {100 * metrics[first]:.1f}"
+        if self.folder is not None:
+            # A metric of one's own need not be a share.
+            figures = "  ".join(
+                f"{key} {100 * v:.1f}" if abs(v) <= 1 else f"{key} ({v:.4g})" for key, v in metrics.items()
+            )
+            line = f"{name:<10} after step {step:,}, in %: {figures}"
+            logger.info(line, extra=PROGRESS)
+            self.folder.append_log(line)
+        self._write({"kind": "evaluation", "step": step, "split": name, **metrics})
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        if self.folder is not None:
+            self.folder.append_metrics(record)

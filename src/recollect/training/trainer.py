@@ -2,7 +2,7 @@
 
 What each line does lives in a file of its own: everything made from the settings (``build.py``), the plan
 (``estimate.py``), the step (``recollect/step``), learning rates (``optimizer.py``), evaluation (``validation.py``),
-state (``checkpoint.py``), files (``run_folder.py``, ``logs.py``), interruptions (``signals.py``), who is told
+state (``checkpoint.py``), files (``run_folder.py``), interruptions (``signals.py``), who is told
 (``callbacks.py``, ``loggers.py``), objects in the place of names (``given.py``).
 """
 
@@ -24,6 +24,7 @@ from torch import nn
 from recollect.common import doors
 from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError
+from recollect.common.memory import peak_memory_mb
 from recollect.common.threads import limited_threads
 from recollect.config.overrides import as_mapping
 from recollect.config.schema import Config
@@ -41,17 +42,15 @@ from recollect.training.callbacks import Callback, TrainingStoppedError, checked
 from recollect.training.checkpoint import Progress, load_checkpoint, save_best, save_checkpoint
 from recollect.training.estimate import Plan, estimate
 from recollect.training.given import Given, chosen_config, objects_and_names
-from recollect.training.head_training import choose_start
 from recollect.training.judging import judge_training
+from recollect.training.last_layer import choose_start, whiten_last_layer, whitening_images
 from recollect.training.loggers import make_callback, make_loggers, numbers
-from recollect.training.logs import Log, peak_memory_mb
 from recollect.training.optimizer import Position, clip_gradients, set_learning_rates
 from recollect.training.outcome import Outcome as Outcome
 from recollect.training.resuming import note_resumption, resumable, resume_command
-from recollect.training.run_folder import RunFolder, alone, circumstances, now
+from recollect.training.run_folder import Log, RunFolder, alone, circumstances, now
 from recollect.training.signals import StopRequest, stop_on_signals
 from recollect.training.validation import column_of, measure, merit
-from recollect.training.whitened_start import whiten_last_layer, whitening_images
 
 logger = logging.getLogger(__name__)
 
@@ -273,7 +272,7 @@ class Trainer:
             self.remark(f"resumed    after step {self.progress.step:,}")
         elif (chosen := whitening_images(self.config, self.training.sets.train)) is not None:
             whose = "training" if chosen.pairs is None else "SfM-120k"
-            self.remark(f"whitening  the last layer starts from {len(chosen):,} {whose} images")
+            self.remark(f"whitening  the last layer starts from {len(chosen.images):,} {whose} images")
             whiten_last_layer(self.training, chosen)
             self._save()  # so that it is learned once, however early the run is interrupted
         if self.first:

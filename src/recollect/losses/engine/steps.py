@@ -18,7 +18,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from recollect.losses.checks import check_number, check_temperature, largest_similarity
+from recollect.common.checks import check_number
+from recollect.losses.checks import TEMPERATURES, largest_similarity
 
 
 def hidden(dtype: torch.dtype) -> float:
@@ -73,7 +74,7 @@ class Sigmoid:
     tau: float = 0.01
 
     def __post_init__(self) -> None:
-        check_temperature("tau", self.tau)
+        check_number("tau", self.tau, *TEMPERATURES)
 
     at_zero = 0.5
 
@@ -227,7 +228,7 @@ class Asymmetric:
     positive: Heaviside = field(default_factory=Heaviside)
 
     def __post_init__(self) -> None:
-        check_temperature("tau", self.tau)
+        check_number("tau", self.tau, *TEMPERATURES)
         check_number("rho", self.rho, 1e-6, 1e6)
         for name in ("delta", "start", "offset"):
             check_number(name, getattr(self, name), 0, 1e6)

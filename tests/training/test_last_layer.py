@@ -18,12 +18,19 @@ from recollect.evaluation import Verdict
 from recollect.models import whitening_from_classes
 from recollect.step.team import Team
 from recollect.training.build import build
-from recollect.training.head_training import RATES, SHRINKAGES, HeadData, choose_start, train_head
 from recollect.training.judging import judge
+from recollect.training.last_layer import (
+    RATES,
+    SHRINKAGES,
+    HeadData,
+    choose_start,
+    train_head,
+    whiten_last_layer,
+    whitening_images,
+)
 from recollect.training.outcome import final_config
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import plan, train
-from recollect.training.whitened_start import whiten_last_layer, whitening_images
 
 HEAD = {
     "data.augmentation": "none",
