@@ -11,12 +11,13 @@ from recollect.cli.app import app
 from recollect.cli.options import (
     AllowOutside,
     AsJson,
+    Jobs,
+    Minutes,
     Quiet,
     complete_data,
     complete_recipe,
     complete_setting,
     data_switches,
-    finite,
     print_json,
     recipe_or_default,
     remarks_aside,
@@ -63,18 +64,8 @@ def compare(
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path("runs/compare"),
-    jobs: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Concurrent runs. Default: one per core; one with a GPU.")
-    ] = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=10**7,
-            callback=finite,
-            help="Start no new run after this many minutes; 0 only writes the page.",
-        ),
-    ] = None,
+    jobs: Jobs = None,
+    minutes: Minutes = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would be run, and stop.")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,

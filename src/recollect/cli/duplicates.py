@@ -14,6 +14,7 @@ from recollect.cli.options import (
     Download,
     MaxPixels,
     Quiet,
+    Weights,
     complete_model,
     finite,
     given,
@@ -33,7 +34,7 @@ def duplicates(
         str, typer.Option(autocompletion=complete_model, help="For a folder: a run, an embedder or an initialisation.")
     ] = "lite0-in1k",
     top: Annotated[int, typer.Option(min=0, max=10**9, help="Number of groups to show; 0 for all.")] = 50,
-    weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
+    weights: Weights = None,
     device: Device = None,
     download: Download = False,
     allow_outside: AllowOutside = False,

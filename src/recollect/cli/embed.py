@@ -18,6 +18,7 @@ from recollect.cli.options import (
     Overwrite,
     Quiet,
     SkipBad,
+    Weights,
     complete_model,
     remark,
     remark_aside,
@@ -36,7 +37,7 @@ def embed(
         list[str], typer.Argument(help="Folders (one folder per class gives labels), image files, .txt lists of paths.")
     ],
     out: Annotated[Path, typer.Option(help="The .npz to write.")] = Path("vectors.npz"),
-    weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
+    weights: Weights = None,
     dim: Dim = None,
     batch_size: BatchSize = 64,
     device: Device = None,

@@ -16,6 +16,7 @@ from recollect.cli.options import (
     MaxPixels,
     Quiet,
     SkipBad,
+    Weights,
     complete_data,
     complete_model,
     complete_recipe,
@@ -106,7 +107,7 @@ def evaluate_command(
         bool, typer.Option("--json", rich_help_panel=_OUT, help="Print the content of metrics.json instead of tables.")
     ] = False,
     quiet: Quiet = False,
-    weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
+    weights: Weights = None,
     download: Download = False,
     batch_size: BatchSize = 64,
     multiscale: Annotated[

@@ -198,6 +198,16 @@ Quiet = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(callback=_device, help="Device: cpu, cuda, cuda:1, …")]
 Download = Annotated[bool, typer.Option("--download", help="Download weights that are not on this machine.")]
+Weights = Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")]
+Jobs = Annotated[
+    int | None, typer.Option(min=1, max=1024, help="Concurrent runs. Default: one per core; one with a GPU.")
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        min=0, max=10**7, callback=finite, help="Start no new run after this many minutes; 0 only writes the page."
+    ),
+]
 BatchSize = Annotated[int, typer.Option(min=1, max=2**16, help="Images per batch while embedding.")]
 Wait = Annotated[
     float,

@@ -8,7 +8,11 @@ from typing import Annotated, Any, Literal
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Quiet, finite
+from recollect.cli.options import (
+    Jobs,
+    Minutes,
+    Quiet,
+)
 
 
 @app.command()
@@ -27,15 +31,8 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path("runs/reproduce"),
     page: Annotated[Path | None, typer.Option(help="Where to write the page. Default: OUT/page.")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of seeds.")] = 3,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Concurrent runs. Default: one per core; one with a GPU.")
-    ] = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            min=0, max=10**7, callback=finite, help="Start no new run after this many minutes; 0 only writes the page."
-        ),
-    ] = None,
+    jobs: Jobs = None,
+    minutes: Minutes = None,
     earlier: Annotated[
         Path | None,
         typer.Option(help="runs.jsonl of an earlier page: its runs count as done where settings are the same."),

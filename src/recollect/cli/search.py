@@ -15,6 +15,7 @@ from recollect.cli.options import (
     MaxPixels,
     Quiet,
     SkipBad,
+    Weights,
     parse_pairs,
     print_json,
     remarks_aside,
@@ -38,7 +39,7 @@ def search(
     html: Annotated[Path | None, typer.Option(help="Also write a page with the results.")] = None,
     as_json: AsJson = False,
     model: Annotated[str | None, typer.Option(help="New folder of the model, if it moved.")] = None,
-    weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
+    weights: Weights = None,
     device: Device = None,
     max_pixels: MaxPixels = None,
     root: Annotated[

@@ -8,7 +8,12 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Device, Quiet, given
+from recollect.cli.options import (
+    Device,
+    Quiet,
+    Weights,
+    given,
+)
 
 
 @app.command()
@@ -32,7 +37,7 @@ def serve(
         int, typer.Option(min=1, max=10**10, help="Maximum number of pixels of an uploaded image.")
     ] = 50_000_000,
     model: Annotated[str | None, typer.Option(help="New folder of the model, if it moved.")] = None,
-    weights: Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")] = None,
+    weights: Weights = None,
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:

@@ -21,9 +21,9 @@ from recollect.common.errors import ConfigError, InputError
 from recollect.common.preprocessing import Preprocessing
 from recollect.common.processor import check_half_precision
 from recollect.models import backbones, multiscale, zoo
-from recollect.models.embedding import ImageLike, embed_images
+from recollect.models.embedding import ImageLike, embed_images, vectors_of
 from recollect.models.groups import parameter_groups
-from recollect.models.heads import Head, unit
+from recollect.models.heads import Head, UnitLength, unit
 from recollect.models.hub import fetched_once, is_hub_address
 from recollect.models.normalization import InputNormalization, by_shape, check_patches
 from recollect.models.outside import CodeOrigin, build_outside, natural_pooling
@@ -34,6 +34,7 @@ from recollect.models.stages import (
     Stage,
     apply_batch_norm,
     backbone_stages,
+    cut,
     set_batch_norm_gradients,
 )
 from recollect.models.weight_files import obtain_weights
@@ -58,13 +59,6 @@ class EmbedderConfig:
     provenance: Provenance
     code: CodeOrigin | None = None
     """Options of your own backbone."""
-
-
-class _UnitLength(nn.Module):
-    """The last step, as a module for ``split``."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return unit(x)
 
 
 class Embedder(nn.Module):
@@ -98,7 +92,7 @@ class Embedder(nn.Module):
         self.head = Head(features, config.dim, layer_norm=config.layer_norm, l2=config.l2_before_head)
         self.feature_dim = features
         self.dim = features if config.dim is None else config.dim
-        self._multiple = backbones.patch_size(backbone)
+        self.multiple = backbones.patch_size(backbone)
         set_batch_norm_gradients(self, config.batch_norm)
         if backbones.feature_kind(backbone) == "maps":
             # Convolutions on CPUs and tensor cores are faster with channels last; values are the same.
@@ -230,7 +224,7 @@ class Embedder(nn.Module):
         """Normalized B×3×H×W pixels, with sides that the backbone accepts."""
         if images.device.type != "meta":
             images = images.contiguous(memory_format=torch.channels_last)
-        return multiscale.fit(self.normalize(images), 1.0, self._multiple)
+        return multiscale.fit(self.normalize(images), 1.0, self.multiple)
 
     @property
     def takes_any_size(self) -> bool:
@@ -251,7 +245,7 @@ class Embedder(nn.Module):
             *backbone_stages(self.backbone),
             ("pooling", pooling),
             ("head", self.head),
-            ("unit", _UnitLength()),
+            ("unit", UnitLength()),
         ]
 
     def split(self, upto: str = "backbone") -> tuple[nn.Module, nn.Module]:
@@ -264,30 +258,22 @@ class Embedder(nn.Module):
         Nothing is frozen by this alone: see ``freeze``.
         """
         stages = self.stages()
-        cut = self._cut(stages, upto)
+        place = cut(stages, upto)
         policy = self.config.batch_norm
-        frozen, rest = Part(stages[:cut], policy), Part(stages[cut:], policy)
+        frozen, rest = Part(stages[:place], policy), Part(stages[place:], policy)
         return frozen.train(self.training), rest.train(self.training)
 
     def between(self, after: str, upto: str) -> nn.Module:
         """The stages after ``after`` up to and including ``upto``: what ``split(upto)`` has and ``split(after)`` lacks."""
         stages = self.stages()
-        part = Part(stages[self._cut(stages, after) : self._cut(stages, upto)], self.config.batch_norm)
+        part = Part(stages[cut(stages, after) : cut(stages, upto)], self.config.batch_norm)
         return part.train(self.training)
 
     def freeze(self, upto: str = "backbone") -> None:
         """Stop training everything up to and including stage ``upto`` (as in ``split``): no gradients from now on."""
         stages = self.stages()
-        for _, module in stages[: self._cut(stages, upto)]:
+        for _, module in stages[: cut(stages, upto)]:
             module.requires_grad_(False)
-
-    def _cut(self, stages: list[Stage], upto: str) -> int:
-        names = [name for name, _ in stages]
-        if upto == "backbone":
-            return names.index("pooling")
-        if upto not in names[:-1]:
-            raise ConfigError(f"there is no stage {upto!r}: choose backbone or one of {', '.join(names[:-1])}.")
-        return names.index(upto) + 1
 
     def parameter_groups(
         self,
@@ -398,25 +384,7 @@ class Embedder(nn.Module):
     @torch.inference_mode()
     def _vectors(self, batch: Tensor, scales: Sequence[float] | None, before_head: bool) -> Tensor:
         with backbones.refusing_narrow(batch):
-            return self._computed(batch, scales, before_head)
-
-    def _computed(self, batch: Tensor, scales: Sequence[float] | None, before_head: bool) -> Tensor:
-        if not self.takes_any_size:
-            expected = (self.preprocessing.size, self.preprocessing.size)
-            if tuple(batch.shape[-2:]) != expected or scales is not None:
-                raise InputError(
-                    f"{self.config.init} takes images of {expected[0]}×{expected[1]} pixels only, not "
-                    f"{batch.shape[-1]}×{batch.shape[-2]} or several scales: resize the images, or remove scales."
-                )
-        if before_head:
-            if scales is not None:
-                raise InputError("before_head returns one descriptor per image: remove scales.")
-            return self.head.inputs(self.pooled(self.fitted(batch)))
-        if scales is None:
-            return self.forward(self.fitted(batch))
-        if batch.device.type != "meta":
-            batch = batch.contiguous(memory_format=torch.channels_last)
-        return multiscale.multiscale(self.forward, self.normalize(batch), scales, self._multiple)
+            return vectors_of(self, batch, scales, before_head)
 
     def shortened(self, dim: int) -> Embedder:
         """An embedder of the first ``dim`` values of this one's vectors, normalized (see ``common/unit_prefix.py``).

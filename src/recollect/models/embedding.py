@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,6 +24,10 @@ from recollect.common.errors import ImageError, InputError
 from recollect.common.preprocessing import Preprocessing
 from recollect.common.size_groups import SizeGroups
 from recollect.common.words import printable
+from recollect.models.multiscale import multiscale
+
+if TYPE_CHECKING:
+    from recollect.models.embedder import Embedder
 
 ImageLike = ImageSource | Tensor
 """Any source that the decoder accepts, or a 3×H×W tensor that is already preprocessed."""
@@ -94,6 +99,30 @@ def embed_images(
 
 
 _Kind = tuple[torch.Size, torch.dtype]
+
+
+def vectors_of(embedder: Embedder, batch: Tensor, scales: Sequence[float] | None, before_head: bool) -> Tensor:
+    """Vectors of one batch of equal size, see ``Embedder.embed``.
+
+    Raises:
+        InputError: a size or scales that the network does not take.
+    """
+    if not embedder.takes_any_size:
+        side = embedder.preprocessing.size
+        if tuple(batch.shape[-2:]) != (side, side) or scales is not None:
+            raise InputError(
+                f"{embedder.config.init} takes images of {side}×{side} pixels only, not "
+                f"{batch.shape[-1]}×{batch.shape[-2]} or several scales: resize the images, or remove scales."
+            )
+    if before_head:
+        if scales is not None:
+            raise InputError("before_head returns one descriptor per image: remove scales.")
+        return embedder.head.inputs(embedder.pooled(embedder.fitted(batch)))
+    if scales is None:
+        return embedder.forward(embedder.fitted(batch))
+    if batch.device.type != "meta":
+        batch = batch.contiguous(memory_format=torch.channels_last)
+    return multiscale(embedder.forward, embedder.normalize(batch), scales, embedder.multiple)
 
 
 class _Cost:

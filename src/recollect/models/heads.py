@@ -63,3 +63,11 @@ class Head(nn.Module):
     def extra_repr(self) -> str:
         """What ``print`` shows."""
         return f"l2={self.l2}"
+
+
+class UnitLength(nn.Module):
+    """``unit`` as a module: the last stage of an embedder."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """N × dim → N × dim of length 1."""
+        return unit(x)

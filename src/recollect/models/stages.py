@@ -129,3 +129,17 @@ class NativePool(nn.Module):
         """Features → B×C."""
         pooled: Tensor = self._backbone[0].forward_head(features, pre_logits=True)  # type: ignore[operator]
         return pooled
+
+
+def cut(stages: list[Stage], upto: str) -> int:
+    """How many stages there are up to and including ``upto``; ``"backbone"``: all before the pooling.
+
+    Raises:
+        ConfigError: there is no such stage, or nothing would be left.
+    """
+    names = [name for name, _ in stages]
+    if upto == "backbone":
+        return names.index("pooling")
+    if upto not in names[:-1]:
+        raise ConfigError(f"there is no stage {upto!r}: choose backbone or one of {', '.join(names[:-1])}.")
+    return names.index(upto) + 1

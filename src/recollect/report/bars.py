@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recollect.report.charts import SERIES, figure, ticks
+from recollect.report.charts import SERIES, figure, legend, ticks
 from recollect.report.markup import Child, Markup, element, table
 
 _WIDTH, _ROW, _TOP, _BOTTOM = 470, 20, 4, 24
@@ -78,19 +78,14 @@ def bar_chart(
         class_="chart",
     )
     numbers = table(["", value], [[bar.name, f"{bar.value:.1f}"] for bar in bars], caption=f"{title}, in numbers")
-    return figure(title, svg, _legend(looks), caption, numbers)
+    samples = [
+        element("rect", x=1, y=1, width=14, height=10, class_=f"dot-{number % SERIES + 1}")
+        for number in range(len(looks))
+    ]
+    return figure(title, svg, legend(looks, samples, 16), caption, numbers)
 
 
 def _fitted(name: str) -> str:
     """A name, shortened in the middle: both its file and its options stay visible. The hint and the table have it whole."""
     half = (_LONGEST - 1) // 2
     return name if len(name) <= _LONGEST else f"{name[:half]}…{name[-half:]}"
-
-
-def _legend(looks: Sequence[str]) -> Markup:
-    items = []
-    for number, name in enumerate(looks):
-        piece = element("rect", x=1, y=1, width=14, height=10, class_=f"dot-{number % SERIES + 1}")
-        sample = element("svg", piece, viewBox="0 0 16 12", width=16, height=12, aria_hidden="true")
-        items.append(element("li", sample, element("bdi", name)))
-    return element("ul", items, class_="legend")

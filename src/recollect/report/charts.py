@@ -79,7 +79,7 @@ def line_chart(
         for line in kept
     ]
     numbers = table(["line", "first", "last", "lowest", "highest"], rows, caption=f"{title}, in numbers")
-    return figure(title, svg, _legend([line.name for line in kept]), caption, numbers)
+    return figure(title, svg, _line_legend([line.name for line in kept]), caption, numbers)
 
 
 def histogram_pair(
@@ -245,13 +245,19 @@ def _mean(shares: NDArray[np.float64], edges: NDArray[np.float64]) -> float | No
     return float((shares * (edges[:-1] + edges[1:]) / 2).sum()) if shares.any() else None
 
 
-def _legend(names: Sequence[str]) -> Markup:
+def _line_legend(names: Sequence[str]) -> Markup:
     """The names beside a piece of their lines, dashes included."""
-    items = []
-    for number, name in enumerate(names):
-        piece = element("line", x1=1, x2=29, y1=6, y2=6, class_=f"line line-{number % SERIES + 1}")
-        sample = element("svg", piece, viewBox="0 0 30 12", width=30, height=12, aria_hidden="true")
-        items.append(element("li", sample, element("bdi", name)))
+    lines = [element("line", x1=1, x2=29, y1=6, y2=6, class_=f"line line-{n % SERIES + 1}") for n in range(len(names))]
+    return legend(names, lines, 30)
+
+
+def legend(names: Sequence[str], samples: Sequence[Markup], width: int, height: int = 12) -> Markup:
+    """Names, each beside a sample drawn in a box of ``width`` × ``height``."""
+    box = {"viewBox": f"0 0 {width} {height}", "width": width, "height": height, "aria_hidden": "true"}
+    items = [
+        element("li", element("svg", sample, **box), element("bdi", name))
+        for name, sample in zip(names, samples, strict=True)
+    ]
     return element("ul", items, class_="legend")
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recollect.report.charts import HEIGHT, WIDTH, Frame, figure, value_range
+from recollect.report.charts import HEIGHT, WIDTH, Frame, figure, legend, value_range
 from recollect.report.markup import Child, Markup, element, table
 
 
@@ -65,7 +65,10 @@ def scatter_chart(
     )
     rows = [[p.name, f"{p.x:.3g}", frame.shown(p.y)] for p in sorted(kept, key=lambda p: p.x)]
     numbers = table(["point", x_label, y_label], rows, caption=f"{title}, in numbers")
-    return figure(title, svg, _legend(marked) if any(p.marked for p in kept) else Markup(""), caption, numbers)
+    diamond = element("path", d=_diamond(10, 8, 7), class_="dot dot-2")
+    return figure(
+        title, svg, legend([marked], [diamond], 20, 16) if any(p.marked for p in kept) else Markup(""), caption, numbers
+    )
 
 
 def _shape(point: Point, x: float, y: float, frame: Frame) -> Markup:
@@ -77,12 +80,6 @@ def _shape(point: Point, x: float, y: float, frame: Frame) -> Markup:
 
 def _diamond(x: float, y: float, size: float = 7.5) -> str:
     return f"M{x:.1f} {y - size:.1f}L{x + size:.1f} {y:.1f}L{x:.1f} {y + size:.1f}L{x - size:.1f} {y:.1f}Z"
-
-
-def _legend(marked: str) -> Markup:
-    diamond = element("path", d=_diamond(10, 8, 7), class_="dot dot-2")
-    sample = element("svg", diamond, viewBox="0 0 20 16", width=20, height=16, aria_hidden="true")
-    return element("ul", element("li", sample, marked), class_="legend")
 
 
 def _whole(values: Sequence[float]) -> list[tuple[float, str]] | None:

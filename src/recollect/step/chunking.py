@@ -62,6 +62,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and ("not enough memory" in text or "out of memory" in text)
 
 
+def out_of_memory(error: BaseException, chunk: int) -> ConfigError:
+    """What to do about an error of ``is_out_of_memory``, with ``chunk`` images in the network at once."""
+    half = max(1, chunk // 2)
+    return ConfigError(
+        f"out of memory with {chunk} images in the network at once ({str(error).splitlines()[0]}) Set "
+        f"batch.chunk to {half} (--set batch.chunk={half}): the result stays the same. If that does not help: "
+        "run.precision=bf16, a smaller model.image_size, or a smaller batch.size."
+    )
+
+
 def graph_weight(forward: Callable[[int], Tensor], model: nn.Module, count: int = _PROBE) -> GraphWeight:
     """The memory of a graph, estimated from graphs of ``count`` images and of half as many.
 

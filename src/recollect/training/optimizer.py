@@ -7,31 +7,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from recollect.common.errors import ConfigError
 from recollect.config.schema import OptimizerConfig
+from recollect.models import Embedder
 
 
-class HasGroups(Protocol):
-    """What is asked of a model: an ``Embedder`` has it."""
-
-    def parameter_groups(
-        self,
-        lr: float,
-        weight_decay: float,
-        head_multiplier: float = 1.0,
-        p_multiplier: float = 1.0,
-        decay_norm_and_bias: bool = True,
-        decay_p: bool = False,
-    ) -> list[dict[str, Any]]:
-        """Groups for an optimizer, without frozen parameters."""
-
-
-def make_optimizer(config: OptimizerConfig, model: HasGroups, loss: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(config: OptimizerConfig, model: Embedder, loss: nn.Module) -> torch.optim.Optimizer:
     """An optimizer of everything that is trained; each group remembers its full learning rate as ``base_lr``.
 
     Raises:

@@ -2,7 +2,7 @@
 
 What each line does lives in a file of its own: everything made from the settings (``build.py``), the plan
 (``estimate.py``), the step (``recollect/step``), learning rates (``optimizer.py``), evaluation (``validation.py``),
-state (``checkpoint.py``), files (``run_folder.py``), interruptions (``signals.py``), who is told
+state (``checkpoint.py``), files (``run_folder.py``), what ends it early (``stopping.py``), who is told
 (``callbacks.py``, ``loggers.py``), objects in the place of names (``given.py``).
 """
 
@@ -23,7 +23,6 @@ from torch import nn
 
 from recollect.common import doors
 from recollect.common.console import ProgressLine
-from recollect.common.errors import ConfigError
 from recollect.common.memory import peak_memory_mb
 from recollect.common.threads import limited_threads
 from recollect.config.overrides import as_mapping
@@ -31,9 +30,9 @@ from recollect.config.schema import Config
 from recollect.data import ImageSet, shard
 from recollect.data.image_set import Indices
 from recollect.data.sources.revisited import SFM_NAME
-from recollect.inference.run_files import read_checkpoint, relative_roots
+from recollect.inference.run_files import read_checkpoint
 from recollect.inference.trained_on import refuse_other_training_images, trained_on
-from recollect.step.chunking import is_out_of_memory
+from recollect.step.chunking import is_out_of_memory, out_of_memory
 from recollect.step.large_batch import StepInfo, large_batch_step
 from recollect.step.team import losing_no_process
 from recollect.training.batches import Fed
@@ -48,8 +47,8 @@ from recollect.training.loggers import make_callback, make_loggers, numbers
 from recollect.training.optimizer import Position, clip_gradients, set_learning_rates
 from recollect.training.outcome import Outcome as Outcome
 from recollect.training.resuming import note_resumption, resumable, resume_command
-from recollect.training.run_folder import Log, RunFolder, alone, circumstances, now
-from recollect.training.signals import StopRequest, stop_on_signals
+from recollect.training.run_folder import Log, RunFolder, alone, beginning_of, now
+from recollect.training.stopping import StopRequest, stop_if_lost, stop_on_signals
 from recollect.training.validation import column_of, measure, merit
 
 logger = logging.getLogger(__name__)
@@ -189,28 +188,11 @@ def _place(
     team, sets = training.machine.team, training.sets
     if team.rank == 0 and run is None:
         run = RunFolder.create(out, training.config.name)
-        beginning = _beginning(training, figures, run.path) | {"preparation_seconds": round(prepared, 1)}
+        beginning = beginning_of(training, figures, run.path) | {"preparation_seconds": round(prepared, 1)}
         if outside:
             beginning["outside"] = [loaded.as_dict() for loaded in outside]
         run.begin(training.config, beginning, trained_on(sets.train, sets.validation))
     return RunFolder(Path(team.from_first(None if run is None else str(run.path))))
-
-
-def _beginning(training: Training, figures: Plan, run: Path) -> dict[str, Any]:
-    """What the manifest of a new run says."""
-    config, machine = training.config, training.machine
-    return {
-        **circumstances(machine.device, machine.team.size),
-        "data": {
-            "name": config.data.name,
-            "root": config.data.root,
-            "relative": relative_roots(config.data, run),
-            "fingerprints": training.sets.fingerprints(),
-        },
-        "weights": training.network.embedder.config.provenance.as_dict(),
-        "choices": [str(choice) for choice in training.choices],
-        "plan": figures.as_dict(),
-    }
 
 
 class Trainer:
@@ -331,7 +313,7 @@ class Trainer:
         loss = self._loss_and_gradient(batch, info)
         trained.scaler.unscale_(trained.optimizer)
         norm = clip_gradients(trained.optimizer, self.config.optimizer.clip)
-        self._stop_if_lost(batch, loss, norm)
+        stop_if_lost(self.training, self.folder, self.progress, batch, loss, norm)
         trained.scaler.step(trained.optimizer)
         trained.scaler.update()
         self.progress.step += 1
@@ -372,12 +354,7 @@ class Trainer:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            half = max(1, self.chunk // 2)
-            raise ConfigError(
-                f"out of memory with {self.chunk} images in the network at once ({str(error).splitlines()[0]}) Set "
-                f"batch.chunk to {half} (--set batch.chunk={half}): the result stays the same. If that does not help: "
-                "run.precision=bf16, a smaller model.image_size, or a smaller batch.size."
-            ) from error
+            raise out_of_memory(error, self.chunk) from error
         return float(value)
 
     def _position(self) -> Position:
@@ -385,34 +362,6 @@ class Trainer:
         steps = self.config.run.steps
         fraction = self.progress.step / steps if steps else epoch / int(self.config.run.epochs or 1)
         return Position(epoch, fraction, 1 / self.batches_in_epoch)
-
-    def _stop_if_lost(self, batch: Fed, loss: float, norm: float) -> None:
-        scaler, advice = self.training.trained.scaler, "Look at its images, lower optimizer.lr, or set optimizer.clip."
-        sound = math.isfinite(norm)
-        if not sound and math.isfinite(loss) and scaler.is_enabled():
-            # fp16 overflows now and then: the scaler then skips the step and lowers its factor, from 65,536 on. What
-            # overflows even when made smaller is no matter of the factor, and every step would be skipped for ever.
-            sound = scaler.get_scale() >= 1
-            advice = "No factor makes it fit into fp16: lower optimizer.lr, or set run.precision to bf16 or fp32."
-        if math.isfinite(loss) and abs(loss) <= self.config.run.loss_limit and sound:
-            return
-        images = self.training.sets.train
-        path = self.folder.keep_batch(
-            self.team.rank,
-            {"inputs": batch.inputs, "labels": batch.labels, "indices": torch.from_numpy(batch.indices)},
-            {
-                "step": self.progress.step + 1,
-                "epoch": self.progress.epoch,
-                "loss": str(loss),
-                "gradient_norm": str(norm),
-                "images": [images.names[index] for index in batch.indices.tolist()],
-                "classes": [images.class_names[label] for label in batch.labels.tolist()],
-            },
-        )
-        raise TrainingStoppedError(
-            f"stopped at step {self.progress.step + 1}: the loss is {loss:g} and the gradient's norm {norm:g}. The "
-            f"batch is kept in {path}. {advice}"
-        )
 
     # Between steps ----------------------------------------------------------------------------------------------------
 

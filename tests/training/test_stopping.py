@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from recollect.step.team import Team
-from recollect.training.signals import stop_on_signals
+from recollect.training.stopping import stop_on_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
