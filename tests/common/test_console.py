@@ -2,13 +2,22 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from recollect.common import console as progress
-from recollect.common.console import ProgressLine, lines_every, only_warnings, set_quiet, track
+from recollect.common.console import ProgressLine, lines_every, only_warnings, set_quiet
+
+
+def track(items: Iterable[Any], description: str, total: int | None = None, quiet: bool | None = None) -> Iterator[Any]:
+    """Yield ``items`` while a progress line counts them."""
+    with ProgressLine(description, total or len(items), "images", quiet) as line:  # type: ignore[arg-type]
+        for item in items:
+            yield item
+            line.advance()
 
 
 @pytest.fixture(autouse=True)

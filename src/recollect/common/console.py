@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TypeVar
@@ -191,19 +191,3 @@ class ProgressLine:
         if self._total is not None and rate > 0:
             parts.append(f"{in_words(max(self._total - self._done, 0) / rate)} left")
         return f"{self._description:<10} {', '.join(parts)}"
-
-
-def track(
-    items: Iterable[T],
-    description: str,
-    total: int | None = None,
-    unit: str = "images",
-    quiet: bool | None = None,
-) -> Iterator[T]:
-    """Yield ``items`` while a progress line counts them."""
-    if total is None and isinstance(items, Sized):
-        total = len(items)
-    with ProgressLine(description, total, unit, quiet) as line:
-        for item in items:
-            yield item
-            line.advance()
