@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -30,7 +29,6 @@ from rich.text import Text
 
 from recollect.common.words import in_words
 
-T = TypeVar("T")
 logger = logging.getLogger(__name__)
 PROGRESS = {"progress": True}
 """``extra`` of a record that tells how far something is."""

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recollect.common.checks import check_number, check_whole
 from recollect.common.errors import ConfigError
+from recollect.common.option_checks import check_number, check_whole
 from recollect.losses.engine.rows import Rows, RowTile
 from recollect.losses.engine.tile_loop import Term
 from recollect.losses.rank_loss import TiledLoss, TileOptions

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recollect.common.checks import check_number
+from recollect.common.option_checks import check_number
 from recollect.losses.engine.rows import Rows, RowTile
 from recollect.losses.engine.tile_loop import Term
 from recollect.losses.rank_loss import TiledLoss, TileOptions

@@ -1,4 +1,4 @@
-"""Checks of the input of every loss: shapes, lengths, types, finite numbers. Of its options: ``common/checks.py``."""
+"""Checks of the input of every loss: shapes, lengths, types, finite numbers. Of its options: ``common/option_checks.py``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recollect.common.checks import check_whole
 from recollect.common.errors import InputError
+from recollect.common.option_checks import check_whole
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 TEMPERATURES = (1e-8, 1e8)

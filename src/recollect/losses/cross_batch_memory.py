@@ -13,9 +13,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from recollect.common.checks import check_whole
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.imports import require
+from recollect.common.option_checks import check_whole
 from recollect.losses.checks import check_inputs
 from recollect.losses.engine.layout import count_matches
 from recollect.losses.engine.tile_loop import Pairing, compute_dtype, same_set, zero_loss

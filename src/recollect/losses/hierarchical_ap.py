@@ -9,8 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from recollect.common.checks import check_number
 from recollect.common.errors import ConfigError, InputError
+from recollect.common.option_checks import check_number
 from recollect.losses.checks import TEMPERATURES
 from recollect.losses.engine.graded_rank import GradedRank, LevelRanks
 from recollect.losses.engine.simix import Mixing

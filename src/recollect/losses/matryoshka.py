@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from recollect.common.checks import check_whole
 from recollect.common.errors import ConfigError, InputError
+from recollect.common.option_checks import check_whole
 from recollect.common.unit_prefix import prefix_lengths, unit_prefix
 
 Loss = Callable[..., Tensor]

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from recollect.common.checks import check_flag, check_number, check_whole
 from recollect.common.errors import ConfigError, InputError
+from recollect.common.option_checks import check_flag, check_number, check_whole
 from recollect.losses.checks import check_inputs, check_memory
 from recollect.losses.engine.calibration import Calibration
 from recollect.losses.engine.simix import MAX_PAIRS, Mixing, draw_mixing

@@ -10,8 +10,8 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from recollect.common.checks import check_flag, check_number, check_whole
 from recollect.common.errors import ConfigError
+from recollect.common.option_checks import check_flag, check_number, check_whole
 from recollect.losses.checks import TEMPERATURES
 from recollect.losses.engine.soft_rank import Ranks
 from recollect.losses.engine.steps import Asymmetric, Sigmoid, Step, saturation

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class SearchResults:
+class FoundImages:
     """What ``search_images`` found.
 
     Attributes:
@@ -51,7 +51,7 @@ def search_images(
     root: str | Path | None = None,
     skip_bad: bool = False,
     overwrite: bool = False,
-) -> SearchResults:
+) -> FoundImages:
     """Find the most similar images, with the model that made the vectors.
 
     Args:
@@ -97,7 +97,7 @@ def search_images(
             shown, count = [] if html is None else [_shown(opened, answer) for answer in matched], len(opened)
         answers = [_of_index(answer) for answer in matched]
     page = None if html is None else write_search_page(html, shown, count, overwrite=overwrite)
-    return SearchResults(answers, page)
+    return FoundImages(answers, page)
 
 
 def _of_vectors(query: str, asked: Asked) -> dict[str, Any]:
