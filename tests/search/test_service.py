@@ -134,6 +134,9 @@ def test_what_the_service_tells_of_itself(client: Client) -> None:
     assert "recollect_batch_queries_count" in text
     described = client.get("/openapi.json").json()
     assert {"/search", "/items", "/items/{item_id}", "/health", "/metrics", "/labels"} <= set(described["paths"])
+    assert described["paths"]["/items"]["post"]["security"] == [{"token": []}]
+    assert described["paths"]["/items/{item_id}"]["delete"]["security"] == [{"token": []}]
+    assert "security" not in described["paths"]["/search"]["post"]
     page = client.get("/")
     assert b"Image search" in page.body
     for kind in ("js", "css"):

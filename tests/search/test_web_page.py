@@ -74,6 +74,9 @@ def test_upload_click_on_and_back(chromium: Browser, service: Client, index: Ind
     assert "class1" in first[0]
     assert "2.png" in first[0]
     assert "similarity 1.00, same" in first[1]
+    text = "return document.getElementById('{}').textContent"
+    assert chromium.run(text.format("asked")) == "Results for 2.png"
+    assert chromium.run(text.format("marks")) == "same from 0.97, similar from 0.60"
     chromium.until(
         "return [...document.images].filter(i => i.loading !== 'lazy').every(i => i.complete && i.naturalWidth)"
     )
@@ -82,6 +85,7 @@ def test_upload_click_on_and_back(chromium: Browser, service: Client, index: Ind
     expected = [match.id for match in index.search_id(found[3], 24)]
     chromium.until(f"return document.querySelector('.card').dataset.id === {expected[0]!r}")
     assert chromium.run(_IDS) == expected
+    assert chromium.run(text.format("asked")) == f"Results for {found[3]}"
     chromium.run("history.back()")
     chromium.until(f"return document.querySelector('.card').dataset.id === {found[0]!r}")
     assert chromium.run(_IDS) == found
@@ -109,12 +113,16 @@ def test_filter_threshold_and_number(chromium: Browser, service: Client, index: 
     kept = [match.id for match in index.search(photo, 24, {"label": "class3"})]
     chromium.until(f"return document.querySelectorAll('.card').length === {len(kept)}")
     assert chromium.run(_IDS) == kept
+    chromium.run(change.format("label", "no such", "change"))
+    chromium.until("return document.querySelectorAll('.card').length === 0")
+    status = "return document.getElementById('status').textContent"
+    assert chromium.run(status) == "No other image has the label “no such”."
     chromium.run(change.format("label", "", "change"))
     chromium.until("return document.querySelectorAll('.card').length === 24")
     similar = [match for match in index.search(photo, 24) if match.similarity >= 0.8]
     chromium.run(change.format("threshold", "0.8", "input"))
     assert chromium.run(_IDS) == [match.id for match in similar]
-    assert f"{len(similar)} of 24" in chromium.run("return document.getElementById('status').textContent")
+    assert f"{len(similar)} of 24" in chromium.run(status)
     chromium.run(change.format("count", "12", "change"))
     chromium.until("return document.querySelectorAll('.card').length === 12")
 

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.security import HTTPBearer
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect
 
@@ -113,13 +114,24 @@ def _routes(service: _Service) -> list[tuple[str, Any, dict[str, Any]]]:
     taken = {"methods": ["POST"], "responses": refused(400, 401, 403, 404, 413, 415, 422, 503)}
     found = {"methods": ["GET"], "responses": refused(400, 404, 503)}
     gone = {"methods": ["DELETE"], "responses": refused(400, 401, 403, 404, 503)}
+    # Only described here; ``_check_writer`` checks it.
+    token = HTTPBearer(scheme_name="token", description="The token of recollect serve --write.", auto_error=False)
+    write = {"dependencies": [Depends(token)]}
     return [
         ("/", service.page, hidden),
         ("/page.{kind}", service.asset, hidden),
         ("/search", service.search, {**taken, "response_model": FoundItems, "openapi_extra": SEARCH_BODY}),
-        ("/items", service.add, {**taken, "status_code": 201, "response_model": ItemAnswer, "openapi_extra": ADD_BODY}),
+        (
+            "/items",
+            service.add,
+            {**taken, **write, "status_code": 201, "response_model": ItemAnswer, "openapi_extra": ADD_BODY},
+        ),
         (item, service.item, {**found, "response_model": ItemAnswer}),
-        (item, service.remove, {**gone, "status_code": 204, "response_class": Response, "response_model": None}),
+        (
+            item,
+            service.remove,
+            {**gone, **write, "status_code": 204, "response_class": Response, "response_model": None},
+        ),
         (
             "/thumbnails/{item_id:path}",
             service.thumbnail,

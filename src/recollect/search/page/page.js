@@ -32,6 +32,7 @@ async function ask() {
     request = { method: "POST", body, headers: { "Content-Type": "application/json" } };
   }
   say("Searching …");
+  $("results").setAttribute("aria-busy", "true");
   try {
     const answer = await fetch("search", request);
     const found = await answer.json();
@@ -44,6 +45,8 @@ async function ask() {
     show(found.results);
   } catch {
     if (turn === state.turn) say("The service cannot be reached.", true);
+  } finally {
+    if (turn === state.turn) $("results").removeAttribute("aria-busy");
   }
 }
 
@@ -101,16 +104,19 @@ function thin() {
     item.hidden = least > 0 && Number(item.firstElementChild.dataset.similarity) < least;
     shown += !item.hidden;
   }
-  const all = state.results.length;
-  say(all === 0 ? "Nothing found." : shown === all ? `${all} results` : `${shown} of ${all} results have a similarity of at least ${least.toFixed(2)}`);
+  const all = state.results.length, label = filter().label;
+  const none = label ? `No other image has the label “${label}”.` : "The index holds no other image.";
+  say(all === 0 ? none : shown === all ? `${all} results` : `${shown} of ${all} results have a similarity of at least ${least.toFixed(2)}`);
 }
 
-function preview(source) {
+function preview(source, name) {
   if (state.preview) URL.revokeObjectURL(state.preview);
   state.preview = source.startsWith("blob:") ? source : null;
   $("query").src = source;
   $("query").alt = "The image searched with";
   $("query").hidden = false;
+  $("name").textContent = name;
+  $("asked").hidden = false;
 }
 
 function searchFile(file, keep = true) {
@@ -121,7 +127,7 @@ function searchFile(file, keep = true) {
   }
   state.file = file;
   state.id = null;
-  preview(URL.createObjectURL(file));
+  preview(URL.createObjectURL(file), file.name);
   if (keep) history.pushState({ file: files.push(file) - 1 }, "", "#");
   ask();
 }
@@ -129,7 +135,7 @@ function searchFile(file, keep = true) {
 function searchWith(id, keep = true) {
   state.file = null;
   state.id = id;
-  preview(`thumbnails/${encodeURIComponent(id)}`);
+  preview(`thumbnails/${encodeURIComponent(id)}`, id);
   if (keep) history.pushState({ id }, "", `#${encodeURIComponent(id)}`);
   window.scrollTo(0, 0);
   ask();
@@ -185,6 +191,10 @@ async function begin() {
     const [health, labels, examples] = await Promise.all(paths.map(async path => (await fetch(path)).json()));
     $("about").textContent = `${health.items.toLocaleString("en")} images, model ${health.model}` +
       (health.recall === null ? "" : `, approximate search (recall ${health.recall})`);
+    if (health.same !== null) {
+      $("marks").textContent = `same from ${health.same.toFixed(2)}, similar from ${health.similar.toFixed(2)}`;
+      $("marks").hidden = false;
+    }
     $("labels").replaceChildren(...Object.keys(labels).map(name => Object.assign(document.createElement("option"), { value: name })));
     if (!state.file && !state.id) offer(examples);
   } catch {
