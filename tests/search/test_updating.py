@@ -1,4 +1,4 @@
-"""``update_index`` and ``search_images`` (``report/searching.py``): an index from Python, as ``recollect index`` has it."""
+"""``update_index``: what ``recollect index`` does in one call."""
 
 from __future__ import annotations
 
@@ -7,34 +7,55 @@ from pathlib import Path
 import pytest
 import torch
 
-from recollect import search_images, update_index
-from recollect.common.errors import ConfigError, InputError
+from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.models import Embedder
+from recollect.search.updating import update_index
 from search.toy_model import make_photos
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    make_photos(Path("photos"))
+def photos(tmp_path: Path) -> Path:
+    return make_photos(tmp_path / "photos", classes=2, each=3)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
     torch.manual_seed(0)
-    Embedder.create("tiny", size=16, dim=8).save("model")
-    return tmp_path
+    Embedder.create("tiny", size=16, dim=8).save(tmp_path / "model")
+    return tmp_path / "model"
 
 
-def test_an_index_is_made_changed_and_searched(place: Path) -> None:
-    with pytest.raises(ConfigError, match="no index"):
-        update_index("shop.index", ["photos"])
-    made = update_index("shop.index", ["photos"], model="model", half=True)
-    assert (made.facts["items"], made.facts["half"], made.changes[0].added) == (20, True, 20)
-    changed = update_index("shop.index", remove=["class0/0.png", "nothing"], add=["photos/class1/0.png"])
-    assert (changed.removed, changed.changes[0].added, changed.facts["items"]) == (1, 1, 20)
-    with pytest.raises(InputError, match="--model"):
-        update_index("shop.index", rebuild=True)
-    found = search_images("shop.index", ["photos/class1/2.png", "class2/1.png"], 2, html="page.html")
-    assert [answer["query"] for answer in found.answers] == ["photos/class1/2.png", "class2/1.png"]
-    assert found.answers[0]["results"][0]["id"] == "class1/2.png"
-    assert found.answers[0]["results"][0]["label"] == "class1"
-    assert found.page == Path("page.html")
-    with pytest.raises(InputError, match="one length"):
-        search_images("shop.index", ["photos/class1/2.png"], dim=4)
+def test_an_index_is_made_and_brought_up_to_date(tmp_path: Path, photos: Path, model: Path) -> None:
+    place = tmp_path / "x.index"
+    with pytest.raises(ConfigError, match="--model"):
+        update_index(place, [photos])
+    done = update_index(place, [photos], model=model)
+    assert (done.changes[0].added, done.facts["items"]) == (6, 6)
+    (photos / "class0" / "0.png").unlink()
+    done = update_index(place, [photos], prune=True, approximate=True)
+    assert (done.changes[0].removed, done.facts["items"]) == (1, 5)
+    assert done.facts["approximate"]["recall"] == 1
+    assert update_index(place, approximate=False).facts["approximate"] is None
+    done = update_index(place, add=[photos / "class1" / "0.png"], metadata={"price": 3})
+    assert done.changes[0].added == 1
+    assert update_index(place, remove=["0.png", "nothing"]).removed == 1
+
+
+def test_files_that_cannot_be_added_are_an_error(tmp_path: Path, photos: Path, model: Path) -> None:
+    place = tmp_path / "x.index"
+    update_index(place, [photos], model=model)
+    with pytest.raises(DataError, match=r"nothing was added.*gone.png"):
+        update_index(place, add=[tmp_path / "gone.png"])
+    done = update_index(place, add=[tmp_path / "gone.png", photos / "class1" / "0.png"])
+    assert (done.changes[0].added, len(done.changes[0].skipped)) == (1, 1)
+
+
+def test_another_length_or_precision_is_not_ignored(tmp_path: Path, photos: Path, model: Path) -> None:
+    place = tmp_path / "x.index"
+    update_index(place, [photos], model=model, dim=4)
+    update_index(place, [photos], model=model, dim=4)
+    for options in ({"dim": 8}, {"half": True}):
+        with pytest.raises(InputError, match=r"4 values in single precision.*--rebuild"):
+            update_index(place, [photos], **options)
+    done = update_index(place, model=model, rebuild=True, dim=6, half=True)
+    assert (done.facts["dim"], done.facts["half"], done.facts["items"]) == (6, True, 6)

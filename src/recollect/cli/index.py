@@ -37,7 +37,9 @@ def index(
     ],
     things: Annotated[
         list[str] | None,
-        typer.Argument(help="Folders and .csv files; with --add image files, with --remove ids."),
+        typer.Argument(
+            metavar="[FOLDER]...", help="Folders and .csv files; with --add image files, with --remove ids."
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -112,6 +114,8 @@ def index(
         print_json({**done.facts, "changes": [asdict(changes) for changes in done.changes]})
         return
     _show_changes(done, len(named) if remove else None)
+    if approximate and not info:
+        remark(f"{done.facts['address']}: search is {_searching(done.facts)}")
     if info:
         _show_facts(done.facts)
     else:
@@ -140,13 +144,8 @@ def _show_facts(facts: dict[str, Any]) -> None:
         ("model", f"{model.get('model') or model['name']} ({model['fingerprint'][:12]})"),
         ("vectors", f"{facts['dim']} values, {'half' if facts['half'] else 'single'} precision"),
         ("generation", str(facts["generation"])),
+        ("search", _searching(facts)),
     ]
-    if facts["approximate"] is not None:
-        near = facts["approximate"]
-        rows.append(("search", f"approximate, recall@{near['k']} {near['recall']:.3f} of exact (m={near['m']}, "
-                               f"ef_search={near['ef_search']}, measured on {near['queries']} queries)"))  # fmt: skip
-    else:
-        rows.append(("search", "exact"))
     if facts["calibration"] is not None:
         same = facts["calibration"]["same"]
         rows.append(
@@ -159,3 +158,12 @@ def _show_facts(facts: dict[str, Any]) -> None:
         rows.append(("rebuilding", f"{facts['building']['items']:,} images done; resume with --rebuild"))
     for name, value in rows:
         typer.echo(f"{name:<12}{value}")
+
+
+def _searching(facts: dict[str, Any]) -> str:
+    if (near := facts["approximate"]) is None:
+        return "exact"
+    return (
+        f"approximate, recall@{near['k']} {near['recall']:.3f} of exact (m={near['m']}, ef_search={near['ef_search']}, "
+        f"measured on {near['queries']} queries)"
+    )

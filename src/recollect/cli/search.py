@@ -81,6 +81,8 @@ def _show(answers: list[dict[str, Any]], as_json: bool) -> None:
         return
     for answer in answers:
         typer.echo(printable(answer["query"]))
+        if not answer["results"]:
+            typer.echo("      no other image, or none that passes the filter")
         for number, result in enumerate(answer["results"], 1):
             label = f"  ({result['label']})" if "label" in result else ""
             verdict = f"  {result['verdict']:<7}" if "verdict" in result else ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recollect.common.errors import ConfigError, InputError
+from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.search.filling import SyncChanges
 from recollect.search.index import Index
 from recollect.search.store_protocol import NoIndexError
@@ -67,8 +67,9 @@ def update_index(
         opening: ``weights``, ``device``, ``batch_size``, ``download`` for the model.
 
     Raises:
-        ConfigError: there is no index and no ``model`` to make one. InputError: ``rebuild`` without ``model``.
-        DataError, ImageError, StoreError: what cannot be read or written.
+        ConfigError: there is no index and no ``model`` to make one.
+        InputError: ``rebuild`` without ``model``; another ``dim`` or ``half`` than the index has, without ``rebuild``.
+        DataError, ImageError, StoreError: what cannot be read or written; none of the files to add can be read.
 
     Example:
         A folder of photos, searched by a run's embedder::
@@ -78,12 +79,16 @@ def update_index(
     if rebuild and model is None:
         raise InputError("--rebuild embeds everything with another model: name it with --model.")
     with _opened(address, None if rebuild else model, model, dim, half, opening) as index:
+        if not rebuild:
+            _check_vectors(index, dim, half)
         done: list[SyncChanges] = []
         if rebuild and model is not None:
             done.append(index.rebuild(model, dim=dim, half=half or None, skip_missing=prune, wait=wait, **opening))
         removed = index.remove(remove, wait=wait) if remove else 0
         if add:
             done.append(index.add(add, metadata=[metadata] * len(add), wait=wait))
+            if len(done[-1].skipped) == len(add):
+                raise DataError(f"{index.address}: nothing was added. {' '.join(done[-1].skipped[:5])}")
         for folder in folders:
             done.append(
                 index.sync(folder, prune=prune, prefix=prefix, rehash=rehash, allow_outside=allow_outside, wait=wait)
@@ -110,3 +115,13 @@ def _opened(
         if model is None:
             raise ConfigError(f"{address}: there is no index. To make one, name the model: --model RUN") from error
         return Index.create(address, model, dim=dim, half=half, **opening)
+
+
+def _check_vectors(index: Index, dim: int | None, half: bool) -> None:
+    """Refuse a length or precision that the index does not have: it would be ignored."""
+    kept = index.generation
+    if dim not in (None, kept.dim) or (half and not kept.half):
+        raise InputError(
+            f"{index.address} keeps vectors of {kept.dim} values in {'half' if kept.half else 'single'} precision. --dim and "
+            "--half are for a new index; to change them, embed everything again with --rebuild --model."
+        )
