@@ -102,12 +102,17 @@ def test_a_model_that_is_not_needed_is_not_opened(address: str, photos: Path) ->
             index.sync(photos)
 
 
-def test_equal_images_are_embedded_once(index: Index, tmp_path: Path) -> None:
+def test_equal_images_are_embedded_once(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filling, "BATCH", 2)  # in other batches, too
     folder = tmp_path / "same"
     folder.mkdir()
     for name in "abc":
         Image.new("RGB", (9, 9), "blue").save(folder / f"{name}.png")
     done = index.sync(folder)
+    assert (done.added, done.embedded) == (3, 1)
+    done = index.rebuild(ToyEncoder(1))
+    assert (done.added, done.embedded) == (3, 1)
+    done = index.add([b"".join([(folder / "a.png").read_bytes(), b" "])] * 3, ["x", "y", "z"])
     assert (done.added, done.embedded) == (3, 1)
 
 

@@ -80,6 +80,7 @@ def add_images(
 ) -> SyncChanges:
     """Add images by their ids; an image with unchanged contents is not embedded again."""
     changes = SyncChanges()
+    digests: dict[str, str] = {}
     with ProgressLine("indexing", len(images)) as line:
         for start in range(0, len(images), BATCH):
             some = range(start, min(start + BATCH, len(images)))
@@ -88,7 +89,7 @@ def add_images(
                 image = Path(images[number]) if isinstance(images[number], str) else images[number]
                 wanted.append(_wanted(image, ids[number], clean_metadata(metadata[number]), changes))
             known = store.get(generation.number, [entry.item.id for entry in wanted if entry is not None])
-            _put(store, generation, embed, [entry for entry in wanted if entry is not None], known, {}, changes)
+            _put(store, generation, embed, [entry for entry in wanted if entry is not None], known, digests, changes)
             line.advance(len(some))
     return changes
 
@@ -263,6 +264,7 @@ def refill(store: Store, old: Generation, new: Generation, embed: Embed) -> Sync
     """Embed all items of one generation into another; items from an interrupted call are kept."""
     changes = SyncChanges()
     done = {item.id: item for item in store.iterate(new.number)}
+    digests = {item.digest: item.id for item in done.values() if item.digest}
     total = store.count(old.number)
     seen: set[str] = set()
     with ProgressLine("embedding anew", total) as line:
@@ -277,7 +279,7 @@ def refill(store: Store, old: Generation, new: Generation, embed: Embed) -> Sync
                 entry = _again(store, item, changes)
                 if entry is not None:
                     wanted.append(entry)
-            _put(store, new, embed, wanted, done, {}, changes)
+            _put(store, new, embed, wanted, done, digests, changes)
             line.advance(len(some))
     left = [name for name in done if name not in seen]  # removed from the old one since the interruption
     store.delete(new.number, left)
