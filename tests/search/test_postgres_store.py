@@ -34,7 +34,9 @@ def test_a_server_that_is_not_there_is_said() -> None:
 
 
 def test_indexes_of_one_database_are_apart() -> None:
-    servers.postgres()
+    nothing = fresh_address("postgres", None)  # type: ignore[arg-type]
+    with pytest.raises(StoreError, match=r"recollect index '.*&index=.*' --model"):
+        open_store(nothing)
     stores = [open_store(fresh_address("postgres", None), create=True) for _ in range(2)]  # type: ignore[arg-type]
     for number, store in enumerate(stores):
         store.create_generation(1, 8)

@@ -8,6 +8,7 @@ Implementations: ``sqlite_store`` (a file), ``postgres_store``, ``milvus_store``
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -33,7 +34,8 @@ class NoIndexError(StoreError):
     """An address where there is no index."""
 
     def __init__(self, address: str) -> None:
-        super().__init__(f"{address}: there is no index. Make one with  recollect index {address} --model RUN FOLDER")
+        quoted = shlex.quote(address)  # a shell takes the & of an address for its own
+        super().__init__(f"{address}: there is no index. Make one with  recollect index {quoted} --model RUN FOLDER")
 
 
 class IndexBusyError(RecollectError):
