@@ -14,7 +14,7 @@ from recollect.common.errors import ConfigError
 from recollect.studies.claims import Cell, Claim, asymmetric, k_sets
 from recollect.studies.claims_page import write_page
 from recollect.studies.matrix import RECORD, Matrix
-from recollect.studies.summary import collect, judge
+from recollect.studies.summary import Judged, collect, judge
 
 RATES = (3e-4, 1e-3, 3e-3)
 
@@ -80,6 +80,10 @@ def test_a_comparison_may_be_of_another_metric(study: Matrix) -> None:
     by_sentence = {contrast.sentence: judge(contrast, results) for contrast in claim.contrasts}
     assert by_sentence["{1,2,4,8,16} beats {1} at r@16"].differences == pytest.approx((10.0, 10.0, 10.0))
     assert by_sentence["{1,2,4,8,16} beats {16}"].differences == pytest.approx((0.0, 0.0, 0.0))
+
+
+def test_a_difference_of_nothing_has_no_minus() -> None:
+    assert Judged(asymmetric(BENCH).contrasts[0], (-0.01,), "undecided").shown == "+0.0"
 
 
 def _claim_with_runs(study: Matrix) -> Claim:

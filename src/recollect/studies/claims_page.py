@@ -77,7 +77,8 @@ def _head(matrix: Matrix, command: str, runs: Sequence[dict[str, Any]]) -> list[
         "the first half of the training classes, measured on the second. The test set is not loaded there. Rates go "
         "1, 3, 10, … and on while the best lies at an end.",
         f"- Then all training classes are trained on with seeds {', '.join(map(str, matrix.seeds))} and the test set is "
-        "measured once. Numbers are r@1 in percent on test classes never seen, mean ± standard deviation over seeds.",
+        "measured once. Numbers are r@1 in percent on test classes never seen, mean ± standard deviation over seeds; where "
+        "a table has further r@k, those are means over seeds.",
         "- Comparisons are made seed by seed; ± is their 90 % interval (Student's t). It decides between *holds here*, "
         "*does not hold here* and *undecided*. Of many comparisons at 90 % a few come out by chance, and that the "
         "settings were chosen by one run is in no interval: small differences deserve little trust. A dash: not run.",

@@ -102,7 +102,7 @@ class Judged:
             return "–"
         middle, half = interval(self.differences)
         around = "" if math.isinf(half) else f" ± {half:.1f}"
-        return f"{middle:+.1f}{around}"
+        return f"{round(middle, 1) + 0.0:+.1f}{around}"  # + 0.0: no "-0.0"
 
     @property
     def words(self) -> str:
