@@ -1,7 +1,7 @@
 """The page of a study: ``README.md`` with figures, ``results.csv`` and ``runs.jsonl`` beside it.
 
 Everything is computed from the run folders, so the page always agrees with them. No path of this machine is
-written: runs are named as in ``matrix.py``. ``figure`` draws in the paper's form, with its numbers beside ours.
+written: runs are named as in ``matrix.py``. ``claims_figure.py`` draws.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from recollect.common.errors import ConfigError
-from recollect.common.files import atomic_write, sha256, write_text
+from recollect.common.files import sha256, write_text
 from recollect.common.reading import read_bytes, read_json
 from recollect.studies.claims import Claim
+from recollect.studies.claims_figure import draw_claim
 from recollect.studies.matrix import RECORD, Matrix
 from recollect.studies.summary import CellResult, Judged, collect, judge
 
 _TITLE = "# The paper's claims, measured here"
-_COLOURS = ("#1d4ed8", "#b45309", "#047857", "#7c3aed")
-_MARKS = ("o", "s", "^", "D")
 
 
 def write_page(matrix: Matrix, claims: Sequence[Claim], out: Path, command: str) -> Path:
@@ -50,7 +49,7 @@ def write_page(matrix: Matrix, claims: Sequence[Claim], out: Path, command: str)
         ):
             not_run.append(f"- {claim.title}: {claim.bench.name}")
             continue
-        drawn = figure(claim, results, out / f"{claim.name}-{claim.bench.name}.svg")
+        drawn = draw_claim(claim, results, out / f"{claim.name}-{claim.bench.name}.svg")
         sections.append("\n".join(_section(matrix, claim, results, judged, drawn)))
         rows += [_row(claim, result) for result in results.values()]
         summary += [(claim, item) for item in judged if item.verdict != "not run"]
@@ -225,64 +224,3 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
     return [line(header), line(["---"] * len(header)), *map(line, rows)]
-
-
-def figure(claim: Claim, results: dict[str, CellResult], path: Path) -> bool:
-    """Draw a claim: ours with error bars and, if the paper prints its curve, the paper's.
-
-    Returns:
-        Whether there was anything to draw.
-    """
-    if not any(result.by_seed for result in results.values()):
-        return False
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    paper = claim.published.curves if claim.published is not None else {}
-    numeric = all(isinstance(x, int | float) for curve in claim.curves for x, _ in curve.points)
-    settings = {"svg.hashsalt": "recollect", "svg.fonttype": "none", "font.size": 9}
-    with pyplot.rc_context(settings):
-        drawing, axes = pyplot.subplots(1, 2 if paper else 1, figsize=(8.0 if paper else 4.6, 3.1), squeeze=False)
-        for number, curve in enumerate(claim.curves):
-            points = [(x, results[cell.name]) for x, cell in curve.points if results[cell.name].by_seed]
-            axes[0][0].errorbar(
-                [x for x, _ in points],
-                [result.mean for _, result in points],
-                yerr=[result.deviation or 0.0 for _, result in points],
-                **_look(number, curve.label, joined=numeric),
-            )
-        axes[0][0].set_title(f"measured: {claim.bench.name}", fontsize=9)
-        for number, curve in enumerate(claim.curves):
-            if curve.label in paper:
-                xs, ys = zip(*paper[curve.label], strict=True)
-                axes[0][1].errorbar(xs, ys, **_look(number, curve.label, joined=numeric))
-        for ax in axes[0]:
-            ax.set_xlabel(claim.x_label)
-            ax.set_ylabel("r@1 (%)")
-            ax.grid(True, alpha=0.3)
-            if numeric:
-                ax.set_xscale("log", base=2 if claim.x_label == "batch" else 10)
-            else:
-                ax.tick_params(axis="x", labelrotation=35)
-        if claim.published is not None and paper:
-            axes[0][1].set_title(f"the paper: {claim.published.source}", fontsize=9)
-        if len(claim.curves) > 1:
-            axes[0][0].legend(fontsize=8)
-        drawing.tight_layout()
-        with atomic_write(path) as file:
-            drawing.savefig(file, format="svg", metadata={"Date": None})
-        pyplot.close(drawing)
-    return True
-
-
-def _look(number: int, label: str, *, joined: bool) -> dict[str, Any]:
-    return {
-        "label": label,
-        "color": _COLOURS[number % len(_COLOURS)],
-        "marker": _MARKS[number % len(_MARKS)],
-        "linestyle": "-" if joined else "none",
-        "capsize": 3,
-        "markersize": 4,
-    }
