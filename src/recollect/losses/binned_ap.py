@@ -35,7 +35,7 @@ class BinnedAP(TiledLoss):
         ConfigError: fewer than 2 bins, or ``low`` not below ``high``.
 
     Examples:
-        >>> embeddings = nn.functional.normalize(torch.randn(8, 16), dim=1).requires_grad_()
+        >>> embeddings = torch.nn.functional.normalize(torch.randn(8, 16), dim=1).requires_grad_()
         >>> loss = BinnedAP()(embeddings, torch.arange(8) // 2)
         >>> loss.backward()
     """

@@ -38,7 +38,7 @@ class BlackboxAP(TiledLoss):
         ConfigError: λ not from 1e-6 to 1e6, or a margin not from 0 to 1e6.
 
     Examples:
-        >>> embeddings = nn.functional.normalize(torch.randn(8, 16), dim=1).requires_grad_()
+        >>> embeddings = torch.nn.functional.normalize(torch.randn(8, 16), dim=1).requires_grad_()
         >>> loss = BlackboxAP()(embeddings, torch.arange(8) // 2)
         >>> loss.backward()
     """

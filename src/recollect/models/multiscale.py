@@ -29,6 +29,7 @@ def multiscale(model: Callable[[Tensor], Tensor], images: Tensor, scales: Sequen
         multiple: sides are rounded to multiples of this (the patch of a transformer); 1 rounds down as torch does.
 
     Examples:
+        >>> import torch
         >>> model = lambda x: torch.nn.functional.normalize(x.mean((2, 3)), dim=1)
         >>> multiscale(model, torch.rand(2, 3, 32, 48), (1.0, 0.5)).shape
         torch.Size([2, 3])

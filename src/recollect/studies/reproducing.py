@@ -47,10 +47,9 @@ def reproduce(
         The page. What is not run yet is run by the next call.
 
     Example:
-        With ``minutes=0`` nothing is trained; without it, this takes hours.
+        It takes hours; with ``minutes=0`` it only writes the page::
 
-        >>> reproduce("simix", benches=["glyphs"], minutes=0).exists()
-        True
+            page = recollect.reproduce("simix", benches=["glyphs"], seeds=3)
     """
     out = Path(out)
     claims, left_out = choose_claims(claim, list(benches) if benches else None, data)
