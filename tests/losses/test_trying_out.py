@@ -36,7 +36,7 @@ BAD: dict[str, tuple[Callable[[Tensor, Tensor], object], str]] = {
     "a float": (lambda e, y: float(e.sum()), "returns a float"),
     "nothing": (lambda e, y: None, "returns a NoneType"),
     "a mapping": (lambda e, y: {"loss": e.sum()}, "returns a dict"),
-    "an error": (lambda e, y: {}["margin"], r"fails: KeyError: 'margin' \(test_trial.py, line \d+\)"),
+    "an error": (lambda e, y: {}["margin"], r"fails: KeyError: 'margin' \(test_trying_out.py, line \d+\)"),
     "square root of 0": (
         lambda e, y: (2 - 2 * e @ e.T).clamp(min=0).sqrt().sum(),
         "gradient of loss 'mine' is not finite",
