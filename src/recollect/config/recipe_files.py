@@ -152,6 +152,10 @@ def find_recipes(words: Sequence[str] = ()) -> Recipe | list[Recipe]:
 
     Raises:
         ConfigError: there is none; the message has the closest that exists.
+
+    Example:
+        >>> all(recipe.name.startswith("cars196") for recipe in find_recipes(["cars196", "r50"]))
+        True
     """
     known = available_recipes()
     named = len(words) == 1 and (words[0] in known or words[0].endswith((".yaml", ".yml")))

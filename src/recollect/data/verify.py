@@ -48,6 +48,10 @@ def verify(
 
     Raises:
         DataError: its lists are missing or cannot be read, so there is nothing to check.
+
+    Example:
+        >>> verify("folder", "photos").ok
+        True
     """
     if samples_per_class < 1:
         raise InputError(f"samples_per_class must be at least 1, not {samples_per_class}.")

@@ -183,6 +183,10 @@ def export_onnx(
 
     Raises:
         ConfigError: a model that cannot be exported. InputError: ``path`` exists. MissingExtraError: onnx is not installed.
+
+    Example:
+        >>> export_onnx("run", "run.onnx", dim=64) < 1e-3
+        True
     """
     if isinstance(model, Embedder):
         embedder = model if dim is None else model.shortened(dim)

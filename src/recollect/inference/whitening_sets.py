@@ -124,6 +124,11 @@ def whiten(
 
     Raises:
         ConfigError: neither or both of ``pairs`` and ``data``, or a network with a last layer.
+
+    Example:
+        The last layer is added to a network without one::
+
+            recollect.whiten("lite0-in1k", "whitened", data="photos", dim=256)
     """
     if (pairs is None) == (data is None):
         raise ConfigError("say what to learn from: --pairs FOLDER (SfM-120k), or --data NAME.")

@@ -393,7 +393,12 @@ def is_timm_tag(name: str) -> bool:
 
 
 def available_models() -> dict[str, Initialization]:
-    """The initialisations of the package, by name; ``find`` also knows ``timm:`` tags and references."""
+    """The initialisations of the package, by name; ``find`` also knows ``timm:`` tags and references.
+
+    Example:
+        >>> available_models()["lite0-in1k"].feature_dim
+        1280
+    """
     return dict(ZOO)
 
 

@@ -232,7 +232,16 @@ def plan_comparison(
 ) -> PlannedComparison:
     """What ``compare_losses`` would do with these arguments; ``lines()`` says it in words.
 
-    Loads the list of training images and makes every loss once. ``timed`` measures a few images to tell how long it takes.
+    Loads the list of training images and makes every loss once.
+
+    Args:
+        losses, recipe, settings, data, root, out, seeds, steps: as for ``compare_losses``.
+        timed: measure a few images to tell how long it takes.
+
+    Example:
+        >>> planned = plan_comparison("recall_at_k,smooth_ap", data="photos", settings={"model.init": "tiny"}, timed=False)
+        >>> [line for line in planned.lines() if line.startswith("losses")]
+        ['losses     recall_at_k, smooth_ap']
     """
     from recollect.training.build import load_sets, make_loss
 

@@ -75,7 +75,14 @@ def plan_reproduction(
     out: Path | str = "runs/reproduce",
     seeds: int = 3,
 ) -> list[str]:
-    """What ``reproduce`` would run with these arguments, in lines of text."""
+    """What ``reproduce`` would run with these arguments, in lines of text.
+
+    Args:
+        claim, budget, data, benches, out, seeds: as for ``reproduce``.
+
+    Example:
+        >>> lines = plan_reproduction("simix", benches=["glyphs"])
+    """
     claims, left_out = choose_claims(claim, list(benches) if benches else None, data)
     return describe(Matrix(Path(out), budget, data, tuple(range(1, seeds + 1))), claims, left_out)
 

@@ -25,6 +25,15 @@ def plan_tuning(
 ) -> list[str]:
     """What ``tune`` would do, in lines of text, with the time of a typical trial, measured on a few images.
 
+    Args:
+        config, out, trials, space, sampler, pruner: as for ``tune``.
+
+    Example:
+        >>> import recollect
+        >>> settings = {"data.root": "photos", "model.init": "tiny", "batch.size": 8}
+        >>> plan_tuning(recollect.resolve("folder", settings), trials=5)[-1].split()[:2]
+        ['time', 'about']
+
     Raises:
         ConfigError: settings that ``tune`` would refuse.
     """
