@@ -9,7 +9,7 @@ from typing import Any
 
 from recollect.common.errors import ConfigError
 from recollect.config.schema import Config
-from recollect.data import available
+from recollect.data.registry import find_source
 from recollect.evaluation import Verdict
 from recollect.training.run_folder import RunFolder
 
@@ -46,14 +46,22 @@ class Outcome:
 def final_config(path: Path | str) -> Config:
     """The configuration of a training on all classes, with the settings of the run in ``path`` and its chosen step.
 
+    Args:
+        path: a finished run.
+
     Raises:
         ConfigError: a run that is not finished, or of a data set that has no split with all classes.
+
+    Example:
+        >>> config = final_config("run")
+        >>> config.data.train_split, config.run.steps
+        ('all', 1)
     """
     run = RunFolder.open(path)
     config, outcome = run.read_config(), run.read_manifest().get("outcome")
     if not isinstance(outcome, dict):
         raise ConfigError(f"{path} is not finished, so its length is not known: recollect train --resume {path} first.")
-    if "all" not in available()[config.data.name].splits:
+    if "all" not in find_source(config.data.name).splits:
         raise ConfigError(f"{config.data.name} has no split with all classes, which --final needs.")
     return replace(
         config,
