@@ -93,6 +93,8 @@ def test_every_kind_from_the_command_line(folder: Path, capsys: pytest.CaptureFi
         run("eval", str(folder / "run"), "--metric", str(folder / "my_metric.py:hit_share"), "--json", "--trust") == 0
     )
     assert "hit_share" in json.loads(capsys.readouterr().out)["metrics"]
+    assert run("train", "--final", str(folder / "run"), "--trust") == 1
+    assert "has no split with all classes" in " ".join(capsys.readouterr().err.split())
 
 
 def test_resuming_asks_for_trust_and_says_what_has_changed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,6 +151,8 @@ def test_names_of_an_installed_package(folder: Path, package: None, capsys: pyte
         assert run(verb) == 0
         assert name in (out := capsys.readouterr().out)
         assert "flower-tools" in out
+        assert run(verb, "--json") == 0
+        assert name in {row["name"] for row in json.loads(capsys.readouterr().out)}
     assert run("losses", "petal_loss") == 0
     assert "Smooth-AP under another name" in capsys.readouterr().out
 

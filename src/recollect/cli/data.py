@@ -24,15 +24,15 @@ def list_sources(context: typer.Context, as_json: AsJson = False) -> None:
     if context.invoked_subcommand is not None:
         return
     from recollect import available_data
-    from recollect.common.doors import installed
+    from recollect.common.doors import added
 
     if as_json:
-        print_json([_summary(source) for source in available_data().values()])
+        print_json([*(_summary(source) for source in available_data().values()), *added("data set")])
         return
     for source in available_data().values():
         _show(source)
-    for name, point in installed("data set").items():
-        typer.echo(f"{name:<13}of the package {point.dist.name if point.dist else '?'} ({point.value})")
+    for row in added("data set"):
+        typer.echo(f"{row['name']:<13}from the package {row['package']} ({row['reference']})")
     typer.echo("\nCheck a copy with  recollect data verify NAME ROOT")
 
 

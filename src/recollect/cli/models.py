@@ -25,17 +25,17 @@ def models(
 ) -> None:
     """List the initialisations an embedder can start from, or show one in full."""
     from recollect import available_models, describe_model
-    from recollect.common.doors import installed
+    from recollect.common.doors import added
 
     if name is not None:
         row = describe_model(name)
         print_json(_summary(row)) if as_json else _show(row)
     elif as_json:
-        print_json([_summary(row) for row in available_models().values()])
+        print_json([*(_summary(row) for row in available_models().values()), *added("backbone")])
     else:
         _list(list(available_models().values()))
-        for added, point in installed("backbone").items():
-            typer.echo(f"{added}  of the package {point.dist.name if point.dist else '?'} ({point.value})")
+        for outside in added("backbone"):
+            typer.echo(f"{outside['name']}  from the package {outside['package']} ({outside['reference']})")
 
 
 def _summary(row: Initialization) -> dict[str, Any]:

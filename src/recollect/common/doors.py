@@ -281,6 +281,14 @@ def installed(kind: str) -> dict[str, metadata.EntryPoint]:
     return {point.name: point for point in metadata.entry_points(group=GROUPS[kind])}
 
 
+def added(kind: str) -> list[dict[str, str]]:
+    """What installed packages add for ``kind``, to be listed: ``name``, ``package`` and ``reference`` of each."""
+    return [
+        {"name": name, "package": point.dist.name if point.dist else "?", "reference": point.value}
+        for name, point in installed(kind).items()
+    ]
+
+
 def options_of(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The arguments that ``maker`` (a class or a function) can be given by name."""
     parameters = _signature(maker).parameters.values()

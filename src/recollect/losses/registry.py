@@ -128,11 +128,11 @@ def available() -> dict[str, LossEntry]:
         True
     """
     known = {entry.name: entry for entry in _ENTRIES}
-    added = {
-        name: LossEntry(name, point.value, "outside", f"from the package {point.dist.name if point.dist else '?'}", "")
-        for name, point in doors.installed("loss").items()
-    }
-    return known | {name: entry for name, entry in added.items() if name not in known}
+    added = [
+        LossEntry(row["name"], row["reference"], "outside", f"from the package {row['package']}", "")
+        for row in doors.added("loss")
+    ]
+    return known | {entry.name: entry for entry in added if entry.name not in known}
 
 
 def create(name: str, **options: Any) -> nn.Module:
@@ -170,7 +170,18 @@ def create(name: str, **options: Any) -> nn.Module:
 
 
 def describe(name: str) -> LossDescription:
-    """What ``recollect losses NAME`` prints: options with defaults, and the documentation up to its arguments."""
+    """What ``recollect losses NAME`` prints: options with defaults, and the documentation up to its arguments.
+
+    Args:
+        name: a name of ``available()``, or a reference: ``my.py:MyLoss``.
+
+    Raises:
+        ConfigError: there is no such loss.
+
+    Example:
+        >>> [option.name for option in describe("smooth_ap").options][:2]
+        ['tau', 'count_query']
+    """
     entry, maker = _found(name)
     options = tuple(
         LossOption(
