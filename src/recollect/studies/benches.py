@@ -68,8 +68,8 @@ class UntilValidation:
         """The rule in a sentence."""
         limit = self.small if budget == "small" else self.full
         return (
-            f"until validation stops improving: of {self.evaluations} evaluations on validation classes within at most "
-            f"{limit:,} steps or {self.most_images:,} images of a search the best says how many steps to train"
+            f"until validation stops improving, at most {limit:,} steps or {self.most_images:,} images: the search evaluates "
+            f"validation classes {self.evaluations} times, and the best evaluation gives the number of steps"
         )
 
 
