@@ -12,6 +12,7 @@ import pytest
 
 from recollect.cli import last_net
 from recollect.common.errors import ConfigError, WeightsError
+from recollect.common.files import write_text
 
 
 @pytest.fixture(autouse=True)
@@ -142,4 +143,13 @@ def test_signals_end_with_their_code_a_sentence_and_nothing_half_written(
         assert time.monotonic() - begun < 30
     assert process.returncode == 128 + number
     assert said.startswith("recollect: stopped by")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_signal_between_two_steps_of_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*given: object) -> None:
+        raise last_net.StoppedError(signal.SIGINT)
+
+    monkeypatch.setattr("recollect.common.files._hold", stop)  # the file is there, and nobody has its name yet
+    assert last_net.guarded(lambda: write_text(tmp_path / "file", "text")) == 130
     assert not list(tmp_path.iterdir())

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from recollect.common.errors import RecollectError
+from recollect.common.files import remove_unfinished
 from recollect.common.refusals import refusal, unreadable
 from recollect.common.words import printable
 
@@ -70,6 +71,8 @@ def guarded(command: Callable[[], Any]) -> int:
         if _received:
             return _ended(StoppedError(_received[0]))
         return _ended(error.error if isinstance(error, _PastTyperError) else error)
+    finally:
+        remove_unfinished()
 
 
 def _stop_by_exception() -> None:

@@ -79,13 +79,13 @@ def atomic_write(path: Path | str, mode: str = "wb", *, size: int = 0, durable: 
             with contextlib.suppress(OSError):  # the permissions of the file that is replaced
                 part.chmod(stat.S_IMODE(target.stat().st_mode))
         part.replace(target)
+        _making.discard(part)
         if durable:
             flush_folder(target.parent)
     except BaseException as error:
         with contextlib.suppress(OSError, ValueError):
             file.close()
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+        _unmake(part)
         if (cause := _own_failure(error, file, part)) is not None:
             raise refusal(cause, path, needed=max(size, file.asked), existed=target.exists()) from error
         raise
@@ -179,11 +179,33 @@ def _refuse_too_large(target: Path, size: int) -> None:
 # Files and folders in the making ------------------------------------------------------------------------------------
 
 
+_making: set[Path] = set()
+"""What this process is making, noted before it is made: a signal may come between any two steps."""
+
+
+def remove_unfinished() -> None:
+    """Remove what this process was making when it was stopped; for its last moment."""
+    for part in list(_making):
+        _unmake(part)
+
+
+def _unmake(part: Path) -> None:
+    if part.is_dir():
+        shutil.rmtree(part, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+    _making.discard(part)
+
+
 def _part_name(target: Path) -> Path:
+    """A new name for what will become ``target``."""
     name = target.name
     while len(os.fsencode(name)) > 150:  # names end at 255 bytes on most file systems
         name = name[:-1]
-    return target.with_name(f".{name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    part = target.with_name(f".{name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    _making.add(part)
+    return part
 
 
 def _new_part(target: Path) -> tuple[Path, _Recorder]:
@@ -298,9 +320,10 @@ def new_folder(path: Path | str) -> Iterator[Path]:
             part.rename(path)
         except OSError as error:
             raise refusal(error, path) from error
+        _making.discard(part)
         flush_folder(path.parent)
     except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
+        _unmake(part)
         raise
     finally:
         if handle is not None:
@@ -345,7 +368,7 @@ def make_folder_for(path: Path | str) -> None:
             remove_strays(target.parent)
         part, file = _new_part(target)
         file.close()
-        part.unlink(missing_ok=True)
+        _unmake(part)
 
 
 # Text, JSON, lines --------------------------------------------------------------------------------------------------
