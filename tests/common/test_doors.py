@@ -43,7 +43,7 @@ def test_a_changed_file_is_read_again_and_said_to_have_changed(file: Path) -> No
     assert after.target(margin=1).scale == 3.0
     (said,) = doors.changes([before.as_dict()], [after])
     assert "my_loss.py:MyLoss has changed" in said
-    assert "did not begin with" in doors.changes([], [after])[0]
+    assert "was not when the run began" in doors.changes([], [after])[0]
     assert str(file.parent) not in str(after.as_dict())
 
 

@@ -147,7 +147,7 @@ def _fails(number: int) -> OSError:
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (errno.ENOSPC, "disk is full.*needed.*free.*untouched.*again"),
+        (errno.ENOSPC, "disk is full.*needed.*free.*unchanged.*again"),
         (errno.EDQUOT, "quota"),
         (errno.EROFS, "read-only"),
         (errno.EACCES, "permission"),

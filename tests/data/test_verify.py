@@ -54,7 +54,7 @@ def test_unreadable_files_are_named_and_not_counted(root: Path) -> None:
     report = verify("folder", root)
     assert not report.ok
     assert set(report.unreadable) == {"train/a/0.png", "train/a/1.png"}
-    assert "not an image that can be read" in report.unreadable["train/a/1.png"]
+    assert "not a readable image" in report.unreadable["train/a/1.png"]
     assert report.splits[0].class_sizes == [3, 2]
     assert report.splits[0].usable_classes == 0
     assert report.splits[0].unreadable == 2

@@ -173,7 +173,7 @@ def test_distractors_on_disk_are_read_in_tiles(tmp_path):
         ({"gnd": [{"easy": [-1], "hard": []}]}, "numbered 0 to 2"),
         ({"gnd": [{"positives": [0]}]}, "the keys are easy, hard and junk"),
         ({"setups": ["impossible"]}, "choose from easy, medium, hard"),
-        ({"ks": [0]}, "whole numbers from 1"),
+        ({"ks": [0]}, "whole numbers, 1 or more"),
         ({"distractors": np.ones((2, 3))}, "dimensions"),
         ({"similarity": "l2"}, "choose 'dot' or 'cosine'"),
         ({"database": np.empty((0, 2))}, "both are needed"),

@@ -1,1 +1,1 @@
-"""The basement: what every room may use and what uses no room itself."""
+"""Shared basics: every other package may import from here, and nothing here imports from another package."""

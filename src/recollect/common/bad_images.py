@@ -1,8 +1,8 @@
-"""What is done about images that cannot be read, and the list of them: one policy for training, evaluation and search.
+"""The policy for images that cannot be read, and the list of them; used in training, evaluation and search.
 
-``"error"`` stops at the first. ``"skip"`` goes on and keeps the list; what takes the place of a bad image is the caller's
-decision, since only it knows what a place means: the pipeline's training batches take another image of the same class, its
-evaluation leaves the image out, ``Embedder.embed`` gives a row of NaN.
+``"error"`` stops at the first. ``"skip"`` continues and keeps the list; the caller decides how to replace a bad image:
+training batches use another image of the same class, evaluation leaves the image out, ``Embedder.embed`` returns a row of
+NaN.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SHOWN = 20
 
 @dataclass(frozen=True)
 class BadImage:
-    """An image that could not be read. ``kind`` is the reason in a word or two, to count by."""
+    """An image that could not be read. ``kind`` is the reason in one or two words, for counting."""
 
     index: int
     name: str
@@ -56,10 +56,10 @@ class BadImages:
         self._lock = threading.Lock()
 
     def add(self, index: int, error: ImageError) -> None:
-        """Note image ``index``, once.
+        """Add image ``index``, once.
 
         Raises:
-            ImageError: the policy is ``"error"``; the message says how to go on without the image.
+            ImageError: the policy is ``"error"``; the message says how to continue without the image.
         """
         if self.policy == "error":
             raise ImageError(
@@ -78,17 +78,17 @@ class BadImages:
         return len(self._found)
 
     def listed(self) -> list[BadImage]:
-        """Every one, in the order of the images."""
+        """All bad images, in the order of the images."""
         with self._lock:
             found = sorted(self._found.items())
         return [BadImage(index, self._name_of(index), str(error), error.kind) for index, error in found]
 
     def counts(self) -> dict[str, int]:
-        """How many there are of each kind."""
+        """The number of bad images of each kind."""
         return dict(Counter(bad.kind for bad in self.listed()))
 
     def sentence(self, consequence: str) -> str:
-        """A remark that names them, at most 20, e.g. with the consequence "their rows are NaN"."""
+        """A message that names up to 20 of them, e.g. with the consequence "their rows are NaN"."""
         lines = [bad.reason if bad.name in bad.reason else f"{bad.name}: {bad.reason}" for bad in self.listed()]
         shown = "\n  ".join(lines[:_SHOWN]) + ("\n  ..." if len(lines) > _SHOWN else "")
         count = f"{len(lines):,} images" if len(lines) != 1 else "1 image"

@@ -1,7 +1,7 @@
-"""How much a processor's second-level cache holds: tiles that fit it are read there and not in memory.
+"""The size of a processor's second-level cache, so that tiles can be made to fit in it.
 
-Memory is shared with every other process; what stays in a core's own cache is not slowed down by them. Linux describes
-its caches as files; elsewhere, and where a virtual machine hides them, a usual size is taken.
+Memory is shared with all other processes; data in a core's own cache is not slowed down by them. Linux describes
+its caches in files; elsewhere, and if a virtual machine hides them, a usual size is assumed.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from functools import cache
 from pathlib import Path
 
 UNKNOWN = 2**20
-"""Bytes of second-level cache per core where the system does not tell: the usual size of server processors."""
+"""Bytes of second-level cache per core if the system does not report it: the usual size of server processors."""
 
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 @cache
 def second_level_bytes(root: Path = Path("/")) -> int:
-    """Bytes of second-level cache that one core has to itself, ``UNKNOWN`` where the system does not tell.
+    """Bytes of second-level cache per core, ``UNKNOWN`` if the system does not report it.
 
     A cache that several cores share is divided by their number.
 
     Args:
-        root: what the system's files lie below.
+        root: the root of the system's files.
     """
     for index in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
         with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
@@ -36,6 +36,6 @@ def second_level_bytes(root: Path = Path("/")) -> int:
 
 
 def _cores(cpus: str) -> int:
-    """How many processors a list such as ``0-3,8`` names. Two threads of one core count as two."""
+    """The number of processors in a list such as ``0-3,8``. Two threads of one core count as two."""
     ends = [part.split("-") for part in cpus.split(",")]
     return max(1, sum(int(part[-1]) - int(part[0]) + 1 for part in ends))

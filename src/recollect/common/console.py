@@ -1,7 +1,7 @@
-"""What a person sees of long work: ``--quiet``, a live line in a terminal, and a plain line now and then elsewhere.
+"""Progress output: ``--quiet``, a live line in a terminal, and occasional plain lines elsewhere.
 
 Remarks go through ``logging`` (logger ``recollect``); the command line attaches the handler that shows them, and a
-program that uses the library attaches its own. Records of progress carry ``record.progress``: a terminal has the live
+program that uses the library attaches its own. Records of progress have ``record.progress``: a terminal shows the live
 line instead.
 """
 
@@ -31,7 +31,7 @@ from recollect.common.words import in_words
 
 logger = logging.getLogger(__name__)
 PROGRESS = {"progress": True}
-"""``extra`` of a record that tells how far something is."""
+"""``extra`` of a record that reports progress."""
 _quiet = False
 _seconds_between_lines = 30.0
 
@@ -49,7 +49,7 @@ def is_quiet() -> bool:
 
 @contextmanager
 def only_warnings(name: str) -> Iterator[None]:
-    """Keep the logger ``name`` and those below it to warnings, for work that is part of a larger whole."""
+    """Limit the logger ``name`` and its children to warnings, for work that is part of a larger task."""
     quieter = logging.getLogger(name)
     before = quieter.level
     quieter.setLevel(logging.WARNING)
@@ -75,7 +75,7 @@ def _speed(rate: float, unit: str) -> str:
 
 
 class _RateColumn(ProgressColumn):
-    """``270 images/s``; nothing until there is something to tell, or when the note tells it."""
+    """``270 images/s``; empty until the speed is known, or if the note contains it."""
 
     def __init__(self, unit: str) -> None:
         super().__init__(Column(no_wrap=True))
@@ -88,7 +88,7 @@ class _RateColumn(ProgressColumn):
 
 
 class _NoteColumn(ProgressColumn):
-    """What is cut where a terminal is narrow, so that the counters stay whole."""
+    """The text that is shortened in a narrow terminal, so that the counters stay complete."""
 
     def render(self, task: Task) -> Text:
         """The note, in one line."""
@@ -100,12 +100,12 @@ class ProgressLine:
 
     Args:
         description: what is being done.
-        total: how many units there are, if that is known.
+        total: number of units, if known.
         unit: what is counted.
-        quiet: say nothing; by default as ``--quiet`` says.
+        quiet: print nothing; by default as set by ``--quiet``.
         done: units that were done before, by an earlier process.
-        live: show a live line in a terminal. Inside work that has one already, there is none either way.
-        clock: tells the time in seconds.
+        live: show a live line in a terminal. Inside work that already has one, no second line is shown.
+        clock: returns the time in seconds.
 
     Examples:
         >>> with ProgressLine("embedding", total=2, quiet=True) as line:
@@ -138,7 +138,7 @@ class ProgressLine:
             console=console,
             transient=True,
             disable=hidden or not live,
-            # Lines that are written to a file meanwhile must not be taken into the terminal.
+            # Lines written to a file meanwhile must not be redirected to the terminal.
             redirect_stdout=bool(getattr(sys.stdout, "isatty", bool)()),
         )
         self._task = self._progress.add_task(description, total=total, completed=done, note="")
@@ -175,7 +175,7 @@ class ProgressLine:
         if now - self._told < _seconds_between_lines:
             return None
         if self._is_inside and self._done == self._total:
-            return None  # what it is inside of says so
+            return None  # the enclosing progress line reports it
         self._told = now
         text = self._plain(now - self._began, note or "")
         if not self._silent:

@@ -1,7 +1,7 @@
-"""A report of an error that nobody foresaw, for a person to attach to an issue.
+"""A report of an unexpected error, for users to attach to an issue.
 
-It holds the traceback, versions, the command and the configuration. Nothing private: the home directory, the user's and
-the machine's name and passwords in addresses are masked.
+It contains the traceback, versions, the command and the configuration. Private data is masked: the home directory, the
+names of the user and the machine, and passwords in addresses.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def remember_configuration(values: Mapping[str, Any]) -> None:
 
 
 def write_crash_report(error: BaseException) -> Path | None:
-    """Write a report into the cache folder, else into the folder for temporary files; None where neither can be."""
+    """Write a report to the cache folder, or else to the folder for temporary files; None if neither is possible."""
     name = f"crash-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.txt"
     for folder in (cache_folder() / "crashes", Path(tempfile.gettempdir())):
         with contextlib.suppress(Exception):
@@ -70,7 +70,7 @@ def _lines(values: Any, above: str = "") -> list[str]:
 def _shown(value: Any) -> str:
     try:
         return repr(value)
-    except Exception:  # Python writes out no number of more than 4,300 digits
+    except Exception:  # Python does not convert a number of more than 4,300 digits to text
         return f"<{type(value).__name__}>"
 
 
@@ -80,7 +80,7 @@ def masked(text: str) -> str:
     with contextlib.suppress(Exception):
         names[re.escape(str(Path.home()))] = "~"
     with contextlib.suppress(Exception):  # no user of this number, as in some containers
-        # As a part of a path or an address only: a user may be called "data".
+        # Only as a part of a path or an address: a user may be called "data".
         user = re.escape(getpass.getuser())
         names[rf"(?<=[/\\]){user}(?=[/\\\s\"':,@]|$)"] = "<user>"
     if host := platform.node():

@@ -1,9 +1,9 @@
-"""The only decoder: a path, bytes, a PIL image or an array in, upright RGB out; and the policy for images that are bad.
+"""The image decoder: takes a path, bytes, a PIL image or an array, and returns upright RGB.
 
 Data (training, evaluation) and models (``Embedder.embed``) both read images here, so an image looks the same to both.
-Files come from elsewhere and are treated so: what is not a regular file is never opened, sizes are checked before pixels
-are decoded, and large images are decoded a few at a time. How RGB is made is in ``common/pixels.py``; what a model makes of
-it is ``common/preprocessing.py``.
+Files are not trusted: only regular files are opened, sizes are checked before pixels are decoded, and large images are
+decoded a few at a time. The conversion to RGB is in ``common/pixels.py``, a model's preprocessing in
+``common/preprocessing.py``.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from recollect.common.imports import require
 from recollect.common.refusals import in_bytes
 from recollect.common.words import printable
 
-# PIL warns below the limit that is stated and enforced here. Once, not around each read: filters are not safe in threads.
+# PIL warns below the limit that is enforced here. Set once, not around each read: filters are not safe in threads.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 MAX_PIXELS = 100_000_000
-"""Larger images are refused as decompression bombs, unless ``set_max_pixels`` says otherwise. PIL keeps colours in 4 bytes
-per pixel, and for a moment an image is held twice, as decoded and as converted: 100 megapixels take 0.8 GB, besides what
-the decoder itself needs."""
+"""Larger images are refused as decompression bombs, unless ``set_max_pixels`` changes the limit. PIL uses 4 bytes per
+pixel, and an image is briefly in memory twice, decoded and converted: 100 megapixels take 0.8 GB, in addition to the
+decoder's own memory."""
 
 _BYTES_PER_PIXEL = 16
 """At most, in the formats below: four channels of 32 bits."""
@@ -49,7 +49,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000
 """Formats PIL may try. Rare ones with fragile decoders are left out."""
 
 HEIF_SUFFIXES = frozenset({".heic", ".heif", ".hif"})
-"""Photos of recent phones; read when the extra ``heic`` is installed."""
+"""Photos of recent phones; readable if the extra ``heic`` is installed."""
 
 IMAGE_SUFFIXES = HEIF_SUFFIXES | frozenset(
     {
@@ -71,12 +71,12 @@ IMAGE_SUFFIXES = HEIF_SUFFIXES | frozenset(
 )
 
 ImageSource = str | Path | bytes | Image.Image | NDArray[np.uint8] | Callable[[], Image.Image]
-"""A file, its content, a PIL image, an H × W or H × W × 3 array, or a function that reads one when its turn comes."""
+"""A file, its content, a PIL image, an H × W or H × W × 3 array, or a function that reads one when it is needed."""
 
 _SIDEWAYS = frozenset({5, 6, 7, 8})  # EXIF orientations that exchange width and height
 _HEIF_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"})
 
-# PIL's decoders raise nearly anything on damaged files; all of it means the same to the user.
+# PIL's decoders raise nearly any exception on damaged files; all of them mean the same to the user.
 _DECODER_ERRORS = (
     OSError,
     SyntaxError,
@@ -99,8 +99,8 @@ _max_pixels = MAX_PIXELS
 def set_max_pixels(limit: int | None) -> None:
     """Set the limit on the size of images for this process; None for ``MAX_PIXELS``.
 
-    For whoever is told by a user: the command line's ``--max-pixels`` and the setting ``data.max_pixels``. A limit given to
-    a single call beats it.
+    Used by the command line's ``--max-pixels`` and the setting ``data.max_pixels``. A limit given to a single call
+    overrides it.
     """
     global _max_pixels
     if limit is not None and limit < 1:
@@ -111,18 +111,18 @@ def set_max_pixels(limit: int | None) -> None:
 def read_image(source: ImageSource, *, max_pixels: int | None = None, at_least: int | None = None) -> Image.Image:
     """Read an image as 8-bit RGB, upright by its EXIF orientation.
 
-    Palettes, greyscale, CMYK and 16-bit images are converted; transparency is laid on white.
+    Palettes, greyscale, CMYK and 16-bit images are converted; transparent images get a white background.
 
     Args:
-        source: a path, a file's content, a PIL image, a uint8 array, or a function that gives one of these.
+        source: a path, a file's content, a PIL image, a uint8 array, or a function that returns one of these.
         max_pixels: images with more pixels are refused before they are decoded; None for the limit of this process.
-        at_least: for pictures that people look at: a JPEG may be decoded at a half, a quarter or an eighth of its size, as
-            long as both sides keep so many pixels. Never for a network, which is to see all of them.
+        at_least: for pictures on a page: a JPEG may be decoded at a half, a quarter or an eighth of its size, as long as
+            both sides keep this many pixels. Never used for a network's input.
 
     Raises:
         ImageError: the file is missing, not a regular file, broken, truncated, too large or not an image; the message
             names it.
-        InputError: ``source`` is none of these.
+        InputError: ``source`` has another type.
     """
     if callable(source):
         source = source()
@@ -132,19 +132,19 @@ def read_image(source: ImageSource, *, max_pixels: int | None = None, at_least: 
             or source.ndim not in (2, 3)
             or (source.ndim == 3 and source.shape[2] not in (3, 4))
         ):
-            raise InputError(f"an image array is H×W or H×W×3 of uint8, not {source.shape} of {source.dtype}.")
+            raise InputError(f"an image array must be H×W or H×W×3 of uint8, not {source.shape} of {source.dtype}.")
         if not source.size:
             raise ImageError(f"an image array of shape {source.shape} has no pixels.")
         source = Image.fromarray(source)
     if isinstance(source, Image.Image):
         _refuse_large(f"an image of mode {source.mode}", source.size, max_pixels)
         with _sentences("a PIL image"):
-            # A copy where it must be turned: the image is the caller's.
+            # A copy if it must be rotated, because the image belongs to the caller.
             turned = source.getexif().get(ExifTags.Base.Orientation, 1) != 1
             return pixels.upright(source.copy()) if turned else pixels.to_rgb(source)
     if not isinstance(source, str | Path | bytes):
         raise InputError(
-            f"an image is a path, bytes, a PIL image, an array or a tensor, not a {type(source).__name__}."
+            f"an image must be a path, bytes, a PIL image, an array or a tensor, not a {type(source).__name__}."
         )
     with _opened(source) as (name, image):
         _refuse_large(name, image.size, max_pixels)
@@ -155,10 +155,10 @@ def read_image(source: ImageSource, *, max_pixels: int | None = None, at_least: 
 
 
 def image_size(source: str | Path | bytes) -> tuple[int, int]:
-    """Width and height that ``read_image`` will give, from the file's header alone.
+    """Width and height of the result of ``read_image``, from the file's header only.
 
     Raises:
-        ImageError: as ``read_image``, as far as the header shows it.
+        ImageError: as ``read_image``, if the problem shows in the header.
     """
     with _opened(source) as (_, image):
         sideways = image.getexif().get(ExifTags.Base.Orientation) in _SIDEWAYS
@@ -166,7 +166,7 @@ def image_size(source: str | Path | bytes) -> tuple[int, int]:
 
 
 def file_bytes(path: Path | str) -> bytes:
-    """The content of an image file, refused as ``read_image`` refuses what is not a regular file.
+    """The content of an image file; like ``read_image``, it refuses anything but a regular file.
 
     Raises:
         ImageError: it cannot be read.
@@ -195,7 +195,7 @@ def can_read_heif() -> bool:
 
 @contextmanager
 def _opened(source: str | Path | bytes) -> Iterator[tuple[str, Image.Image]]:
-    """The name of an image for messages, and the image with its header read; all that goes wrong is an ``ImageError``."""
+    """The name of an image for messages, and the image with its header read; every failure is an ``ImageError``."""
     if isinstance(source, bytes):
         name = f"an image of {len(source):,} bytes"
         with _sentences(name), _identified(io.BytesIO(source), source[:12], name) as image:
@@ -210,7 +210,7 @@ def _opened(source: str | Path | bytes) -> Iterator[tuple[str, Image.Image]]:
 def _regular(path: Path | str, name: str) -> Iterator[io.BufferedReader]:
     """An open file, if it is a regular one and not too large to be an image."""
     _refuse_irregular(name, Path(path).stat().st_mode)
-    # Without waiting, should a named pipe have taken the file's place meanwhile: opening one waits for a writer.
+    # Non-blocking, in case a named pipe has replaced the file meanwhile: opening one waits for a writer.
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(handle, "rb") as file:
         state = os.fstat(handle)
@@ -235,7 +235,7 @@ def _identified(file: Any, start: bytes | None, name: str) -> Image.Image:
             raise
         if not can_read_heif():
             raise ImageError(
-                f'{name}: a HEIC image. Install what reads it with  pip install "recollect[heic]", or convert it to JPEG.',
+                f'{name}: a HEIC image. To read it,  pip install "recollect[heic]", or convert it to JPEG.',
                 "HEIC",
             ) from None
         _register_heif()
@@ -244,7 +244,7 @@ def _identified(file: Any, start: bytes | None, name: str) -> Image.Image:
 
 @contextmanager
 def _sentences(name: str) -> Iterator[None]:
-    """Turn whatever opening and decoding raise into an ``ImageError`` that names the file."""
+    """Turn every exception from opening and decoding into an ``ImageError`` that names the file."""
     try:
         yield
     except ImageError:
@@ -252,7 +252,7 @@ def _sentences(name: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise ImageError(f"{name}: no such file.", "missing") from error
     except (UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise ImageError(f"{name}: not an image that can be read ({type(error).__name__}).", "not an image") from error
+        raise ImageError(f"{name}: not a readable image ({type(error).__name__}).", "not an image") from error
     except OSError as error:
         if error.errno in _SYSTEM_ERRORS:
             raise ImageError(f"{name}: {_SYSTEM_ERRORS[error.errno]}.", "not readable") from error
@@ -262,13 +262,13 @@ def _sentences(name: str) -> Iterator[None]:
 
 
 _SYSTEM_ERRORS = {
-    errno.ELOOP: "a symbolic link that leads back to itself",
-    errno.EACCES: "may not be read: permission denied",
-    errno.EPERM: "may not be read: not permitted",
-    errno.ENAMETOOLONG: "a name that is too long for this system",
+    errno.ELOOP: "a symbolic link to itself",
+    errno.EACCES: "cannot be read: permission denied",
+    errno.EPERM: "cannot be read: not permitted",
+    errno.ENAMETOOLONG: "its name is too long for this system",
     errno.ENOTDIR: "no such file: a part of its path is not a folder",
     errno.EIO: "cannot be read: the disk reports an error",
-    errno.ESTALE: "cannot be read: the network drive has gone",
+    errno.ESTALE: "cannot be read: the network drive is no longer available",
 }
 
 
@@ -281,7 +281,7 @@ def _refuse_irregular(name: str, mode: int) -> None:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, MemoryError):
-        return "there is not enough memory to decode it"
+        return "not enough memory to decode it"
     return printable(" ".join(str(error).split())) or type(error).__name__
 
 
@@ -298,7 +298,7 @@ def _refuse_large(name: str, size: tuple[int, int], limit: int | None) -> None:
 
 @cache
 def _known_formats() -> tuple[str, ...]:
-    # Asking a PIL for a format it was built without fails with a KeyError on every file.
+    # Requesting a format that PIL was built without fails with a KeyError on every file.
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
@@ -311,7 +311,7 @@ def _register_heif() -> None:
 class _Room:
     """Makes threads that decode large images wait for each other; small images never wait.
 
-    Eight threads with a photo of 100 megapixels each would take 6 GB. One image is always let through, however large.
+    Eight threads with a photo of 100 megapixels each would take 6 GB. One image is always allowed, however large.
     """
 
     SMALL = 64 * 2**20
@@ -322,7 +322,7 @@ class _Room:
 
     @contextmanager
     def of(self, size: int) -> Iterator[None]:
-        """Hold ``size`` bytes of the room inside the block."""
+        """Reserve ``size`` bytes inside the block."""
         if size <= self.SMALL:
             yield
             return

@@ -1,4 +1,4 @@
-"""The device a user names, or a sentence why it cannot be used; and how long a little work takes on it, for plans."""
+"""The device that a user names, or an error that says why it cannot be used; and timing of small work for plans."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     import torch
 
 SECONDS = 1.0
-"""Short work is repeated for about so long."""
+"""Short work is repeated for about this many seconds."""
 clock: Callable[[], float] = time.perf_counter
-"""Tells the time. A benchmark on a busy machine puts ``time.process_time`` in its place."""
+"""The clock. A benchmark on a busy machine replaces it by ``time.process_time``."""
 
 
 def usable_device(wanted: str, setting: str = "device", *, training: bool = False) -> torch.device:
@@ -23,8 +23,8 @@ def usable_device(wanted: str, setting: str = "device", *, training: bool = Fals
 
     Args:
         wanted: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``, …
-        setting: what the user set, for the message.
-        training: whether losses and metrics are to be computed there, not only embeddings.
+        setting: name of the user's setting, for the message.
+        training: whether losses and metrics are computed there, not only embeddings.
 
     Raises:
         ConfigError: there is no such device here.
@@ -62,13 +62,13 @@ def _try(device: torch.device, setting: str, training: bool) -> None:
 
 
 def seconds_of(work: Callable[[], object], wait: Callable[[], object] | None = None) -> float:
-    """The median time of ``work`` as the machine is now, busy or not.
+    """The median time of ``work`` in the current state of the machine, busy or not.
 
-    The first call pays for memory and caches and is not counted, unless it takes so long that once must do.
+    The first call also allocates memory and fills caches and is not counted, unless it takes so long that one must do.
 
     Args:
         work: what to time.
-        wait: waits until a device has done it.
+        wait: waits until the device has finished.
     """
     taken: list[float] = []
     while len(taken) < 3 or (len(taken) < 9 and sum(taken) < SECONDS):

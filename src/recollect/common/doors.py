@@ -1,10 +1,10 @@
 """Code from outside the package, chosen by name: ``package.module:attribute``, ``path/file.py:attribute``, entry points.
 
-Wherever a setting names a loss, a data set, a backbone, an augmentation, a metric, a logger or a store, the registry of
-that kind calls ``outside`` for names that it does not know. Loading a reference runs the code it names, as importing
-does. So a reference is followed when the user gives it: on the command line, in Python, or in a recipe that the user
-names. References read from a run or a saved embedder may come from someone else: ``sealed`` marks them, and a marked
-reference is refused unless the user trusts it (``--trust``, ``trusting``).
+If a setting names a loss, a data set, a backbone, an augmentation, a metric, a logger or a store that its registry does
+not know, the registry calls ``outside``. Loading a reference runs the code it names, as importing does. So a reference is
+followed if the user gives it: on the command line, in Python, or in a recipe that the user names. References read from a
+run or a saved embedder may come from someone else: ``sealed`` marks them, and a marked reference is refused unless the
+user trusts it (``--trust``, ``trusting``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GROUPS = {
 """Kinds of things, and the entry-point group with which an installed package adds names to each."""
 
 GIVEN = "given"
-"""What stands in the place of a module in the name of an object that was handed over in Python: ``given:module.Class``."""
+"""Prefix in the name of an object that was passed in Python: ``given:module.Class``."""
 
 _NOT_OUTSIDE = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), *site.getsitepackages())
 """Folders whose code a user did not write: recollect, Python and installed packages."""
@@ -51,13 +51,13 @@ _recordings: list[list[Loaded]] = []
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a reference leads to.
+    """The object that a reference names.
 
     Args:
         target: the class, function or object itself.
         reference: the name that the user gave.
-        file: where its code lies, if it lies in a file.
-        sha256: of that file, for a run to remember; empty without a file.
+        file: the file of its code, if there is one.
+        sha256: hash of that file, recorded in a run; empty without a file.
         kind: what it is, a key of ``GROUPS``.
     """
 
@@ -94,7 +94,7 @@ def knows(kind: str, name: str) -> bool:
 
 
 def outside(kind: str, name: str) -> Loaded | None:
-    """What a name stands for outside the package; None if it is neither a reference nor an installed package's name.
+    """The object that a name stands for outside the package; None if it is neither a reference nor an installed name.
 
     Raises:
         ConfigError: there is no such file, module or attribute, its code fails when imported, or it is not trusted.
@@ -106,12 +106,12 @@ def outside(kind: str, name: str) -> Loaded | None:
 
 
 def load(reference: str, kind: str, name: str | None = None) -> Loaded:
-    """Import what ``reference`` names.
+    """Import the object that ``reference`` names.
 
     Args:
         reference: ``package.module:attribute`` or ``path/file.py:attribute``.
         kind: what it should be, for messages: a key of ``GROUPS``.
-        name: what the user called it, if not by the reference.
+        name: the name that the user gave, if not the reference.
 
     Raises:
         ConfigError: there is no such file, module or attribute, its code fails when imported, or it is not trusted.
@@ -129,7 +129,7 @@ def load(reference: str, kind: str, name: str | None = None) -> Loaded:
             "backbone": "; recollect.load takes backbone=",
         }
         raise ConfigError(
-            f"{kind}: {attribute} was handed over in Python, and is not kept in files. Go on in Python and hand it over "
+            f"{kind}: {attribute} was passed in Python and is not stored in files. Continue in Python and pass it "
             f"again: recollect.train(resume=RUN, {argument}=…){instead.get(kind, '')}."
         )
     from recollect.common import torchvision_fix
@@ -147,7 +147,7 @@ def load(reference: str, kind: str, name: str | None = None) -> Loaded:
 
 
 def given(thing: Any, kind: str, name: str | None = None) -> Loaded:
-    """An object handed over in Python, described by ``name``, or by its class or function and the file of that."""
+    """An object passed in Python, described by ``name``, or by its class or function and the file of that."""
     if name is not None:
         return _recorded(Loaded(thing, f"{GIVEN}:{name}", None, "", kind))
     made = thing if inspect.isroutine(thing) or isinstance(thing, type) else type(thing)
@@ -163,13 +163,13 @@ def given(thing: Any, kind: str, name: str | None = None) -> Loaded:
 
 @contextmanager
 def recording() -> Iterator[list[Loaded]]:
-    """Collect everything from outside that is loaded inside the block: what a run remembers."""
+    """Collect everything from outside the package that is loaded inside the block, to be recorded in a run."""
     found: list[Loaded] = []
     _recordings.append(found)
     try:
         yield found
     finally:
-        # Not remove(), which compares by value: an inner recording may hold the same as an outer one.
+        # Not remove(), which compares by value: an inner recording may contain the same as an outer one.
         _recordings[:] = [other for other in _recordings if other is not found]
 
 
@@ -202,12 +202,12 @@ def trusting(trust: bool = True) -> Iterator[None]:
 
 def sealed(name: str) -> str:
     """A name read from a run or a saved embedder: a reference is marked so that ``load`` refuses it, unless trusted."""
-    is_open = _trusted or name.startswith((_SEAL, f"{GIVEN}:"))  # a given object is never looked for
+    is_open = _trusted or name.startswith((_SEAL, f"{GIVEN}:"))  # a given object is never searched for
     return f"{_SEAL}{name}" if is_reference(name) and not is_open else name
 
 
 def short(name: str) -> str:
-    """A name to be shown: a reference without the folder of its file and without the mark of ``sealed``.
+    """A name for display: a reference without the folder of its file and without the mark of ``sealed``.
 
     Example:
         >>> short("/home/ada/my.py:MyLoss"), short("recall_at_k")
@@ -219,7 +219,7 @@ def short(name: str) -> str:
 
 
 def anchored(name: str, folder: Path) -> str:
-    """A reference whose relative file is looked for in ``folder``; any other name as it is.
+    """A reference with its relative file resolved against ``folder``; other names are unchanged.
 
     Example:
         >>> anchored("my.py:MyLoss", Path("/recipes")), anchored("recall_at_k", Path("/recipes"))
@@ -232,7 +232,7 @@ def anchored(name: str, folder: Path) -> str:
 
 
 def in_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """Nested plain values with ``change`` applied to every string; keys stay as they are."""
+    """Nested plain values with ``change`` applied to every string except keys."""
     if isinstance(value, Mapping):
         return {key: in_strings(inner, change) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -242,13 +242,13 @@ def in_strings(value: Any, change: Callable[[str], str]) -> Any:
 
 @contextmanager
 def running(what: str) -> Iterator[None]:
-    """Errors that outside code raises inside the block become a sentence with the line that raised them.
+    """Turn errors that outside code raises inside the block into a message that names the line.
 
     Args:
         what: the code's name in messages, e.g. ``"loss 'my.py:MyLoss'"``.
 
     Raises:
-        ConfigError: in the place of anything but recollect's own errors and a lack of memory.
+        ConfigError: instead of any error except recollect's own and a lack of memory.
 
     Example:
         >>> with running("loss 'my.py:MyLoss'"):
@@ -266,7 +266,7 @@ def running(what: str) -> Iterator[None]:
 
 
 def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> ConfigError:
-    """The error for a name that neither recollect nor an installed package has."""
+    """The error for a name that neither recollect nor an installed package defines."""
     if name.endswith(".py"):
         return ConfigError(f"{kind} {name!r} is a file: add the name of what to use from it, {name}:name.")
     names = [*known, *installed(kind)]
@@ -313,12 +313,12 @@ def check_options(
 
     Args:
         maker: a class or function.
-        options: what it would be called with.
+        options: the options to call it with.
         what: its name in messages, e.g. ``"loss 'my.py:MyLoss'"``.
-        known: its options, if they are not simply its arguments; without, a ``**`` argument takes any other.
+        known: its options, if they are not simply its arguments; by default a ``**`` argument accepts any other.
 
     Raises:
-        ConfigError: with the options that exist.
+        ConfigError: the message lists the existing options.
     """
     catch_all = known is None and any(p.kind is p.VAR_KEYWORD for p in _signature(maker).parameters.values())
     known = options_of(maker) if known is None else known
@@ -332,13 +332,13 @@ def check_options(
 
 
 def changes(then: Iterable[Mapping[str, str]], now: Iterable[Loaded]) -> list[str]:
-    """A sentence for each thing whose code differs from what a run remembers of it."""
+    """One sentence for each object whose code differs from that recorded in a run."""
     remembered = {(entry.get("kind"), entry.get("reference")): entry.get("sha256") for entry in then}
     said = []
     for loaded in now:
         before = remembered.get((loaded.kind, loaded.short))
         if before is None:
-            said.append(f"{loaded.kind} {loaded.short} is used, which the run did not begin with.")
+            said.append(f"{loaded.kind} {loaded.short} is used now, but was not when the run began.")
         elif before and before != loaded.sha256:
             said.append(
                 f"{loaded.kind} {loaded.short} has changed since the run began (sha256 {before[:12]}… then, "
@@ -356,7 +356,7 @@ def _module(name: str, kind: str, reference: str) -> ModuleType:
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            hint = f" A file is named with its ending: {name.replace('.', '/')}.py:…" if "/" not in name else ""
+            hint = f" To name a file, give its extension: {name.replace('.', '/')}.py:…" if "/" not in name else ""
             raise ConfigError(f"{kind} {reference!r}: there is no module {error.name!r} to import.{hint}") from error
         raise ConfigError(f"{kind} {reference!r} cannot be imported: {_told(error)}.") from error
     except (Exception, SystemExit) as error:
@@ -369,7 +369,7 @@ def _module_of_file(path: Path, kind: str) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"{kind}: there is no file {path}.")
     resolved = path.resolve()
-    # Under a name of its own, by content: a changed file is another module, and no two files clash.
+    # Under a unique name, by content: a changed file is another module, and no two files clash.
     name = f"recollect_outside_{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}_{_sha256(path)[:8]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -415,7 +415,7 @@ def _sha256(path: Path) -> str:
 
 
 def _sha256_of_code(made: Any) -> str:
-    """Of a class or function without a file: its compiled functions."""
+    """The compiled functions of a class or function without a file."""
     functions = [made, *vars(made).values()] if isinstance(made, type) else [made]
     codes = [code for function in functions if (code := getattr(function, "__code__", None)) is not None]
     content = b"".join(code.co_code + repr(code.co_names).encode() for code in codes)

@@ -1,34 +1,34 @@
-"""Errors meant for the person at the keyboard.
+"""Errors for users.
 
-Each message says what was wrong, with the value and the place, and what to do. The command line prints the
-message alone; a traceback is kept for errors that are ours. Raise the narrowest class that fits.
+Each message says what is wrong, with the value and the place, and what to do. The command line prints only the
+message; tracebacks are for bugs. Raise the most specific class that fits.
 """
 
 from __future__ import annotations
 
 
 class RecollectError(Exception):
-    """Anything a user can put right. Its message is complete in itself."""
+    """An error that a user can fix. The message is complete without a traceback."""
 
 
 class InputError(RecollectError, ValueError):
-    """An argument that cannot be: a wrong shape, a value out of range, lengths that differ."""
+    """An invalid argument: a wrong shape, a value out of range, lengths that differ."""
 
 
 class ConfigError(RecollectError, ValueError):
-    """A setting that is unknown, or two that exclude each other."""
+    """An unknown setting, an invalid value, or settings that contradict each other."""
 
 
 class DataError(RecollectError):
-    """A data set that is missing, incomplete or not in the layout it should have."""
+    """A data set that is missing, incomplete or not in the expected layout."""
 
 
 class SealedError(RecollectError):
-    """A part of a data set that was asked for where it may not be read, as the test set during a search."""
+    """A part of a data set was requested where it may not be read, such as the test set during a search."""
 
 
 class ImageError(DataError):
-    """One image file that cannot be read, or may not be. ``kind`` is the reason in a word or two, to count by."""
+    """An image that cannot be read, or is refused. ``kind`` is the reason in one or two words, for counting."""
 
     def __init__(self, message: str, kind: str = "broken") -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class ImageError(DataError):
 
 
 class WeightsError(RecollectError):
-    """A weights file that is missing, of another model, or not safe to open."""
+    """A weights file that is missing, belongs to another model, or is not safe to open."""
 
 
 class MissingExtraError(RecollectError, ImportError):
@@ -61,4 +61,4 @@ def in_one_line(error: BaseException) -> str:
 
 
 class DataWarning(UserWarning):
-    """A data set that can be used but is not what its publisher describes, e.g. other counts or missing files."""
+    """A data set that can be used but differs from its publisher's description, e.g. other counts or missing files."""

@@ -1,9 +1,9 @@
-"""Writing files so that they are whole or not there, hashes, and paths kept inside a root.
+"""Atomic writing of files, hashes, and paths that stay inside a root.
 
-Everything recollect writes goes through ``atomic_write`` or one of the functions built on it. One rule for each kind of
-place: a regular file is replaced in one step; a symbolic link is followed and stays a link; a pipe or a character
-device is written through; a folder, a block device or a socket is refused. What the system refuses (a full disk, a
-read-only file system, a name too long) becomes a ``StorageError`` (``refusals.py``). Reading is ``reading.py``'s work.
+Everything recollect writes goes through ``atomic_write`` or a function built on it. A regular file is replaced in one
+step; a symbolic link is followed and stays a link; a pipe or a character device is written to directly; a folder, a block
+device or a socket is refused. Errors of the system (a full disk, a read-only file system, a name too long) become a
+``StorageError`` (``refusals.py``). Reading is in ``reading.py``.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if sys.platform != "win32":
     import fcntl
 
 _PART = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.part")
-"""Names of files and folders that are being written: ``.NAME.PID-RANDOM.part``."""
+"""Names of temporary files and folders: ``.NAME.PID-RANDOM.part``."""
 _PIPE_PATIENCE = 10.0
-"""Seconds to wait for a process that reads from a pipe before it is refused."""
+"""Seconds to wait for a process that reads from a pipe before giving up."""
 
 
 # Whole files --------------------------------------------------------------------------------------------------------
@@ -44,19 +44,19 @@ _PIPE_PATIENCE = 10.0
 
 @contextmanager
 def atomic_write(path: Path | str, mode: str = "wb", *, size: int = 0, durable: bool = True) -> Iterator[IO[Any]]:
-    """Open a temporary file beside ``path`` and move it there once all is written and on disk.
+    """Open a temporary file next to ``path`` and rename it to ``path`` once everything is written and on disk.
 
-    A crash leaves the old file or none, never half a file; after a return the file survives a power cut. The folder is
-    made when missing. Temporary files of processes that died are removed on the way.
+    A crash leaves the old file or none, never half a file; after returning, the file survives a power cut. The folder is
+    created if missing. Temporary files of dead processes are removed.
 
     Args:
         path: where to write.
         mode: ``"wb"``, or ``"w"`` for UTF-8 text.
-        size: bytes that will be needed, where known: too little room is then noticed before anything is written.
-        durable: wait for the disk. False for a cache with checksums, where a power cut may cost an entry.
+        size: number of bytes needed, if known: too little space is then noticed before anything is written.
+        durable: wait for the disk. False for a cache with checksums, where a power cut may lose an entry.
 
     Raises:
-        StorageError: the system refuses; the message says what is safe and what to do.
+        StorageError: the file cannot be written; the message says what is safe and what to do.
     """
     path = Path(path)
     target = _target(path)
@@ -112,7 +112,7 @@ def _opened(file: io.FileIO, mode: str) -> IO[Any]:
 
 
 def _own_failure(error: BaseException, file: _Recorder, part: Path) -> OSError | None:
-    """The refusal of the system to write ``part``, if that is what ended the block."""
+    """The system's error on writing ``part``, if that ended the block."""
     if not isinstance(error, Exception):
         return None
     if file.failure is not None:
@@ -122,7 +122,7 @@ def _own_failure(error: BaseException, file: _Recorder, part: Path) -> OSError |
 
 
 def _target(path: Path) -> Path | None:
-    """The regular file to replace, links followed; None for a pipe or a device that is written through."""
+    """The regular file to replace, with links followed; None for a pipe or a device, which is written to directly."""
     try:
         kind = path.stat().st_mode
     except FileNotFoundError:
@@ -140,7 +140,7 @@ def _target(path: Path) -> Path | None:
 
 @contextmanager
 def _written_through(path: Path, mode: str) -> Iterator[IO[Any]]:
-    """Collect what is written, then hand it to the pipe or device in one go; nothing if the block fails."""
+    """Collect the output, then write it to the pipe or device at once; write nothing if the block fails."""
     with tempfile.TemporaryFile() as kept:
         file = kept if "b" in mode else io.TextIOWrapper(kept, encoding="utf-8", newline="\n")
         yield file
@@ -156,7 +156,7 @@ def _written_through(path: Path, mode: str) -> Iterator[IO[Any]]:
 
 
 def _open_pipe(path: Path) -> int:
-    """Without ``O_NONBLOCK`` the call would wait for ever for a process that reads the pipe."""
+    """Without ``O_NONBLOCK`` the call would wait forever for a process that reads the pipe."""
     end = time.monotonic() + _PIPE_PATIENCE
     while True:
         try:
@@ -176,7 +176,7 @@ def _refuse_too_large(target: Path, size: int) -> None:
         raise refusal(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), target, needed=size, existed=target.exists())
 
 
-# Files and folders in the making ------------------------------------------------------------------------------------
+# Temporary files and folders ----------------------------------------------------------------------------------------
 
 
 _making: set[Path] = set()
@@ -201,7 +201,7 @@ def _unmake(part: Path) -> None:
 def _part_name(target: Path) -> Path:
     """A new name for what will become ``target``."""
     name = target.name
-    while len(os.fsencode(name)) > 150:  # names end at 255 bytes on most file systems
+    while len(os.fsencode(name)) > 150:  # most file systems allow names of 255 bytes
         name = name[:-1]
     part = target.with_name(f".{name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     _making.add(part)
@@ -209,11 +209,11 @@ def _part_name(target: Path) -> Path:
 
 
 def _new_part(target: Path) -> tuple[Path, _Recorder]:
-    """A new file beside ``target``, locked for as long as it is open, so that nobody takes it for a stray one."""
+    """A new file next to ``target``, locked while it is open, so that it is not removed as a stray file."""
     while True:
         part = _part_name(target)
         try:
-            os.lstat(target)  # a name too long is noticed before the work and not after it
+            os.lstat(target)  # so that a name that is too long is noticed before the work, not after it
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -228,10 +228,10 @@ def _new_part(target: Path) -> tuple[Path, _Recorder]:
 
 
 def _hold(handle: int, part: Path) -> bool:
-    """Lock a file or folder in the making; False when it was swept away before the lock was there.
+    """Lock a temporary file or folder; False if it was removed before it was locked.
 
     Not a lock of ``locks.py``: it is on the file itself, so that no second file is left behind. On Windows an open file
-    cannot be removed, which serves as well.
+    cannot be removed, which has the same effect.
     """
     if sys.platform == "win32":
         return True
@@ -240,7 +240,7 @@ def _hold(handle: int, part: Path) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        return True  # a file system without locks: strays are not removed there either
+        return True  # a file system without locks: stray files are not removed there either
     return _is_same(handle, part)
 
 
@@ -254,7 +254,7 @@ def _is_same(handle: int, path: Path) -> bool:
 
 
 def remove_strays(folder: Path) -> list[str]:
-    """Remove what processes that died left in the making; returns the names. What a living process writes stays."""
+    """Remove temporary files of dead processes; returns their names. Files of running processes are kept."""
     with os.scandir(folder) as entries:
         found = [entry.name for entry in entries if _PART.fullmatch(entry.name)]
     return [name for name in found if _remove_if_dead(folder / name)]
@@ -287,12 +287,12 @@ def _remove_if_dead(part: Path) -> bool:
 
 @contextmanager
 def new_folder(path: Path | str) -> Iterator[Path]:
-    """A folder that appears under its name once the block is through, with everything in it, or not at all.
+    """A folder that appears under its name, with all its content, when the block ends without an error.
 
-    The block fills the folder it is handed. An empty folder that exists is replaced.
+    The block fills the folder it is given. An existing empty folder is replaced.
 
     Raises:
-        StorageError: the system refuses, or something lies at ``path`` meanwhile.
+        StorageError: the folder cannot be written, or ``path`` exists by now.
     """
     path = Path(path)
     make_parent(path)
@@ -331,7 +331,7 @@ def new_folder(path: Path | str) -> Iterator[Path]:
 
 
 def flush_folder(folder: Path) -> None:
-    """Bring a folder's list of names to the disk: without it a power cut can undo a rename."""
+    """Flush a folder's list of names to the disk: without it a power cut can undo a rename."""
     if sys.platform == "win32":
         return
     with contextlib.suppress(OSError):  # some network file systems cannot
@@ -343,10 +343,10 @@ def flush_folder(folder: Path) -> None:
 
 
 def make_parent(path: Path) -> None:
-    """Make the folder that ``path`` is to lie in.
+    """Create the folder of ``path``.
 
     Raises:
-        StorageError: it cannot be made.
+        StorageError: it cannot be created.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -355,10 +355,10 @@ def make_parent(path: Path) -> None:
 
 
 def make_folder_for(path: Path | str) -> None:
-    """Make the folder that the file ``path`` is to lie in and try to write there: call it before long work.
+    """Create the folder of the file ``path`` and check that it can be written to; call it before long work.
 
     Raises:
-        StorageError: the folder cannot be made, or nothing can be written into it.
+        StorageError: the folder cannot be created or written to.
     """
     path = Path(path)
     target = _target(path)
@@ -381,15 +381,15 @@ def write_text(path: Path | str, text: str) -> None:
 
 
 def write_json(path: Path | str, value: Any) -> None:
-    """Write JSON atomically: indented, keys in the order given, not-a-number refused."""
+    """Write JSON atomically: indented, with keys in the given order; NaN is refused."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def append_line(path: Path | str, line: str) -> None:
-    """Add a line to a file, whole or not at all: what was written of it is taken back where there is no room.
+    """Append a complete line to a file, or nothing: a partial line is removed if there is no space.
 
     Raises:
-        StorageError: the system refuses.
+        StorageError: the file cannot be written.
     """
     content = memoryview(f"{line}\n".encode())
     try:
@@ -423,9 +423,9 @@ def sha256(path: Path | str) -> str:
 
 
 def inside(root: Path | str, relative: str | Path, *, allow_outside: bool = False) -> Path:
-    """``root / relative``, refused when it leaves ``root`` through ``..``, an absolute path or a symlink.
+    """``root / relative``; an error if it leaves ``root`` through ``..``, an absolute path or a symlink.
 
-    Lists of paths come from elsewhere; following one out of the root would read whatever it names.
+    Lists of paths are not trusted: following one out of the root could read any file.
     """
     root = Path(root)
     path = root / relative
@@ -433,18 +433,18 @@ def inside(root: Path | str, relative: str | Path, *, allow_outside: bool = Fals
         return path
     try:
         is_inside = path.resolve().is_relative_to(root.resolve())
-    except (OSError, RuntimeError, ValueError) as error:  # links in a circle; a null character
-        raise DataError(f"{str(relative)!r}: not a path that can be followed ({error}).") from error
+    except (OSError, RuntimeError, ValueError) as error:  # circular links; a null character
+        raise DataError(f"{str(relative)!r}: not a valid path ({error}).") from error
     if not is_inside:
         raise DataError(
-            f"{relative}: leads outside the folder {root}. Move the file inside, or allow it with "
+            f"{relative}: points outside the folder {root}. Move the file inside, or allow it with "
             "--allow-outside if you trust the list."
         )
     return path
 
 
 def cache_folder() -> Path:
-    """Where made things are kept: ``RECOLLECT_CACHE``, or the folder for caches that this system has."""
+    """The cache folder: ``RECOLLECT_CACHE``, or the usual folder for caches of this system."""
     if chosen := os.environ.get("RECOLLECT_CACHE"):
         return Path(chosen).expanduser()
     if sys.platform == "win32":

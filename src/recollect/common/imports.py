@@ -1,8 +1,8 @@
-"""Imports that wait: public names imported when first used, and optional packages named when they are missing.
+"""Lazy imports: public names imported when first used, and helpful errors for missing optional packages.
 
-A package's ``__init__.py`` names its public things twice: once under ``TYPE_CHECKING`` for type checkers, once as the
+A package's ``__init__.py`` lists its public names twice: once under ``TYPE_CHECKING`` for type checkers, once as the
 table given to ``lazy_names``, so that listing or asking for help does not wait for torch.
-``tests/common/test_imports.py`` holds the two and ``__all__`` together.
+``tests/common/test_imports.py`` checks that both agree with ``__all__``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def lazy_names(package: str, places: Mapping[str, str]) -> tuple[Callable[[str],
 
 
 def require(module: str, extra: str, purpose: str) -> ModuleType:
-    """Import ``module``, or say which extra of recollect brings it.
+    """Import ``module``, or raise an error that names the extra of recollect to install.
 
     Args:
         module: what to import, e.g. ``"faiss"``.

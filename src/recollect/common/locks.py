@@ -1,6 +1,6 @@
-"""Locks between processes, by ``filelock``: on every system, released when a process ends, however that happens.
+"""Locks between processes, using ``filelock``: on every system, released when a process ends for any reason.
 
-They answer at once whether the process that worked on a run or a trial is still there, where it shares this folder. A
+They show whether the process that worked on a run or a trial is still running, if it shares this folder. A
 lock's file is never removed: another process may be waiting on it.
 """
 
@@ -39,14 +39,14 @@ class Lock:
 
 
 def try_lock(path: Path | str, wait: float = 0) -> Lock | None:
-    """The lock; None when another process has it and does not release it within ``wait`` seconds (-1: for ever).
+    """The lock; None if another process holds it and does not release it within ``wait`` seconds (-1: forever).
 
     Raises:
         StorageError: the lock's file cannot be written.
     """
     path = Path(path)
     make_parent(path)
-    # Not thread-local: whoever holds the object may release it.
+    # Not thread-local: any thread that has the object may release it.
     lock = FileLock(path, thread_local=False)
     try:
         lock.acquire(timeout=wait, poll_interval=0.05)
@@ -59,16 +59,16 @@ def try_lock(path: Path | str, wait: float = 0) -> Lock | None:
 
 @contextmanager
 def exclusive(path: Path | str) -> Iterator[None]:
-    """Only one process at a time is inside the block; the others wait."""
+    """Allow only one process at a time inside the block; the others wait."""
     lock = try_lock(path, wait=-1)
     if lock is None:
-        raise DataError(f"{path}: the lock could not be taken.")
+        raise DataError(f"{path}: the lock could not be acquired.")
     with lock:
         yield
 
 
 def is_free(path: Path | str) -> bool:
-    """Whether a lock that was once taken is held by no process now."""
+    """Whether a lock was acquired once and is no longer held by any process."""
     if not Path(path).exists():
         return False
     lock = try_lock(path)

@@ -1,8 +1,8 @@
-"""How much memory there is for this process: what the machine has, less what a container's control group withholds.
+"""The memory available to this process: that of the machine, within the limits of a container's control groups.
 
-Two figures. ``total_memory`` is the same every time it is asked, so settings may follow from it, in several processes
-alike; ``available_bytes`` is what is free now, for caches. Control groups of both versions are read, each with all groups
-around it, since the tightest limit holds. Where a file is missing, its limit is none.
+``total_memory`` always returns the same value, so settings may depend on it, in several processes alike;
+``available_bytes`` is the memory that is free now, for caches. Control groups of both versions are read, with all their
+parent groups, since the lowest limit applies. A missing file means no limit.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ except ImportError:  # Windows has none
     resource = None
 
 UNKNOWN = 8 * 2**30
-"""What is taken to be free where the system does not tell."""
+"""Assumed free memory if the system does not report it."""
 
 
 class _Group(NamedTuple):
-    """Limit of a control group in bytes, and what of it cannot be had back."""
+    """Limit of a control group in bytes, and the used part that cannot be reclaimed."""
 
     limit: int
     used: int
 
 
 def total_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that this process and its neighbours could ever use; None where the system does not tell.
+    """Bytes that all processes on this machine can use; None if the system does not report it.
 
     Args:
-        root: what the system's files lie below.
+        root: the root of the system's files.
     """
     sizes = [group.limit for group in _groups(root)]
     with contextlib.suppress(AttributeError, ValueError, OSError):  # not on Windows
@@ -49,13 +49,13 @@ def total_memory(root: Path = Path("/")) -> int | None:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Bytes that this process may take now without swapping or being killed for it.
+    """Bytes that this process can allocate now without swapping or being killed.
 
-    Where several processes of a run share the machine (``LOCAL_WORLD_SIZE``, which ``torchrun`` sets), an equal part
+    If several processes of a run share the machine (``LOCAL_WORLD_SIZE``, which ``torchrun`` sets), an equal part
     for each.
 
     Args:
-        root: what the system's files lie below.
+        root: the root of the system's files.
     """
     sizes = [max(0, group.limit - group.used) for group in _groups(root)]
     free = _field(root / "proc/meminfo", "MemAvailable:")
@@ -65,7 +65,7 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def resident_bytes(root: Path = Path("/")) -> int:
-    """Bytes that this process holds now: libraries, weights, everything; 0 where the system does not tell."""
+    """Memory that this process uses now, in bytes; 0 if the system does not report it."""
     held = _field(root / "proc/self/status", "VmRSS:")
     return 0 if held is None else held * 1024
 
@@ -100,7 +100,7 @@ def _groups(root: Path) -> Iterator[_Group]:
         else:
             continue
         inner = PurePosixPath(path.lstrip("/"))
-        # A container may see its own group as the root of all: then only the last of these exists.
+        # A container may see its own group as the root group: then only the last of these exists.
         for folder in (mount / inner, *(mount / outer for outer in inner.parents)):
             if (group := _group(folder, *names)) is not None:
                 yield group
@@ -108,14 +108,14 @@ def _groups(root: Path) -> Iterator[_Group]:
 
 def _group(folder: Path, limit: str, usage: str, reclaimable: str) -> _Group | None:
     with contextlib.suppress(TypeError, ValueError):  # a file is missing, or the limit is "max"
-        # Pages of files that nobody used lately count as used, but are given up when memory is needed.
+        # Cached pages of files that were not used recently count as used, but are freed when memory is needed.
         kept = _field(folder / "memory.stat", reclaimable) or 0
         return _Group(int(_text(folder / limit)), int(_text(folder / usage)) - kept)  # type: ignore[arg-type]
     return None
 
 
 def _field(path: Path, name: str) -> int | None:
-    """The number behind a name in a file of such lines."""
+    """The number after a name, in a file with one name and number per line."""
     for line in (_text(path) or "").splitlines():
         if line.split()[:1] == [name]:
             with contextlib.suppress(IndexError, ValueError):

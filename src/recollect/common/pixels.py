@@ -1,8 +1,8 @@
-"""What a network is shown of an image: upright RGB, resized, cropped. numpy and Pillow alone.
+"""The input pixels of a network: upright RGB, resized, cropped. Uses only numpy and Pillow.
 
-``common/decode.py`` and ``Preprocessing`` call these functions, and ``recollect export`` writes a copy of this file beside
-the ONNX model. So a program without torch and without recollect computes the same pixels, by the same code. Keep it so:
-nothing is imported here but the standard library, numpy and Pillow, and every function may be read alone.
+``common/decode.py`` and ``Preprocessing`` call these functions, and ``recollect export`` writes a copy of this file next to
+the ONNX model, so that a program without torch and without recollect computes the same pixels with the same code. Import
+only the standard library, numpy and Pillow here.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageOps
 
 MAX_RESIZED = 100_000_000
-"""Most pixels of an image after its shorter side was brought to its size: 0.4 GB. Only a strip has more."""
+"""Maximum number of pixels after resizing the shorter side: 0.4 GB. Only very narrow images have more."""
 
 _BAND = 2**20  # pixels converted at a time
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """A PIL image as 8-bit RGB, turned as its EXIF orientation says; ``image`` itself may be changed."""
-    ImageOps.exif_transpose(image, in_place=True)  # else it copies what needs no turning
+    """A PIL image as 8-bit RGB, rotated according to its EXIF orientation; ``image`` itself may be changed."""
+    ImageOps.exif_transpose(image, in_place=True)  # otherwise it copies images that need no rotation
     return to_rgb(image)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any PIL image as 8-bit RGB: transparency on white, 16-bit values by their high byte."""
+    """Any PIL image as 8-bit RGB: transparency becomes white, 16-bit values are reduced to their high byte."""
     image.load()
     if image.mode in ("I;16", "I;16L", "I;16B", "I;16N", "I"):
         # PIL's convert() clips 16-bit values at 255; keeping the high byte keeps the picture.
@@ -43,7 +43,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _in_bands(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """``convert`` some rows at a time: the intermediate results of a whole image would be several times its size."""
+    """``convert`` a few rows at a time: the intermediate results of a whole image would be several times its size."""
     result = Image.new("RGB", image.size)
     rows = max(1, _BAND // max(1, image.width))
     for top in range(0, image.height, rows):
@@ -68,7 +68,7 @@ def _largest(image: Image.Image) -> float:
 
 
 def resized_size(width: int, height: int, shorter: int) -> tuple[int, int]:
-    """Width and height once the shorter side is ``shorter``, rounded down as torchvision does.
+    """Width and height after resizing the shorter side to ``shorter``, rounded down as in torchvision.
 
     Examples:
         >>> resized_size(500, 375, 256)
@@ -89,22 +89,22 @@ def fitted(
         size: side of the centre crop.
         resize: the shorter side before the crop; None keeps the whole image.
         interpolation: ``"bilinear"``, ``"bicubic"`` or ``"lanczos"``.
-        max_side: of a whole image, the longest side it may have; larger ones are shrunk.
+        max_side: maximum of the longer side of a whole image; larger images are shrunk.
 
     Raises:
-        ValueError: an image so narrow that it has more than ``MAX_RESIZED`` pixels once resized.
+        ValueError: the image is so narrow that it would have more than ``MAX_RESIZED`` pixels after resizing.
     """
     method = Image.Resampling[interpolation.upper()]
     if resize is None:
         if max_side is not None and max(image.size) > max_side:
             image = image.copy()
-            # In one go, without the gap that is faster: exact, and never enlarging, as instance search asks.
+            # In one step, without the faster reducing_gap: exact, and never enlarging, as instance search requires.
             image.thumbnail((max_side, max_side), method, reducing_gap=None)
         return image
     width, height = resized_size(*image.size, resize)
     if width * height > MAX_RESIZED:
         raise ValueError(
-            f"{image.width:,}×{image.height:,} pixels would become {width:,}×{height:,} when the shorter side is brought "
+            f"{image.width:,}×{image.height:,} pixels would become {width:,}×{height:,} when the shorter side is resized "
             f"to {resize}, more than the limit of {MAX_RESIZED:,}"
         )
     if (width, height) != image.size:

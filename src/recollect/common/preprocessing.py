@@ -1,4 +1,4 @@
-"""``Preprocessing``: what a model expects of an image, stated once and saved with the model."""
+"""``Preprocessing``: the preprocessing that a model expects, saved with the model."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What a model expects of an image: resize the shorter side, crop the centre, then its mean and deviation.
+    """The preprocessing that a model expects: resize the shorter side, crop the centre, normalize by mean and deviation.
 
-    Calling it gives uint8 pixels; scaling and normalization happen in the model, on its device, so that four times less
-    travels there. ``resize=None`` keeps the image's shape (instance search): it is only shrunk when its longer side is
-    above ``max_side``.
+    Calling it returns uint8 pixels; scaling and normalization happen in the model, on its device, so that a quarter of
+    the bytes is transferred. ``resize=None`` keeps the aspect ratio (instance search): the image is shrunk only if its
+    longer side is above ``max_side``.
     """
 
     size: int = 224
@@ -48,7 +48,7 @@ class Preprocessing:
         """The image resized and cropped.
 
         Raises:
-            ImageError: it is so narrow that it would be huge once its shorter side is brought to ``resize``.
+            ImageError: it is so narrow that it would be huge after resizing its shorter side to ``resize``.
         """
         try:
             return fitted(image, self.size, self.resize, self.interpolation, self.max_side)
@@ -68,11 +68,11 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
-        """The inverse of ``as_dict``; names it does not know are refused."""
+        """The inverse of ``as_dict``; unknown names are refused."""
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(values) - known):
             raise ConfigError(
-                f"preprocessing has no setting {', '.join(unknown)}: it knows {', '.join(sorted(known))}."
+                f"preprocessing has no setting {', '.join(unknown)}; its settings are {', '.join(sorted(known))}."
             )
         settings: dict[str, Any] = dict(values)
         for name in ("mean", "std"):

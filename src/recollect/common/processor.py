@@ -1,9 +1,9 @@
-"""Half precision on this CPU: tried once in a child process before it is used, and remembered.
+"""Half precision on this CPU: tested once in a child process before it is used, and the result is stored.
 
-Some virtual machines announce instructions that they cannot run. On a processor that wrongly announces AMX, torch's first
-bf16 product ends the process (SIGILL), or oneDNN fails at everything afterwards, and no query tells beforehand: only
-trying does. So whoever computes in half precision on a CPU calls ``check_half_precision`` first. Where the child dies, a
-lower limit on oneDNN's instructions is tried (``ONEDNN_MAX_CPU_ISA``) and set for this process and those it starts.
+Some virtual machines report instructions that they cannot run. On a processor that wrongly reports AMX, torch's first
+bf16 product ends the process (SIGILL), or oneDNN fails at everything afterwards, and only a test can detect it. So code
+that computes in half precision on a CPU calls ``check_half_precision`` first. If the child dies, a lower limit on oneDNN's
+instructions is tried (``ONEDNN_MAX_CPU_ISA``) and set for this process and its children.
 
 oneDNN reads that variable once, when torch first multiplies or convolves, in any precision (importing torch, filling
 weights and element-wise arithmetic do not count: torch 2.13, oneDNN 3.12). Afterwards it is too late, and the error says
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
 LIMITS = ("AVX512_CORE_BF16", "AVX512_CORE", "AVX2")
-"""Values of it to try, from the fastest down: without AMX and AVX-512 FP16, without AVX-512 BF16, without AVX-512."""
+"""Its values to try, fastest first: without AMX and AVX-512 FP16, without AVX-512 BF16, without AVX-512."""
 
 _CHILD = "from recollect.common.processor import try_half_precision; try_half_precision()"
 _SECONDS = 120.0  # a child takes 3 s on an idle machine, most of it for importing torch
@@ -51,8 +51,8 @@ class ProbeOutcome:
 
     Attributes:
         works: it computed everything.
-        how: what happened otherwise, behind the words "a trial in a child process".
-        final: whether the same would happen again; a child that took too long may have met a busy machine.
+        how: what happened otherwise, as the end of a sentence that begins with "a test".
+        final: whether the same would happen again; a child that took too long may have run on a busy machine.
     """
 
     works: bool
@@ -61,14 +61,15 @@ class ProbeOutcome:
 
 
 def check_half_precision(model: nn.Module, autocast: torch.dtype | None = None) -> None:
-    """Call before ``model`` computes. Returns at once unless it is on a CPU and works in bfloat16 or float16.
+    """Call before ``model`` computes. Returns at once unless it is on a CPU and uses bfloat16 or float16.
 
     Args:
-        model: the network; half precision if one of its parameters is.
-        autocast: what it will run under; by default whatever autocast is active.
+        model: the network; in half precision if one of its parameters is.
+        autocast: the autocast type it will use; by default the active one.
 
     Raises:
-        ConfigError: this processor cannot, or can only if an environment variable is set before Python starts.
+        ConfigError: half precision does not work on this processor, or only if an environment variable is set before
+            Python starts.
     """
     import torch
 
@@ -83,9 +84,9 @@ def check_half_precision(model: nn.Module, autocast: torch.dtype | None = None) 
 
 
 def prepare_half_precision(child: Sequence[str] | None = None, seconds: float = _SECONDS) -> None:
-    """Make sure that half precision works on this CPU, with a limit on oneDNN's instructions if need be.
+    """Make sure that half precision works on this CPU, with a limit on oneDNN's instructions if necessary.
 
-    The first call on a machine starts a child (about 3 s), later ones read what came of it.
+    The first call on a machine starts a child process (about 3 s); later calls read the stored result.
 
     Args:
         child: the command of the child; exit code 0 means that half precision works.
@@ -99,23 +100,23 @@ def prepare_half_precision(child: Sequence[str] | None = None, seconds: float = 
         return
     first = _outcome(wanted, child, seconds)
     if not first.works:
-        problem = f"half precision (bf16, fp16) fails on this processor, {processor_name()}: a trial {first.how}"
+        problem = f"half precision (bf16, fp16) fails on this processor, {processor_name()}: a test {first.how}"
         limit = next((limit for limit in LIMITS if limit != wanted and _outcome(limit, child, seconds).works), None)
         if limit is None:
             raise ConfigError(f"{problem}, also with {VARIABLE}={LIMITS[-1]}. Use float32 (run.precision=fp32).")
         if not _set_limit(limit):
             raise ConfigError(
-                f"{problem}. It works with fewer instructions, but torch has computed in this process already: set the "
+                f"{problem}. It works with fewer instructions, but torch has already computed in this process: set the "
                 f"environment variable {VARIABLE}={limit} before Python starts, or use float32 (run.precision=fp32)."
             )
     _sound.add(os.environ.get(VARIABLE))
 
 
 def set_remembered_limit() -> None:
-    """Set the limit that an earlier trial on this machine found necessary, if any. Takes milliseconds, starts nothing.
+    """Set the limit that an earlier test on this machine found necessary, if any. Takes milliseconds, starts no process.
 
     For the beginning of a program, before torch computes: half precision is then possible at any later time. Only
-    processors that announce AMX are looked at.
+    processors that report AMX are checked.
     """
     if not announces_amx():
         return
@@ -129,32 +130,32 @@ def set_remembered_limit() -> None:
 
 
 def announces_amx(root: Path = Path("/")) -> bool:
-    """Whether this processor says that it has Intel's matrix unit, which virtual machines announce in error.
+    """Whether this processor reports Intel's matrix unit, which some virtual machines report wrongly.
 
     Args:
-        root: what the system's files lie below.
+        root: the root of the system's files.
     """
     return any(flag.startswith("amx") for flag in _cpuinfo(root).get("flags", "").split())
 
 
 def processor_name(root: Path = Path("/")) -> str:
-    """The processor's name for people, e.g. ``Intel(R) Xeon(R) Platinum 8481C``.
+    """The processor's display name, e.g. ``Intel(R) Xeon(R) Platinum 8481C``.
 
     Args:
-        root: what the system's files lie below.
+        root: the root of the system's files.
     """
     return _cpuinfo(root).get("model name") or platform.processor() or platform.machine()
 
 
 def try_half_precision() -> None:
-    """What the child does: the products of a network in half precision, forwards and backwards, then in float32.
+    """The work of the child: a network's products in half precision, forward and backward, then in float32.
 
     float32 comes last because oneDNN may survive the first half-precision product and fail at everything after it.
     """
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource  # not on Windows
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a child that is meant to be able to die leaves no core file
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a child that is expected to die should leave no core file
     import torch
     from torch import nn
 
@@ -175,20 +176,20 @@ def try_half_precision() -> None:
             (vectors @ vectors.T).float().mean().backward()
             nn.functional.scaled_dot_product_attention(tokens, tokens, tokens).float().sum().backward()
         except RuntimeError as error:
-            # A type that torch has no code for is refused before any instruction runs; whoever uses it is told the same.
+            # A type that torch does not support is refused before any instruction runs; users of it get the same error.
             if "not implemented" not in str(error):
                 raise
 
 
 def _outcome(limit: str | None, child: Sequence[str] | None, seconds: float) -> ProbeOutcome:
-    """Remembered, or tried now and remembered."""
+    """The stored outcome, or that of a test now, which is then stored."""
     path = _file(limit)
     with contextlib.ExitStack() as stack:
         if (known := _remembered(path)) is not None:
             return known
-        with contextlib.suppress(OSError, DataError):  # a cache that cannot be written: every process tries for itself
+        with contextlib.suppress(OSError, DataError):  # a cache that cannot be written: every process runs its own test
             stack.enter_context(exclusive(path.with_suffix(".lock")))
-        if (known := _remembered(path)) is not None:  # by another process, which was waited for
+        if (known := _remembered(path)) is not None:  # stored by another process that we waited for
             return known
         found = _try_in_child(limit, child, seconds)
         if found.final:
@@ -198,7 +199,7 @@ def _outcome(limit: str | None, child: Sequence[str] | None, seconds: float) -> 
 
 
 def _try_in_child(limit: str | None, child: Sequence[str] | None, seconds: float) -> ProbeOutcome:
-    # -P: a file torch.py in the folder we happen to be in is not torch.
+    # -P: do not import a file torch.py from the current folder.
     command = child or [sys.executable, "-P", "-c", _CHILD]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     environment.pop(VARIABLE, None)
@@ -222,7 +223,7 @@ def _try_in_child(limit: str | None, child: Sequence[str] | None, seconds: float
 
 
 def _set_limit(limit: str) -> bool:
-    """Set the variable; False, leaving it as it was, if this process may have read it before."""
+    """Set the variable; returns False and leaves it unchanged if this process may already have read it."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = limit
     if "torch" not in sys.modules or _limit_holds(limit):
@@ -235,7 +236,7 @@ def _set_limit(limit: str) -> bool:
 
 
 def _limit_holds(limit: str) -> bool:
-    """Whether oneDNN in this process certainly keeps to the limit; asking makes it read the variable."""
+    """Whether oneDNN in this process certainly respects the limit; asking makes it read the variable."""
     import torch
 
     try:
@@ -262,7 +263,7 @@ def _file(limit: str | None) -> Path:
 
 
 def _identity(limit: str | None) -> dict[str, str]:
-    """What a trial's outcome depends on."""
+    """Everything the outcome of a test depends on."""
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -278,12 +279,12 @@ def _identity(limit: str | None) -> dict[str, str]:
 
 
 def _cpuinfo(root: Path = Path("/")) -> dict[str, str]:
-    """The first processor's lines; nothing where the system has no such file."""
+    """The lines of the first processor; empty if the system has no such file."""
     found: dict[str, str] = {}
     with contextlib.suppress(OSError, UnicodeDecodeError), (root / "proc/cpuinfo").open(encoding="utf-8") as lines:
         for line in lines:
             name, _, value = line.partition(":")
-            if not name.strip():  # the next processor's: with hundreds of them the whole file takes long to read
+            if not name.strip():  # the next processor begins: with hundreds of them the whole file takes long to read
                 break
             found[name.strip()] = value.strip()
     return found

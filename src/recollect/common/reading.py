@@ -1,14 +1,14 @@
-"""Reading files that may be damaged, hostile or something else altogether: one function per kind of file.
+"""Reading files that may be damaged, hostile or of another kind: one function per file format.
 
-Each checks, before anything is believed or allocated, that the file is a regular one (a pipe would wait for ever), that
-its size, encoding, depth and types are possible, and that what it announces fits what it holds. Whatever is wrong
-becomes an error whose sentence names the file, the place in it and the reason. YAML is ``yaml_text.py``'s work.
+Before anything is used or allocated, each function checks that the file is a regular one (reading a pipe could block
+forever), that its size, encoding, depth and types are plausible, and that its declared size matches its content. Every
+problem becomes an error that names the file, the place in it and the reason. YAML is in ``yaml_text.py``.
 
     read_bytes, read_text    any small file
     read_json                JSON, of the type the caller expects
-    read_json_lines          one JSON object per line; damaged lines are left out with a remark
+    read_json_lines          one JSON object per line; damaged lines are skipped with a remark
     read_npz, open_npy       arrays of numbers and text, never of Python objects
-    read_torch               files of ``torch.save``, every part checked against its checksum
+    read_torch               files of ``torch.save``, with every part checked against its checksum
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TEXT_LIMIT = 64 * 2**20
-"""Bytes of the largest text file that is read whole; the lists of the largest data sets have 30 MB."""
+"""Maximum size in bytes of a text file that is read at once; the lists of the largest data sets have 30 MB."""
 DEPTH_LIMIT = 64
 """How deeply lists and mappings may be nested; recollect's own files need 8."""
 _DEFLATE_LIMIT = 1040
-"""Bytes that one compressed byte can stand for at most in a ZIP file: 1,032, and some for the ends."""
+"""Maximum number of bytes per compressed byte in a ZIP file: 1,032, and some for the ends."""
 
 
 def open_regular(path: Path | str) -> int:
-    """A file descriptor of a regular file. Never waits, as opening a pipe would.
+    """A file descriptor of a regular file. Never blocks, as opening a pipe would.
 
     Raises:
-        DataError: there is no such file, it may not be read, or it is a folder, a pipe or a device.
+        DataError: there is no such file, it cannot be read, or it is a folder, a pipe or a device.
     """
     try:
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -65,12 +65,12 @@ def read_bytes(path: Path | str, limit: int = TEXT_LIMIT) -> bytes:
     """
     with os.fdopen(open_regular(path), "rb") as file:
         if (size := os.fstat(file.fileno()).st_size) > limit:
-            raise DataError(f"{path}: {in_bytes(size)} are more than such a file can have ({in_bytes(limit)} at most).")
+            raise DataError(f"{path}: {in_bytes(size)} is more than the limit for such a file, {in_bytes(limit)}.")
         try:
             content = file.read(limit + 1)
         except OSError as error:
             raise DataError(unreadable(error, path)) from error
-    if len(content) > limit:  # files of /proc say that they are empty
+    if len(content) > limit:  # files of /proc report a size of 0
         raise DataError(f"{path}: more than {in_bytes(limit)}.")
     return content
 
@@ -103,10 +103,10 @@ def read_json(path: Path | str, kind: Any = object) -> Any:
 
     Args:
         path: the file.
-        kind: what it should be, e.g. ``dict``.
+        kind: the expected type, e.g. ``dict``.
 
     Raises:
-        DataError: it cannot be read, is not JSON, is nested too deeply, or holds another type.
+        DataError: it cannot be read, is not JSON, is nested too deeply, or contains another type.
     """
     return parse_json(read_text(path), str(path), kind)
 
@@ -119,7 +119,7 @@ def parse_json(text: str, where: str, kind: Any = object) -> Any:
     """The value of a JSON text; ``where`` is named in errors.
 
     Raises:
-        DataError: it is not JSON, is nested too deeply, or holds another type.
+        DataError: it is not JSON, is nested too deeply, or contains another type.
     """
     try:
         value = json.loads(text)
@@ -130,7 +130,7 @@ def parse_json(text: str, where: str, kind: Any = object) -> Any:
     if text.count("[") + text.count("{") > DEPTH_LIMIT and _depth(value) > DEPTH_LIMIT:
         raise DataError(f"{where}: nested too deeply to be a file of recollect.")
     if not isinstance(value, kind):
-        raise DataError(f"{where}: holds a {type(value).__name__} where a {kind.__name__} is expected.")
+        raise DataError(f"{where}: contains a {type(value).__name__}, not a {kind.__name__}.")
     return value
 
 
@@ -150,12 +150,12 @@ def _depth(value: Any) -> int:
 def read_json_lines(
     path: Path | str, remark: Callable[[str], None], sound: Callable[[dict[str, Any]], bool] = lambda record: True
 ) -> list[dict[str, Any]]:
-    """The objects of a file with one JSON object per line. Damaged lines are left out.
+    """The objects of a file with one JSON object per line. Damaged lines are skipped.
 
     Args:
         path: the file.
-        remark: receives one sentence if lines were left out. A last line that was cut short is what a crash leaves.
-        sound: whether a record has what its reader needs.
+        remark: called with one sentence if lines were skipped. An incomplete last line is normal after a crash.
+        sound: returns whether a record has everything its reader needs.
 
     Raises:
         DataError: the file cannot be read at all.
@@ -169,17 +169,17 @@ def read_json_lines(
         try:
             record = parse_json(line.decode("utf-8"), str(path), dict)
             if not sound(record):
-                raise DataError("lacks what it should have")
+                raise DataError("is incomplete")
             found.append(record)
         except (DataError, UnicodeDecodeError):
             damaged.append(number)
     if damaged == [len(lines)]:
-        remark(f"{path}: the last line was cut short by a crash and is left out.")
+        remark(f"{path}: the last line is incomplete, probably after a crash, and is skipped.")
     elif damaged:
         first = (
             f"line {damaged[0]}" if len(damaged) == 1 else f"{len(damaged)} lines, the first of them line {damaged[0]},"
         )
-        remark(f"{path}: {first} cannot be read and {'is' if len(damaged) == 1 else 'are'} left out.")
+        remark(f"{path}: {first} cannot be read and {'is' if len(damaged) == 1 else 'are'} skipped.")
     return found
 
 
@@ -190,8 +190,8 @@ def read_npz(path: Path | str) -> dict[str, NDArray[Any]]:
     """Every array of an ``.npz``, by name. Sizes are checked before anything is allocated, checksums while reading.
 
     Raises:
-        DataError: no such file, not an ``.npz``, damaged, too large for the memory that is free, or holding Python
-            objects, which are never unpickled.
+        DataError: no such file, not an ``.npz``, damaged, too large for the free memory, or with Python objects, which
+            are never unpickled.
     """
     import numpy as np
 
@@ -220,7 +220,7 @@ _BROKEN = (
     OSError, EOFError, ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError, SyntaxError,
     RecursionError, MemoryError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
-"""How reading a damaged ZIP file or array can fail: their authors did not count on hostile files."""
+"""Exceptions that reading a damaged ZIP file or array can raise."""
 
 
 def _refuse_bomb(path: Path | str, archive: zipfile.ZipFile, free: int) -> None:
@@ -228,20 +228,22 @@ def _refuse_bomb(path: Path | str, archive: zipfile.ZipFile, free: int) -> None:
     for info in archive.infolist():
         if info.file_size > _DEFLATE_LIMIT * max(info.compress_size, 1):
             raise DataError(
-                f"{path}: {info.filename} announces {in_bytes(info.file_size)} in {in_bytes(info.compress_size)}, which "
-                "cannot be: the file is damaged or hostile."
+                f"{path}: {info.filename} declares {in_bytes(info.file_size)} in {in_bytes(info.compress_size)}, which "
+                "is impossible: the file is damaged or hostile."
             )
     if total > free:
-        raise DataError(f"{path}: its arrays need {in_bytes(total)} of memory and {in_bytes(free)} are free.")
+        raise DataError(f"{path}: its arrays need {in_bytes(total)} of memory, but only {in_bytes(free)} is free.")
 
 
 def _refuse_header(path: Path | str, info: zipfile.ZipInfo, member: Any) -> None:
-    """The header of an array announces how much is allocated; it must be what the file holds."""
+    """Check that the size declared in an array's header, which would be allocated, matches the file."""
     shape, _, dtype = _header(member)
     if dtype.hasobject:
-        raise DataError(f"{path}: {info.filename} holds Python objects, which are not read.")
+        raise DataError(f"{path}: {info.filename} contains Python objects, which are not read.")
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize + member.tell() != info.file_size:
-        raise DataError(f"{path}: {info.filename} announces {shape} of {dtype}, and holds {in_bytes(info.file_size)}.")
+        raise DataError(
+            f"{path}: {info.filename} declares {shape} of {dtype}, but has {in_bytes(info.file_size)}: it is damaged."
+        )
 
 
 def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -251,7 +253,7 @@ def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if version == (1, 0):
         return np.lib.format.read_array_header_1_0(file)
     if version in ((2, 0), (3, 0)):
-        # Version 3 differs from 2 in the encoding of field names, and files of records are not ours.
+        # Version 3 differs from 2 in the encoding of field names, and recollect writes no records.
         return np.lib.format.read_array_header_2_0(file)
     raise ValueError(f"version {version} of the format is unknown")
 
@@ -260,7 +262,7 @@ def open_npy(path: Path | str) -> NDArray[Any]:
     """The array of an ``.npy`` file, mapped into memory and not read.
 
     Raises:
-        DataError: not an ``.npy``, cut short or longer than it announces, or holding Python objects.
+        DataError: not an ``.npy``, shorter or longer than declared, or with Python objects.
     """
     import numpy as np
 
@@ -269,10 +271,10 @@ def open_npy(path: Path | str) -> NDArray[Any]:
             shape, fortran, dtype = _header(file)
             announced, size = file.tell() + math.prod(shape) * dtype.itemsize, os.fstat(file.fileno()).st_size
             if dtype.hasobject or min(shape, default=0) < 0:
-                raise DataError(f"{path}: holds Python objects, which are not read.")
+                raise DataError(f"{path}: contains Python objects, which are not read.")
             if announced != size:
                 raise DataError(
-                    f"{path}: announces {in_bytes(announced)} and has {in_bytes(size)}: it was cut short or damaged."
+                    f"{path}: declares {in_bytes(announced)}, but has {in_bytes(size)}: it is incomplete or damaged."
                 )
             if size == file.tell():  # nothing can be mapped
                 return np.empty(shape, dtype)
@@ -281,20 +283,21 @@ def open_npy(path: Path | str) -> NDArray[Any]:
         except DataError:
             raise
         except _BROKEN as error:
-            raise DataError(f"{path}: not an array of numbers that can be read ({in_one_line(error)}).") from error
+            raise DataError(f"{path}: not a readable array of numbers ({in_one_line(error)}).") from error
 
 
 # Checkpoints --------------------------------------------------------------------------------------------------------
 
 
 def read_torch(path: Path | str) -> Any:
-    """What ``torch.save`` wrote, on the CPU; no code in the file is ever run.
+    """The content of a file written by ``torch.save``, on the CPU; no code in the file is ever run.
 
-    ``torch.load`` does not compare the checksums that ``torch.save`` writes, so that a flipped bit becomes another
-    weight without a word. They are compared here first.
+    ``torch.load`` does not check the checksums that ``torch.save`` writes, so a flipped bit would silently become another
+    weight. They are checked here first.
 
     Raises:
-        DataError: it cannot be read, a part does not match its checksum, or it holds more than tensors and plain values.
+        DataError: it cannot be read, a part does not match its checksum, or it contains more than tensors and plain
+            values.
     """
     import torch
 
@@ -308,17 +311,15 @@ def read_torch(path: Path | str) -> Any:
         except DataError:
             raise
         except Exception as error:  # a damaged file fails in nearly any way
-            said = in_one_line(error).split(". ")[0][:160]  # torch goes on to advise what is not safe
-            raise DataError(
-                f"{path}: not a file of weights that can be read ({type(error).__name__}: {said})."
-            ) from error
+            said = in_one_line(error).split(". ")[0][:160]  # torch continues with advice that is not safe
+            raise DataError(f"{path}: not a readable file of weights ({type(error).__name__}: {said}).") from error
 
 
 def _refuse_damaged(path: Path | str, file: Any) -> None:
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
-            # torch stores without compression: what is there cannot be more than the file.
+            # torch stores without compression: the content cannot be larger than the file.
             if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
                 raise DataError(f"{path}: {info.filename} is compressed, which torch.save does not do.")
         if (name := archive.testzip()) is not None:
-            raise DataError(f"{path}: damaged, {name} does not match its checksum.")
+            raise DataError(f"{path}: damaged; {name} does not match its checksum.")

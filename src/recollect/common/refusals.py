@@ -1,7 +1,7 @@
-"""What the system refuses, in sentences: a full disk, a read-only folder, a name too long, a file one may not read.
+"""Messages for errors of the system: a full disk, a read-only folder, a name too long, a file without read permission.
 
-``files.py`` and ``reading.py`` turn every ``OSError`` into one of these; ``cli/last_net.py`` does so for those that come
-from elsewhere. A sentence says what was being written or read, how much was needed, what is safe and how to go on.
+``files.py`` and ``reading.py`` turn every ``OSError`` into one of these; ``cli/last_net.py`` does so for those from
+elsewhere. A message says what was being written or read, how much was needed, what is safe and how to continue.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from recollect.common.errors import DataError
 
 
 class StorageError(DataError):
-    """A file that the system does not let us write: no room, no permission, a read-only or broken disk."""
+    """A file that cannot be written: no space, no permission, a read-only or broken disk."""
 
     def with_advice(self, advice: str) -> StorageError:
-        """The same with one more sentence, e.g. how a run is resumed."""
+        """The same error with one more sentence, e.g. how to resume a run."""
         return StorageError(f"{self} {advice}")
 
 
@@ -28,28 +28,28 @@ _ELSEWHERE = "Choose another place"
 
 
 def refusal(error: Exception, path: Path, *, needed: int = 0, existed: bool | None = False) -> StorageError:
-    """A sentence for a write that failed.
+    """The error for a failed write.
 
     Args:
-        error: what the system said; a ``ValueError`` for a path with a null character.
-        path: what was being written.
-        needed: bytes it takes at least, as far as known.
-        existed: whether there is an earlier file of that name, which is then untouched; None for a pipe or a device.
+        error: the system's error; a ``ValueError`` for a path with a null character.
+        path: the file being written.
+        needed: minimum number of bytes needed, if known.
+        existed: whether there is an earlier file of that name, which is unchanged; None for a pipe or a device.
     """
     number = error.errno if isinstance(error, OSError) else None
-    safe = f" The earlier {path.name} is untouched." if existed else " No part of it was left behind."
+    safe = f" The earlier {path.name} is unchanged." if existed else " No partial file was left behind."
     safe = "" if existed is None else safe
-    again = " Make room, then run the same command again." if number in _FULL else ""
+    again = " Free some space, then run the same command again." if number in _FULL else ""
     return StorageError(f"{path} cannot be written: {_reason(error, number, path, needed)}{safe}{again}")
 
 
 def _reason(error: Exception, number: int | None, path: Path, needed: int) -> str:
     if number is None or not isinstance(error, OSError):
-        return f"it is not the name of a file ({error})."
+        return f"the name is not valid ({error})."
     if number == errno.ENOSPC:
         return f"the disk is full{_room(path, needed)}."
     if number == errno.EDQUOT:
-        return f"the disk quota of this user is used up{_room(path, needed)}."
+        return f"the disk quota of this user is exceeded{_room(path, needed)}."
     if number == errno.EFBIG:
         return f"the file system or a limit of this process allows no file this large{_room(path, needed)}."
     if number == errno.EROFS:
@@ -61,23 +61,23 @@ def _reason(error: Exception, number: int | None, path: Path, needed: int) -> st
             f"the name is too long ({len(os.fsencode(path.name))} bytes; most systems allow 255). Choose a shorter one."
         )
     if number == errno.ENXIO:
-        return "it is a pipe and no process reads from it."
+        return "it is a pipe, and no process reads from it."
     if number == errno.EPIPE:
         return "the process that reads from it has ended."
     if number in (errno.EEXIST, errno.ENOTEMPTY):
-        return f"something is there already. {_ELSEWHERE}."
+        return f"it already exists. {_ELSEWHERE}."
     if number in (errno.ENOTDIR, errno.ELOOP, errno.ENOENT, errno.EISDIR):
         return f"the folder {path.parent} cannot be used ({error.strerror}). {_ELSEWHERE}."
     if number in (errno.EMFILE, errno.ENFILE):
         return "too many files are open. Raise the limit (ulimit -n)."
     if number == errno.EIO:
-        return "the disk reports an error. Check the disk before you go on."
+        return "the disk reports an error. Check the disk before you continue."
     return f"{error.strerror or error}."
 
 
 def _room(path: Path, needed: int) -> str:
-    """``": 12 MB are needed at least and 3 MB are free in runs"``, as far as it is known."""
-    said = [f"{in_bytes(needed)} are needed at least"] if needed else []
+    """``": at least 12 MB are needed and 3 MB are free in runs"``, as far as known."""
+    said = [f"at least {in_bytes(needed)} are needed"] if needed else []
     folder = next((folder for folder in path.absolute().parents if folder.is_dir()), None)
     if folder is not None:
         with contextlib.suppress(OSError):
@@ -99,18 +99,18 @@ def in_bytes(count: int) -> str:
 
 
 def unreadable(error: Exception, path: Path | str) -> str:
-    """A sentence for a file that the system does not let us read."""
+    """The message for a file that cannot be read."""
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.ENOENT:
         return f"{path}: no such file."
     if number == errno.ELOOP:
-        return f"{path}: symbolic links lead in a circle. Remove them."
+        return f"{path}: circular symbolic links. Remove them."
     if number in (errno.EACCES, errno.EPERM):
-        return f"{path}: permission denied. Change its permissions, or run as a user who may read it."
+        return f"{path}: permission denied. Change its permissions, or run as a user with read permission."
     if number == errno.ENAMETOOLONG:
         return f"{path}: the name is too long for this system."
     if number == errno.EIO:
-        return f"{path}: the disk reports an error while reading. Take a copy from elsewhere."
+        return f"{path}: the disk reports an error while reading. Use a copy of the file."
     if number is None:
-        return f"{str(path)!r} is not the name of a file ({error})."
+        return f"{str(path)!r} is not a valid file name ({error})."
     return f"{path} cannot be read ({getattr(error, 'strerror', None) or error})."

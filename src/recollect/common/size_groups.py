@@ -1,7 +1,7 @@
-"""Images of equal size together: the one place that makes batches of images that keep sizes of their own.
+"""Groups images of equal size into batches, for images that keep their own sizes.
 
-``SizeGroups`` takes items one by one and gives a group when it is full; ``grouped`` does so for a list at once. The pipeline,
-``Embedder.forward`` and ``Embedder.embed`` use them.
+``SizeGroups`` takes items one by one and returns a group when it is full; ``grouped`` does so for a whole list. The
+pipeline, ``Embedder.forward`` and ``Embedder.embed`` use them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ Item = TypeVar("Item")
 
 
 class SizeGroups(Generic[Size, Item]):
-    """Items waiting for a group of their own size.
+    """Items waiting for a group of their size.
 
     Args:
         room: how many items of a size make a group.
-        cost: what an item of a size costs while it waits.
-        most: the largest total cost of waiting items; beyond it the fullest group is given, so that many sizes with few
-            items each stay within bounds. None for no limit.
+        cost: the cost of a waiting item of a size.
+        most: the largest total cost of waiting items; beyond it the fullest group is returned, so that many sizes with
+            few items each stay within bounds. None for no limit.
 
     Examples:
         >>> groups = SizeGroups(lambda size: 2)
@@ -41,7 +41,7 @@ class SizeGroups(Generic[Size, Item]):
         self._held = 0
 
     def add(self, size: Size, item: Item) -> Iterator[list[Item]]:
-        """Take one item; give every group that is now due."""
+        """Add one item; yields every group that is now complete."""
         self._waiting.setdefault(size, []).append(item)
         self._held += self._cost(size)
         if len(self._waiting[size]) >= self._room(size):
@@ -50,7 +50,7 @@ class SizeGroups(Generic[Size, Item]):
             yield self._take(max(self._waiting, key=lambda other: len(self._waiting[other])))
 
     def rest(self) -> Iterator[list[Item]]:
-        """What is left at the end, in the order in which sizes appeared."""
+        """The remaining items, in the order in which sizes appeared."""
         for size in list(self._waiting):
             yield self._take(size)
 
@@ -61,7 +61,7 @@ class SizeGroups(Generic[Size, Item]):
 
 
 def grouped(sizes: Iterable[Hashable], batch_size: int | None = None) -> list[list[int]]:
-    """Positions of equal sizes together, at most ``batch_size`` in a group; groups in the order of their first position.
+    """Groups of positions with equal size, at most ``batch_size`` each, in the order of their first position.
 
     Examples:
         >>> grouped([(2, 3), (3, 2), (2, 3), (2, 3)], 2)

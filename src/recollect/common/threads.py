@@ -1,11 +1,11 @@
-"""How many of torch's threads a piece of work is worth, and how they wait for each other.
+"""How many of torch's threads to use for a piece of work, and how they wait for each other.
 
-torch splits every operation of some size over all threads and waits for the slowest. Threads wait by spinning, for
-milliseconds. Beside other busy processes one of them is often not running; the others then spin away their share of the
-processor, at every operation, and small operations take twenty times as long (``benchmarks/threads.py``). Two remedies:
-small work runs on fewer threads (``threads_for``, ``limited_threads``), and in programs of our own threads soon stop
-spinning and sleep (``spin_briefly``). The number of threads follows from the work and never from the load, so a run
-repeats itself to the bit however busy the machine is. Importing this module does not import torch.
+torch splits every operation above a certain size over all threads and waits for the slowest. Threads wait by spinning,
+for milliseconds. Next to other busy processes one of them is often not running; the others then waste their share of the
+processor by spinning, at every operation, and small operations take twenty times as long (``benchmarks/threads.py``). Two
+remedies: small work runs on fewer threads (``threads_for``, ``limited_threads``), and in recollect's own programs threads
+soon stop spinning and sleep (``spin_briefly``). The number of threads depends on the work and never on the load, so
+results are bit-identical however busy the machine is. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 WORTH_A_THREAD = 2e7
-"""Multiply-adds of one operation that are worth a thread: about a millisecond, a hundred times what splitting costs."""
+"""Multiply-adds per operation that justify a thread: about a millisecond, a hundred times the cost of splitting."""
 
 _SPINS = 2000
 # Turns of a waiting loop, some 50 µs. Measured on two cores, against 300,000 turns (the default) and none: training steps
@@ -29,7 +29,7 @@ _SPINS = 2000
 
 
 class Work(NamedTuple):
-    """How much a network computes."""
+    """The amount of computation of a network."""
 
     multiply_adds: float
     operations: int
@@ -39,8 +39,8 @@ def threads_for(multiply_adds: float, operations: float = 1) -> int:
     """Threads for work of this size: at least 1, at most as many as torch uses now.
 
     Args:
-        multiply_adds: of the whole piece of work.
-        operations: how many operations it consists of, one after the other.
+        multiply_adds: number of multiply-adds of the whole work.
+        operations: number of consecutive operations it consists of.
 
     Examples:
         >>> threads_for(1e6)
@@ -56,10 +56,10 @@ def threads_for(multiply_adds: float, operations: float = 1) -> int:
 
 @contextmanager
 def limited_threads(count: int) -> Iterator[None]:
-    """At most ``count`` threads for torch's operations inside the block, and as many as before after it.
+    """Use at most ``count`` threads for torch's operations inside the block.
 
-    The number is that of the Python thread that sets it; a thread that uses torch for the first time meanwhile begins
-    with it and keeps it. So this is for programs with one thread that computes, not for servers.
+    The number belongs to the Python thread that sets it; a thread that first uses torch meanwhile starts with it and
+    keeps it. So this is for programs with a single computing thread, not for servers.
     """
     import torch
 
@@ -75,19 +75,19 @@ def limited_threads(count: int) -> Iterator[None]:
 
 
 def spin_briefly() -> None:
-    """Let threads that wait for each other sleep after a short while. For the beginning of a program.
+    """Let threads that wait for each other sleep after a short time. Call it at the beginning of a program.
 
-    OpenMP reads these variables when torch is imported; afterwards, or where the user has set one of them, nothing is
-    changed. Processes started by this one inherit them.
+    OpenMP reads these variables when torch is imported; afterwards, or if the user has set one of them, nothing is
+    changed. Child processes inherit them.
     """
     decided = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
     if "torch" not in sys.modules and not any(name in os.environ for name in decided):
-        # The first is for OpenMP libraries other than GNU's, which knows the second.
+        # The first is for OpenMP libraries other than GNU's, which uses the second.
         os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": str(_SPINS)}
 
 
 def forward_work(network: nn.Module, inputs: Tensor) -> Work:
-    """What one forward pass computes in convolutions and linear layers; other operations count for nothing.
+    """The work of convolutions and linear layers in one forward pass; other operations are not counted.
 
     The pass is done in evaluation mode and without a graph, so that no random number is drawn.
 
@@ -104,7 +104,7 @@ def forward_work(network: nn.Module, inputs: Tensor) -> Work:
     def add(layer: nn.Module, _: Any, output: Tensor) -> None:
         nonlocal total, count
         weight: Tensor = layer.weight  # type: ignore[assignment]
-        total += output.numel() * weight[0].numel()  # every output is a sum of so many products
+        total += output.numel() * weight[0].numel()  # every output is a sum of this many products
         count += 1
 
     layers = [module for module in network.modules() if isinstance(module, nn.Linear | nn.modules.conv._ConvNd)]

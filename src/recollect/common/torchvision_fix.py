@@ -1,9 +1,9 @@
-"""Makes ``import torchvision`` work beside a CPU build of torch.
+"""Makes ``import torchvision`` work with a CPU build of torch.
 
-The registry's torchvision wheel is a CUDA build. Beside a CPU-only torch its compiled operators do not load, and
-importing it stops at ``operator torchvision::nms does not exist``, which takes timm down as well. Declaring the two
-operators that torchvision asks for at import is enough for transforms, models and timm; the operators themselves
-(box suppression for detectors) stay without an implementation, and nothing in recollect calls them.
+The default torchvision wheel is a CUDA build. With a CPU-only torch its compiled operators do not load, and importing it
+fails with ``operator torchvision::nms does not exist``, which also breaks timm. Declaring the two operators that
+torchvision needs at import is enough for transforms, models and timm; the operators themselves (box suppression for
+detectors) have no implementation, and nothing in recollect calls them.
 
 On a healthy install this module does nothing. It must be imported before torchvision or timm: write
 ``from recollect.common import torchvision_fix`` and call ``torchvision_fix.apply()`` above those imports.
@@ -16,12 +16,12 @@ import sys
 import threading
 
 _SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-_lock = threading.RLock()  # threads that decode images may all arrive here first
+_lock = threading.RLock()  # several decoding threads may call this first at the same time
 _declared: list[object] = []  # torch drops an operator when its library object is collected
 
 
 def apply() -> bool:
-    """Import torchvision, declaring the missing operators first if need be.
+    """Import torchvision, declaring the missing operators first if necessary.
 
     Returns:
         Whether the repair was needed (now or on an earlier call).

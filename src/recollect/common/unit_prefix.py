@@ -1,7 +1,7 @@
-"""``unit_prefix``: the first numbers of vectors as vectors of length 1. The one way to shorten an embedding.
+"""``unit_prefix``: the first numbers of vectors, normalized again. The one way to shorten an embedding.
 
-The Matryoshka loss trains on it, evaluation measures it, an index stores it. ``Embedder.shortened`` gives the same vectors
-by a shorter last layer.
+Used by the Matryoshka loss, the evaluation and the index. ``Embedder.shortened`` returns the same vectors with a shorter
+last layer.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from recollect.common.errors import ConfigError
 
-_NOTHING = 1e-6  # a prefix this short has no direction; dividing by its length would make a gradient of any size
+_NOTHING = 1e-6  # a prefix this short has no direction; dividing by its length would make the gradient unbounded
 
 
 def unit_prefix(vectors: Tensor, dim: int) -> Tensor:
-    """N × d vectors → their first ``dim`` numbers, N × dim, at length 1; all d numbers are returned as they are.
+    """N × d vectors → their first ``dim`` numbers, N × dim, normalized; with ``dim = d`` they are returned unchanged.
 
     A prefix without direction (shorter than 1e-6) becomes zero and has no gradient.
 
@@ -29,16 +29,16 @@ def unit_prefix(vectors: Tensor, dim: int) -> Tensor:
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    """Rows at length 1; one without direction becomes zero and has no gradient."""
+    """Normalized rows; a row without direction becomes zero and has no gradient."""
     length = rows.norm(dim=1, keepdim=True)
     return rows / torch.where(length > _NOTHING, length, torch.inf)
 
 
 def prefix_lengths(dims: Iterable[int], whole: int, what: str = "dims") -> tuple[int, ...]:
-    """The lengths that ``dims`` asks for, with the whole vector's, in rising order.
+    """The lengths of ``dims`` and of the whole vector, in ascending order.
 
     Raises:
-        ConfigError: one that is not from 1 to ``whole``.
+        ConfigError: a length that is not from 1 to ``whole``.
     """
     chosen = sorted({*dims, whole})
     if chosen[0] < 1 or chosen[-1] > whole:

@@ -1,4 +1,4 @@
-"""Words for people: durations, a suggestion for a misspelt name, and text that a terminal may be shown."""
+"""Text for users: durations, suggestions for misspelt names, and text that is safe to print in a terminal."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from recollect.common.errors import ConfigError
 
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but for the end of a line and the tab, marks that change the direction of text, and bytes of a file's
-name that are not text."""
+"""Control characters except newline and tab, marks that change the direction of text, and bytes of a file name that are
+not text."""
 
 
 def in_words(seconds: float) -> str:
-    """A duration with about two digits, in the unit that suits it.
+    """A duration with about two digits, in a suitable unit.
 
     Examples:
         >>> [in_words(seconds) for seconds in (0.2, 42, 600, 9000)]
@@ -69,7 +69,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """``text`` with control characters written out: a file's name may hold sequences that control a terminal.
+    """``text`` with control characters escaped: a file name may contain sequences that control a terminal.
 
     Examples:
         >>> printable("a\\x1b[31mb")

@@ -1,9 +1,9 @@
-"""YAML with limits: recipes, configurations and settings come from anywhere.
+"""YAML with limits, because recipes, configurations and settings are not trusted.
 
-Plain YAML lets a few hundred bytes stand for gigabytes (aliases of aliases), refer to itself, and raises errors of many
-kinds for scalars that only look like numbers. Here size, depth and the number of values are counted while parsing, before
-anything is built; every error is a ``ConfigError`` with line and column. Dates are not a type of ours: ``2020-01-31``
-stays text.
+In plain YAML a few hundred bytes can expand to gigabytes (aliases of aliases), values can refer to themselves, and
+scalars that only look like numbers raise many kinds of errors. Here size, depth and the number of values are counted while
+parsing, before anything is built; every error is a ``ConfigError`` with line and column. Dates are not supported:
+``2020-01-31`` stays text.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ from recollect.common.reading import DEPTH_LIMIT, read_text
 SIZE_LIMIT = 2**20
 """Bytes of the largest YAML file; the largest recipe has 6 kB."""
 VALUES_LIMIT = 50_000
-"""Values in a file when every alias is written out."""
+"""Maximum number of values in a file with all aliases expanded."""
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, without dates, whose every error has a place."""
+    """PyYAML's safe loader without dates; every error has a line and column."""
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
             value = super().construct_object(node, deep)
-            if isinstance(value, int) and value.bit_length() > 1024:  # Python writes out no number of 4,300 digits
+            if (
+                isinstance(value, int) and value.bit_length() > 1024
+            ):  # Python does not convert a number of more than 4,300 digits to text
                 raise ValueError("too large")
             return value
         except yaml.YAMLError:
             raise
-        # What PyYAML's constructors raise for "0x_", "!!int x", "!!bool x", 5,000 digits, …
+        # PyYAML's constructors raise these for "0x_", "!!int x", "!!bool x", 5,000 digits, …
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError) as error:
             text = node.value if isinstance(node.value, str) else ""
             shown = text if len(text) <= 40 else f"{text[:30]}…"
@@ -92,14 +94,14 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def compose_yaml(text: str, where: str) -> yaml.Node | None:
-    """The nodes of a YAML text, with their places; under the same limits as ``parse_yaml``."""
+    """The nodes of a YAML text, with their positions; under the same limits as ``parse_yaml``."""
     parse_yaml(text, where)
     node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
     return node
 
 
 def _refuse_excess(text: str) -> None:
-    """Count what the text stands for with all aliases written out."""
+    """Count the values of the text with all aliases expanded."""
     open_nodes: list[tuple[str | None, int]] = []  # anchor and count at the start of each node around
     sizes: dict[str, int | None] = {}  # by anchor; None while its node is open
     count = 0
@@ -125,7 +127,7 @@ def _refuse_excess(text: str) -> None:
             if started is not None:
                 sizes[started] = count - before
         if count > VALUES_LIMIT:
-            raise _excess(f"stands for more than {VALUES_LIMIT:,} values", event)
+            raise _excess(f"expands to more than {VALUES_LIMIT:,} values", event)
 
 
 def _excess(problem: str, event: yaml.Event) -> yaml.MarkedYAMLError:
