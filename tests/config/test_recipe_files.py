@@ -116,7 +116,7 @@ def test_built_in_names_win_and_are_not_hijacked_by_the_folder_one_is_in(folder:
         ("mine/small/fast", "", r"there is no recipe 'mine/small/fast'"),
         ("sop/vit-b16/rsk", "", r"Did you mean sop/vit-b16-in21k/rsk\?"),
         ("", "", "there is no recipe ''"),
-        ("..", "", "there is no recipe '..'"),
+        ("..", "", "'..' is a folder, not a recipe"),
         ("x/fast", "rows: {fast: null}", "the word 'fast' in the name of a row is not defined"),
         ("x/a", "rows: {a: [1]}\nwords: {a: {run: {seed: 1}}}", "row a has 1 numbers for 0 columns"),
         ("x/a", "rows: {a: null}\nwords: {a: {like: b}, b: {like: a}}", "circular use of 'like' among words: a → b → a"),
