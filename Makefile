@@ -11,7 +11,7 @@ PARALLEL ?= -n auto --maxprocesses 8
 
 .PHONY: help
 help:
-	@echo "make demo   train on the embedded data set and open what came of it"
+	@echo "make demo   train on the embedded data set and write a report"
 	@echo "make test   the whole test suite        make quick  the same without slow tests"
 	@echo "make check  lint, types, quick tests    make bench  speed and memory, as ratios"
 	@echo "make docs   the documentation site"
