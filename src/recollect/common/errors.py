@@ -44,7 +44,7 @@ class MissingExtraError(RecollectError, ImportError):
 
 
 def in_one_line(error: BaseException) -> str:
-    """What a parser says over several lines, as one: where it stopped and why, without the drawing.
+    """A parser's message of several lines as one line: where it stopped and why, without the excerpt.
 
     Examples:
         >>> import yaml
