@@ -119,7 +119,11 @@ def test_built_in_names_win_and_are_not_hijacked_by_the_folder_one_is_in(folder:
         ("..", "", "'..' is a folder, not a recipe"),
         ("x/fast", "rows: {fast: null}", "the word 'fast' in the name of a row is not defined"),
         ("x/a", "rows: {a: [1]}\nwords: {a: {run: {seed: 1}}}", "row a has 1 numbers for 0 columns"),
-        ("x/a", "rows: {a: null}\nwords: {a: {like: b}, b: {like: a}}", "circular use of 'like' among words: a → b → a"),
+        (
+            "x/a",
+            "rows: {a: null}\nwords: {a: {like: b}, b: {like: a}}",
+            "circular use of 'like' among words: a → b → a",
+        ),
         ("x/a", "rows: {a: null}\nwords: {a: 3}", "words: a must be a word's settings"),
         ("x/a", "rows: {a: 3}", "rows: a must be a row's published numbers"),
         ("x", "rows: [a, b]", r"rows must map names to values, but is \['a', 'b'\]"),
