@@ -116,7 +116,7 @@ CASES = {
     "train --resume nowhere": "nowhere is not a run",
     "train --resume norun": "norun is not a run",
     "train --resume brokenrun": "not valid YAML (line 1, column 5",
-    "train --resume norun --seed 3": "leave every other option out",
+    "train --resume norun --seed 3": "remove all other options",
     "demo --out full": "full exists and is not empty",
     # recipes and settings
     "train nothing": "there is no recipe 'nothing'",
@@ -165,7 +165,7 @@ CASES = {
     "train --device banana": "'banana' is not a device",
     "train --device meta": "cannot compute here",
     # evaluation
-    "eval": "name one thing to evaluate",
+    "eval": "give one model to evaluate",
     "eval no/where": "no such run",
     "eval norun": "neither a run",
     "eval brokenrun": "not valid YAML (line 1",
@@ -194,11 +194,11 @@ CASES = {
     "eval ok.npz --device banana": "'banana' is not a device",
     "eval ok.npz --metrics-out full/x": "full/x exists already",
     "eval ok.npz --metrics-out notes.txt/m.json": "notes.txt/m.json cannot be written",
-    "eval ok.npz --init lite0-in1k": "name one thing",
-    "eval --init lite0-in1k": "--data NAME says which images",
+    "eval ok.npz --init lite0-in1k": "give one model",
+    "eval --init lite0-in1k": "no images are given",
     "eval --init lite0-in1k --data nothing": "data set 'nothing' is unknown",
     "eval --init lite0-in1k --data roxford5k": "--root says where",
-    "eval --recipe sop/r50-512/rsk": "name the run to evaluate beside it",
+    "eval --recipe sop/r50-512/rsk": "also give the run to evaluate",
     # vectors, search, reports, exports
     "embed lite0-in1k nowhere": "nowhere: no such file or folder",
     "embed lite0-in1k broken": "--skip-bad",

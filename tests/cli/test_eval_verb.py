@@ -116,8 +116,8 @@ def test_instance_search(vectors, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name one thing"),
-        (["x.npz", "--init", "tiny"], "name one thing"),
+        ([], "give one model"),
+        (["x.npz", "--init", "tiny"], "give one model"),
         (["missing.npz"], "no such file"),
         (["--init", "tiny"], "--data NAME"),
         (["nowhere", "--data", "glyphs"], "neither a folder nor an initialisation"),
@@ -220,7 +220,7 @@ def test_compare_is_of_the_same_images(run_folder, trained, tmp_path):
     assert "image size" in out
     again = [str(path).replace("m.json", "n.json").replace("q.npz", "o.npz") for path in again]
     # The other set has as many images of as many classes.
-    with pytest.raises(RecollectError, match="of other images"):
+    with pytest.raises(RecollectError, match="of different images"):
         run(run_folder, "--data", trained.parent / "other", "--compare", queries, *again)
 
 

@@ -71,7 +71,7 @@ def test_resume_stands_alone(asked: list[Any], tmp_path: Path) -> None:
     run("--resume", str(tmp_path))
     assert asked == [(None, None, tmp_path)]
     result = run("--resume", str(tmp_path), "--seed", "3")
-    assert "leave every other option out" in str(result.exception)
+    assert "remove all other options" in str(result.exception)
 
 
 def test_a_stopped_training_ends_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:

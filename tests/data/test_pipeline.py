@@ -220,7 +220,7 @@ def test_a_cache_of_shrunk_images_is_not_one_of_whole_ones(photos: ImageSet, tmp
             found = cached.load([1, 2])
         with Pipeline(photos, transform, workers=0) as pipeline:
             assert all(map(torch.equal, found.images, pipeline.load([1, 2]).images))
-    with pytest.raises(ConfigError, match="leave it out"):
+    with pytest.raises(ConfigError, match="remove it"):
         Pipeline(photos, LongerSide(28, flip=True), cache="ram", cache_size=20)
 
 

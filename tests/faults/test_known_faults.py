@@ -173,7 +173,7 @@ def test_a_run_without_its_weights_or_with_half_of_its_settings(world: World, tm
     half = world.copied(world.interrupted, tmp_path / "half")
     lines = (half / "config.yaml").read_text().splitlines(keepends=True)
     (half / "config.yaml").write_text("".join(lines[:-3]))
-    _says(run(["train", "--resume", str(half)], tmp_path), "config.yaml: not whole")
+    _says(run(["train", "--resume", str(half)], tmp_path), "config.yaml: incomplete")
 
 
 def test_a_last_line_that_was_cut_short_is_repaired(world: World, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """One trial of the fault campaign: a command of recollect in a process of its own, and what became of it.
 
 Commands run in forks of this process, which has imported everything already: a trial costs what its work costs. A trial
-is a defect if it ends in a traceback, in an error that nobody foresaw, by a crash or not at all, if raw control
+is a defect if it ends in a traceback, in an unexpected error, by a crash or not at all, if raw control
 characters reach the terminal, if a process lives on, or if what it leaves behind is damaged or differs from what an
 undisturbed command makes.
 """
@@ -46,7 +46,7 @@ class Ended:
         """What is wrong with the way it ended: the kind and a sentence."""
         if self.code is None:
             return "hang", f"hangs: {self.err.strip()[-200:]}"
-        if "Traceback" in self.err or "nobody foresaw" in self.err:
+        if "Traceback" in self.err or "bug in recollect" in self.err:
             return "traceback", self.err.strip()[-600:]
         if self.code not in CODES:
             return "traceback", f"ended with code {self.code}: {self.err.strip()[-300:]}"

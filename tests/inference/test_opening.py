@@ -100,7 +100,7 @@ def test_damage_is_said(run: Path) -> None:
     with pytest.raises(WeightsError, match="SHA-256"):
         open_model(run)
     (run / "manifest.json").write_text("[]")
-    with pytest.raises(DataError, match="dict is expected"):
+    with pytest.raises(DataError, match="not a dict"):
         open_model(run)
 
 

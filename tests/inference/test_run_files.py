@@ -57,10 +57,10 @@ def test_damaged_files_are_sentences(together: Path) -> None:
     with pytest.raises(ConfigError, match="line 1"):
         run.read_config()
     run.config_file.write_text("")
-    with pytest.raises(DataError, match="not whole"):
+    with pytest.raises(DataError, match="incomplete"):
         run.read_config()
     run.manifest_file.write_text("3")
-    with pytest.raises(DataError, match="dict is expected"):
+    with pytest.raises(DataError, match="not a dict"):
         run.read_manifest()
 
 

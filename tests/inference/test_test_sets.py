@@ -56,7 +56,7 @@ def test_a_recipe_beside_a_run_keeps_the_run_s_root(tmp_path: Path) -> None:
 def test_settings_of_another_version_matter_only_where_they_are_needed(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("unheard_of: 1\n")
     assert choose_test(RunFiles(tmp_path), data="glyphs").data == "glyphs"
-    with pytest.raises(DataError, match="not whole"):
+    with pytest.raises(DataError, match="incomplete"):
         choose_test(RunFiles(tmp_path))
 
 

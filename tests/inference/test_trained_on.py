@@ -93,7 +93,7 @@ def test_classes_added_later_do_not_move_the_border(photos: Path, tmp_path: Path
     kept, said = evaluated(run, "--trained-classes", "keep")
     assert kept["source"]["trained_classes_excluded"] is False
     assert kept["queries"] == len(test)
-    assert "does not tell" in said
+    assert "does not show" in said
     table = CliRunner().invoke(app, ["eval", str(run), "--overwrite", "--quiet"])
     assert f"WARNING: {len(mixed)} classes" in " ".join(table.stdout.split()), "part of the result, so quiet or not"
     assert table.stderr == ""

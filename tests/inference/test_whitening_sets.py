@@ -54,7 +54,7 @@ def test_the_last_layer_is_the_whitening_of_the_pairs(sfm: Path, network: Embedd
     images = chosen.images.subset(np.arange(5))
     vectors = made.embed([images.read(number) for number in range(5)], progress=False)
     torch.testing.assert_close(vectors, wanted(features[:5], 32), rtol=0, atol=1e-3)
-    with pytest.raises(ConfigError, match="last layer already"):
+    with pytest.raises(ConfigError, match="already has a last layer"):
         add_last_layer(made, chosen)
 
 

@@ -155,7 +155,7 @@ def test_input_that_cannot_be_whitened() -> None:
     X, q, p = golden_data()
     with pytest.raises(InputError, match="NaN"):
         whitening_from_pca(torch.full((5, 2), torch.nan))
-    with pytest.raises(InputError, match="equally long"):
+    with pytest.raises(InputError, match="of equal length"):
         whitening_from_pairs(X, q, p[:-1])
     with pytest.raises(InputError, match="same descriptor"):
         whitening_from_pairs(X, q, q)

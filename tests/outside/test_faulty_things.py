@@ -72,7 +72,7 @@ def faulty(folder: Path) -> Path:
         (["--loss", "faulty.py:Unmade"], "fails: KeyError: 'margin' (faulty.py, line 21)"),
         (["--loss", "faulty.py"], "faulty.py:name"),
         (["--data", "faulty.py:images"], "data set 'faulty.py:images' fails: ValueError: no such folder (faulty.py"),
-        (["--data", "faulty.py:no_images"], "gives a list: an ImageSet is expected"),
+        (["--data", "faulty.py:no_images"], "returned a list: it must return an ImageSet"),
         (["--init", "faulty.py:backbone"], "backbone 'faulty.py:backbone' fails: TypeError"),
         (["--set", "data.augmentation=faulty.py:augmentation"], "fails: RuntimeError: too dark (faulty.py"),
         (["--validation", "random", "--set", "run.select=faulty.py:metric"], "metric 'metric' fails: AttributeError"),
@@ -87,7 +87,7 @@ def test_faulty_code_is_named_with_its_fault(
     assert run("train", *BY_NAME, *SHORT, "--out", "run", "--device", "cpu", *more, *words) == 1
     heard = " ".join(capsys.readouterr().err.split())
     assert said in heard
-    assert "nobody foresaw" not in heard
+    assert "bug in recollect" not in heard
 
 
 def test_a_given_loss_is_tried_before_anything_is_written(faulty: Path) -> None:

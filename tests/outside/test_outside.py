@@ -211,7 +211,7 @@ def test_references_in_python(folder: Path, capsys: pytest.CaptureFixture[str]) 
         recollect.train(out="other", settings=settings, **names, callbacks=["my_logger.py:Dairy"])  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"the class Callback: make an object of it, Callback\(\)"):
         recollect.train(out="other", settings=settings, **names, callbacks=[recollect.Callback])  # type: ignore[arg-type,list-item]
-    with pytest.raises(InputError, match="train_set is a list: an ImageSet or a name is expected"):
+    with pytest.raises(InputError, match="train_set is a list: it must be an ImageSet or a name"):
         recollect.train(train_set=[1])  # type: ignore[arg-type]
 
 

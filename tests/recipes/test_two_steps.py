@@ -129,7 +129,7 @@ def test_two_steps(name: str, root: Callable[[str], Path], tmp_path: Path, caplo
     assert any("with SiMix 40" in line for line in caplog.messages) == name.endswith("simix")
     assert any(line.startswith("whitening") for line in caplog.messages) == name.startswith("gldv1")
     assert any("of at most 32 × 32 pixels" in line for line in caplog.messages) == name.startswith("gldv1")
-    assert any("3 queries of sfm120k validate" in line for line in caplog.messages) == name.startswith("gldv1")
+    assert any("3 queries of sfm120k for validation" in line for line in caplog.messages) == name.startswith("gldv1")
     assert Embedder.load(run.model).dim == config.model.dim
 
 

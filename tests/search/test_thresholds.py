@@ -128,7 +128,7 @@ def test_classes_trained_on_are_left_out(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="on others"):
         calibrating._not_trained_on(["a"], ["class0"], run, str(photos), remarks)
     (run / "trained_on.npz").write_bytes(b"damaged")
-    with pytest.raises(DataError, match="Put a whole copy"):  # not taken for a run that noted nothing
+    with pytest.raises(DataError, match="Restore it from a complete copy"):  # not taken for a run that noted nothing
         calibrating._training_classes(run, str(photos))
 
 

@@ -46,10 +46,10 @@ def _states(trained: checkpoint.Trained) -> list[Tensor]:
 
 
 _SPOILED: dict[str, tuple[Any, str]] = {
-    "a list": (lambda good: [1, 2], "holds a list"),
-    "a tensor": (lambda good: torch.zeros(3), "holds a Tensor"),
-    "a number": (lambda good: {"format": 1}, "lacks model"),
-    "no optimizer": (lambda good: {k: v for k, v in good.items() if k != "optimizer"}, "lacks optimizer"),
+    "a list": (lambda good: [1, 2], "contains a list"),
+    "a tensor": (lambda good: torch.zeros(3), "contains a Tensor"),
+    "a number": (lambda good: {"format": 1}, "model is missing"),
+    "no optimizer": (lambda good: {k: v for k, v in good.items() if k != "optimizer"}, "optimizer is missing"),
     "no weights": (lambda good: {**good, "model": {}}, "another network; 2 of its entries"),
     "half the weights": (lambda good: {**good, "model": {"weight": torch.ones(3, 2)}}, "'bias'"),
     "other shapes": (lambda good: {**good, "model": {"weight": torch.ones(3, 2), "bias": torch.ones(4)}}, "'bias'"),
@@ -72,7 +72,7 @@ def test_a_spoiled_checkpoint_is_a_sentence_and_restores_nothing(tmp_path: Path,
     torch.save(spoil(torch.load(path, weights_only=True)), path)
     trained = _small_training(2)
     before = _states(trained)
-    with pytest.raises(DataError, match=rf"last\.pt: .*{said}.* Put a whole copy") as refused:
+    with pytest.raises(DataError, match=rf"last\.pt: .*{said}.* Restore it from a complete copy") as refused:
         checkpoint.load_checkpoint(path, trained)
     assert "\n" not in str(refused.value)
     assert all(map(torch.equal, before, _states(trained)))

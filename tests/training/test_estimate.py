@@ -88,7 +88,7 @@ def test_the_plan_in_words() -> None:
     assert LengthFigures(100, 2.5, 40).lines() == ["length     100 steps: 2.5 epochs of 40 batches"]
     data = {"data": "d", "images": 5, "classes": 3, "classes_used": 3, "validation_classes": 2, "validation_queries": 0}
     data |= {"left_out": {}, "held_out_classes": 0, "held_out_images": 0, "all_classes": False}
-    assert "400 validation queries decide little" in DataFigures(**data, validation_images=400).lines()[1]
+    assert "400 validation queries are few" in DataFigures(**data, validation_images=400).lines()[1]
     assert len(DataFigures(**data, validation_images=500).lines()) == 1
     assert "smaller photos are enlarged" in NetworkFigures("n", 224, 5, 1, "pooling", own_size=True).lines()[1]
     assert len(NetworkFigures("n", 96, 5, 1, "pooling", own_size=False).lines()) == 1

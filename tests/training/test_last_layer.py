@@ -102,7 +102,7 @@ def test_what_is_left_open_is_chosen_on_validation_classes(root: Path, tmp_path:
         assert chosen.config.optimizer.lr in RATES
         assert chosen.trained.optimizer.param_groups[0]["base_lr"] == pytest.approx(chosen.config.optimizer.lr)
         reasons = {choice.key: choice.reason for choice in chosen.choices}
-        assert "8 classes taken out of the training classes" in reasons["model.shrinkage"]
+        assert "8 held-out training classes" in reasons["model.shrinkage"]
         assert choose_start(chosen) is chosen, "nothing is left open"
     finally:
         training.close()
@@ -134,7 +134,7 @@ def test_a_training_ends_with_a_verdict(root: Path, tmp_path: Path, caplog: pyte
     final = final_config(tmp_path / "run")
     assert (final.data.train_split, final.run.steps, final.run.verdict) == ("all", 2, False)
     lines = "\n".join(plan(final)[1])
-    assert "nothing is left to test on" in lines
+    assert "none are left for testing" in lines
     assert "144 images, 24 classes" in lines
 
 

@@ -17,7 +17,7 @@ def test_a_run_that_never_began_leaves_its_place_free(tmp_path: Path) -> None:
     (tmp_path / ".lock").touch()
     assert RunFolder.create(tmp_path, "x").path == tmp_path
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="never written over"):
+    with pytest.raises(ConfigError, match="never overwritten"):
         RunFolder.create(tmp_path, "x")
 
 
@@ -54,7 +54,7 @@ def test_an_interrupted_start_in_a_folder_that_exists_is_begun_again(tmp_path: P
     other = tmp_path / "other"
     other.mkdir()
     write_json(other / "manifest.json", {"name": "a page of the web"})
-    with pytest.raises(ConfigError, match="never written over"):
+    with pytest.raises(ConfigError, match="never overwritten"):
         RunFolder.create(other, "x")
 
 
@@ -64,7 +64,7 @@ def test_a_truncated_configuration_is_refused(tmp_path: Path) -> None:
     lines = run.config_file.read_text().splitlines(keepends=True)
     for count in range(1, len(lines)):
         run.config_file.write_text("".join(lines[:count]))
-        with pytest.raises(DataError, match="not whole"):
+        with pytest.raises(DataError, match="incomplete"):
             run.read_config()
     run.config_file.write_text("".join(lines[1:-1]))  # as former versions wrote it
     assert run.read_config() == Config()

@@ -207,7 +207,7 @@ def test_a_signal_saves_first(root: Path, whole: Path, tmp_path: Path, monkeypat
 
 def test_a_run_is_never_written_over(root: Path, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = (whole / "metrics.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match=r"never written over.*--resume"):
+    with pytest.raises(ConfigError, match=r"never overwritten.*--resume"):
         train(small_config(root), whole)
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="not empty"):
@@ -287,7 +287,7 @@ def test_among_equals_the_higher_map_at_r_is_kept(
     monkeypatch.setattr(trainer, "measure", lambda *arguments: next(found))
     caplog.set_level("INFO", "recollect")
     assert train(small_config(root, **{"data.validation": "paper"}), tmp_path / "run").chosen_step == 3
-    assert any("36 validation queries decide little" in line for line in caplog.messages)
+    assert any("36 validation queries are few" in line for line in caplog.messages)
 
 
 def test_without_validation_the_last_is_kept_whatever_the_test_says(

@@ -1,6 +1,6 @@
-"""The command line: parses, calls, prints; nothing else.
+"""The command line: parses arguments, calls the library, prints results; nothing else.
 
-One file per verb. A verb's file imports only typer at the top; what it calls is imported inside the function, so that
+One file per command. It imports only typer at the top; the library is imported inside the function, so that
 ``recollect --help`` does not wait for torch.
 """
 
@@ -28,13 +28,13 @@ def main() -> None:
 
 
 def _command() -> None:
-    from recollect.cli.app import app  # takes a while, in which Ctrl-C may come
+    from recollect.cli.app import app  # takes a while, during which Ctrl-C may be pressed
 
     app()
 
 
 def _show_warning(otherwise: Any) -> Any:
-    """Print each warning about data once, as a sentence without the place in the code."""
+    """Print each warning about data once, without its place in the code."""
     said: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:

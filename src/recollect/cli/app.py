@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from recollect._version import __version__
 from recollect.cli.last_net import past_typer
 
-# As a newcomer meets them; any other verb comes after.
+# In the order in which a newcomer needs them; all other commands come after.
 _ORDER = (
     "demo",
     "train",
@@ -61,7 +61,7 @@ app = typer.Typer(
     cls=_Verbs,
     help="Train, evaluate and ship image-retrieval embeddings by optimising recall@k itself.",
     no_args_is_help=True,
-    pretty_exceptions_enable=False,  # errors are sentences, see last_net.py
+    pretty_exceptions_enable=False,  # last_net.py prints errors
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -101,7 +101,7 @@ def common_options(
     context.call_on_close(show_remarks())
 
 
-# Verbs, one import per file: each defines its command on import.
+# Commands, one import per file: each defines its command on import.
 from recollect.cli import calibrate as _calibrate  # noqa: E402, F401
 from recollect.cli import compare as _compare  # noqa: E402, F401
 from recollect.cli import data as _data  # noqa: E402, F401

@@ -55,7 +55,7 @@ def verify(
 ) -> None:
     """Check every file of a data set: counts, missing, unreadable, identical, class sizes.
 
-    The exit code is 0 when all is well, and 1 when counts differ from the
+    The exit code is 0 if there are no problems, and 1 if counts differ from the
     published ones, files are missing or cannot be read, or identical images are
     in both train and test.
     """

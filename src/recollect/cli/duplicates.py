@@ -73,11 +73,11 @@ def duplicates(
     images = sum(len(group.items) for group in groups)
     crossing, mixed = sum(group.crosses for group in groups), sum(len(group.labels) > 1 for group in groups)
     typer.echo(
-        f"{count:,} images: {len(groups):,} groups of near-duplicates with {images:,} images; {crossing:,} cross the border "
-        f"between training and test, {mixed:,} have more than one label"
+        f"{count:,} images: {len(groups):,} groups of near-duplicates with {images:,} images; {crossing:,} are in both "
+        f"train and test, {mixed:,} have more than one label"
     )
     for group in groups[: top or None]:
-        marks = ["identical"] * group.identical + ["crosses train/test"] * group.crosses
+        marks = ["identical"] * group.identical + ["in both train and test"] * group.crosses
         marks += [f"labels {', '.join(group.labels)}"] * (len(group.labels) > 1)
         typer.echo(
             f"{group.similarity:.4f}  {len(group.items)} images{'  ' if marks else ''}{printable('; '.join(marks))}"

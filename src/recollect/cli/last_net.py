@@ -1,9 +1,9 @@
 """The outermost error handler: every failure becomes one sentence and an exit code.
 
-    0 done    1 an error    2 wrong usage    130 Ctrl-C    141 nobody reads the output    143 SIGTERM
+    0 done    1 an error    2 wrong usage    130 Ctrl-C    141 the output pipe was closed    143 SIGTERM
 
-Errors that a user can put right carry their sentence. What the system refuses has one here. Anything else is an error of
-ours: a report is written for an issue. ``RECOLLECT_DEBUG=1`` shows the traceback of any of them.
+Errors that a user can fix have their own message. System errors get one here. Anything else is a bug: a crash report is
+written for an issue. ``RECOLLECT_DEBUG=1`` shows the traceback of any error.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _DATABASE = ("database or disk is full", "readonly database", "unable to open da
 
 
 _received: list[int] = []
-"""The signal that ended this command, if one did: libraries written in C may replace the exception by their own."""
+"""The signal that ended this command, if any: libraries written in C may replace the exception by their own."""
 
 
 class StoppedError(BaseException):
-    """A signal that asks the process to end."""
+    """A signal to end the process was received."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -78,20 +78,20 @@ def guarded(command: Callable[[], Any]) -> int:
 def _stop_by_exception() -> None:
     """Let signals unwind the stack, so that temporary files are removed and locks released.
 
-    Ctrl-C too: typer would swallow a ``KeyboardInterrupt`` without a word.
+    Also Ctrl-C: typer would silently swallow a ``KeyboardInterrupt``.
     """
     if threading.current_thread() is not threading.main_thread():
         return
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
-        # Ignored signals stay so, as SIGHUP under nohup.
+        # Ignored signals stay ignored, such as SIGHUP under nohup.
         if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, _raise)
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
     _received.append(number)
-    signal.signal(number, signal.SIG_DFL)  # the second time at once
+    signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
     raise StoppedError(number)
 
 
@@ -102,20 +102,20 @@ def _ended(error: BaseException) -> int:
     with contextlib.suppress(OSError, ValueError):  # standard error may be closed
         if said:
             print(f"recollect: {printable(said)}", file=sys.stderr, flush=True)
-    if code == 141:  # or Python complains on exit
+    if code == 141:  # otherwise Python prints an error on exit
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
 
 def sentence(error: BaseException) -> tuple[str, int]:
-    """What to say about an error, and the exit code."""
+    """The message for an error, and the exit code."""
     if isinstance(error, KeyboardInterrupt):
         error = StoppedError(signal.SIGINT)
     if isinstance(error, StoppedError):
         name = "Ctrl-C" if error.number == signal.SIGINT else signal.Signals(error.number).name
         return (
-            f"stopped by {name}. Nothing half-written is left; the same command can be run again.",
+            f"stopped by {name}. No partial files are left; you can run the same command again.",
             128 + error.number,
         )
     if isinstance(error, RecollectError):
@@ -127,7 +127,7 @@ def sentence(error: BaseException) -> tuple[str, int]:
         return "", 141
     report = write_report(error)
     kept = f"A report is in {report}: attach it to an issue." if report else "RECOLLECT_DEBUG=1 shows where."
-    return f"an error that nobody foresaw ({type(error).__name__}). It is a defect of recollect. {kept}", 1
+    return f"unexpected error ({type(error).__name__}). This is a bug in recollect. {kept}", 1
 
 
 def write_report(error: BaseException) -> Path | None:
@@ -148,7 +148,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _foreseen(error: BaseException) -> str:
-    """A sentence for an error of the system or a database, or nothing."""
+    """The message for an error of the system or a database, or nothing."""
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
         if error.errno in _WRITING:
             return str(refusal(error, Path(error.filename or "a file of this command"), existed=None))
@@ -156,12 +156,12 @@ def _foreseen(error: BaseException) -> str:
     text = str(error).lower()
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in text and "alloc" in text):
         return (
-            f"there is not enough memory ({next(iter(str(error).splitlines()), '') or 'MemoryError'}). Use fewer or "
+            f"not enough memory ({next(iter(str(error).splitlines()), '') or 'MemoryError'}). Use fewer or "
             "smaller images at a time (--batch-size, batch.chunk, model.image_size), or a machine with more memory."
         )
     if any(words in text for words in _DATABASE):
         return (
-            f"the study's database cannot be used ({text.splitlines()[0]}). Make room on its disk or make it writable, "
+            f"the study's database cannot be used ({text.splitlines()[0]}). Free space on its disk or make it writable, "
             "then run the same command again: finished trials are kept."
         )
     return ""

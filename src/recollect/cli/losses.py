@@ -45,7 +45,7 @@ def _list(as_json: bool) -> None:
     console = Console(highlight=False)
     console.print(table)
     console.print(
-        "\nmemory: M batch, N references, d dimensions, C classes, m images per class; own: has parameters of its own."
+        "\nmemory: M batch, N references, d dimensions, C classes, m images per class; own: has its own parameters."
         "\nrecollect losses NAME shows a loss's options."
     )
 
@@ -77,6 +77,6 @@ def _show(name: str, as_json: bool) -> None:
     if entry.extra:
         console.print(f'Needs: pip install "recollect\\[{entry.extra}]".')
     if entry.parameters:
-        console.print("Has parameters of its own: give loss.parameters() to the optimizer.")
+        console.print("Has its own parameters: pass loss.parameters() to the optimizer.")
     if not entry.references:
         console.print("Takes no separate reference set.")

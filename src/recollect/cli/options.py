@@ -1,7 +1,7 @@
-"""What several commands share: ``--json``, ``--quiet``, ``--device``, names the shell can complete, remarks.
+"""Options that several commands share (``--json``, ``--quiet``, ``--device``), shell completion, and messages.
 
-Remarks of the library are log records; ``show_remarks`` attaches the handler that prints them. Like every file of this
-room it imports nothing heavy at the top; completion reads the tables that need no torch.
+Messages of the library are log records; ``show_remarks`` attaches the handler that prints them. Like every file of this
+package it imports nothing heavy at the top; completion reads tables that need no torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from recollect.common.words import printable
 
 
 class _Remarks(logging.Handler):
-    """Prints log messages of the library: to standard output, or to standard error where a script reads the output.
+    """Prints log messages of the library: to standard output, or to standard error if a script reads the output.
 
     Warnings always go to standard error. A terminal has a live line, so records of progress are left out there.
     """
@@ -75,7 +75,7 @@ def print_json(value: Any) -> None:
     import json
     import os
 
-    if os.environ.get("RANK", "0") == "0":  # of several processes that torchrun started, one speaks
+    if os.environ.get("RANK", "0") == "0":  # one of the processes that torchrun started prints
         typer.echo(json.dumps(value, indent=2, default=str))
 
 
@@ -187,7 +187,7 @@ def given(**options: Any) -> dict[str, Any]:
 def finite(value: float | None) -> float | None:
     """Refuse NaN, which is neither below nor above a limit."""
     if value is not None and value != value:
-        raise typer.BadParameter("nan is not a number that can be used.")
+        raise typer.BadParameter("nan is not a valid number.")
     return value
 
 
@@ -222,7 +222,7 @@ SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Skip images that cannot be read, and list them in the result.")
 ]
 AllowOutside = Annotated[
-    bool, typer.Option("--allow-outside", help="Allow listed paths and links that lead out of the root.")
+    bool, typer.Option("--allow-outside", help="Allow listed paths and links that point outside the root.")
 ]
 MaxPixels = Annotated[
     int | None,

@@ -1,4 +1,4 @@
-"""``recollect tune``: settings found on the training classes, one training with the best, one test."""
+"""``recollect tune``: search settings on the training classes, train once with the best, test once."""
 
 from __future__ import annotations
 
@@ -52,9 +52,12 @@ def tune(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting that is not searched.")
     ] = None,
     sampler: Annotated[str, typer.Option(help="random, or tpe: learn from earlier trials.")] = "random",
-    pruner: Annotated[str, typer.Option(help="none, or median: end trials below the others' median early.")] = "none",
+    pruner: Annotated[
+        str, typer.Option(help="none, or median: stop trials below the median of the others early.")
+    ] = "none",
     seed: Annotated[
-        int, typer.Option(min=0, max=2**63 - 1, help="Random seed of the draws; of the trainings: --set run.seed.")
+        int,
+        typer.Option(min=0, max=2**63 - 1, help="Random seed of the draws; for the training runs use --set run.seed."),
     ] = 0,
     storage: Annotated[
         str | None, typer.Option(help="A database that several machines share. Default: study.db in the folder.")

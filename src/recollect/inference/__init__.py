@@ -1,7 +1,7 @@
-"""Model and images to vectors to metrics: what training, evaluation, reports and search share.
+"""From a model and images to vectors and metrics; shared by training, evaluation, reports and search.
 
-``open_model`` opens whatever a user names, ``embed_set`` gives vectors of images (kept in the one ``VectorStore``), and
-``embed_test`` with ``evaluate_target`` measure a model on a test set.
+``open_model`` opens the model that a user names, ``embed_set`` returns vectors of images (kept in the ``VectorStore``), and
+``embed_test`` with ``evaluate_target`` evaluate a model on a test set.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What identifies an image: a digest of its content. A photo is the same photo wherever it lies and whatever its name.
+"""The identity of an image: a digest of its content, independent of its folder and name.
 
 A key is the first 16 bytes of the SHA-256 of the file (or of the pixels, for images in memory), with the box if the
-image is cropped to one. Hashing reads whole files: anything less would take an edited picture for the old one. It costs
-little beside the network (1.8 GB/s on one core of an AMD EPYC, so 0.06 ms for a photo of 100 KB, and 46 ms for a small
-network), and is done once: digests are remembered with the file's size and times in ``content.sqlite`` in the cache
-folder. A file that changed within the last two seconds is not remembered, because a second change might leave its times
-as they are.
+image is cropped to one. Hashing reads whole files: reading less could mistake an edited picture for the old one. It costs
+little compared with the network (1.8 GB/s on one core of an AMD EPYC, so 0.06 ms for a photo of 100 KB, and 46 ms for a
+small network), and is done once: digests are stored with the file's size and times in ``content.sqlite`` in the cache
+folder. A file that changed within the last two seconds is not stored, because a second change might not change its times.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ Keys = NDArray[np.uint8]
 """N × 16 bytes."""
 
 KEY_BYTES = 16
-_SETTLED = 2_000_000_000  # nanoseconds after which a file's times can be trusted to change with it
-_MANY = 5_000  # files from which on a progress line is worth its place
+_SETTLED = 2_000_000_000  # nanoseconds after which a change of a file certainly changes its times
+_MANY = 5_000  # number of files from which a progress line is shown
 
 Stamp = tuple[int, int, int]  # size, time of change of the content, time of change of the entry
 
 
 def content_keys(images: ImageSet) -> Keys:
-    """The keys of all images of a set, N × 16. A file that cannot be read has a key of its name, like no content's."""
+    """The keys of all images of a set, N × 16. The key of an unreadable file is made from its name and matches no content."""
     if images.arrays is not None:
         shape = str(images.arrays.shape[1:]).encode()
         digests = [hashlib.sha256(shape + np.ascontiguousarray(pixels).data).digest() for pixels in images.arrays]
@@ -60,12 +59,12 @@ def content_keys(images: ImageSet) -> Keys:
 
 
 def set_digest(images: ImageSet, keys: Keys) -> str:
-    """SHA-256 over names, classes and contents: equal for the same photos under the same names, wherever they lie."""
+    """SHA-256 over names, classes and contents: equal for the same photos under the same names in any folder."""
     return hashlib.sha256(images.fingerprint.encode() + np.ascontiguousarray(keys).tobytes()).hexdigest()
 
 
 def _of_items(images: ImageSet) -> list[bytes]:
-    """Of images that lie in no file, such as rows of a Hugging Face data set: their pixels, decoded for this."""
+    """Keys of images without a file, such as rows of a Hugging Face data set: from their pixels, decoded for this."""
     digests = []
     with ProgressLine("reading images", len(images), quiet=None if len(images) >= _MANY else True) as line:
         for place, name in enumerate(images.names):
@@ -157,7 +156,7 @@ def _remember(fresh: Sequence[tuple[str, Stamp, bytes]]) -> None:
 
 
 def _with_database(work: Callable[[sqlite3.Connection], Any]) -> None:
-    """Do ``work`` with the table of digests, if there can be one. What goes wrong with it costs time, never a result."""
+    """Do ``work`` with the table of digests, if possible. A failure costs time but never changes a result."""
     path = cache_folder() / "content.sqlite"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -171,4 +170,4 @@ def _with_database(work: Callable[[sqlite3.Connection], Any]) -> None:
         return  # a folder that cannot be written, a lock that is held for too long
     except (sqlite3.Error, TypeError, ValueError):
         with contextlib.suppress(OSError):
-            path.unlink()  # damaged: made again by the next call
+            path.unlink()  # damaged: the next call creates it again

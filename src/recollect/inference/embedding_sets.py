@@ -1,8 +1,8 @@
-"""``embed_set``: a network and a set of images to vectors. Only training's validation has a loop of its own.
+"""``embed_set``: vectors of a set of images. Only the validation during training has its own loop.
 
-What comes out of the pooling is kept in the vector store and the last layer is applied when it is read, so a photo that
-any verb has put through a network does not go through it again: not even after training, if training left the
-backbone as it was. Vectors averaged over several scales are kept themselves.
+The output of the pooling is kept in the vector store, and the last layer is applied when it is read. So a photo that any
+command has embedded with a network is not embedded again, not even after training, if the backbone was frozen. Vectors
+averaged over several scales are stored after the last layer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from recollect.inference.features import BATCH, SetRows, images_at_once, part_ab
 from recollect.inference.vector_store import PART, Places, Rows, VectorStore, allocated, weights_digest
 from recollect.models import Embedder
 
-_AT_ONCE = 4096  # pooled rows in the last layer at once
+_AT_ONCE = 4096  # pooled rows per call of the last layer
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Embedded:
     """Vectors of a set.
 
     Attributes:
-        vectors: N × dim of length 1, in the set's order; not a number for images that were skipped.
-        keys: what identifies the images' contents, N × 16.
+        vectors: N × dim of length 1, in the set's order; NaN for images that were skipped.
+        keys: digests of the images' contents, N × 16.
         skipped: images that could not be read.
     """
 
@@ -62,21 +62,21 @@ def embed_set(
     on_bad_image: str = "error",
     keep: bool = True,
 ) -> Embedded:
-    """Vectors of every image of a set, as ``Embedder.embed`` gives them; known ones are read instead of computed.
+    """Vectors of every image of a set, as from ``Embedder.embed``; stored ones are read instead of computed.
 
     Args:
         embedder: the network.
         images: the set.
-        frozen: up to where training left the network as it was (``model.freeze``), if that is known.
-        scales: average over these scales; None for one.
-        transform: how pixels are made; by default as the embedder expects them.
-        keys: of the images, if they are known already.
-        batch_size: images in the network at once, at its own size; of larger ones fewer.
-        device: moves the embedder there first; None computes where it is.
+        frozen: the stage up to which training froze the network (``model.freeze``), if known.
+        scales: average over these scales; None for a single scale.
+        transform: how pixels are computed; by default the embedder's preprocessing.
+        keys: keys of the images, if already known.
+        batch_size: images per batch at the network's own size; fewer for larger images.
+        device: moves the embedder there first; None uses its current device.
         workers: threads that decode.
-        on_bad_image: ``"error"`` raises the first unreadable image's ``ImageError``; ``"skip"`` makes its vector not a
-            number and lists it.
-        keep: False reads the store and writes nothing, for a few images that are asked for once.
+        on_bad_image: ``"error"`` raises the first unreadable image's ``ImageError``; ``"skip"`` sets its vector to NaN
+            and lists it.
+        keep: False reads the store but does not write to it, for a few images that are needed once.
     """
     if device is not None:
         embedder.to(device)
@@ -98,7 +98,7 @@ def embed_set(
 
 
 def embed_files(embedder: Embedder, paths: Sequence[Path], **options: object) -> Embedded:
-    """``embed_set`` of single files, wherever they lie; one may be named twice."""
+    """``embed_set`` of single files from any folders; a file may be given twice."""
     absolute = [path.absolute() for path in paths]
     distinct = list(dict.fromkeys(absolute))
     found = embed_set(embedder, files_as_set(distinct), **options)  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ def embed_files(embedder: Embedder, paths: Sequence[Path], **options: object) ->
 
 
 def files_left_out(images: ImageSet, skipped: Sequence[BadImage]) -> dict[str, int]:
-    """How many files of a set are not used, by reason: not listed, or ``skipped`` while embedding."""
+    """The number of unused files of a set, by reason: not listed, or ``skipped`` while embedding."""
     return dict(Counter(images.facts.get("left_out", {})) + Counter(bad.kind for bad in skipped))
 
 
@@ -116,13 +116,13 @@ def files_as_set(paths: Sequence[Path], name: str = "images") -> ImageSet:
     """Files of any folders as a set without classes."""
     absolute = [path.absolute() for path in paths]
     root = Path(absolute[0].anchor)
-    # The user named these files one by one, so that none is outside of what may be read.
+    # The user named these files one by one, so all of them may be read.
     names = [path.as_posix() for path in absolute]
     return ImageSet(name, names, np.zeros(len(names), np.int64), ["images"], root=root, allow_outside=True)
 
 
 def _through_head(embedder: Embedder, pooled: Rows) -> Rows:
-    """The last layer and the length of 1. A tensor at a time: a million rows need not be in memory."""
+    """Apply the last layer and normalize, a part at a time: a million rows need not be in memory."""
     _, rest = embedder.split("pooling")
     rest.eval()
     vectors = allocated((len(pooled), embedder.dim))

@@ -1,8 +1,8 @@
-"""What a part of a network makes of a set of images: computed once per photo and kept in the vector store.
+"""Features of a part of a network: computed once per photo and kept in the vector store.
 
-The part is everything up to a stage of the embedder. ``"pooling"`` is where most of the time is spent and little room is
-needed, so all vectors are made from rows kept there (``embedding_sets.py``); a training with ``model.freeze`` keeps
-rows where it cuts the network. Pixels come through the pipeline, as for a test: no augmentation.
+The part is everything up to a stage of the embedder. Up to ``"pooling"`` most of the time is spent, and its output is
+small, so all vectors are computed from rows stored there (``embedding_sets.py``); a training with ``model.freeze`` stores
+rows where it cuts the network. Pixels come from the pipeline with the test transform: no augmentation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PROBE = 32  # images that tell how long all will take
 
 @dataclass(frozen=True)
 class SetRows:
-    """Rows of a set's images, in order; not a number for those that were skipped."""
+    """Rows of a set's images, in order; NaN for those that were skipped."""
 
     rows: Rows
     keys: Keys
@@ -44,7 +44,7 @@ class SetRows:
 
 
 def images_at_once(preprocessing: Preprocessing) -> int:
-    """As many as have the pixels of 128 images of 224, which any network that can be trained here can embed."""
+    """As many images as have the pixels of 128 images of 224 px, which any network that can be trained can embed."""
     return max(1, min(128, 128 * 224**2 // preprocessing.size**2))
 
 
@@ -61,24 +61,24 @@ def part_rows(
     on_bad_image: str = "error",
     keep: bool = True,
 ) -> SetRows:
-    """N × … float32 rows behind stage ``upto``, read from the store as far as they are known.
+    """N × … float32 outputs of stage ``upto``; stored rows are read.
 
     Args:
         embedder: the network, on its device.
-        images: what is put through it.
-        upto: the name of the cut, as in ``Embedder.split``.
-        frozen: a cut up to which training left the network as it was, if any. Rows that the training kept there are
-            gone on from, and for ``upto="pooling"`` rows of the backbone's own pooling, with which an untrained network
-            is measured, are kept in the same pass.
-        keys: of the images, if they are known already.
-        transform: how pixels are made; by default as the embedder expects them.
-        batch_size: images in the network at once.
+        images: the images to embed.
+        upto: the name of the stage, as in ``Embedder.split``.
+        frozen: the stage up to which training froze the network, if any. Rows stored there are used as a start, and for
+            ``upto="pooling"`` rows of the backbone's own pooling, which the untrained network is evaluated with, are
+            stored in the same pass.
+        keys: keys of the images, if already known.
+        transform: how pixels are computed; by default the embedder's preprocessing.
+        batch_size: images per batch.
         workers: threads that decode.
-        on_bad_image: ``"error"``, or ``"skip"``: rows of images that cannot be read are not a number.
+        on_bad_image: ``"error"``, or ``"skip"``: rows of images that cannot be read are NaN.
         keep: False only reads the store.
 
     Raises:
-        ConfigError: images of different sizes, whose rows cannot be kept in one array.
+        ConfigError: images of different sizes, whose rows do not fit in one array.
     """
     whole = embedder.preprocessing.resize is None
     if whole and upto != "pooling":
@@ -115,7 +115,7 @@ def part_rows(
 
 
 def _every_copy(skipped: Sequence[BadImage], keys: Keys, images: ImageSet) -> list[BadImage]:
-    """``skipped`` with all images of the same contents, of which only one was tried."""
+    """``skipped`` extended by all images with the same contents, of which only one was tried."""
     reasons = {keys[bad.index].tobytes(): bad for bad in skipped}
     if not reasons:
         return []
@@ -136,7 +136,7 @@ def seconds_of_rows(
     workers: int | None = None,
     on_bad_image: str = "error",
 ) -> float:
-    """How long ``part_rows`` will take, measured on a few images; nothing where all rows are kept already."""
+    """How long ``part_rows`` will take, measured on a few images; 0 if all rows are stored."""
     if embedder.preprocessing.resize is None:
         return 0.0
     transform = test_transform(embedder.preprocessing)
@@ -158,10 +158,10 @@ def seconds_of_rows(
 
 
 def first_feature(embedder: Embedder, frozen: nn.Module, images: ImageSet, *, on_bad_image: str = "error") -> Tensor:
-    """What the frozen part makes of the first image that can be read, 1 × …, on the CPU: enough to plan with.
+    """The frozen part's output for the first readable image, 1 × …, on the CPU: enough for a plan.
 
     Raises:
-        DataError: none can be read.
+        DataError: no image can be read.
     """
     transform = test_transform(embedder.preprocessing)
     with Pipeline(images, transform, workers=0, on_bad_image=on_bad_image) as pipeline:
@@ -181,14 +181,14 @@ def run_network(
     dtype: torch.dtype | None = None,
     names: Sequence[str] | None = None,
 ) -> Iterator[tuple[Tensor, Places]]:
-    """Float32 outputs of ``network`` for every batch, and which images they are of. Its mode is left as it was.
+    """Float32 outputs of ``network`` for every batch, and their image numbers. Its mode is restored.
 
     Args:
         network: in evaluation mode while it is used here.
         batches: inputs, and the numbers of their images.
         device: where it is.
         dtype: of autocast; None for float32.
-        names: of all images, to name one that the network cannot take.
+        names: names of all images, for errors.
     """
     was_training = network.training
     network.eval()
@@ -215,7 +215,7 @@ def _from_pixels(
     native: tuple[VectorStore, nn.Module] | None,
     keys: Keys,
 ) -> SetRows:
-    """Rows of all images of a pipeline; those of ``native`` are put into their store on the way."""
+    """Rows of all images of a pipeline; those of ``native`` are written to their store at the same time."""
     part = _Fitted(embedder, embedder.split(upto)[0]) if native is None else _TwoPoolings(embedder, native[1])
     part.train(embedder.training)
     whole, count = pipeline.transform.size is None, len(pipeline.images)
@@ -235,7 +235,7 @@ def _from_pixels(
 
 
 def _row_shape(embedder: Embedder, upto: str) -> tuple[int, ...]:
-    """The shape of a row, for a part of which no image could be read."""
+    """The shape of a row, if no image could be read."""
     if upto == "pooling":
         return (embedder.feature_dim,)
     side = embedder.preprocessing.size
@@ -245,7 +245,7 @@ def _row_shape(embedder: Embedder, upto: str) -> tuple[int, ...]:
 
 
 def rows_in_order(found: Mapping[int, Rows], count: int, shape: tuple[int, ...]) -> Rows:
-    """``count`` rows, those of ``found`` in their places and the others not a number."""
+    """``count`` rows: those of ``found`` at their positions, the others NaN."""
     rows = np.full((count, *shape), np.nan, np.float32)
     for place, row in found.items():
         rows[place] = row
@@ -278,7 +278,7 @@ class _TwoPoolings(nn.Module):
 
 
 class _Lower:
-    """Rows that a training kept below the cut that is asked for, and the way from there."""
+    """Rows that a training stored at an earlier stage, and the layers from there to the requested one."""
 
     def __init__(self, embedder: Embedder, frozen: str, upto: str, transform: Transform) -> None:
         self.store = VectorStore(_about(embedder, frozen, transform))
@@ -303,7 +303,7 @@ def _native(embedder: Embedder, transform: Transform) -> tuple[VectorStore, nn.M
 
 
 def part_about(embedder: Embedder, transform: Transform) -> dict[str, Any]:
-    """What decides a row of any part of ``embedder``, besides image and weights."""
+    """Everything a row of any part of ``embedder`` depends on, besides image and weights."""
     return {
         "architecture": embedder.config.architecture,
         "preprocessing": embedder.preprocessing.as_dict(),
@@ -313,7 +313,7 @@ def part_about(embedder: Embedder, transform: Transform) -> dict[str, Any]:
 
 
 def _about(embedder: Embedder, upto: str, transform: Transform, native: bool = False) -> dict[str, Any]:
-    """Everything that decides a row besides the image. The device is left out: rows agree to rounding."""
+    """Everything a row depends on besides the image. The device is left out: rows agree up to rounding."""
     about = part_about(embedder, transform) | {"upto": upto}
     if upto != "pooling":
         return {**about, "weights": weights_digest(embedder.split(upto)[0])}

@@ -1,7 +1,7 @@
-"""A run folder as it is read: its settings, what it noted, and where its images are now.
+"""Reads a run folder: its settings, its manifest, and the current folder of its images.
 
-``training/run_folder.py`` writes what is read here. Reading lies below training because evaluation, reports and search
-need it and have no need to train.
+``training/run_folder.py`` writes it. Reading is separate from training because evaluation, reports and search
+need it without training.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from recollect.config.references import sealed_names
 from recollect.config.schema import Config, DataConfig
 
 TO_END, END = ", up to the line of its end.", "# The end."
-"""What a ``config.yaml`` begins and ends with, so that a truncated one is known; those of former versions do not."""
+"""Start and end of a ``config.yaml``, by which a truncated one is recognized; files of earlier versions do not have them."""
 
 CHECKPOINT_FORMAT = 1
 
@@ -28,12 +28,12 @@ _COUNTS = ("steps", "seconds", "chosen_step")
 """Numbers of a finished run's outcome."""
 
 CHECKPOINT_REMEDY = (
-    "Put a whole copy of it back, or remove checkpoints/last.pt: the run then starts again from its first step."
+    "Restore it from a complete copy, or remove checkpoints/last.pt: the run then starts again from its first step."
 )
 
 
 class RunFiles:
-    """Paths of a run, and what its small files say."""
+    """Paths of a run, and the content of its small files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,14 +44,14 @@ class RunFiles:
 
     @property
     def is_run(self) -> bool:
-        """Whether there is a run at all."""
+        """Whether there is a run."""
         return self.config_file.is_file()
 
     def read_config(self) -> Config:
-        """The configuration that was written, with its images where they are now and its references sealed.
+        """The run's configuration, with the current folder of its images and with its references sealed.
 
         Raises:
-            DataError: the file is not whole: what is missing would silently become a default. ConfigError: it is not
+            DataError: the file is incomplete: missing settings would silently get defaults. ConfigError: it is not
                 valid.
         """
         text = read_yaml_text(self.config_file)
@@ -61,8 +61,8 @@ class RunFiles:
             missing = missing or ["the end"]
         if missing:
             raise DataError(
-                f"{self.config_file}: not whole, it lacks {', '.join(missing)}. Put a whole copy of it back; a run is not "
-                "resumed on settings that it did not have."
+                f"{self.config_file}: incomplete, {', '.join(missing)} is missing. Restore it from a complete copy; a run is "
+                "not resumed with other settings than its own."
             )
         config = sealed_names(as_written_before(from_mapping(values, str(self.config_file))))
         data, relative = config.data, self._relative_roots()
@@ -71,7 +71,7 @@ class RunFiles:
         return replace(config, data=replace(data, root=root, validation_root=validation_root))
 
     def read_manifest(self) -> dict[str, Any]:
-        """What ``manifest.json`` says; empty without one.
+        """The content of ``manifest.json``; empty if there is none.
 
         Raises:
             DataError: it is damaged.
@@ -95,13 +95,13 @@ class RunFiles:
             sound = all(isinstance(number, int | float) and abs(number) < 1e18 for number in numbers)
         if not sound:
             raise DataError(
-                f"{self.manifest_file}: entries of other types than recollect writes. Put a whole copy back."
+                f"{self.manifest_file}: entries of other types than recollect writes. Restore it from a complete copy."
             )
         return found
 
     @property
     def finished(self) -> bool:
-        """Whether training came to its end."""
+        """Whether training finished."""
         return isinstance(self.read_manifest().get("outcome"), Mapping)
 
     def _relative_roots(self) -> Mapping[str, str]:
@@ -113,7 +113,7 @@ class RunFiles:
         return found if isinstance(found, Mapping) else {}
 
     def _found(self, root: str | None, relative: str | None) -> str | None:
-        """Where the images are: as they were, or where they lie seen from the run if both were moved together."""
+        """The folder of the images: the recorded one, or the one relative to the run if both were moved together."""
         if root is None or Path(root).expanduser().exists():
             return root
         moved = None if relative is None else Path(os.path.normpath(self.path.absolute() / relative))
@@ -126,7 +126,7 @@ def absolute_roots(data: DataConfig) -> DataConfig:
 
 
 def _absolute(root: str | None) -> str | None:
-    # Not resolved: a link is a name that people chose.
+    # Links are not resolved: the user chose that name.
     return None if root is None else os.path.abspath(Path(root).expanduser())  # noqa: PTH100
 
 
@@ -143,21 +143,21 @@ def relative_roots(data: DataConfig, run: Path) -> dict[str, str]:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The content of a file that holds at least a model's weights, on the CPU; no code in the file is ever run.
+    """The content of a checkpoint with at least a model's weights, on the CPU; no code in the file is ever run.
 
     Raises:
-        DataError: it cannot be read, or holds something else.
+        DataError: it cannot be read, or is not a checkpoint.
     """
     try:
         content = read_torch(path)
     except DataError as error:
         raise DataError(f"{error} {CHECKPOINT_REMEDY}") from error
     if not isinstance(content, dict):
-        raise DataError(f"{path}: holds a {type(content).__name__} and is not a checkpoint. {CHECKPOINT_REMEDY}")
+        raise DataError(f"{path}: contains a {type(content).__name__}, not a checkpoint. {CHECKPOINT_REMEDY}")
     if content.get("format") != CHECKPOINT_FORMAT:
         raise DataError(
             f"{path}: checkpoint format {content.get('format')} is not {CHECKPOINT_FORMAT}, the one known here."
         )
     if not isinstance(content.get("model"), dict):
-        raise DataError(f"{path}: not a whole checkpoint, it lacks model. {CHECKPOINT_REMEDY}")
+        raise DataError(f"{path}: incomplete checkpoint, the model is missing. {CHECKPOINT_REMEDY}")
     return content

@@ -1,9 +1,9 @@
-"""What a run was trained on: the names of its classes and the contents of its images, kept in ``RUN/trained_on.npz``.
+"""Records what a run was trained on: names of classes and contents of images, in ``RUN/trained_on.npz``.
 
-The border between training and test classes must not move after training: a folder may get new classes, a test set may
-hold trained ones. Whoever is given images for a run compares them with this file. A class counts as trained if the run
-knows its name from the same data set, or if at least half of its images are training images by content, whatever they
-are called.
+The division into training and test classes must not change after training, but a folder may get new classes, and a test
+set may contain trained ones. So images for a run are compared with this file. A class counts as trained if the run has a
+class of that name from the same data set, or if at least half of its images are training images by content, whatever
+their names.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from recollect.inference.content_keys import KEY_BYTES, Keys, content_keys, set_
 
 FILE = "trained_on.npz"
 _REMEDY = (
-    "Put a whole copy of it back. Without one, remove it: which classes and images the run was trained on is then no "
-    "longer checked."
+    "Restore it from a complete copy. If there is none, remove it: test classes are then no longer compared with the "
+    "training classes."
 )
 
 
@@ -59,7 +59,7 @@ class TrainedOn:
 
 
 def trained_on(train: ImageSet, validation: ImageSet | None = None) -> TrainedOn:
-    """What a run is about to be trained on. Reads every training image once, unless its digest is remembered."""
+    """The record for a new run. Reads every training image once, unless its digest is stored."""
     keys = content_keys(train)
     chose = validation is not None and validation.name == train.name
     held_out = frozenset(_classes(validation)) if chose and validation is not None else frozenset[str]()
@@ -67,10 +67,10 @@ def trained_on(train: ImageSet, validation: ImageSet | None = None) -> TrainedOn
 
 
 def read_trained_on(run: Path) -> TrainedOn | None:
-    """What a run noted; None for one that noted nothing (written by an earlier version).
+    """The record of a run; None if there is none (written by an earlier version).
 
     Raises:
-        DataError: a damaged file.
+        DataError: the file is damaged.
     """
     if not (run / FILE).is_file():
         return None
@@ -87,10 +87,10 @@ def read_trained_on(run: Path) -> TrainedOn | None:
 
 
 def refuse_other_training_images(run: Path, train: ImageSet) -> None:
-    """For a run that is resumed: its images must be those it began with, in names, classes and contents.
+    """Check that a resumed run has the same images as at its start, in names, classes and contents.
 
     Raises:
-        ConfigError: they are not.
+        ConfigError: the images differ.
     """
     known = read_trained_on(run)
     if known is None:
@@ -113,12 +113,12 @@ def refuse_other_training_images(run: Path, train: ImageSet) -> None:
 
 @dataclass(frozen=True)
 class Screened:
-    """A test set beside what its run was trained on.
+    """A test set compared with the training images of its run.
 
     Attributes:
-        images: what is to be tested, without excluded classes. keys: of these.
+        images: the images to test, without excluded classes. keys: their keys.
         trained_classes: names of classes in the test set that were trained on.
-        validation_classes: names of those that chose the weights.
+        validation_classes: names of those that were used to choose the weights.
         trained_images: how many of ``images`` were trained on, by content.
         excluded: whether trained classes were left out.
     """
@@ -141,7 +141,7 @@ class Screened:
         }
 
     def remarks(self) -> list[str]:
-        """What to say loudly; nothing for a test on unseen classes."""
+        """Warnings; none for a test on unseen classes."""
         said = []
         if self.trained_classes:
             names = ", ".join(self.trained_classes[:3]) + (", …" if len(self.trained_classes) > 3 else "")
@@ -149,17 +149,17 @@ class Screened:
             if self.excluded:
                 said.append(
                     f"WARNING: {count:,} classes of the test set were trained on ({names}). They are left out; "
-                    "--trained-classes keep measures them too."
+                    "use --trained-classes keep to include them."
                 )
             else:
                 said.append(
-                    f"WARNING: {count:,} classes of the test set were trained on ({names}). The result does not tell how the "
-                    "model does on classes it has not seen."
+                    f"WARNING: {count:,} classes of the test set were trained on ({names}). The result does not show how "
+                    "well the model works on unseen classes."
                 )
         if self.validation_classes:
             said.append(
-                f"{len(self.validation_classes):,} classes of the test set chose the weights during training; their "
-                "result is somewhat too good."
+                f"{len(self.validation_classes):,} classes of the test set were used to choose the weights; their "
+                "result is slightly too good."
             )
         if self.trained_images and (self.excluded or not self.trained_classes):
             said.append(f"WARNING: {self.trained_images:,} images of the test set were trained on, in other classes.")
@@ -167,13 +167,13 @@ class Screened:
 
 
 def screen(images: ImageSet, keys: Keys, known: TrainedOn | None, trained_classes: str = "auto") -> Screened:
-    """Compare a test set with what its run was trained on.
+    """Compare a test set with the training images of its run.
 
     Args:
         images, keys: the set.
-        known: of the run; None leaves everything as it is.
-        trained_classes: ``"auto"`` leaves trained classes out if others are there, and keeps them if the set has no
-            others; ``"exclude"`` and ``"keep"`` always do one.
+        known: the record of the run; None changes nothing.
+        trained_classes: ``"auto"`` leaves trained classes out if there are others, and keeps them if there are none;
+            ``"exclude"`` and ``"keep"`` force one of these.
 
     Raises:
         ConfigError: nothing is left.
@@ -193,7 +193,9 @@ def screen(images: ImageSet, keys: Keys, known: TrainedOn | None, trained_classe
     found = tuple(str(name) for name in names[trained])
     if exclude and trained.any():
         if not others:
-            raise ConfigError("every class of the test set was trained on: --trained-classes keep measures them.")
+            raise ConfigError(
+                "every class of the test set was trained on: use --trained-classes keep to evaluate them."
+            )
         left = np.flatnonzero(~trained[images.labels])
         images, keys, seen = images.subset(left), keys[left], seen[left]
     validating = tuple(name for name in _classes(images) if same_data and name in known.validation_classes)

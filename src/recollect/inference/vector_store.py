@@ -1,15 +1,15 @@
-"""``VectorStore``: rows of numbers by the content of images, on disk, filled part by part. The only such store there is.
+"""``VectorStore``: rows of numbers on disk, found by the content of images and written part by part.
 
-Features of a frozen part of a network, vectors of an evaluation, of a report and of a search are all rows that depend on
-an image and on what it was put through. A store is a folder named after the second (weights, preprocessing: ``about``);
-in it a row is found by the first (``content_keys.py``). So train, eval, embed, report and search share what any of them
-computed, whatever the files are called.
+Features of a frozen part of a network and vectors of an evaluation, a report or a search are all rows that depend on an
+image and on a network with its preprocessing. A store is a folder for one network and preprocessing (``about``), in which
+a row is found by the image's content (``content_keys.py``). So train, eval, embed, report and search share their results,
+whatever the names of the files.
 
-Rows are written in files of one part each, whole or not at all, with a checksum that is verified on reading. A process that is
-killed loses one part. A damaged file is removed, with a warning, and its rows are computed again. Files are never
-changed, so any number of processes read and write at once; two that want the same rows of the same images wait for each other.
+Rows are written in files of one part each, atomically, with a checksum that is verified on reading. A killed process loses
+one part. A damaged file is removed, with a warning, and its rows are computed again. Files are never changed, so any
+number of processes can read and write at once; two that need the same rows of the same images wait for each other.
 
-To make room, remove the folder ``vectors`` in the cache folder, or folders in it.
+To free space, remove the folder ``vectors`` in the cache folder, or folders in it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PART = 1024
 """Images in a part: a minute of work for a small network on one core."""
 
 IN_MEMORY = 1 << 30
-"""Bytes up to which rows are gathered in memory; more go to a temporary file."""
+"""Bytes up to which rows are collected in memory; more are written to a temporary file."""
 
 _MAGIC = b"recollV1"
 _HEADER = struct.Struct("<8sIIQ4Q")  # magic, checksum of what follows it, dimensions of a row, rows, shape of a row
@@ -54,11 +54,11 @@ _ALIGNED = 64
 
 
 class VectorStore:
-    """Rows that one network, or a part of it, makes of images.
+    """The outputs of one network, or a part of it, for images.
 
     Args:
-        about: everything that decides a row besides the image, as plain values (see ``weights_digest``).
-        folder: where stores lie; the cache folder's ``vectors`` by default.
+        about: everything a row depends on besides the image, as plain values (see ``weights_digest``).
+        folder: the folder of all stores; the cache folder's ``vectors`` by default.
 
     Examples:
         >>> folder = Path(tempfile.mkdtemp())
@@ -79,7 +79,7 @@ class VectorStore:
         self._places: dict[bytes, tuple[str, int]] = {}
 
     def known(self, keys: Keys) -> NDArray[np.bool_]:
-        """Which rows are there."""
+        """Which rows are stored."""
         self._look()
         return np.array([key.tobytes() in self._places for key in keys], bool)
 
@@ -92,14 +92,14 @@ class VectorStore:
         keep: bool = True,
         description: str = "embedding",
     ) -> Rows:
-        """The rows of ``keys`` in order: read as far as they are there, the others computed and kept.
+        """The rows of ``keys`` in order: stored rows are read, the others computed and stored.
 
         Args:
             keys: N × 16, from ``content_keys``.
-            compute: rows of the images at the given positions. A row that is not finite is handed on but not kept.
-            part: how many are computed and written at a time. Parts are cut alike however often the work is
-                interrupted, so the rows are too.
-            keep: False only reads: what is computed is not written.
+            compute: rows of the images at the given positions. A row that is not finite is returned but not stored.
+            part: how many are computed and written at a time. The division into parts does not depend on
+                interruptions, so the rows do not either.
+            keep: False only reads: computed rows are not written.
             description: for the progress line.
         """
         given: dict[int, NDArray[np.float32]] = {}
@@ -117,7 +117,7 @@ class VectorStore:
         follows = struct.pack("<IQ4Q", content.ndim - 1, len(content), *shape) + keys.tobytes() + gap
         checksum = zlib.crc32(content.data.cast("B"), zlib.crc32(follows))
         if not (self.folder / "about.json").exists():
-            write_json(self.folder / "about.json", dict(self.about))  # for people who look at the folder
+            write_json(self.folder / "about.json", dict(self.about))  # for people who inspect the folder
         with atomic_write(self.folder / f"{digest}.rows") as file:
             file.write(_HEADER.pack(_MAGIC, checksum, content.ndim - 1, len(content), *shape))
             file.write(follows[struct.calcsize("<IQ4Q") :])
@@ -125,19 +125,19 @@ class VectorStore:
         self._refused.discard(f"{digest}.rows")
 
     def keep(self, keys: Keys, rows: Rows) -> bool:
-        """``add``, if that is possible: a cache that cannot be written slows work down and must not end it."""
+        """``add``, if possible: a cache that cannot be written makes work slower, but must not stop it."""
         try:
             self.add(keys, rows)
         except (OSError, RecollectError) as error:
-            warnings.warn(f"vectors are not kept: {error}", DataWarning, stacklevel=2)
+            warnings.warn(f"vectors are not stored: {error}", DataWarning, stacklevel=2)
             return False
         return True
 
     def _complete(
         self, keys: Keys, compute: Callable[[Places], Rows], part: int, keep: bool, description: str
     ) -> dict[int, NDArray[np.float32]]:
-        """Compute what is missing; returns the rows that are not in the store afterwards, by position."""
-        self._look()  # another process may have been waited for
+        """Compute the missing rows; returns the rows that are not in the store afterwards, by position."""
+        self._look()  # another process may have written rows while this one waited
         missing = self._missing(keys)
         given: dict[int, NDArray[np.float32]] = {}
         with ProgressLine(description, len(missing)) as line:
@@ -155,14 +155,14 @@ class VectorStore:
 
     @contextlib.contextmanager
     def _alone(self, keys: Keys) -> Iterator[None]:
-        """One process at a time computes these rows. Without a folder to lock in, each does."""
+        """Only one process at a time computes these rows. Without a folder for the lock, each does."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError, RecollectError):
                 stack.enter_context(exclusive(self.folder / f".{_digest(keys)}.lock"))
             yield
 
     def _missing(self, keys: Keys) -> Places:
-        """Positions to compute: of equal images the first."""
+        """Positions to compute: for equal images only the first."""
         first: dict[bytes, int] = {}
         for place, key in enumerate(keys):
             name = key.tobytes()
@@ -188,7 +188,7 @@ class VectorStore:
             # A damaged file was removed: its rows are computed again.
             again = self._complete(keys, compute, PART, True, "embedding again")
             by_key.update({keys[place].tobytes(): row for place, row in again.items()})
-        raise DataError(f"{self.folder}: vectors that were just written there cannot be read. Is the disk sound?")
+        raise DataError(f"{self.folder}: vectors that were just written cannot be read: check the disk.")
 
     def _copied(
         self,
@@ -213,11 +213,11 @@ class VectorStore:
     # Files ------------------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Take notice of parts that were written since."""
+        """Find parts that were written since the last call."""
         try:
             names = sorted(entry.name for entry in os.scandir(self.folder) if entry.name.endswith(".rows"))
         except OSError:
-            return  # nothing was kept yet, or nothing can be
+            return  # nothing is stored yet, or storing is not possible
         for name in names:
             if name in self._files or name in self._refused:
                 continue
@@ -247,7 +247,7 @@ class VectorStore:
         with contextlib.suppress(OSError):
             (self.folder / name).unlink()
         self._files.pop(name, None)
-        self._refused.add(name)  # where it cannot be removed
+        self._refused.add(name)  # in case it cannot be removed
         self._places = {key: place for key, place in self._places.items() if place[0] != name}
 
 
@@ -268,7 +268,7 @@ class _File:
     def is_sound(self) -> bool:
         try:
             with os.fdopen(open_regular(self.path), "rb") as file:
-                file.seek(12)  # behind the magic and the checksum itself
+                file.seek(12)  # after the magic and the checksum itself
                 found = 0
                 while block := file.read(1 << 20):
                     found = zlib.crc32(block, found)
@@ -278,7 +278,7 @@ class _File:
 
 
 def _opened(path: Path) -> _File | None:
-    """A part whose size is what its header says; None for anything else."""
+    """A part whose size matches its header; None for anything else."""
     try:
         with os.fdopen(open_regular(path), "rb") as file:
             header = file.read(_HEADER.size)
@@ -313,7 +313,7 @@ def _digest(keys: Keys) -> str:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """A SHA-256 over names, shapes and values of everything ``model`` would save."""
+    """SHA-256 over names, shapes and values of everything in the ``state_dict`` of ``model``."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())

@@ -1,4 +1,4 @@
-"""What a whitening is learned from, and a last layer made of one: before training, or after it.
+"""Images to learn a whitening from, and the whitening as a last layer, before or after training.
 
 Pairs of images that match come from the lists of SfM-120k or from labels, two images of one class being a pair.
 ``training/last_layer.py`` starts a last layer that way; ``add_last_layer`` gives a trained network without one its
@@ -43,12 +43,12 @@ class WhiteningSet:
         return cls(found.images.subset(used), (queries, positives))
 
     def learn(self, embedder: Embedder, seed: int = 0) -> Whitening:
-        """The whitening of what the embedder's last layer is given.
+        """The whitening of the inputs of the embedder's last layer.
 
         Raises:
-            InputError: too few pairs for as many dimensions.
+            InputError: too few pairs for the number of dimensions.
         """
-        # Not the chunk of a training: it may differ when resumed, and rounding with it.
+        # Not the chunk of the training: it may differ after resuming, and rounding depends on it.
         features = head_inputs(embedder, self.images, batch_size=images_at_once(embedder.preprocessing))
         if self.pairs is None:
             return whitening_from_labels(features, torch.from_numpy(self.images.labels), seed=seed)
@@ -61,16 +61,16 @@ def add_last_layer(embedder: Embedder, chosen: WhiteningSet, dim: int | None = N
 
     Args:
         embedder: without a last layer.
-        chosen: what to learn from.
+        chosen: the images to learn from.
         dim: leading dimensions to keep; all by default.
-        seed: of the pairs, where labels give more than are used.
+        seed: seed of the pairs, if labels give more than are used.
 
     Raises:
-        ConfigError: it has a last layer, or fewer dimensions than asked for.
+        ConfigError: it already has a last layer, or fewer dimensions than ``dim``.
     """
     if embedder.head.linear is not None:
         raise ConfigError(
-            "the network has a last layer already: whitening is added to one that was trained without (model.dim=null)."
+            "the network already has a last layer: whitening can be added only to one trained without (model.dim=null)."
         )
     features = embedder.feature_dim
     if dim is not None and not 1 <= dim <= features:

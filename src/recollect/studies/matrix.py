@@ -162,7 +162,7 @@ def _known(file: Path) -> dict[str, Any]:
     benches = known.get("benches", {})
     groups = [known.get("about", {}), benches, *(benches.values() if isinstance(benches, dict) else ())]
     if not all(isinstance(group, dict) for group in groups):
-        raise DataError(f"{file}: entries of other types than recollect writes. Put a whole copy back.")
+        raise DataError(f"{file}: entries of other types than recollect writes. Restore it from a complete copy.")
     return known
 
 
