@@ -1,1 +1,1 @@
-"""From a configuration to a trained embedder. ``trainer.py`` is the way in; read it as a table of contents."""
+"""From a configuration to a trained embedder. Start with ``trainer.py``, which reads as a table of contents."""

@@ -1,7 +1,7 @@
-"""Which images make a step, and where their inputs come from: pixels through the pipeline, or stored features.
+"""The images of a step and their inputs: pixels from the pipeline, or stored features.
 
-A sampler says which images; a ``Feed`` reads them. The loop and the evaluation see only ``Sampler`` and ``Feed``;
-``make_sampler`` and ``make_feed`` choose among them.
+A sampler chooses the images; a ``Feed`` reads them. The loop and the evaluation use only ``Sampler`` and ``Feed``;
+``make_sampler`` and ``make_feed`` create them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from recollect.models import Embedder
 
 
 class Fed(NamedTuple):
-    """Inputs of the network, their labels, and which images of the set they are.
+    """Inputs of the network, their labels, and the numbers of the images.
 
-    ``stream`` gives a list where images keep sizes of their own; ``sequential`` always gives a tensor.
+    ``stream`` returns a list if images keep their own sizes; ``sequential`` always returns a tensor.
     """
 
     inputs: Tensor | list[Tensor]
@@ -39,10 +39,10 @@ class Fed(NamedTuple):
 
 
 class Feed(Protocol):
-    """Gives batches of one image set."""
+    """Yields batches of one image set."""
 
     whole_images: bool
-    """Whether inputs have sizes of their own."""
+    """Whether inputs keep their own sizes."""
 
     def stream(self, batches: Iterable[Indices], epoch: int, first: int = 0) -> Iterator[Fed]:
         """Batches for training, in order; ``first`` is the number of the first within its epoch."""
@@ -51,26 +51,26 @@ class Feed(Protocol):
         """Every image once, in order, for evaluation."""
 
     def example(self) -> tuple[Tensor, float]:
-        """One input as large as any, with a first dimension of 1; and how much of that an input has on average."""
+        """One input of the largest size, with a first dimension of 1; and the average size of an input relative to it."""
 
     def some(self, count: int, number: int = 0) -> Fed:
-        """At most ``count`` inputs from all over the set, read now; other ones for each ``number``. To plan with."""
+        """At most ``count`` inputs spread over the set, read now, for a plan; each ``number`` gives other inputs."""
 
     def prepare(self) -> None:
-        """Do now what takes long and is done once, before anything is written."""
+        """Do long work that is needed once, before anything is written."""
 
     def seconds_to_prepare(self) -> float:
         """How long ``prepare`` will take, measured on a few images."""
 
     @property
     def bad_images(self) -> list[BadImage]:
-        """Images that could not be read so far, and were skipped."""
+        """Images that could not be read so far and were skipped."""
 
     def close(self) -> None:
-        """Let go of threads."""
+        """Stop the threads."""
 
 
-_LOOKED_AT = 256  # images whose headers tell how large images are
+_LOOKED_AT = 256  # images whose headers are read to find the average size
 
 
 class PixelFeed:
@@ -89,7 +89,7 @@ class PixelFeed:
         return (Fed(*batch) for batch in self.pipeline.sequential(batch_size))
 
     def example(self) -> tuple[Tensor, float]:
-        """See ``Feed``. Images that keep sizes of their own are judged by the headers of some of them."""
+        """See ``Feed``. If images keep their own sizes, the headers of some of them are read."""
         transform, images = self.pipeline.transform, self.pipeline.images
         if not isinstance(transform, LongerSide):
             inputs = next(self.stream([np.zeros(1, np.int64)], 0)).inputs
@@ -130,15 +130,15 @@ def _spread(total: int, count: int, number: int) -> Indices:
 class FeatureFeed:
     """Rows of an array of features.
 
-    Rows of images that were skipped as unreadable are not a number. ``sequential`` leaves them out; in a batch another
-    image of the class takes their place, one that is not in the batch, and where there is none they are left out.
+    Rows of unreadable images are NaN. ``sequential`` leaves them out; in a batch each is replaced by another image of the
+    class that is not in the batch, or left out if there is none.
 
     Args:
-        compute: gives all of them; called when they are first needed, so that a plan need not wait for them.
-        example: gives the first alone, 1 × ….
-        seconds: tells how long ``compute`` will take.
-        labels: of the images.
-        seed: of the choice of replacements.
+        compute: returns all features; called when they are first needed, so that a plan need not wait for them.
+        example: returns the first one only, 1 × ….
+        seconds: returns how long ``compute`` will take.
+        labels: labels of the images.
+        seed: seed for the choice of replacements.
         replaces: False leaves unreadable images out of every batch.
     """
 
@@ -162,7 +162,7 @@ class FeatureFeed:
 
     @property
     def features(self) -> Rows:
-        """All features; not a number for images that were skipped."""
+        """All features; NaN for images that were skipped."""
         return self._found.rows
 
     @property
@@ -210,7 +210,7 @@ class FeatureFeed:
         return self._example()
 
     def some(self, count: int, number: int = 0) -> Fed:
-        """See ``Feed``. The features need not be there yet, so it is the first, several times."""
+        """See ``Feed``. The features may not be computed yet, so the first one is repeated."""
         indices = _spread(len(self.labels), count, number)
         rows = self._first.expand(len(indices), *self._first.shape[1:]).clone()
         return Fed(rows, torch.from_numpy(self.labels[indices]), indices)
@@ -236,13 +236,13 @@ class FeatureFeed:
 
 
 class WholeSet:
-    """A sampler whose one batch an epoch is every image; for training on cached features."""
+    """A sampler with one batch per epoch that contains every image; for training on cached features."""
 
     def __init__(self, labels: Indices) -> None:
         self._count, self._epoch = len(labels), 0
 
     def set_epoch(self, epoch: int) -> None:
-        """All epochs are alike."""
+        """All epochs are the same."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -252,13 +252,15 @@ class WholeSet:
         yield np.arange(self._count)
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
-        """The epoch to go on with."""
+        """The epoch to continue with."""
         return {"epoch": self._epoch + (1 if consumed else 0), "batch": 0, "images": self._count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken."""
+        """Continue where ``state_dict`` was taken."""
         if state.get("images") != self._count:
-            raise ConfigError(f"the saved run had {state.get('images')} training images, and there are {self._count}.")
+            raise ConfigError(
+                f"the saved run had {state.get('images')} training images, but there are {self._count} now: restore them."
+            )
         self._epoch = int(state["epoch"])
 
 
@@ -271,7 +273,7 @@ def make_sampler(config: Config, labels: Indices) -> Sampler:
     if batch.size == "all":
         return WholeSet(labels)
     if batch.size == "auto":
-        raise ConfigError("batch.size 'auto' must be settled before batches can be made: set a number.")
+        raise ConfigError("batch.size is still 'auto', but batches need a number: set batch.size.")
     return ClassBalancedSampler(
         labels,
         batch.size,
@@ -286,7 +288,7 @@ def make_sampler(config: Config, labels: Indices) -> Sampler:
 def make_feed(
     config: Config, embedder: Embedder, images: ImageSet, *, frozen: nn.Module | None = None, training: bool
 ) -> Feed:
-    """Batches of ``images``: varied for training, plain for evaluation; features behind the ``frozen`` part, if any."""
+    """Batches of ``images``: augmented for training, plain for evaluation; features if there is a ``frozen`` part."""
     data = config.data
     if frozen is not None:
         upto, workers = config.model.freeze, data.workers

@@ -1,8 +1,8 @@
-"""A configuration made into everything that trains: images, network, loss, batches, optimizer.
+"""Builds everything a training needs from a configuration: images, network, loss, batches, optimizer.
 
-``build`` goes down once: images are loaded, open settings follow from them, and everything else is made from the settled
-configuration. The one file of this room that knows the constructors of models, losses and data. Everything is seeded
-here, so two processes, or one process twice, build the same.
+``build`` loads the images, chooses the automatic settings from them, and makes everything else from the resolved
+configuration. It is the only file of this package that calls the constructors of models, losses and data. Everything is
+seeded here, so two processes, or one process twice, build the same.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ _PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a training runs."""
+    """The device, precision and processes of a training."""
 
     device: torch.device
     dtype: torch.dtype | None = None
-    """Of autocast; None for float32."""
+    """Type of autocast; None for float32."""
     team: Team = field(default_factory=Team)
     """The processes that share each batch."""
 
 
 @dataclass(frozen=True)
 class Sets:
-    """The images of a training. Test images are loaded only to be watched.
+    """The images of a training. Test images are loaded only if they are watched.
 
-    ``benchmark`` is there when queries with ground truth validate; ``validation`` is then its database.
+    ``benchmark`` is set if queries with ground truth are used for validation; ``validation`` is then its database.
     """
 
     train: ImageSet
@@ -69,21 +69,21 @@ class Sets:
     test: ImageSet | None = None
     benchmark: RevisitedBenchmark | None = None
     held_out: ImageSet | None = None
-    """Images of the classes that the verdict is given on."""
+    """Images of the classes that the verdict uses."""
 
     def fingerprints(self) -> dict[str, str]:
-        """What identifies each set that is there."""
+        """The fingerprint of each set."""
         named = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: images.fingerprint for name, images in named.items() if images is not None}
 
 
 @dataclass(frozen=True)
 class Network:
-    """What is trained, and what it is fed.
+    """The network and its trained part.
 
     Args:
         embedder: the whole network, which is saved.
-        trained: what the loop calls: the embedder, or what lies behind its frozen part.
+        trained: the module that the loop calls: the embedder, or the part after its frozen part.
         frozen: the frozen part, if any.
     """
 
@@ -94,15 +94,15 @@ class Network:
 
 @dataclass(frozen=True)
 class Batches:
-    """What each step sees.
+    """The batches of a training.
 
     Args:
-        sampler: which images.
+        sampler: chooses the images.
         feed: reads them.
         size: images per step, over all processes.
-        chunk: images in the network at once, on this process. A resumed run keeps the one it began with.
-        steps: how many there are. Exact for the paper's policy, whose epochs are equally long; nearly so otherwise.
-        threads: of torch, for a step.
+        chunk: images in the network at once, on this process. A resumed run keeps its original chunk size.
+        steps: number of steps. Exact for the paper's policy, whose epochs have equal length; approximate otherwise.
+        threads: number of torch's threads for a step.
     """
 
     sampler: Sampler
@@ -115,10 +115,10 @@ class Batches:
 
 @dataclass(frozen=True)
 class Training:
-    """Everything a training needs, ready for its first step. ``trainer.py`` changes only what ``trained`` holds."""
+    """Everything a training needs, ready for its first step. ``trainer.py`` changes only the content of ``trained``."""
 
     config: Config
-    """Settled: nothing is ``"auto"`` but ``batch.chunk``, which ``batches`` knows."""
+    """Resolved: nothing is ``"auto"`` except ``batch.chunk``, which is in ``batches``."""
     choices: Sequence[Choice]
     machine: Machine
     sets: Sets
@@ -127,13 +127,13 @@ class Training:
     watched: Sequence[Watched]
     trained: Trained
     given_loss: nn.Module | None = None
-    """The loss, if it was handed over and not made."""
+    """The loss, if it was passed in Python."""
     left_open: frozenset[str] = frozenset()
     """Settings that were ``"auto"`` and that features may settle better (``last_layer.py``)."""
 
     @property
     def feeds(self) -> list[Feed]:
-        """Whatever reads images."""
+        """All objects that read images."""
         return [self.batches.feed, *(watched.feed for watched in self.watched)]
 
     @property
@@ -142,24 +142,24 @@ class Training:
         return {bad.name: bad for feed in self.feeds for bad in feed.bad_images}
 
     def prepare(self) -> None:
-        """Compute what is computed once (features of a frozen part), after the plan is told and before a run begins."""
+        """Compute features of a frozen part, after the plan is printed and before the run begins."""
         for feed in self.feeds:
             feed.prepare()
 
     def close(self) -> None:
-        """Let go of threads."""
+        """Stop the threads."""
         for feed in self.feeds:
             feed.close()
 
 
 @contextmanager
 def built(config: Config | None, given: Given = NOTHING) -> Iterator[Training]:
-    """``build`` on the device and among the processes that ``config`` and ``torchrun`` ask for; closed at the end."""
+    """``build`` on the device of ``config`` and the processes of ``torchrun``; closed at the end."""
     if config is None:
-        raise ConfigError("there is no configuration.")
+        raise ConfigError("no configuration was given: give a recipe or settings.")
     if config.run.epochs == 0:
         raise ConfigError(
-            f"{config.name} trains nothing (run.epochs 0): measure it with recollect eval --recipe {config.name}, or "
+            f"{config.name} trains nothing (run.epochs 0): evaluate it with recollect eval --recipe {config.name}, or "
             "set run.epochs."
         )
     # Misspelt names are reported before images are read, which may take a while.
@@ -182,14 +182,14 @@ def built(config: Config | None, given: Given = NOTHING) -> Iterator[Training]:
 
 
 def build(config: Config, device: torch.device, team: Team, given: Given = NOTHING) -> Training:
-    """Build everything; after this call nothing about the training is open.
+    """Build everything; after this call all settings are fixed.
 
     Args:
-        config: what to make. device, team: where.
-        given: what need not be made.
+        config: the settings. device, team: where to run.
+        given: objects passed in Python.
 
     Raises:
-        ConfigError: settings that cannot be on this machine or with these images.
+        ConfigError: settings that are impossible on this machine or with these images.
     """
     sets = load_sets(config, given)
     left_open = frozenset(
@@ -229,13 +229,13 @@ def build(config: Config, device: torch.device, team: Team, given: Given = NOTHI
         device=device,
         team=team,
     )
-    # From here on processes draw different numbers (dropout), having built the same network.
+    # All processes have built the same network; from here on they draw different random numbers (dropout).
     torch.manual_seed(config.run.seed + 7919 * (team.rank + 1))
     return Training(config, choices, machine, sets, network, batches, watched, trained, given.loss, left_open)
 
 
 def load_sets(config: Config, given: Given = NOTHING) -> Sets:
-    """The image sets that ``config`` names; validation classes, if any, are taken out of the training classes."""
+    """The image sets of ``config``; validation classes, if any, are removed from the training classes."""
     data = config.data
     set_max_pixels(data.max_pixels)
     train = given.train_set or _load(data, data.train_split)
@@ -252,10 +252,10 @@ def load_sets(config: Config, given: Given = NOTHING) -> Sets:
 
 
 def _held_out(config: Config, given: Given, test: ImageSet | None) -> ImageSet | None:
-    """Images to judge the training on; none where it is not known what it started from, or where there are none."""
+    """Images for the verdict; none if the starting network is not known, or if there are no test images."""
     if test is not None or given.model is not None or given.train_set is not None:
         return None if given.model is not None else test
-    with contextlib.suppress(DataError):  # a folder without a test part is trained on all the same
+    with contextlib.suppress(DataError):  # a folder without a test split can be trained on too
         return _load(config.data, config.data.test_split)
     return None
 
@@ -269,14 +269,14 @@ def _prepare_torch(config: Config, device: torch.device) -> torch.dtype | None:
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
     if config.run.precision == "fp16" and device.type == "cpu":
-        raise ConfigError("run.precision fp16 is for GPUs, and this runs on the CPU: use bf16 or fp32.")
+        raise ConfigError("run.precision fp16 is for GPUs, but this runs on the CPU: use bf16 or fp32.")
     if config.run.precision != "fp32" and device.type == "cpu":
         processor.prepare_half_precision()  # before the network's first product, while oneDNN can still be limited
     return _PRECISIONS[config.run.precision]
 
 
 def make_network(config: Config, device: torch.device, model: nn.Module | None = None) -> Network:
-    """The embedder on its device, cut where ``model.freeze`` says; ``model``: the embedder, or its backbone."""
+    """The embedder on its device, split at ``model.freeze``; ``model``: the embedder, or its backbone."""
     made = model if isinstance(model, Embedder) else make_embedder(config.model, config.run.seed, model)
     embedder = made.to(device)
     upto = config.model.freeze
@@ -291,7 +291,7 @@ def make_loss(config: Config, num_classes: int, dim: int, coarse: Sequence[int] 
     """The loss, told the number of classes, the embedding's length and the classes' coarser ones if it asks; its
     parameters seeded. One from outside is tried first (``losses/trying_out.py``).
 
-    With ``loss.dims`` there is one for each length, so that none shares another's parameters or memory.
+    With ``loss.dims`` there is one loss per length, so that parameters and memories are not shared.
     """
     with doors.recording() as outside:
         loss = _one_loss(config, num_classes, dim, coarse)
@@ -315,7 +315,7 @@ def _one_loss(config: Config, num_classes: int, dim: int, coarse: Sequence[int] 
     for name in known.keys() & asked - options.keys():
         if known[name] is None:
             raise ConfigError(
-                f"loss.name {config.loss.name} compares two levels of labels, and these images have one: use images with "
+                f"loss.name {config.loss.name} needs two levels of labels, but these images have one: use images with "
                 "coarser classes (sop, inaturalist), or set loss.options.coarse to a number for each class."
             )
         options[name] = known[name]
@@ -324,7 +324,7 @@ def _one_loss(config: Config, num_classes: int, dim: int, coarse: Sequence[int] 
 
 
 def seeded(loss: nn.Module, seed: int) -> nn.Module:
-    """The loss with generators of its own: SiMix draws the same on every process, whatever the network draws."""
+    """Give the loss its own generators: SiMix draws the same on every process, independent of the network."""
     for part in loss.modules():
         if hasattr(part, "generator"):
             part.generator = torch.Generator().manual_seed(seed)  # type: ignore[assignment]
@@ -337,10 +337,10 @@ def _batches(config: Config, images: ImageSet, network: Network, machine: Machin
     size = config.batch.size if isinstance(config.batch.size, int) else len(images)
     mine = -(-size // machine.team.size)
     chunk, (example, _) = config.batch.chunk, feed.example()
-    # By the settings alone: a resumed run has the threads that it began with, even where another chunk fits now.
+    # From the settings only: a resumed run keeps its number of threads, even if another chunk fits now.
     threads = step_threads(network.trained, example, mine, mine if chunk == "auto" else chunk)
     if chunk == "auto":
-        # One image seen M times weighs what M images weigh at most, and needs no reading.
+        # One image repeated M times needs as much memory as M images at most, and needs no reading.
         chunk = find_chunk(network.trained, example.expand(mine, *example.shape[1:]), machine.dtype)
     sampler.set_epoch(0)
     steps = len(sampler) * config.run.epochs if isinstance(config.run.epochs, int) else config.run.steps or 0
@@ -350,10 +350,10 @@ def _batches(config: Config, images: ImageSet, network: Network, machine: Machin
 def watch(
     config: Config, network: Network, team: Team, name: str, images: ImageSet, benchmark: RevisitedBenchmark | None
 ) -> Watched:
-    """A set to measure on the way, with this process's part of it."""
+    """A set to evaluate during training, with this process's part of it."""
     start, stop = (len(images) * rank // team.size for rank in (team.rank, team.rank + 1))
     mine = images if team.size == 1 else images.subset(np.arange(start, stop))
-    if benchmark is not None:  # an image left out would shift the ground truth
+    if benchmark is not None:  # leaving out an image would shift the ground truth
         config = replace(config, data=replace(config.data, on_bad_image="error"))
     feed = make_feed(config, network.embedder, mine, frozen=network.frozen, training=False)
     return Watched(name, images, feed, start, images_at_once(network.embedder.preprocessing), benchmark)

@@ -1,8 +1,8 @@
-"""What is told of a training while it runs: ``Callback``, the one protocol of loggers and of code that steers.
+"""``Callback``: the common base of callbacks and loggers of a training.
 
-Callbacks handed over in Python (``recollect.train(callbacks=[…])``) are part of the run: they are called on every process,
-and what they raise ends it. Loggers (``run.loggers``, ``loggers.py``) only watch: they are called on the first process, and
-one that fails is reported once and dropped (``Guarded``), so that it never loses a run.
+Callbacks passed in Python (``recollect.train(callbacks=[…])``) are part of the run: they are called on every process, and
+an exception in one ends the run. Loggers (``run.loggers``, ``loggers.py``) only observe: they are called on the first
+process, and a logger that fails is reported once and dropped (``Guarded``), so that it never ends a run.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingStoppedError(RecollectError):
-    """A run that ended early: by a loss that is not a number, a wish to stop, or a callback that raised this.
+    """A run stopped early: by a loss that is NaN or infinite, on request, or by a callback that raised this.
 
     Args:
-        message: why it ended.
-        exit_code: of the process, on the command line.
+        message: why it stopped.
+        exit_code: exit code of the process, on the command line.
 
     Example:
         >>> class Patience(Callback):
@@ -55,7 +55,7 @@ class Callback:
         Args:
             run: the run folder.
             config: every setting, as in ``config.yaml``.
-            step: steps taken already; above 0 for a run that is resumed.
+            step: steps already taken; above 0 for a resumed run.
         """
 
     def on_step(self, step: int, values: Mapping[str, float]) -> None:
@@ -65,7 +65,7 @@ class Callback:
         """After an evaluation of ``"val"`` or ``"test"``; metrics as fractions."""
 
     def on_end(self, outcome: Outcome | None) -> None:
-        """After the last step, with what came of the training; None for a run that was stopped or failed."""
+        """After the last step, with the outcome; None for a run that was stopped or failed."""
 
 
 def checked_callback(callback: Any) -> Callback:
@@ -92,7 +92,7 @@ class Guarded(Callback):
     Args:
         name: for the report of its failure.
         inner: the logger.
-        report: told what failed, once.
+        report: called once with a message about the failure.
     """
 
     def __init__(self, name: str, inner: Callback, report: Callable[[str], None]) -> None:
@@ -124,6 +124,6 @@ class Guarded(Callback):
         except Exception as error:
             self._inner = None
             self._report(
-                f"logger {self.name} failed in {method} and is left out from here on ({type(error).__name__}: "
-                f"{in_one_line(error)}). The run goes on."
+                f"logger {self.name} failed in {method} and is no longer used ({type(error).__name__}: "
+                f"{in_one_line(error)}). The run continues."
             )

@@ -1,8 +1,8 @@
-"""Everything that a training's next step depends on, written whole and read back exactly.
+"""Checkpoints: everything that the next step depends on, written atomically and restored exactly.
 
-Weights, the loss's parameters and memory, the optimizer, the scaler of fp16, the sampler in the middle of its epoch,
-and every process's random states. The schedule is a function of the step and needs no place here. ``trainer.py`` alone
-uses this file; what is added to the loop's state must be added here, or resuming is no longer exact (tests/training).
+Weights, the loss's parameters and memory, the optimizer, the scaler of fp16, the position of the sampler in its epoch,
+and the random states of every process. The schedule is a function of the step and is not stored. Only ``trainer.py``
+uses this file; anything added to the loop's state must be added here, or resuming is no longer exact (tests/training).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _PARTS: dict[str, type] = {
 
 @dataclass
 class Progress:
-    """How far a training has come."""
+    """The progress of a training."""
 
     step: int = 0
     """Optimizer steps taken."""
     epoch: int = 0
     batch: int = 0
-    """Batches of this epoch that were trained on."""
+    """Batches of this epoch that are done."""
     seconds: float = 0.0
     """Time spent, over all resumptions."""
     best: dict[str, Any] = field(default_factory=dict)
@@ -81,7 +81,7 @@ def save_checkpoint(path: Path, trained: Trained, progress: Progress, sampler: d
 
 
 def _bytes_of(value: Any) -> int:
-    """Bytes of all tensors in nested values: what a file of them needs at least."""
+    """Bytes of all tensors in nested values: the minimum size of their file."""
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
@@ -89,29 +89,29 @@ def _bytes_of(value: Any) -> int:
 
 
 def load_checkpoint(path: Path, trained: Trained) -> tuple[Progress, dict[str, Any], int]:
-    """Put everything back, or nothing; returns the progress, the sampler's state and the chunk size.
+    """Restore everything, or nothing; returns the progress, the sampler's state and the chunk size.
 
     Raises:
-        DataError: the file is damaged, of another training, or was written with another number of processes.
+        DataError: the file is damaged, belongs to another training, or was written with another number of processes.
     """
     content = read_checkpoint(path)
     if "optimiser" in content:  # the key's former spelling
         content["optimizer"] = content.pop("optimiser")
     missing = [key for key in _PARTS if not isinstance(content.get(key), _PARTS[key])]
     if missing:
-        raise DataError(f"{path}: not a whole checkpoint, it lacks {', '.join(missing)}. {CHECKPOINT_REMEDY}")
+        raise DataError(f"{path}: incomplete checkpoint, {', '.join(missing)} is missing. {CHECKPOINT_REMEDY}")
     states = content["random"]
     if len(states) != trained.team.size:
         raise DataError(
-            f"{path} was written by {len(states)} processes and there are {trained.team.size} now: resume with as "
-            "many, so that the run goes on exactly."
+            f"{path} was written by {len(states)} processes, but there are {trained.team.size} now: resume with the same "
+            "number, so that the run continues exactly."
         )
     _refuse_other(path, "network", trained.model, content["model"])
     _refuse_other(path, "loss", trained.loss, content["loss"])
     try:
         progress = Progress(**content["progress"])
         mine = _random_states_for(trained.device, states[trained.team.rank])
-        # What checks itself before it changes anything comes first; the modules were checked above.
+        # Objects that check their state before they change come first; the modules were checked above.
         trained.optimizer.load_state_dict(content["optimizer"])
         trained.scaler.load_state_dict(content["scaler"])
         trained.model.load_state_dict(content["model"])
@@ -125,13 +125,13 @@ def load_checkpoint(path: Path, trained: Trained) -> tuple[Progress, dict[str, A
 
 
 def _refuse_other(path: Path, name: str, module: nn.Module, state: dict[str, Any]) -> None:
-    """Before anything is restored: a module that refuses some of its weights has already taken the others."""
+    """Check a module's weights before restoring: a module that refuses some of its weights has already loaded the others."""
     own = module.state_dict()
     other = [key for key in {**own, **state} if _form(own.get(key)) != _form(state.get(key))]
     if other:
         raise DataError(
-            f"{path}: of another {name}; {len(other)} of its entries are missing, unknown or of another shape, the "
-            f"first {other[0]!r}. {CHECKPOINT_REMEDY}"
+            f"{path}: belongs to another {name}; {len(other)} of its entries are missing, unknown or of another shape, the "
+            f"first is {other[0]!r}. {CHECKPOINT_REMEDY}"
         )
 
 
@@ -147,7 +147,7 @@ def _form(value: Any) -> Any:
 
 
 def save_best(path: Path, model: nn.Module, step: int, value: float) -> None:
-    """Write the weights that are best so far."""
+    """Write the best weights so far."""
     with atomic_write(path) as file:
         torch.save({"format": CHECKPOINT_FORMAT, "step": step, "value": value, "model": model.state_dict()}, file)
 

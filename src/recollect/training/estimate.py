@@ -1,4 +1,4 @@
-"""What a training is about to do, said before it does it: sizes, memory, time, and every choice made for the user."""
+"""The plan of a training, printed before it starts: sizes, memory, time, and all automatic settings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from recollect.training.probes import (
 )
 from recollect.training.validation import FEW_QUERIES, Watched
 
-_LOSS_MEMORY = 512 << 20  # what the rank losses allow themselves beside embeddings
+_LOSS_MEMORY = 512 << 20  # memory of the rank losses in addition to embeddings
 _LOSS_MATRICES = 6  # of a small batch: similarities, soft ranks and their gradients
 _FEATURES_AT_ONCE = 64  # images in ``frozen_features``
 _BYTES_PER_SECOND = 200e6  # to a disk
@@ -45,7 +45,7 @@ _BESIDE = 1.4  # gradients and copies of activations beside them, and what is fr
 
 @dataclass(frozen=True)
 class DataFigures:
-    """What is learned from."""
+    """The training images."""
 
     data: str
     images: int
@@ -53,14 +53,14 @@ class DataFigures:
     classes_used: int
     validation_classes: int
     validation_queries: int
-    """Of sfm120k."""
+    """Number of queries of sfm120k."""
     validation_images: int
     left_out: dict[str, int]
-    """Files that are not used, by reason."""
+    """Skipped files, by reason."""
     held_out_classes: int
     held_out_images: int
     all_classes: bool
-    """Nothing is held out, on purpose."""
+    """Whether nothing is held out, on purpose."""
 
     def lines(self) -> list[str]:
         """As text."""
@@ -69,24 +69,24 @@ class DataFigures:
             f"{self.images:,} images, {self.classes_used:,} classes{f' ({unused:,} too small to use)' if unused else ''}"
         ]
         if self.validation_classes:
-            parts.append(f"{self.validation_classes:,} classes validate")
+            parts.append(f"{self.validation_classes:,} classes for validation")
         if self.validation_queries:
-            parts.append(f"{self.validation_queries:,} queries of sfm120k validate")
+            parts.append(f"{self.validation_queries:,} queries of sfm120k for validation")
         text = [f"data       {self.data}: {'; '.join(parts)}"]
         if self.left_out or self.held_out_classes:
             text.append(f"files      {summary(self.images, self.left_out, self.held_out_classes)}")
         if self.held_out_classes:
             text.append(
-                f"held out   {self.held_out_classes:,} classes ({self.held_out_images:,} images) are not trained on, so that "
-                "the result can be measured on classes the network has not seen; --test-share changes how many. Once "
-                "the settings are right, recollect train --final RUN trains on all classes"
+                f"held out   {self.held_out_classes:,} classes ({self.held_out_images:,} images) are held out, so that the "
+                "result can be measured on unseen classes; --test-share changes how many. When you are satisfied with "
+                "the settings, recollect train --final RUN trains on all classes"
             )
         if self.all_classes:
-            text.append("note       all classes are trained on: nothing is left to test on")
+            text.append("note       all classes are used for training: none are left for testing")
         queries = self.validation_queries or self.validation_images
         if 0 < queries < FEW_QUERIES:
             text.append(
-                f"note       {queries:,} validation queries decide little: chance alone moves r@1 by about "
+                f"note       {queries:,} validation queries are few: chance alone changes r@1 by about "
                 f"{50 / math.sqrt(queries):.0f} points"
             )
         return text
@@ -94,7 +94,7 @@ class DataFigures:
 
 @dataclass(frozen=True)
 class NetworkFigures:
-    """What learns."""
+    """The network."""
 
     init: str
     image_size: int | None
@@ -102,7 +102,7 @@ class NetworkFigures:
     trained_parameters: int
     frozen: str
     own_size: bool
-    """The resolution that it was pre-trained at."""
+    """Whether this is the resolution of its pre-training."""
 
     def lines(self) -> list[str]:
         """As text."""
@@ -122,7 +122,7 @@ class NetworkFigures:
 
 @dataclass(frozen=True)
 class BatchFigures:
-    """What one step sees."""
+    """The batch of one step."""
 
     batch: int
     classes_per_batch: int
@@ -131,7 +131,7 @@ class BatchFigures:
     chunk: int
     processes: int
     longer_side: int
-    """Of whole images, at most; 0 when all have one size."""
+    """Maximum longer side of whole images; 0 if all have one size."""
 
     def lines(self) -> list[str]:
         """As text."""
@@ -146,7 +146,7 @@ class BatchFigures:
 
 @dataclass(frozen=True)
 class LengthFigures:
-    """How long it goes on."""
+    """The length of the training."""
 
     steps: int
     epochs: float
@@ -160,12 +160,12 @@ class LengthFigures:
 
 @dataclass(frozen=True)
 class MachineFigures:
-    """Where it runs."""
+    """Device, precision and memory."""
 
     device: str
     precision: str
     memory_mb: int
-    """Of the whole process at its largest; on a GPU, of the GPU."""
+    """Peak memory of the whole process; on a GPU, of the GPU."""
 
     def lines(self) -> list[str]:
         """As text."""
@@ -174,10 +174,10 @@ class MachineFigures:
 
 @dataclass(frozen=True)
 class TimeFigures:
-    """How long it takes from here on, measured on a few images."""
+    """Estimated times, measured on a few images."""
 
     seconds: float
-    """In all."""
+    """Total."""
     seconds_features: float
     """Features of a frozen part, once."""
     seconds_whitening: float
@@ -189,7 +189,7 @@ class TimeFigures:
     seconds_verdict: float
 
     def lines(self, steps: int) -> list[str]:
-        """As text: the whole, then whatever makes up a twentieth of it and more."""
+        """As text: the total, then every part of at least a twentieth of it."""
         parts = {
             "features": self.seconds_features,
             "whitening": self.seconds_whitening,
@@ -225,7 +225,7 @@ class Plan:
 
 
 def estimate(training: Training) -> Plan:
-    """Measure a few images and put the figures together. Leaves no trace in ``training``."""
+    """Measure a few images and compute the figures. Does not change ``training``."""
     device = training.machine.device
     state = random_state(device)
     try:
@@ -304,13 +304,13 @@ def _memory(
     virtual: int,
     held_before: int,
 ) -> float:
-    """Bytes. ``inputs``: one, as large as any; ``share``: how much of that an input has on average."""
+    """Memory in bytes. ``inputs``: one of the largest size; ``share``: average size of an input relative to it."""
     batches, machine = training.batches, training.machine
     mine = -(-batches.size // machine.team.size)
-    # Weights are held already where the process is what counts; gradients and the optimizer's two moments are not yet.
+    # The process already contains the weights; gradients and the optimizer's two moments come later.
     held = float(held_before) if machine.device.type == "cpu" else 4.0 * network.parameters
     held += 12 * network.trained_parameters
-    # One chunk's graph; the batch, the one being read ahead, and what else the pipeline may read ahead.
+    # One chunk's graph; the batch, the next one being read, and whatever else the pipeline reads ahead.
     held += _BESIDE * probe.graph.of(batches.chunk) + 2 * mine * inputs[0].nbytes * share
     if isinstance(batches.feed, PixelFeed) and machine.device.type == "cpu":
         ahead = mine * inputs[0].nbytes * share * batches.steps
@@ -325,7 +325,7 @@ def _memory(
 
 
 def _passing_of_frozen(training: Training) -> float:
-    """Bytes per image that computing features holds at once."""
+    """Memory per image for computing features, in bytes."""
     embedder, frozen = training.network.embedder, training.network.frozen
     if frozen is None:
         return 0.0
@@ -345,7 +345,7 @@ def _time(training: Training, network: NetworkFigures, probe: NetworkProbe, shar
     drawn = np.linspace(0, num_classes - 1, batches.size // each).astype(np.int64)
     labels = sets.train.labels if config.batch.size == "all" else np.repeat(drawn, each)
     compute = probe.step(mine, batches.chunk) * share
-    # Processes share the loss where it can be shared; one that cannot takes as long everywhere.
+    # Processes share the loss if it can be shared; otherwise it takes the full time on each.
     compute += probe_loss(config, labels, num_classes, dim, device, training.given_loss, coarse) / processes
     compute += probe_optimizer(config, network.trained_parameters, device)
     reading = probe_reading(batches.feed) * mine
@@ -376,7 +376,7 @@ def _verdict(training: Training, per_image: float) -> float:
         return 0.0
     if network.frozen is None:
         return 2 * len(held_out) * per_image
-    # The verdict skips test photos that cannot be read, and so must the plan.
+    # The verdict skips test photos that cannot be read, so the plan does too.
     config = replace(training.config, data=replace(training.config.data, on_bad_image="skip"))
     return make_feed(config, network.embedder, held_out, frozen=network.frozen, training=False).seconds_to_prepare()
 
@@ -392,7 +392,7 @@ def _evaluation(training: Training, watched: Watched, probe: NetworkProbe, share
 
 
 def _evaluations(training: Training) -> int:
-    """How often the watched sets are measured."""
+    """How often the watched sets are evaluated."""
     run, batches = training.config.run, training.batches
     if not training.watched:
         return 0
@@ -410,13 +410,13 @@ def _saving(training: Training, network: NetworkFigures, seconds: float, evaluat
     if run.checkpoint_steps:
         checkpoints = max(checkpoints, training.batches.steps / run.checkpoint_steps)
     weights, moments = 4 * network.parameters, 8 * network.trained_parameters
-    # Of many evaluations about a third are the best so far.
+    # About a third of many evaluations are the best so far.
     best = evaluations / 3 if training.sets.validation is not None else 0
     return float(checkpoints * (weights + moments) + (best + 1) * weights) / _BYTES_PER_SECOND
 
 
 def _virtual(config: Config, batch: int, sizes: NDArray[np.int64]) -> int:
-    """Images and virtual images a loss sees: SiMix adds one for each pair of a class, up to ``max_pairs``."""
+    """Images and virtual images of a loss: SiMix adds one for each pair of a class, up to ``max_pairs``."""
     if not config.loss.options.get("simix"):
         return batch
     each = config.batch.samples_per_class

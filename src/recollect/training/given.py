@@ -1,7 +1,7 @@
-"""Objects handed to ``recollect.train`` in Python in the place of names: a loss, images, a network.
+"""Objects passed to ``recollect.train`` in Python instead of names: a loss, images, a network.
 
-The configuration names each as ``given:…``, and the manifest remembers class and code, so that a run says what it was made
-of. Such a run is resumed in Python, with the objects handed over again.
+The configuration names each as ``given:…``, and the manifest records its class and code. Such a run is resumed in Python,
+with the objects passed again.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from recollect.training.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Given:
-    """What was handed over; None is made from the configuration.
+    """The passed objects; None means it is made from the configuration.
 
     Args:
         loss: called as ``loss(embeddings, labels)``. Trained in place if it has parameters.
         train_set, validation_set, test_set: images.
-        model: an embedder, or a backbone that an embedder is made of. Trained in place.
+        model: an embedder, or a backbone for an embedder. Trained in place.
     """
 
     loss: nn.Module | None = None
@@ -47,7 +47,7 @@ class Given:
             if value is not None and not isinstance(value, kind):
                 article = "an nn.Module or a name" if kind is nn.Module else "an ImageSet"
                 article += " or a name" if name == "train_set" else ""
-                raise InputError(f"{name} is a {type(value).__name__}: {article} is expected.")
+                raise InputError(f"{name} is a {type(value).__name__}: it must be {article}.")
 
     @property
     def pretrained(self) -> bool:
@@ -57,10 +57,10 @@ class Given:
         return bool(getattr(self.model, "pretrained", False))
 
     def named(self, config: Config) -> Config:
-        """``config`` with a name for everything that was handed over."""
+        """``config`` with a name for every passed object."""
         if self.loss is not None and config.loss.dims:
             raise ConfigError(
-                "loss.dims wraps a loss by name: wrap yours, recollect.losses.Matryoshka(loss, dims), and leave it out."
+                "loss.dims works with a loss by name only: use recollect.losses.Matryoshka(loss, dims), and remove it."
             )
         if self.loss is not None:
             name = doors.given(self.loss, "loss").reference
@@ -86,12 +86,10 @@ def chosen_config(
     run: RunFolder | None,
     has_images: bool,
 ) -> Config:
-    """The configuration that ``train`` is asked for."""
+    """The configuration for ``train``."""
     if run is not None:
         if config is not None or settings:
-            raise ConfigError(
-                "a resumed run goes on with its own settings: give either a configuration or a run to resume."
-            )
+            raise ConfigError("a resumed run keeps its own settings: give either a configuration or a run to resume.")
         return with_settings(run.read_config(), named) if named else run.read_config()
     if config is None and not has_images and not settings and not named:
         raise ConfigError("give either a configuration or a run to resume.")

@@ -1,8 +1,8 @@
-"""Whether a training helped: the trained network beside the pre-trained one, on the classes that were held out.
+"""The verdict: compares the trained network with the pre-trained one on the held-out classes.
 
-Vectors come through the vector store, so with a frozen part the test images go through the network once for all three
-networks, and ``recollect eval`` and ``recollect report`` find them there. Images that cannot be read are left out: a
-broken test photo must not cost a training.
+Vectors come from the vector store, so with a frozen part the test images are embedded once for all three networks, and
+``recollect eval`` and ``recollect report`` reuse them. Images that cannot be read are left out: a broken test photo must
+not end a training.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from recollect.training.build import Training
 from recollect.training.last_layer import start_last_layer, whitening_images
 
 PRETRAINED, START = "pretrained", "start"
-"""What is compared with: the pre-trained network without training, and the last layer as it started (0 steps)."""
+"""The baselines: the pre-trained network without training, and the initial last layer (0 steps)."""
 
 
 def judge(config: Config, embedder: Embedder, train: ImageSet, test: ImageSet, steps: int) -> dict[str, Verdict]:
-    """Verdicts by what they compare with; empty where there is nothing to compare on or with.
+    """Verdicts by baseline; empty if there are no test images or no baseline.
 
     Args:
-        config: of the training.
-        embedder: what came of it.
+        config: settings of the training.
+        embedder: the trained network.
         train: the training images.
         test: images of held-out classes; trained classes among them are left out.
-        steps: how many were taken; without any, the start is the result.
+        steps: number of steps taken; with none, the start is the result.
     """
     if not is_pretrained(config.model):
         return {}
@@ -50,7 +50,7 @@ def judge(config: Config, embedder: Embedder, train: ImageSet, test: ImageSet, s
         return {}
     images, keys = test.subset(np.flatnonzero(unseen)), keys[unseen]
     device, frozen = embedder.device, config.model.freeze
-    # First the trained one: with a frozen part its pass keeps rows for the others.
+    # The trained network first: with a frozen part its pass stores rows for the others.
     vectors = {"trained": _vectors(embedder, images, keys, frozen)}
     vectors[PRETRAINED] = _vectors(open_start(config).embedder.to(device), images, keys, frozen)
     if steps and frozen == "pooling" and config.model.whitening == "all":
@@ -77,12 +77,12 @@ def _evaluation(vectors: Any, labels: Any) -> Evaluation:
 
 
 def judge_training(training: Training, steps: int, remark: Callable[[str], None]) -> dict[str, Verdict]:
-    """The verdicts on a training that is done, each told to ``remark``. What goes wrong with them is told, too.
+    """The verdicts on a finished training, each reported to ``remark``, as are errors.
 
     Args:
-        training: after its last step, the weights that were chosen in its network.
-        steps: how many were taken.
-        remark: receives lines.
+        training: after its last step, with the chosen weights in its network.
+        steps: number of steps taken.
+        remark: called with each line.
     """
     config, held_out, found = training.config, training.sets.held_out, dict[str, Verdict]()
     if held_out is None:

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 SHRINKAGES = (0.1, 0.2, 0.3, 0.5, 0.8)
 RATES = (3e-5, 1e-4, 3e-4)
 LONGEST, LARGEST = 200, 392
-"""Steps and images per step of a trial, at most: what finds the order of a learning rate."""
+"""Maximum number of steps and of images per step of a trial: enough to find the order of a learning rate."""
 FEWEST_CLASSES, FEWEST_QUERIES = 6, 40
 """Validation classes and images below which nothing is chosen."""
 
@@ -65,15 +65,15 @@ class HeadData:
 
 
 def train_head(head: nn.Module, dim: int, data: HeadData, config: Config, lr: float, steps: int) -> None:
-    """Train ``head`` (pooled features to embeddings) for ``steps``; the same numbers each time it is called.
+    """Train ``head`` (pooled features to embeddings) for ``steps``; every call gives the same result.
 
     Args:
-        head: what lies behind the pooling of an embedder, ``dim`` long.
-        dim: length of its embeddings.
+        head: the part of an embedder after the pooling.
+        dim: dimension of its embeddings.
         data: the training images.
         config: loss, batches, optimizer and schedule.
-        lr: in place of the configuration's learning rate.
-        steps: how many.
+        lr: overrides the configuration's learning rate.
+        steps: number of steps.
     """
     loss = seeded(make_loss(config, data.classes, dim), config.run.seed)
     optimizer = config.optimizer
@@ -110,14 +110,14 @@ def train_head(head: nn.Module, dim: int, data: HeadData, config: Config, lr: fl
 
 @dataclass(frozen=True)
 class HeadResult:
-    """What validation classes say of a start."""
+    """Metrics of a start on validation classes."""
 
     r1: float
     map_at_r: float
 
     @property
     def merit(self) -> float:
-        """r@1 of a few classes is coarse and near 100 %; mAP@R looks at every positive. Both count."""
+        """Both metrics count: r@1 of a few classes is coarse and near 100 %; mAP@R uses every positive."""
         return self.r1 + self.map_at_r
 
     def __str__(self) -> str:
@@ -125,10 +125,10 @@ class HeadResult:
 
 
 def choose_start(training: Training, tell: Callable[[str], None] = lambda line: None) -> Training:
-    """``training`` with the shrinkage and the learning rate that do best on classes taken out of the training classes.
+    """``training`` with the shrinkage and the learning rate that are best on classes held out from the training classes.
 
-    Only what was left ``"auto"`` is chosen, only on features of a frozen part, and only where the classes suffice; otherwise
-    the training comes back as it is. ``tell`` receives a line for each choice, which is logged too.
+    Only settings that are ``"auto"`` are chosen, only with features of a frozen part, and only if there are enough classes;
+    otherwise the training is returned unchanged. ``tell`` is called with a line for each choice, which is also logged.
     """
     config, feed, open_settings = training.config, training.batches.feed, training.left_open
     if config.model.freeze != "pooling" or not isinstance(feed, FeatureFeed) or not open_settings:
@@ -155,7 +155,7 @@ def choose_start(training: Training, tell: Callable[[str], None] = lambda line: 
 
 
 def _chosen(training: Training, feed: FeatureFeed) -> list[Choice]:
-    """What is chosen for each setting that was left open."""
+    """The choice for each automatic setting."""
     config, embedder, images = training.config, training.network.embedder, training.sets.train
     names = set(class_disjoint_split(images, "random", config.run.seed)[0].names)
     fitting = np.array([name in names for name in images.names])
@@ -163,7 +163,7 @@ def _chosen(training: Training, feed: FeatureFeed) -> list[Choice]:
     fit, validation = data.of(fitting & feed.readable), data.of(~fitting & feed.readable)
     if min(fit.classes, validation.classes) < FEWEST_CLASSES or len(validation.labels) < FEWEST_QUERIES:
         return []
-    by = f"on {validation.classes:,} classes taken out of the training classes ({len(validation.labels):,} queries)"
+    by = f"on {validation.classes:,} held-out training classes ({len(validation.labels):,} queries)"
     chosen: list[Choice] = []
     start = embedder
     if config.model.whitening == "all":
@@ -178,7 +178,7 @@ def _chosen(training: Training, feed: FeatureFeed) -> list[Choice]:
         start = started_embedder(embedder, statistics, float(chosen[0].value if chosen else config.model.shrinkage))
     plain = (
         training.given_loss is None and images.coarse_labels is None
-    )  # otherwise it cannot be made for fewer classes
+    )  # otherwise it cannot be computed for fewer classes
     if "optimizer.lr" in training.left_open and training.batches.steps and plain:
         steps = min(training.batches.steps, LONGEST)
         small = _smaller(config, fit)
@@ -193,19 +193,23 @@ def _chosen(training: Training, feed: FeatureFeed) -> list[Choice]:
         chosen.append(Choice("optimizer.lr", rate, f"the best of {_list(RATES)} {by}: {told}"))
         whitened = config.model.whitening == "all"
         if whitened and "run.epochs" in training.left_open and untrained.merit >= trials[rate].merit:
-            chosen.append(Choice("run.steps", 0, f"no step improves on the whitening {by}; force some with --steps"))
+            chosen.append(
+                Choice(
+                    "run.steps", 0, f"no number of steps improves on the whitening {by}; set --steps to train anyway"
+                )
+            )
     return chosen
 
 
 def started_embedder(embedder: Embedder, statistics: ClassStatistics, shrinkage: float) -> Embedder:
-    """A copy of ``embedder`` whose last layer is the closed form."""
+    """A copy of ``embedder`` with the closed-form last layer."""
     started = copy.deepcopy(embedder)
     started.set_whitening(statistics.whitening(shrinkage).as_layer())
     return started
 
 
 def measured_head(embedder: Embedder, data: HeadData) -> HeadResult:
-    """What the last layer of ``embedder`` makes of images."""
+    """Embeddings of images by the last layer of ``embedder``."""
     head = embedder.split("pooling")[1].eval()
     with torch.no_grad():
         found = measure_labelled(head(data.pooled), data.labels, ks=(1,))
@@ -213,7 +217,7 @@ def measured_head(embedder: Embedder, data: HeadData) -> HeadResult:
 
 
 def _smaller(config: Config, data: HeadData) -> Config:
-    """The same batches of fewer classes: of those that are left, and of at most ``LARGEST`` images."""
+    """The same batches with fewer classes: those that remain, and at most ``LARGEST`` images."""
     if config.batch.size == "all" or not isinstance(config.batch.size, int):
         return config
     each = config.batch.samples_per_class

@@ -1,4 +1,4 @@
-"""Loggers by name: TensorBoard, Weights & Biases, MLflow, or one's own. ``make_loggers`` is the one lookup.
+"""Loggers by name: TensorBoard, Weights & Biases, MLflow, or your own. ``make_loggers`` looks them up.
 
 To add one, write a ``Callback`` and a row of ``LOGGERS``; its arguments are its options (``run.logger_options``). Loggers
 outside the package are found by ``common/doors.py``: ``my.py:MyLogger``, or a name that an installed package adds. Packages
@@ -35,7 +35,7 @@ class TensorBoard(Callback):
 
     def on_start(self, run: Path, config: Mapping[str, Any], step: int) -> None:
         """See ``Callback``."""
-        # What an interrupted run wrote after its last checkpoint is hidden.
+        # Entries that an interrupted run wrote after its last checkpoint are hidden.
         self._writer = self._module.SummaryWriter(str(run / "tensorboard"), purge_step=step + 1 if step else None)
 
     def on_step(self, step: int, values: Mapping[str, float]) -> None:
@@ -57,13 +57,13 @@ class TensorBoard(Callback):
 
 
 class WeightsAndBiases(Callback):
-    """A run of Weights & Biases; a resumed training goes on in the same.
+    """A run of Weights & Biases; a resumed training continues it.
 
     Args:
-        project: where it belongs.
-        mode: ``"online"``, ``"offline"`` or ``"disabled"``; by default as ``WANDB_MODE`` says. Offline runs lie in the run's
-            folder ``wandb``, and ``wandb sync`` uploads them.
-        **options: of ``wandb.init``, e.g. ``entity``, ``tags``.
+        project: its project.
+        mode: ``"online"``, ``"offline"`` or ``"disabled"``; by default that of ``WANDB_MODE``. Offline runs are in the
+            run's folder ``wandb``, and ``wandb sync`` uploads them.
+        **options: options of ``wandb.init``, e.g. ``entity``, ``tags``.
     """
 
     def __init__(self, project: str = "recollect", mode: str | None = None, **options: Any) -> None:
@@ -94,11 +94,11 @@ class WeightsAndBiases(Callback):
 
 
 class MLflow(Callback):
-    """A run of MLflow; a resumed training goes on in the same.
+    """A run of MLflow; a resumed training continues it.
 
     Args:
-        uri: of the tracking server or store; by default ``MLFLOW_TRACKING_URI``, or else MLflow's own default.
-        experiment: the experiment it belongs to, made if it is not there.
+        uri: address of the tracking server or store; by default ``MLFLOW_TRACKING_URI``, or else MLflow's own default.
+        experiment: its experiment, created if missing.
     """
 
     _AT_ONCE = 500  # metrics in one request; the server takes 1,000
@@ -164,11 +164,11 @@ LOGGERS: dict[str, Callable[..., Callback]] = {
 
 
 def make_loggers(run: RunConfig, report: Callable[[str], None]) -> list[Callback]:
-    """The loggers that ``run.loggers`` and ``run.tensorboard`` name, each dropped if it fails.
+    """The loggers of ``run.loggers`` and ``run.tensorboard``, each dropped if it fails.
 
     Args:
         run: the settings.
-        report: told of a failure, once per logger.
+        report: called with the failure, once per logger.
 
     Raises:
         ConfigError: an unknown name or option. MissingExtraError: a package that is not installed.
@@ -190,9 +190,9 @@ def make_callback(name: str, options: Mapping[str, Any] = MappingProxyType({})) 
             raise doors.unknown("logger", name, LOGGERS)
         maker = loaded.target
     if not callable(maker):
-        raise ConfigError(f"logger {name!r} is a {type(maker).__name__}: a class of callbacks is expected.")
+        raise ConfigError(f"logger {name!r} is a {type(maker).__name__}: it must be a class of callbacks.")
     if not isinstance(options, Mapping):
-        raise ConfigError(f"run.logger_options {name!r} is {options!r}: a mapping of options is expected.")
+        raise ConfigError(f"run.logger_options {name!r} is {options!r}: it must be a mapping of options.")
     doors.check_options(maker, options, f"logger {name!r}")
     with doors.running(f"logger {name!r}"):
         made = maker(**options)
@@ -204,7 +204,7 @@ def make_callback(name: str, options: Mapping[str, Any] = MappingProxyType({})) 
 
 
 def run_id(run: Path) -> str:
-    """A name for a run that is the same when it is resumed, and another for any other run."""
+    """A unique name for a run that stays the same when it is resumed."""
     started = RunFiles(run).read_manifest().get("started", "")
     return hashlib.sha256(f"{run.name} {started}".encode()).hexdigest()[:16]
 
@@ -218,7 +218,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a record: what callbacks are told."""
+    """The finite numbers of a record, which are passed to callbacks."""
     return {
         key: value
         for key, value in record.items()

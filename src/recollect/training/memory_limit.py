@@ -1,4 +1,4 @@
-"""Memory that this machine does not have: the plan refuses it before anything that large is tried out."""
+"""Refuses a plan that needs more memory than the machine has, before anything that large is allocated."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from recollect.common.refusals import in_bytes
 from recollect.training.probes import passing_bytes
 
 _ERROR = 1.3
-"""How far a plan's estimate may be above what a training takes (docs/training.md)."""
+"""How far a plan's estimate may be above the memory that a training uses (docs/training.md)."""
 
 
 def refuse_chunk(network: nn.Module, inputs: Tensor, chunk: int, device: torch.device) -> None:
-    """Refuse a chunk of images of which one layer alone needs more than there is.
+    """Refuse a chunk of images for which a single layer needs more memory than there is.
 
-    Found on tensors without values, so that nothing is held.
+    Computed on tensors without values, so nothing is allocated.
 
     Args:
-        network: what is trained. inputs: one input as large as any. chunk: images in the network at once.
+        network: the trained part. inputs: one input of the largest size. chunk: images in the network at once.
 
     Raises:
-        ConfigError: with what to lower.
+        ConfigError: the message says what to lower.
     """
     memory = _memory_of(device)
     if memory is None or chunk * inputs[0].numel() * 64 < memory:  # far from any limit; spares small trainings the pass
@@ -41,10 +41,10 @@ def refuse_chunk(network: nn.Module, inputs: Tensor, chunk: int, device: torch.d
 
 
 def refuse_estimate(needed: float, device: torch.device) -> None:
-    """Refuse a plan that needs more memory than there is, beyond what the estimate may be off by.
+    """Refuse a plan that needs more memory than there is, allowing for the error of the estimate.
 
     Raises:
-        ConfigError: with what to lower.
+        ConfigError: the message says what to lower.
     """
     if (memory := _memory_of(device)) is not None:
         _refuse(needed, _ERROR * memory, "about ")

@@ -1,6 +1,6 @@
 """The optimizer (Adam, AdamW or SGD over the embedder's groups and the loss's parameters) and its learning rate.
 
-The learning rate is a function of where a training stands: nothing to save, nothing to get out of step.
+The learning rate is a function of the progress of the training, so there is no state to save.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def make_optimizer(config: OptimizerConfig, model: Embedder, loss: nn.Module) ->
         ConfigError: nothing is left to train.
     """
     if config.lr == "auto":
-        raise ConfigError("optimizer.lr 'auto' must be settled before an optimizer can be made: set a number.")
+        raise ConfigError("optimizer.lr is still 'auto', but the optimizer needs a number: set optimizer.lr.")
     groups = model.parameter_groups(
         config.lr,
         config.weight_decay,
@@ -35,7 +35,7 @@ def make_optimizer(config: OptimizerConfig, model: Embedder, loss: nn.Module) ->
     )
     own = [parameter for parameter in loss.parameters() if parameter.requires_grad]
     if own:
-        # Class vectors are compared by angle, so decay would only shrink them: none.
+        # No weight decay: class vectors are compared by angle, so it would only shrink them.
         groups.append({"name": "loss", "params": own, "lr": config.lr * config.loss_multiplier, "weight_decay": 0.0})
     if not groups:
         raise ConfigError("nothing is left to train: the whole model is frozen. Set model.freeze to an earlier stage.")
@@ -53,10 +53,10 @@ def optimizer_of(config: OptimizerConfig, groups: list[dict[str, Any]]) -> torch
 
 @dataclass(frozen=True)
 class Position:
-    """Where a training stands before a step.
+    """The progress of a training before a step.
 
     Args:
-        epoch: epochs done, with the fraction of the present one.
+        epoch: epochs done, including the fraction of the current one.
         fraction: how much of the whole training is done, from 0 to 1.
         step_in_epochs: how much of an epoch one step is.
     """
@@ -67,7 +67,7 @@ class Position:
 
 
 def learning_rate_factor(config: OptimizerConfig, position: Position) -> float:
-    """What every learning rate is multiplied by.
+    """The factor on every learning rate.
 
     ``milestones``: by ``gamma`` once for each milestone (in epochs) that has been reached; ``exponential``: by
     ``gamma`` once for each epoch that has ended; ``cosine``: half a cosine

@@ -1,4 +1,4 @@
-"""``Outcome``: what came of a training, as ``train`` returns it and as the manifest keeps it; and ``--final``."""
+"""``Outcome``: the result of a training, as returned by ``train`` and stored in the manifest; and ``--final``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEPT = {"steps": 0, "seconds": 0.0, "chosen_step": 0, "metrics": {}}
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a training."""
+    """The result of a training."""
 
     folder: Path
     """The run; ``recollect.load(outcome.folder)`` opens its embedder."""
@@ -29,7 +29,7 @@ class Outcome:
     metrics: dict[str, dict[str, float]]
     """The last evaluation of each watched set, as fractions."""
     verdicts: dict[str, Verdict] = field(default_factory=dict)
-    """What the held-out classes say, by what the result is compared with: ``"pretrained"``, ``"start"``."""
+    """Verdicts on the held-out classes, by baseline: ``"pretrained"``, ``"start"``."""
 
     def for_manifest(self, **more: Any) -> dict[str, Any]:
         """Plain values: ``outcome``, with ``more`` in it, and ``verdicts``."""

@@ -1,7 +1,7 @@
-"""Small measurements that a plan is made of: a few images read, a few through the network, the loss of a small batch.
+"""Small measurements for a plan: reading a few images, embedding a few, the loss of a small batch.
 
-Each probe does a little of what the training will do, with the same code, and says what one image or one step takes.
-Times are medians of what the clock says, so that a busy machine is taken as it is now. ``estimate.py`` multiplies.
+Each probe does a little of the training's work, with the same code, and returns the cost of one image or one step.
+Times are medians of wall time, so the current load of the machine is included. ``estimate.py`` extrapolates them.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def _waiting(device: torch.device) -> Callable[[], object] | None:
 
 @dataclass(frozen=True)
 class NetworkProbe:
-    """What the trained part of the network takes for each image as large as any."""
+    """Cost of the trained part of the network per image of the largest size."""
 
     graph: GraphWeight
     passing: float
-    """Bytes that a forward pass without a graph holds at once."""
+    """Peak memory of a forward pass without a graph, in bytes."""
     forward: float
     """Seconds without a graph."""
     both: float
@@ -86,7 +86,7 @@ def probe_network(network: nn.Module, inputs: Tensor, chunk: int, machine: Machi
 
 
 def passing_bytes(network: nn.Module, forward: Callable[[], object]) -> float:
-    """The most that goes into and comes out of one layer in ``forward``: about what a pass without a graph holds."""
+    """The largest input and output of one layer in ``forward``: about the memory of a pass without a graph."""
     largest = 0
 
     def weigh(layer: nn.Module, given: tuple[object, ...], made: object) -> None:
@@ -121,7 +121,7 @@ def probe_loss(
 ) -> float:
     """Seconds of the loss and its gradient for a batch with these labels, from one of fewer classes if it is large.
 
-    ``given``: a loss that was handed over; it is copied, since what it remembers is the training's.
+    ``given``: a loss passed in Python; it is copied, since its state belongs to the training.
 
     Each query is compared with everything for each of its positives: N · Σ n² for classes of n images, of coarser
     classes where the loss has two levels.
@@ -151,7 +151,7 @@ def probe_loss(
 
 
 def probe_optimizer(config: Config, parameters: int, device: torch.device) -> float:
-    """Seconds of one step of the optimizer over so many parameters, gradient clipped or not."""
+    """Seconds of one step of the optimizer over this many parameters, with or without gradient clipping."""
     count = min(parameters, _PARAMETERS)
     weight = nn.Parameter(torch.zeros(count, device=device))
     weight.grad = torch.zeros_like(weight)
@@ -165,7 +165,7 @@ def probe_optimizer(config: Config, parameters: int, device: torch.device) -> fl
 
 
 def probe_ranking(labels: Indices, dim: int, device: torch.device) -> float:
-    """Seconds to rank a set by itself and measure it, from a part of it if it is large: all pairs are compared."""
+    """Seconds to evaluate a set against itself, extrapolated from a part if it is large: all pairs are compared."""
     count, each = min(len(labels), _EVALUATED), max(2, round(len(labels) / len(np.unique(labels))))
     some = (torch.arange(count) // each).to(device)
     vectors = functional.normalize(torch.randn(count, dim, device=device), dim=1)
@@ -174,7 +174,7 @@ def probe_ranking(labels: Indices, dim: int, device: torch.device) -> float:
 
 
 def both_at_once(compute: float, reading: float, device: torch.device) -> float:
-    """Seconds of computing with ``reading`` done by threads meanwhile: on a CPU both need the same cores."""
+    """Seconds of computing while threads do ``reading``: on a CPU both need the same cores."""
     if device.type == "cpu" and torch.get_num_threads() >= CORES:
         return compute + reading
     return max(compute, reading)

@@ -1,4 +1,4 @@
-"""How a run is resumed: the command that is printed, what the manifest notes, and what a full disk does not lose."""
+"""Resuming a run: the command to print, the entry in the manifest, and the advice for a full disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def resume_command(run: Path, outside: Sequence[doors.Loaded] = ()) -> str:
-    """How a run is resumed: in Python if objects were handed over, with ``--trust`` if it names code from outside."""
+    """How to resume a run: in Python if objects were passed, with ``--trust`` if it names code from outside."""
     if any(loaded.reference.startswith(f"{doors.GIVEN}:") for loaded in outside):
         return f"recollect.train(resume={str(run)!r}, …) in Python, with the same objects"
     trust = " --trust" if any(doors.is_reference(loaded.reference) for loaded in outside) else ""
@@ -23,7 +23,7 @@ def resume_command(run: Path, outside: Sequence[doors.Loaded] = ()) -> str:
 
 
 def note_resumption(folder: RunFolder, outside: Sequence[doors.Loaded]) -> None:
-    """Say in the manifest when a run was resumed, and aloud which code from outside has changed since it began."""
+    """Record in the manifest when a run was resumed, and report code from outside that has changed since it began."""
     manifest = folder.read_manifest()
     folder.update_manifest(resumed=[*manifest.get("resumed", []), now()])
     for line in doors.changes(manifest.get("outside", []), outside):
@@ -33,9 +33,9 @@ def note_resumption(folder: RunFolder, outside: Sequence[doors.Loaded]) -> None:
 
 @contextlib.contextmanager
 def resumable(how: str) -> Iterator[None]:
-    """A full disk ends a run, but loses nothing of it."""
+    """A full disk ends a run, but its last checkpoint is safe; add how to resume to the error."""
     try:
         yield
     except StorageError as error:
-        advice = f"The run is safe up to its last checkpoint and goes on from there: {how}"
+        advice = f"The run is safe up to its last checkpoint. Resume it with: {how}"
         raise error.with_advice(advice) from error

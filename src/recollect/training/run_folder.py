@@ -1,17 +1,17 @@
-"""A training on disk: one folder that says what was done, with what, and what came of it.
+"""The folder of a run: its settings, records and results.
 
-    config.yaml      every setting, resolved; ``recollect train RUN/config.yaml`` does it again
-    manifest.json    versions, machine, command, data fingerprints, weights, plan, and the outcome once there is one
+    config.yaml      every setting, resolved; ``recollect train RUN/config.yaml`` repeats the run
+    manifest.json    versions, machine, command, data fingerprints, weights, plan, and finally the outcome
     metrics.jsonl    one line per step and one per evaluation, in order
-    train.log        the plan, remarks, and how far it was every 30 seconds, with the time of day
-    checkpoints/     last.pt to go on from, best-STEP.pt by validation
+    train.log        the plan, remarks, and the progress every 30 seconds, with the time of day
+    checkpoints/     last.pt to resume from, best-STEP.pt by validation
     model/           the final embedder
     stopped/         the batch at which a run stopped because the loss was not finite
     trained_on.npz   names of the training classes and digests of the training images
-    .lock            held by the process that trains; never removed, since another process may be waiting on it
+    .lock            held by the training process; never removed, since another process may be waiting on it
 
-Everything but ``metrics.jsonl`` and ``train.log`` is written whole or not at all, the folder itself with its configuration
-included. A folder that holds anything is never written over, except for what an interrupted start of a run left.
+Everything except ``metrics.jsonl`` and ``train.log`` is written atomically, including the folder itself with its
+configuration. A folder that is not empty is never overwritten, except for the remains of an interrupted start.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ _PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "
 
 
 def refuse_used(path: Path) -> None:
-    """Refuse a place for a new run where something lies already; what an interrupted start left does not count.
+    """Refuse a folder for a new run that is not empty; the remains of an interrupted start do not count.
 
     Raises:
         ConfigError: a file, or a folder that is not empty.
     """
     if path.exists() and (not path.is_dir() or not all(_is_left_over(entry) for entry in path.iterdir())):
-        hint = f", or go on with it: recollect train --resume {path}" if (path / "config.yaml").exists() else ""
-        raise ConfigError(f"{path} exists and is not empty; a run is never written over. Choose another --out{hint}.")
+        hint = f", or resume it: recollect train --resume {path}" if (path / "config.yaml").exists() else ""
+        raise ConfigError(f"{path} exists and is not empty; a run is never overwritten. Choose another --out{hint}.")
 
 
 def _is_left_over(entry: Path) -> bool:
-    """Whether a run that ended before it had a configuration left this: its lock or its manifest."""
+    """Whether these are the remains of a run that ended before it had a configuration: its lock or its manifest."""
     if entry.name == "manifest.json" and not entry.with_name("config.yaml").exists():
         try:
             return "recollect" in read_json(entry, dict).get("versions", {})
@@ -80,7 +80,7 @@ def _is_left_over(entry: Path) -> bool:
 
 
 class RunFolder(RunFiles):
-    """Paths of a run and the small files in it. Make one with ``create`` or ``open``."""
+    """Paths of a run and its small files. Make one with ``create`` or ``open``."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -91,14 +91,14 @@ class RunFolder(RunFiles):
 
     @classmethod
     def create(cls, path: Path | str | None, name: str) -> RunFolder:
-        """A place for a new run, which ``begin`` makes.
+        """The path of a new run, which ``begin`` creates.
 
         Args:
-            path: where; None for ``runs/<name>-<date>-<time>``.
-            name: what it is called by default.
+            path: the folder; None for ``runs/<name>-<date>-<time>``.
+            name: used in the default path.
 
         Raises:
-            ConfigError: there is something already.
+            ConfigError: the folder is not empty.
         """
         if path is None:
             stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -110,19 +110,21 @@ class RunFolder(RunFiles):
         return cls(path)
 
     def begin(self, config: Config, manifest: Mapping[str, Any], trained_on: TrainedOn | None = None) -> None:
-        """Make the folder with its first files: all of it, or nothing.
+        """Create the folder with its first files atomically.
 
         Raises:
-            StorageError: the system refuses, or another process began a run there meanwhile.
+            StorageError: it cannot be written, or another process started a run there meanwhile.
         """
-        if self.path.is_dir():  # perhaps a mount point, which cannot be replaced; without a configuration it is no run
+        if (
+            self.path.is_dir()
+        ):  # perhaps a mount point, which cannot be replaced; without a configuration it is not a run
             self._write_first(config, manifest, trained_on)
             return
         with new_folder(self.path) as folder:
             RunFolder(folder)._write_first(config, manifest, trained_on)
 
     def _write_first(self, config: Config, manifest: Mapping[str, Any], trained_on: TrainedOn | None) -> None:
-        """The configuration comes last: with it the folder is a run."""
+        """The configuration is written last: it makes the folder a run."""
         write_json(self.manifest_file, manifest)
         if trained_on is not None:
             trained_on.write(self.path)
@@ -130,10 +132,10 @@ class RunFolder(RunFiles):
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
-        """A run that exists.
+        """An existing run.
 
         Raises:
-            DataError: there is none.
+            DataError: there is no run.
         """
         run = cls(Path(path))
         if not run.config_file.is_file():
@@ -141,20 +143,20 @@ class RunFolder(RunFiles):
         return run
 
     def best(self, step: int) -> Path:
-        """Where weights lie that are best so far, those of ``step``.
+        """The file of the best weights so far, those of ``step``.
 
-        One file a step: until a checkpoint speaks of the new ones, the last one speaks of those before them.
+        One file per step: until the next checkpoint is written, the last one refers to the earlier file.
         """
         return self.last.with_name(f"best-{step}.pt")
 
     def forget_best_but(self, step: int | None) -> None:
-        """Remove best weights of other steps than ``step``; of None, all."""
+        """Remove the best weights of all steps except ``step``; with None, all."""
         for path in self.last.parent.glob("best-*.pt"):
             if step is None or path != self.best(step):
                 path.unlink(missing_ok=True)
 
     def write_config(self, config: Config) -> None:
-        """Write the resolved configuration, its images and references by absolute paths."""
+        """Write the resolved configuration, with absolute paths of images and references."""
         config = anchored_names(replace(config, data=absolute_roots(config.data)))
         text = yaml.safe_dump(as_mapping(config), sort_keys=False, allow_unicode=True, width=120)
         head = f"# Written by recollect {__version__}: every setting of this run{TO_END}"
@@ -165,13 +167,13 @@ class RunFolder(RunFiles):
         write_json(self.manifest_file, {**self.read_manifest(), **values})
 
     def note_skipped(self, bad: Sequence[BadImage]) -> str:
-        """List images that could not be read in the manifest; returns a line that says so."""
+        """List images that could not be read in the manifest; returns a message about them."""
         self.update_manifest(skipped=[{"name": each.name, "reason": each.reason, "kind": each.kind} for each in bad])
         more = f" (and {len(bad) - 1:,} more, listed in manifest.json)" if len(bad) > 1 else ""
         return f"skipped    {len(bad):,} of the images cannot be read: {printable(bad[0].reason)}{more}"
 
     def keep_batch(self, rank: int, batch: Mapping[str, Any], about: Mapping[str, Any]) -> Path:
-        """Keep the batch at which a training lost its way, so that someone can look at it.
+        """Save the batch at which a training diverged, for inspection.
 
         Args:
             rank: of the process.
@@ -179,7 +181,7 @@ class RunFolder(RunFiles):
             about: plain values with the ``step``, into ``batch.json``.
 
         Returns:
-            The folder it is in.
+            Its folder.
         """
         folder = self.stopped / f"step-{about['step']}" / f"process-{rank}"
         with atomic_write(folder / "batch.pt") as file:
@@ -196,18 +198,18 @@ class RunFolder(RunFiles):
         append_line(self.metrics_file, json.dumps(record, allow_nan=False))
 
     def read_metrics(self, remark: Callable[[str], None] = lambda line: None) -> list[dict[str, Any]]:
-        """The lines of ``metrics.jsonl``; those cut short by a crash or damaged are left out, which ``remark`` is told."""
+        """The lines of ``metrics.jsonl``; incomplete and damaged ones are skipped and reported to ``remark``."""
         return read_json_lines(self.metrics_file, remark, _is_record) if self.metrics_file.exists() else []
 
     def forget_after(self, step: int, remark: Callable[[str], None] = lambda line: None) -> None:
-        """Drop the lines of steps after ``step``: a resumed run takes them again. Damaged lines go with them."""
+        """Remove the lines of steps after ``step``, which a resumed run repeats, and damaged lines."""
         kept = [record for record in self.read_metrics(remark) if record["step"] <= step]
         if self.metrics_file.exists():
             write_text(self.metrics_file, "".join(json.dumps(record) + "\n" for record in kept))
 
 
 def _is_record(record: Mapping[str, Any]) -> bool:
-    """Whether a line of ``metrics.jsonl`` has what its readers need."""
+    """Whether a line of ``metrics.jsonl`` has everything its readers need."""
     step, kind = record.get("step"), record.get("kind")
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         return False
@@ -222,7 +224,7 @@ def _is_record(record: Mapping[str, Any]) -> bool:
 
 
 def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
-    """With what and on what a run is done."""
+    """Versions, machine and command of a run."""
     versions = {"recollect": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -242,7 +244,7 @@ def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
     if device.type == "cuda":
         machine["gpu"] = torch.cuda.get_device_name(device)
         machine["cuda"] = torch.version.cuda
-    # A database's address may carry a password, and manifests are passed around.
+    # A database's address may contain a password, and manifests are shared.
     command = [re.sub(r"(://[^/@:\s]*):\S*@", r"\1:***@", argument) for argument in sys.argv]
     return {"started": now(), "command": command, "versions": versions, "machine": machine}
 
@@ -265,13 +267,13 @@ def beginning_of(training: Training, figures: Plan, run: Path) -> dict[str, Any]
 
 
 def now() -> str:
-    """This moment, to the second, with its offset."""
+    """The current time, to the second, with its UTC offset."""
     return datetime.now(UTC).astimezone().isoformat(timespec="seconds")
 
 
 @contextlib.contextmanager
 def alone(folder: RunFolder, team: Team) -> Iterator[None]:
-    """Two processes that write the same run would spoil it: the second is refused."""
+    """Hold the run's lock: two processes that write the same run would damage it, so the second is refused."""
     lock = try_lock(folder.lock) if team.rank == 0 else None
     free = team.from_first(lock is not None or team.rank != 0)
     if not free:

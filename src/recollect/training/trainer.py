@@ -1,4 +1,4 @@
-"""The training loop. ``train`` is the way in; ``Trainer.run`` reads as a table of contents.
+"""The training loop. Start with ``train``; ``Trainer.run`` reads as a table of contents.
 
 What each line does lives in a file of its own: everything made from the settings (``build.py``), the plan
 (``estimate.py``), the step (``recollect/step``), learning rates (``optimizer.py``), evaluation (``validation.py``),
@@ -68,32 +68,32 @@ def train(
     resume: Path | str | None = None,
     trust: bool = False,
 ) -> Outcome:
-    """Train an embedder, from the start or from where a run was left.
+    """Train an embedder, or resume a run.
 
     Args:
         config: a recipe's name, a YAML file, or a configuration (see ``recollect.resolve``); not with ``resume``. With
             ``train_set`` it may be left out: the settings are then those for a folder of photos.
-        out: the run folder to make; by default a new one in ``runs``.
+        out: the run folder to create; by default a new one in ``runs``.
         settings: changes to it, ``{"batch.size": 392}`` or ``["batch.size=392"]``.
         loss: a loss of ``recollect losses``, a reference such as ``"my.py:MyLoss"``, or an ``nn.Module`` that is called as
             ``loss(embeddings, labels)``.
         train_set: images to train on, instead of those that ``config`` names: an ``ImageSet``, a data set by name or
             reference (``"my.py:images"``), or a folder of photos.
-        validation_set: images that pick the weights to keep. test_set: images that are measured and pick nothing.
+        validation_set: images that select the weights to keep. test_set: images that are evaluated but select nothing.
         model: an initialisation, a reference such as ``"my.py:backbone"``, an ``Embedder``, or a backbone (an ``nn.Module``
             from B×3×H×W to B×C×H×W or B×C). Modules are trained in place.
-        callbacks: told of every step and evaluation; a ``Callback``, or a reference to a class of them
-            (``"my.py:Patience"``). What they raise ends the run, which can be resumed from its last checkpoint.
-        resume: a run folder to go on with. The result is that of the uninterrupted run, to the bit on a CPU. Objects that
-            the run was begun with are handed over again.
+        callbacks: called after every step and evaluation; each a ``Callback``, or a reference to a class of callbacks
+            (``"my.py:Patience"``). An exception in one ends the run, which can be resumed from its last checkpoint.
+        resume: a run folder to resume. On a CPU the result is bit-identical to the uninterrupted run. Objects that the run
+            was started with must be passed again.
         trust: run the code that the run to be resumed names (references).
 
     Returns:
-        The run folder, what was measured, and which step's weights were kept.
+        The run folder, the metrics, and the step whose weights were kept.
 
     Raises:
-        ConfigError: settings that cannot be, or a run folder that is in use.
-        TrainingStoppedError: stopped by a signal (after writing a checkpoint) or by a loss that is not a number.
+        ConfigError: invalid settings, or a run folder that is in use.
+        TrainingStoppedError: stopped by a signal (after writing a checkpoint) or by a loss that is NaN or infinite.
 
     Example:
         >>> import recollect
@@ -104,7 +104,7 @@ def train(
     """
     run = None if resume is None else RunFolder.open(resume)
     if run is not None and (finished := run.read_manifest().get("outcome")):
-        logger.info(f"{run.path} is finished; nothing is left to do.")
+        logger.info(f"{run.path} is finished; there is nothing left to do.")
         return Outcome.of_manifest(run.path, finished, run.read_manifest().get("verdicts", {}))
     objects, named = objects_and_names(loss, train_set, validation_set, test_set, model)
     with doors.recording() as outside:
@@ -145,7 +145,7 @@ def _train(
             column_of(training.config.run.select)  # a metric from outside is recorded before the run begins
         folder = _place(training, figures, run, out, outside, time.monotonic() - begun)
         how = resume_command(folder.path, outside)
-        advice = f"Go on from the last checkpoint, all of them again: {how}."
+        advice = f"Resume all of them from the last checkpoint: {how}."
         with alone(folder, team), stop_on_signals() as stop, resumable(how):
             trainer = Trainer(training, folder, stop, [*callbacks, *(loggers if team.rank == 0 else [])], how)
             if team.rank == 0:
@@ -157,7 +157,7 @@ def _train(
 
 
 def plan(config: Config) -> tuple[Plan, list[str]]:
-    """What ``train`` would do, without doing it. Writes nothing.
+    """The plan of ``train``, without training. Writes nothing.
 
     Args:
         config: what would be trained (see ``recollect.resolve``).
@@ -184,7 +184,7 @@ def _place(
     outside: Sequence[doors.Loaded],
     prepared: float,
 ) -> RunFolder:
-    """The folder of ``run``, or of a new one, made with its configuration. Every process calls it."""
+    """The folder of ``run``, or a new one created with its configuration. Called by every process."""
     team, sets = training.machine.team, training.sets
     if team.rank == 0 and run is None:
         run = RunFolder.create(out, training.config.name)
@@ -196,7 +196,7 @@ def _place(
 
 
 class Trainer:
-    """The loop over what ``build`` made; use ``train``."""
+    """The loop over the objects from ``build``; use ``train``."""
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class Trainer:
         self.skipped = 0
 
     def remark(self, line: str) -> None:
-        """Log a line and keep it in the run."""
+        """Log a line and write it to the run."""
         if self.first:
             logger.info(line)
             self.folder.append_log(line)
@@ -238,7 +238,7 @@ class Trainer:
             return self.outcome
 
     def _note_skipped(self) -> None:
-        """List images that could not be read in the manifest, and say so if there are more of them than before."""
+        """List images that could not be read in the manifest, and report new ones."""
         found = {name: bad for each in self.team.from_each(self.training.skipped) for name, bad in each.items()}
         if len(found) > self.skipped and self.first:
             self.remark(self.folder.note_skipped(list(found.values())))
@@ -249,16 +249,16 @@ class Trainer:
         if resumed:
             self.progress, sampler, self.chunk = load_checkpoint(self.folder.last, self.training.trained)
             self.training.batches.sampler.load_state_dict(sampler)
-            if self.progress.best:  # needed after the last step; better missed now
+            if self.progress.best:  # needed after the last step; better to fail now
                 read_checkpoint(self.folder.best(self.progress.best["step"]))
             self.remark(f"resumed    after step {self.progress.step:,}")
         elif (chosen := whitening_images(self.config, self.training.sets.train)) is not None:
             whose = "training" if chosen.pairs is None else "SfM-120k"
             self.remark(f"whitening  the last layer starts from {len(chosen.images):,} {whose} images")
             whiten_last_layer(self.training, chosen)
-            self._save()  # so that it is learned once, however early the run is interrupted
+            self._save()  # so that it is learned only once, even if the run is interrupted early
         if self.first:
-            # Before the first step the first evaluation is taken again.
+            # Before the first step the first evaluation is repeated.
             self.folder.forget_after(self.progress.step or -1, self.remark)
             self.folder.forget_best_but(self.progress.best.get("step"))
         self.saved_at = time.monotonic()
@@ -281,7 +281,7 @@ class Trainer:
     # One step ---------------------------------------------------------------------------------------------------------
 
     def _batches(self) -> Iterator[Fed]:
-        """Every batch from where we are to the end; of each, this process's part."""
+        """Every batch from the current position to the end; this process's part of each."""
         sampler = self.training.batches.sampler
         while not self._is_over():
             sampler.set_epoch(self.progress.epoch)
@@ -296,7 +296,7 @@ class Trainer:
             self.progress.epoch, self.progress.batch = self.progress.epoch + 1, 0
 
     def _part(self, batch: Indices) -> Indices:
-        """Whole classes where there are enough: what is drawn for repeated and for replaced images depends on them."""
+        """Whole classes if there are enough: the draws for repeated and replaced images depend on them."""
         each, team = self.config.batch.samples_per_class, self.team
         whole = len(batch) % each == 0 and len(batch) // each >= team.size
         return shard(batch, team.rank, team.size, group=each if whole else 1)
@@ -403,7 +403,7 @@ class Trainer:
             self._save()
         if signal is not None:
             raise TrainingStoppedError(
-                f"asked to stop: saved after step {self.progress.step:,}. Go on with: {self.how_to_resume}",
+                f"stopped on request: saved after step {self.progress.step:,}. Resume with: {self.how_to_resume}",
                 128 + signal,
             )
 
@@ -442,5 +442,5 @@ class Trainer:
 
 
 def _closable(stream: Iterator[Fed]) -> Generator[Fed]:
-    """A stream that can be closed early, ending its read-ahead."""
+    """A stream that can be closed early, which stops its read-ahead."""
     yield from stream

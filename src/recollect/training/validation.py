@@ -1,7 +1,7 @@
-"""Embedding a set and measuring it during training, and the rule that picks the weights to keep.
+"""Evaluation during training, and the rule that selects the weights to keep.
 
-Validation picks: by r@k of held-out classes, or by the mean average precision of queries with ground truth (SfM-120k).
-The test set never does. Without validation the last weights are kept.
+Weights are selected on validation images: by r@k of held-out classes, or by the mean average precision of queries with
+ground truth (SfM-120k), never on the test set. Without validation the last weights are kept.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from recollect.step.team import Team
 from recollect.training.batches import Feed
 
 FEW_QUERIES = 500
-"""Below so many, chance moves r@1 by more than two points: 50 / √500."""
+"""With fewer queries, chance changes r@1 by more than two points: 50 / √500."""
 
 
 @dataclass(frozen=True)
 class Watched:
-    """A set that is measured on the way, and this process's part of it."""
+    """A set that is evaluated during training, and this process's part of it."""
 
     name: str
     images: ImageSet
     feed: Feed
     start: int = 0
-    """Which image of the whole set is the first of ``feed``."""
+    """The number of the first image of ``feed`` in the whole set."""
     at_once: int = 128
     """Images in the network at once."""
     benchmark: RevisitedBenchmark | None = None
-    """Queries and ground truth, if that is what the set is measured by; ``images`` is then its database."""
+    """Queries and ground truth, if the set has them; ``images`` is then its database."""
 
 
 def embed(
     network: nn.Module, watched: Watched, device: torch.device, dtype: torch.dtype | None, quiet: bool | None = None
 ) -> tuple[Tensor, Tensor]:
-    """This process's embeddings of a set, and which images they are of. The network is left in the mode it was in."""
+    """This process's embeddings of a set, and the numbers of the images. The network's mode is restored."""
     parts, places = [], []
     batches = ((fed.inputs, fed.indices + watched.start) for fed in watched.feed.sequential(watched.at_once))
     with ProgressLine(f"evaluating {watched.name}", len(watched.images), quiet=quiet, live=False) as line:
@@ -78,10 +78,10 @@ def measure(
 
 
 def merit(metrics: Mapping[str, float], select: str, step: int) -> tuple[float, float, int]:
-    """What an evaluation is compared by: the metric that selects; among equals mAP@R, then the later step.
+    """The key for comparing evaluations: the selection metric; among equals mAP@R, then the later step.
 
-    r@1 of a few hundred queries has few values, and without a rule the least trained of equal weights would be kept. Of a
-    metric of one's own where less is better, less is more here.
+    r@1 of a few hundred queries has few distinct values, and without a rule the earliest of equal weights would be kept. A
+    custom metric for which lower is better is negated.
     """
     own = own_metric(select)
     sign = 1.0 if own is None or own.higher_is_better else -1.0
@@ -89,18 +89,18 @@ def merit(metrics: Mapping[str, float], select: str, step: int) -> tuple[float, 
 
 
 def own_metric(select: str) -> Metric | None:
-    """The metric from outside that ``run.select`` names; None for those that are measured anyway."""
+    """The custom metric that ``run.select`` names; None for those that are always computed."""
     return find_metric(select) if doors.knows("metric", select) else None
 
 
 def column_of(select: str) -> str:
-    """What the values of ``run.select`` are called among the metrics: of a metric at several k, those at the first."""
+    """The name of ``run.select`` among the metrics; for a metric at several k, that of the first k."""
     own = own_metric(select)
     return select if own is None else next(iter(own.columns(EVERY_K)))
 
 
 def chosen_value(metrics: Mapping[str, float], name: str) -> float:
-    """The metric that selects, or an error that lists those there are."""
+    """The value of the selection metric; raises an error that lists the available ones."""
     if name not in metrics:
-        raise ConfigError(f"run.select {name!r} is not measured: choose one of {', '.join(metrics)}.")
+        raise ConfigError(f"run.select {name!r} is not computed: choose one of {', '.join(metrics)}.")
     return metrics[name]
