@@ -182,7 +182,7 @@ def test_a_last_line_that_was_cut_short_is_repaired(world: World, tmp_path: Path
         file.write('{"kind": "st')
     ended = run(["train", "--resume", str(copy)], tmp_path)
     assert ended.code == 0
-    assert "the last line was cut short" in ended.out + ended.err
+    assert "the last line is incomplete" in ended.out + ended.err
     assert weights(copy / "model") == weights(world.finished / "model")
 
 

@@ -41,6 +41,6 @@ def test_what_cannot_be_is_refused_before_anything_is_written(vectors: Path) -> 
     for options in wrong:
         with pytest.raises((ConfigError, InputError)):
             write_evaluation(**{"model": vectors, **options})
-    with pytest.raises(InputError, match="one thing"):
+    with pytest.raises(InputError, match="give one model"):
         write_evaluation()
     assert [path.name for path in vectors.parent.iterdir()] == ["vectors.npz"]

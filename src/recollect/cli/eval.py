@@ -24,7 +24,7 @@ from recollect.cli.options import (
     remarks_aside,
 )
 
-_OUT = "What is written"
+_OUT = "Output"
 
 
 @app.command("eval")
@@ -141,7 +141,7 @@ def evaluate_command(
     from recollect.common.words import whole_numbers
 
     if target is not None and init is not None:
-        raise InputError("name one thing to evaluate: TARGET or --init, not both.")
+        raise InputError("give one model to evaluate: TARGET or --init, not both.")
     remarks_aside()
     found = write_evaluation(
         target or init,

@@ -1,4 +1,4 @@
-"""What ``recollect eval`` prints: results as tables."""
+"""The results of ``recollect eval`` as tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def metrics_table(
 ) -> Table:
     """Metrics in percent, with means over classes and published numbers if there are any.
 
-    ``notes`` below the table: what is needed to understand the numbers.
+    ``notes`` are shown below the table: what is needed to understand the numbers.
     """
     from rich.table import Table
 
@@ -36,7 +36,7 @@ def metrics_table(
         return "" if value is None else f"{100 * value:.2f}" if share else f"{value:.1f}"
 
     for name, value in metrics.items():
-        share = name != "first_rank" and abs(value) <= 1  # a metric of one's own need not be a share
+        share = name != "first_rank" and abs(value) <= 1  # a custom metric need not be a fraction
         row = [name + ("" if share else " (mean rank)" if name == "first_rank" else " (mean)"), shown(value, share)]
         if macro:
             row.append(shown(macro.get(name), share))
@@ -47,7 +47,7 @@ def metrics_table(
 
 
 def prefixes_table(title: str, prefixes: dict[str, dict[str, float]]) -> Table:
-    """Metrics in percent of the first numbers of the vectors, one row per length."""
+    """Metrics of vectors cut to their first numbers, in percent, one row per length."""
     from rich.table import Table
 
     table = Table(title=f"{title}: only the first numbers of each vector, percent")
@@ -60,7 +60,7 @@ def prefixes_table(title: str, prefixes: dict[str, dict[str, float]]) -> Table:
 
 
 def index_table(cost: dict[str, Any]) -> Table:
-    """What an approximate index finds and costs; the exact search comes first."""
+    """Recall and cost of an approximate index; the exact search comes first."""
     from rich.table import Table
 
     exact = cost["exact"]
@@ -77,7 +77,7 @@ def index_table(cost: dict[str, Any]) -> Table:
 
 
 def comparison_table(compared: dict[str, Any]) -> Table:
-    """The differences ``this run − the other``; other settings below."""
+    """The differences ``this run − the other``, with differing settings below."""
     from rich.table import Table
 
     differences = compared["differences"]
@@ -99,7 +99,7 @@ def comparison_table(compared: dict[str, Any]) -> Table:
 
 
 def show_tables(found: WrittenEvaluation) -> None:
-    """Print everything that was measured."""
+    """Print all results."""
     from rich.console import Console
 
     measured, tables = found.summary, []

@@ -88,7 +88,7 @@ def index(
 
     named = things or []
     if (add or remove) and not named:
-        raise InputError(f"--{'add' if add else 'remove'}: name the {'files' if add else 'ids'}.")
+        raise InputError(f"--{'add' if add else 'remove'}: give the {'files' if add else 'ids'}.")
     done = update_index(
         address,
         [] if add or remove else named,

@@ -1,4 +1,4 @@
-"""``recollect models [NAME]``: what an embedder can start from."""
+"""``recollect models [NAME]``: list the initialisations."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def _list(rows: list[Initialization]) -> None:
     for line in table:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     typer.echo(
-        "\n(NC): not for commercial use. dim: length of features before the head. weights: whether on this machine.\n"
+        "\n(NC): not for commercial use. dim: dimension of features before the head. weights: whether on this machine.\n"
         "Any other timm model: --init timm:<full tag>; your own backbone: --init file.py:name.\n"
-        "`recollect models NAME` says where weights are looked for."
+        "`recollect models NAME` shows where weights are searched."
     )
 
 
@@ -97,7 +97,7 @@ def _show(row: Initialization) -> None:
         lines["sha256"] = f"{row.outside.sha256} of {row.outside.file}"
     if row.has_weights_file:
         lines["file names"] = ", ".join([*row.files, f"{row.name}.safetensors (.pth, ...)"])
-        lines["searched in"] = f"${FOLDER_VARIABLE}, the caches; --download fetches from " + (
+        lines["searched in"] = f"${FOLDER_VARIABLE}, the caches; --download downloads from " + (
             f"the hub ({row.hub})" if row.hub else row.url or "nowhere: no safe address is known"
         )
         lines["layouts"] = ", ".join(row.layouts) or "any that fits exactly"

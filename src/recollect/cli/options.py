@@ -166,7 +166,7 @@ def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, list[str]]:
     """``["label=shoe", "label=boot"]`` to ``{"label": ["shoe", "boot"]}``.
 
     Raises:
-        InputError: one without an equals sign.
+        InputError: an entry has no equals sign.
     """
     from recollect.common.errors import InputError
 
@@ -180,7 +180,7 @@ def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, list[str]]:
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """Options without those that the user left out, whose defaults the function called knows."""
+    """The options that the user gave; the called function has defaults for the others."""
     return {name: value for name, value in options.items() if value is not None}
 
 

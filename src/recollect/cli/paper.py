@@ -1,4 +1,4 @@
-"""``recollect paper``: the paper's tables and figures, with your own runs beside them."""
+"""``recollect paper``: the paper's tables and figures, next to your own runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recollect.cli.options import Quiet
 @app.command()
 def paper(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Run folders to show beside the published rows of their recipes.")
+        list[Path] | None, typer.Argument(help="Run folders to show next to the published rows of their recipes.")
     ] = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("paper.html"),
     overwrite: Annotated[
@@ -22,7 +22,7 @@ def paper(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write one page with the paper's tables, bar plots and figures; evaluated runs are shown beside their rows."""
+    """Write one page with the paper's tables, bar plots and figures; evaluated runs are shown next to their rows."""
     from recollect import write_paper
 
     typer.echo(write_paper(runs or [], out, overwrite=overwrite))

@@ -52,7 +52,7 @@ def _list(recipes: list[Recipe], as_json: bool) -> None:
         table.add_row(recipe.name, _first_number(recipe), recipe.description)
     console = Console(highlight=False)
     (console if console.is_terminal else Console(highlight=False, width=140)).print(table)
-    typer.echo(f"\n{len(recipes)} recipes. recollect recipes NAME shows one; recollect recipes WORD… looks for some.")
+    typer.echo(f"\n{len(recipes)} recipes. recollect recipes NAME shows one; recollect recipes WORD… searches by name.")
 
 
 def _summary(recipe: Recipe) -> dict[str, Any]:

@@ -47,14 +47,14 @@ def report(
 
     if method:
         if runs or csv is not None:
-            raise ConfigError("--method draws figures of the loss and takes neither runs nor --csv: leave them out.")
+            raise ConfigError("--method draws figures of the loss and takes neither runs nor --csv: remove them.")
         from recollect import draw_method
 
         for path in draw_method(out or Path("figures"), overwrite=overwrite):
             typer.echo(path)
         return
     if not runs:
-        raise ConfigError("name at least one run folder, or use --method.")
+        raise ConfigError("give at least one run folder, or use --method.")
     from recollect import write_report
 
     remarks_aside()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from recollect.training.estimate import Plan
     from recollect.training.trainer import Outcome
 
-_MODEL, _STEPS, _WATCH, _MACHINE = "Model", "Loss, batch and length", "What is measured on the way", "Machine"
+_MODEL, _STEPS, _WATCH, _MACHINE = "Model", "Loss, batch and length", "Validation and logging", "Machine"
 
 # Short options and their settings.
 _SHORT = {
@@ -186,12 +186,12 @@ def train(
     remarks_aside(as_json)
     if resume is not None:
         if any((recipe, data, root, chosen, settings, out, plan)):
-            raise ConfigError("--resume goes on exactly as the run began: leave every other option out.")
+            raise ConfigError("--resume continues with the run's own settings: remove all other options.")
         _show(recollect.train(resume=resume), as_json)
         return
     if final is not None:
         if any((recipe, data, root, chosen, settings)):
-            raise ConfigError("--final takes every setting from its run: leave every option out but --out and --plan.")
+            raise ConfigError("--final takes all settings from its run: remove all options except --out and --plan.")
         config = recollect.final_config(final)
     else:
         wanted = recipe_or_default(recipe, data)
@@ -203,7 +203,7 @@ def train(
 
 
 def _settings(given: dict[str, Any]) -> list[str]:
-    """The options that stand for settings, as ``--set`` takes them. One of steps and epochs takes the place of the other."""
+    """The options as settings for ``--set``. Giving steps replaces epochs, and vice versa."""
     from recollect.common.words import whole_numbers
 
     short = {name: given[name] for name in _SHORT if given[name] is not None}

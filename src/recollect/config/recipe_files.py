@@ -160,7 +160,7 @@ def find_recipes(words: Sequence[str] = ()) -> Recipe | list[Recipe]:
     known = available_recipes()
     named = len(words) == 1 and (words[0] in known or words[0].endswith((".yaml", ".yml")))
     names = [] if named else [name for name in known if all(word.lower() in name for word in words)]
-    # Words that no name contains are one name: of a file of one's own, or misspelt, and then the error has the closest.
+    # If no recipe contains the words, treat them as one name: a user's file, or a misspelt name with a suggestion.
     names = names or family(" ".join(words))
     return [load_recipe(name) for name in names] if names else load_recipe(" ".join(words))
 

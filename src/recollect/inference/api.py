@@ -1,6 +1,6 @@
 """The functions of the Python API that use a model: ``load``, ``embed``, ``evaluate_model``, ``export_onnx``.
 
-They are ``recollect.load``, … ; each is a few lines on what the command line uses too.
+They are ``recollect.load``, …; each is a few lines on top of the functions that the command line uses.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ def load(
 
     Args:
         model: the folder of a run (finished or not), the folder of a saved embedder, or a name of ``recollect models``.
-        weights: file or folder of an initialisation's weights. download: fetch them if they are not here.
-        device: where to; the CPU by default.
-        backbone: for a model whose backbone is from outside: the reference to it, or the module, untrained.
+        weights: file or folder of an initialisation's weights. download: download them if they are missing.
+        device: the device; the CPU by default.
+        backbone: for a model with your own backbone: the reference to it, or the untrained module.
         trust: run the code that the folder names as its backbone. Only for folders whose origin you know.
 
     Returns:
         The embedder, in evaluation mode.
 
     Raises:
-        DataError: there is no such run or embedder. WeightsError: weights that are missing or damaged.
-        ConfigError: an unknown initialisation, or a backbone from outside that is neither given nor trusted.
+        DataError: there is no such run or embedder. WeightsError: the weights are missing or damaged.
+        ConfigError: an unknown initialisation, or your own backbone that is neither given nor trusted.
 
     Example:
         >>> load("run").dim
@@ -77,11 +77,11 @@ def embed(
 
     Args:
         model: an embedder, or what ``recollect.load`` takes.
-        images: a folder, a file, or a sequence of files, bytes, PIL images or uint8 arrays; an ``ImageSet``; or a tensor
-            that is preprocessed already. Of a folder the rows are in the order of ``recollect.data.list_images``.
+        images: a folder, a file, or a sequence of files, bytes, PIL images or uint8 arrays; an ``ImageSet``; or a
+            preprocessed tensor. For a folder, the rows are in the order of ``recollect.data.list_images``.
         batch_size: images per batch.
-        device: where to compute; None computes where the embedder is.
-        on_bad_image: ``"error"`` raises the first unreadable file's error; ``"skip"`` makes its row not a number.
+        device: where to compute; None for the embedder's device.
+        on_bad_image: ``"error"`` raises the first unreadable file's error; ``"skip"`` sets its row to NaN.
         progress: show a progress line on a terminal.
 
     Example:
@@ -117,11 +117,11 @@ def evaluate_model(
     """Measure recall@k and more of a model on labelled images, everything against everything.
 
     Args:
-        model: an embedder, or what ``recollect.load`` takes.
+        model: an embedder, or anything that ``recollect.load`` takes.
         data: an ``ImageSet``, a data set by name or reference, or a folder of images; None for the run's own test images.
-        root: the folder that a data set lies in. split: which part of it; the test part by default.
+        root: the folder of a data set. split: the split to use; the test split by default.
         ks: the k of r@k; by default those of the data set.
-        metrics: more to measure: functions of (ranks, positives), ``Metric`` objects, or references.
+        metrics: further metrics: functions of (ranks, positives), ``Metric`` objects, or references.
         batch_size: images per batch while embedding. device: where to compute.
         skip_bad: leave out images that cannot be read; they are named by a warning.
         trust: run the code that a run or a saved embedder names (references).
@@ -130,7 +130,7 @@ def evaluate_model(
         ``.metrics`` has the means as fractions, e.g. ``{"r@1": 0.81, …}``; ``.per_query`` the values of every query.
 
     Raises:
-        ConfigError: nothing says which images, or they are a benchmark with ground truth (``recollect eval`` measures those).
+        ConfigError: no images are given, or they are a benchmark with ground truth (use ``recollect eval`` for those).
 
     Example:
         >>> result = evaluate_model("run", "photos", ks=[1, 5])
@@ -169,13 +169,13 @@ def export_onnx(
     download: bool = False,
     overwrite: bool = False,
 ) -> float:
-    """Write an embedder as ONNX, checked against the original, with a Python file for its preprocessing beside it.
+    """Write an embedder as ONNX, checked against the original, and a Python file with its preprocessing next to it.
 
     Args:
         model: an embedder, or what ``recollect.load`` takes.
         path: the ONNX file to write.
-        dim: only the first so many numbers of its vectors.
-        download: fetch weights that are not on this machine.
+        dim: shorten its vectors to this many numbers.
+        download: download weights that are not on this machine.
         overwrite: replace existing files.
 
     Returns:
@@ -200,7 +200,7 @@ def export_onnx(
     size, limit = path.stat().st_size / 2**20, onnx_export.TOLERANCE
     logger.info(f"{path}: {size:.1f} MB, differs from the model by at most {difference:.1e} (limit {limit:.0e}).")
     reference = onnx_export.reference_path(path)
-    logger.info(f"{reference}: preprocess() gives the pixels it takes, with numpy and Pillow alone.")
+    logger.info(f"{reference}: preprocess() computes the input pixels; it needs only numpy and Pillow.")
     return difference
 
 

@@ -1,7 +1,7 @@
-"""Vectors to metrics, by the protocol that fits: retrieval, re-identification, or Revisited's.
+"""Evaluates vectors by the appropriate protocol: retrieval, re-identification, or Revisited's.
 
-``recollect eval``, the end of ``tune``, the validation of a training and the studies measure here; which vectors they
-measure comes from ``test_vectors.py`` and ``embedding_sets.py``, what is counted from ``evaluation``.
+Used by ``recollect eval``, the end of ``tune``, the validation during training and the studies. Vectors come from
+``test_vectors.py`` and ``embedding_sets.py``, metrics from ``evaluation``.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from recollect.inference.test_vectors import Target, embed_test
 
 PROTOCOLS = ("all", "reid")
 _GRADED_ENTRIES = 10**9
-"""Similarities whose order hierarchical AP reads on a CPU without being asked: about four minutes of one core."""
+"""Number of similarities up to which hierarchical AP is computed on a CPU by default: about four minutes on one core."""
 
 
 def check_protocol(protocol: str) -> None:
-    """Refuse an unknown protocol: worth a call before an hour of embedding."""
+    """Refuse an unknown protocol; called before an hour of embedding."""
     if protocol not in PROTOCOLS:
         raise ConfigError(f"--protocol {protocol} is unknown: choose all or reid.")
 
@@ -55,27 +55,28 @@ def evaluate_target(
     hierarchical: bool | None = None,
     **options: Any,
 ) -> tuple[Any, dict[str, Any]]:
-    """Run the protocol that fits; what it returned, and plain values for ``metrics.json``.
+    """Run the appropriate protocol; returns its result, and plain values for ``metrics.json``.
 
     Args:
         target: the vectors.
         ks: the k of r@k; the target's own by default.
-        protocol: ``"all"``: everything against everything; ``"reid"``: a random gallery. Ground truth decides by itself.
-        hierarchical: measure ``h_ap`` and ``ndcg``, which rank everything of a query's coarser class; by default where there
-            are coarse labels, on a CPU up to a few minutes of them. ``"left_out"`` of the summary names what was not.
-        options: of ``evaluate``.
+        protocol: ``"all"``: everything against everything; ``"reid"``: a random gallery. Ignored if there is ground truth.
+        hierarchical: compute ``h_ap`` and ``ndcg``, which rank everything of a query's coarser class. By default if there
+            are coarse labels and, on a CPU, it takes a few minutes at most. ``"left_out"`` of the summary names the
+            metrics that were skipped.
+        options: options of ``evaluate``.
 
     Raises:
-        ConfigError: ``hierarchical`` is asked for without coarse labels.
+        ConfigError: ``hierarchical`` is set without coarse labels.
     """
     check_protocol(protocol)
     if hierarchical and target.coarse_labels is None:
-        raise ConfigError("hierarchical AP needs images with coarser classes, as those of sop and inaturalist have.")
+        raise ConfigError(
+            "hierarchical AP needs images with coarser classes, such as sop and inaturalist: remove --hierarchical."
+        )
     wanted = list(target.ks if ks is None else ks)
     if "metrics" in options and (target.gnd is not None or protocol == "reid"):
-        raise ConfigError(
-            "metrics of your own are measured on labelled images by the protocol all only: leave them out."
-        )
+        raise ConfigError("your own metrics work only with labelled images and the protocol all: remove them.")
     if target.gnd is not None:
         return _revisited(target, options)
     if protocol == "reid":
@@ -103,7 +104,7 @@ def evaluate_target(
 
 
 def _graded(target: Target, hierarchical: bool | None, device: Any) -> bool:
-    """Whether both levels of labels are ranked: by default unless every row of a large matrix is to be sorted on a CPU."""
+    """Whether to rank both levels of labels: by default, unless every row of a large matrix would be sorted on a CPU."""
     if target.coarse_labels is None or hierarchical is not None:
         return bool(hierarchical)
     place = str(getattr(target.embeddings, "device", "cpu") if device is None else device)
@@ -119,7 +120,7 @@ def _revisited(target: Target, options: Mapping[str, Any]) -> tuple[Any, dict[st
         return found, {name: value for name, value in found.metrics.items() if value == value}
 
     found, known = ranked(target.distractors)
-    # A hundredth of the work, and the numbers that tell what distractors cost.
+    # A hundredth of the work, and it shows the effect of the distractors.
     more = {} if target.distractors is None else {"without_distractors": ranked(None)[1]}
     return found, {"metrics": known, "protocol": "revisited", **more, "source": target.source}
 
@@ -127,7 +128,7 @@ def _revisited(target: Target, options: Mapping[str, Any]) -> tuple[Any, dict[st
 def evaluate_prefixes(
     target: Target, dims: Sequence[int], ks: Sequence[int] | None = None, protocol: str = "all", **options: Any
 ) -> dict[int, dict[str, float]]:
-    """Metrics of the first numbers of the vectors, at length 1, by length; the whole vectors come last.
+    """Metrics of the first numbers of the vectors, normalized, by length; the whole vectors come last.
 
     For embeddings trained with ``loss.dims``.
 
@@ -149,16 +150,16 @@ def _prefix(vectors: Any, dim: int, whole: int) -> Any:
         return vectors
     if isinstance(vectors, str | Path):
         vectors = open_npy(vectors)
-    short = vectors[:, :dim]  # of a file on disk only this is read
+    short = vectors[:, :dim]  # from a file on disk, only this part is read
     return unit_rows(short if isinstance(short, Tensor) else torch.from_numpy(np.array(short)))
 
 
 def compare_evaluations(first: Evaluation, second: Evaluation) -> dict[str, Any]:
-    """How ``second`` differs from ``first`` on the same queries: for each metric the difference with its 95 % interval, and
-    how many queries got better and worse; ``"differences"``: in what settings the two differ besides the model.
+    """Compare ``second`` with ``first`` on the same queries: for each metric the difference with its 95 % interval, and
+    how many queries improved and got worse; ``"differences"``: the settings that differ besides the model.
 
     Raises:
-        ConfigError: they are of other images, so that no query of one is a query of the other.
+        ConfigError: they are of different images, so their queries differ.
     """
     found: dict[str, Any] = {"differences": compare_settings(first, second)}
     for metric in (name for name in second.per_query if name in first.per_query and name != "first_rank"):
@@ -168,16 +169,16 @@ def compare_evaluations(first: Evaluation, second: Evaluation) -> dict[str, Any]
 
 
 def compare_settings(other: Evaluation, result: Evaluation) -> list[str]:
-    """In what two results differ besides the model, in words, to be said beside their difference.
+    """Differences of two results besides the model, in words, to be shown with the comparison.
 
     Raises:
-        ConfigError: they are of other images, so that no query of one is a query of the other.
+        ConfigError: they are of different images, so their queries differ.
     """
     first, second = (dict(found.settings.get("identity") or {}) for found in (other, result))
     for what in ("images", "names"):
         if what in first and what in second and first[what] != second[what]:
             raise ConfigError(
-                "the two results are of other images, so that their queries cannot be compared one by one: evaluate both "
+                "the two results are of different images, so their queries cannot be compared: evaluate both "
                 "models on the same test set."
             )
     said = [
@@ -186,14 +187,14 @@ def compare_settings(other: Evaluation, result: Evaluation) -> list[str]:
         if name in first and name not in ("images", "names") and first[name] != second[name]
     ]
     if not any(what in first and what in second for what in ("images", "names")):
-        said.append("the results do not both say which images they are of; only labels were compared")
+        said.append("at least one result does not record its images; only labels were compared")
     return said
 
 
 def measure_and_keep(
     opened: Opened, test: TestSet, place: Path | None = None, *, recipe: Config | None = None
 ) -> dict[str, float]:
-    """Embed and evaluate a labelled test set and write both files of its result; returns its metrics."""
+    """Embed and evaluate a labelled test set and write both result files; returns its metrics."""
     target = embed_test(opened, test, recipe=recipe)
     result, summary = evaluate_target(target)
     folder = place or target.place
@@ -210,7 +211,7 @@ def measure_labelled(
     more: Sequence[Metric] = (),
     distributed: bool = False,
 ) -> dict[str, float]:
-    """r@k and mAP@R of labelled vectors, everything against everything: what training watches; and ``more``."""
+    """r@k and mAP@R of labelled vectors, everything against everything, and ``more`` metrics; used during training."""
     return evaluate(vectors, labels, ks=ks, metrics=("r@k", "map@r", *more), distributed=distributed).metrics
 
 

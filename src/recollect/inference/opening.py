@@ -1,9 +1,9 @@
-"""``open_model``: the one way from what a user names (a run, a saved embedder, an initialisation) to a network.
+"""``open_model``: opens the network that a user names: a run, a saved embedder or an initialisation.
 
-One rule for every verb. A finished run gives the embedder in its folder ``model``; if that is incomplete, it is refused
-and never replaced by other weights. A run that is not finished gives the weights of its last checkpoint, and ``remark``
-says so. A name gives the pre-trained network without training, as in the recipes of *init* rows. ``open_start`` gives the
-weights a run started from.
+One rule for every command. For a finished run it opens the embedder in its folder ``model``; if that is incomplete, it is
+refused and never replaced by other weights. For an unfinished run it uses the last checkpoint, and ``remark`` says so. For
+a name it opens the pre-trained network without training, as in the recipes of *init* rows. ``open_start`` returns the
+weights that a run started from.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _OF_AN_EMBEDDER = (DESCRIPTION, TENSORS, f"{MODEL}/{DESCRIPTION}")
 
 @dataclass(frozen=True)
 class Opened:
-    """A network and what is known of it.
+    """A network and its description.
 
     Attributes:
         embedder: in evaluation mode.
         name: short, for titles.
-        weights: in a few words, which weights these are.
-        source: what to remember of it: ``model``, and ``sha256`` of the weights or ``weights``, the user's choice of them.
+        weights: which weights these are, in a few words.
+        source: its record in results: ``model``, and ``sha256`` of the weights or ``weights``, the user's choice of them.
         folder: of the run or the embedder; None for an initialisation.
         run: the run it comes from, if any. config: its settings, if they can be read.
-        remark: what the user should know, if anything.
+        remark: a message for the user, if any.
     """
 
     embedder: Embedder
@@ -54,12 +54,12 @@ class Opened:
 
     @property
     def frozen(self) -> str | None:
-        """Up to which stage training left the network as it was."""
+        """The stage up to which training froze the network."""
         return None if self.config is None else self.config.model.freeze
 
     @property
     def results(self) -> Path:
-        """Where results of evaluations go by default."""
+        """The default folder for results of evaluations."""
         kind = "hub" if is_hub_address(self.source.get("model")) else "init"
         return (self.folder or Path("runs") / f"{kind}-{self.name}") / "eval"
 
@@ -79,14 +79,14 @@ def open_model(
         model: the folder of a run, the folder of an embedder, ``hf://user/name`` of the Hugging Face Hub, or a name of
             ``recollect models`` (or ``timm:…``).
         weights: file or folder of an initialisation's weights.
-        download: fetch them if they are not here.
-        device: where to; the CPU by default.
-        recipe: how an initialisation is built, if it is the recipe's; by default its features as they are.
-        dim: only the first so many numbers of its vectors (``Embedder.shortened``).
+        download: download them if they are missing.
+        device: the device; the CPU by default.
+        recipe: settings for an initialisation; by default its plain features are used.
+        dim: shorten its vectors to this many numbers (``Embedder.shortened``).
 
     Raises:
-        DataError: no such folder, or neither a run nor an embedder. WeightsError: weights that are missing or damaged.
-        ConfigError: an initialisation that is unknown, or that has random weights.
+        DataError: no such folder, or neither a run nor an embedder. WeightsError: the weights are missing or damaged.
+        ConfigError: an unknown initialisation, or one with random weights.
     """
     check_model(model)
     path = Path(model)
@@ -105,7 +105,7 @@ def open_model(
 
 
 def check_model(model: str | Path) -> None:
-    """Refuse what ``open_model`` could not open, without opening it.
+    """Check that ``open_model`` can open ``model``, without opening it.
 
     Raises:
         DataError: no such folder, or neither a run nor an embedder. ConfigError: no such initialisation.
@@ -116,7 +116,9 @@ def check_model(model: str | Path) -> None:
         return
     if path.is_dir():
         if not RunFiles(path).is_run and not any((path / name).exists() for name in _OF_AN_EMBEDDER):
-            raise DataError(f"{path} is neither a run (no config.yaml in it) nor a saved embedder (no {DESCRIPTION}).")
+            raise DataError(
+                f"{path} is neither a run (it has no config.yaml) nor a saved embedder (it has no {DESCRIPTION})."
+            )
         return
     is_path = ("/" in text or "\\" in text) and not text.startswith("timm:") and not doors.is_reference(text)
     if isinstance(model, Path) or is_path:
@@ -128,7 +130,7 @@ def check_model(model: str | Path) -> None:
 
 
 def open_start(config: Config) -> Opened:
-    """What a run started from. A pre-trained network comes without the new, random last layer."""
+    """The network that a run started from. A pre-trained network is returned without the new, random last layer."""
     model = config.model
     if not is_pretrained(model):
         words = f"{model.init}, random weights"
@@ -149,7 +151,7 @@ def open_start(config: Config) -> Opened:
 
 
 def make_embedder(model: ModelConfig, seed: int, module: nn.Module | None = None) -> Embedder:
-    """The embedder of a configuration as training starts from it, its new layers seeded; ``module``: its backbone."""
+    """The embedder of a configuration at the start of training, with seeded new layers; ``module``: its backbone."""
     torch.manual_seed(seed)
     return Embedder.create(
         model.init if module is None else module,
@@ -177,8 +179,8 @@ def _run(run: RunFiles) -> Opened:
         missing = [name for name in (TENSORS, DESCRIPTION) if not (run.model / name).is_file()]
         if missing:
             raise DataError(
-                f"{path}: the run is finished, but {run.model / missing[0]} is missing. Put it back from a copy; "
-                "other weights are not used in its place."
+                f"{path}: the run is finished, but {run.model / missing[0]} is missing. Restore it from a copy; "
+                "other weights are never used instead."
             )
         step = outcome.get("chosen_step") if isinstance(outcome, dict) else None
         config = _config(run)
@@ -197,7 +199,7 @@ def _run(run: RunFiles) -> Opened:
             f"{path}: the run has neither a model nor a checkpoint yet. Resume it with recollect train --resume {path}."
         )
     config = run.read_config()
-    # Without its pre-trained weights, which the checkpoint replaces anyway and which may not be here.
+    # Without its pre-trained weights, which the checkpoint replaces anyway and which may be missing.
     embedder = make_embedder(dataclasses.replace(config.model, weights="none"), config.run.seed)
     content = read_checkpoint(run.last)
     try:
@@ -210,7 +212,7 @@ def _run(run: RunFiles) -> Opened:
     return Opened(
         embedder,
         path.resolve().name,
-        "last checkpoint of a run that is not finished",
+        "last checkpoint of an unfinished run",
         _source(path, run.last),
         path,
         run,
@@ -220,7 +222,7 @@ def _run(run: RunFiles) -> Opened:
 
 
 def _config(run: RunFiles) -> Config | None:
-    """Settings, where they can be read: a finished model needs none."""
+    """Settings, if they can be read: a finished model does not need them."""
     try:
         return run.read_config()
     except (ConfigError, DataError):
@@ -251,8 +253,8 @@ def _initialisation(name: str, weights: str | None, download: bool, recipe: Conf
         model = dataclasses.replace(model, weights=weights or model.weights, download=download or model.download)
         embedder = make_embedder(model, recipe.run.seed)
     elif not pretrained:
-        # Other numbers each time it is made: nothing could ever be compared with vectors made earlier.
-        raise ConfigError(f"{name} without training has random weights: train it first, and name the run.")
+        # Its weights differ each time it is created, so its vectors could not be compared with earlier ones.
+        raise ConfigError(f"{name} without training has random weights: train it first, and give the run.")
     else:
         embedder = Embedder.create(name, weights=weights, dim=None, download=download)
     words = f"{name} without training"

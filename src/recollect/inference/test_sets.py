@@ -1,7 +1,7 @@
-"""What a model is tested on: which images, under which name the result is kept, which k, which published numbers.
+"""Test sets: their images, the name of the result, the values of k, and published numbers.
 
-A test set is a part of a data set, a folder of images, or a benchmark of instance search. Its result has a name of its
-own, made from the set's name and a digest of its images, so that results of two sets never meet.
+A test set is a split of a data set, a folder of images, or a benchmark of instance search. The name of its result
+consists of the set's name and a digest of its images, so that results of two sets are never mixed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REVISITED = ("roxford5k", "rparis6k", SFM_NAME)
 """Data sets of queries with ground truth instead of classes."""
 
 EVERY_K = (1, 2, 4, 8, 10, 16, 32, 100, 1000)
-"""Every k that the paper's benchmarks report, and powers of two between: what training and reports measure."""
+"""Every k that the paper's benchmarks report, and powers of two in between; used during training and in reports."""
 
 _KS = {
     "cars196": (1, 2, 4, 8),
@@ -42,7 +42,7 @@ _OTHERWISE = (1, 10, 100, 1000)
 
 @dataclass(frozen=True)
 class TestChoice:
-    """Which part of which data set."""
+    """A data set and its split."""
 
     __test__ = False  # not a test of pytest's
 
@@ -54,11 +54,11 @@ class TestChoice:
 
 @dataclass(frozen=True)
 class TestSet:
-    """A test set as it is embedded.
+    """A loaded test set.
 
     Attributes:
-        choice: what was chosen. name: of its result.
-        screened: labelled images, compared with what the run was trained on; None for instance search.
+        choice: the data set and split. name: name of its result.
+        screened: labelled images, compared with the run's training images; None for instance search.
         benchmark: of instance search. distractors: images that are wrong for every query.
     """
 
@@ -89,17 +89,17 @@ def choose_test(
     split: str | None = None,
     recipe: Config | None = None,
 ) -> TestChoice:
-    """What ``--data``, ``--root`` and ``--split`` mean: by default the test part of the recipe's data, or of the run's.
+    """The test set given by ``--data``, ``--root`` and ``--split``: by default the test split of the recipe's or run's data.
 
-    A name that is not a data set's but an existing folder is that folder.
+    A name that is not a data set but an existing folder means that folder.
 
     Raises:
-        ConfigError: nothing says which images.
+        ConfigError: no images are given.
     """
     own = None if run is None else _own_data(run, needed=data is None and recipe is None)
     name = data or (recipe.data.name if recipe is not None else None) or (own.name if own is not None else None)
     if name is None:
-        raise ConfigError("--data NAME says which images to embed; only an .npz of vectors does without.")
+        raise ConfigError("no images are given: use --data NAME or --data FOLDER (only an .npz of vectors needs none).")
     if own is not None and own.name == name and (data is None or root is None):
         chosen = TestChoice(name, root or own.root, split or own.test_split, own.options)
     elif not is_source(name) and root is None and Path(name).exists():
@@ -134,11 +134,11 @@ def load_test(
     distractors: Path | None = None,
     trained_classes: str = "auto",
 ) -> TestSet:
-    """Load a test set and compare it with what ``run`` was trained on, see ``trained_on.screen``.
+    """Load a test set and compare it with the training images of ``run``, see ``trained_on.screen``.
 
     Args:
-        choice: which one.
-        run: the folder of the run to be tested, if it is one.
+        choice: the data set and split.
+        run: the folder of the run to test, if it is a run.
         allow_outside: whether listed names and links may leave the root.
         distractors: for instance search, the folder that holds ``revisitop1m``, or a ``.npy``; else a ``.npy``.
         trained_classes: ``"auto"``, ``"exclude"`` or ``"keep"``.
@@ -178,23 +178,23 @@ def _distractors(path: Path | None, allow_outside: bool) -> ImageSet | None:
         return None
     if not path.is_dir():
         raise ConfigError(
-            f"--distractors {path}: no such file or folder; a .npy of vectors or the folder that holds revisitop1m is "
-            "expected."
+            f"--distractors {path}: no such file or folder; give a .npy of vectors or the folder that contains "
+            "revisitop1m."
         )
     return load_distractors(path, allow_outside=allow_outside)
 
 
 def name_of_test(data: str, split: str, distractors: bool = False) -> str:
-    """What the test is called among published numbers: ``sop/test``, ``roxford5k+revisitop1m``."""
+    """The name of the test among published numbers: ``sop/test``, ``roxford5k+revisitop1m``."""
     if data in REVISITED:
         return f"{data}+revisitop1m" if distractors else data
     return f"{data}/{split}"
 
 
 def published_row(published: Any, test: str) -> dict[str, float]:
-    """Published numbers of one test, metric to percent; those a recipe gives without naming a test count for any."""
+    """Published numbers of one test, metric to percent; numbers that a recipe gives without a test apply to any."""
     tests = published_tests(published)
-    # "test" alone means the first of several, as VehicleID's small list.
+    # "test" alone means the first of several, such as VehicleID's small list.
     name = next((name for name in tests if name == test or name.startswith(f"{test}_")), "")
     return {**tests.get("", {}), **tests.get(name, {})}
 

@@ -1,6 +1,6 @@
-"""The vectors that are evaluated: of a model on a test set, or from a file.
+"""The vectors to evaluate: of a model on a test set, or from a file.
 
-``prepare_target`` opens everything and refuses what cannot be, ``target_vectors`` embeds. ``evaluating.py`` measures.
+``prepare_target`` opens and checks everything, ``target_vectors`` embeds, and ``evaluating.py`` evaluates.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _LABELS = ("labels", "gallery", "gallery_labels", "coarse_labels", "gallery_coar
 
 @dataclass
 class Target:
-    """Vectors to evaluate, and what is known of them.
+    """Vectors to evaluate, with their description.
 
     Attributes:
-        name: for titles. place: where results go by default.
+        name: for titles. place: default folder of the results.
         embeddings, labels, gallery, gallery_labels: as ``evaluate`` takes them; for instance search ``gallery`` is the
             database and ``gnd`` the ground truth.
         coarse_labels, gallery_coarse_labels: of a coarser level, for hierarchical AP and NDCG; None without.
-        distractors: more of the gallery, an array or a file, wrong for every query.
+        distractors: additions to the gallery, an array or a file, wrong for every query.
         ks: the default k.
         published: metric → percent, the recipe's row in the paper; ``published_without``: the same without distractors.
-        source: what was embedded, for ``metrics.json``. identity: what ``--compare`` compares.
+        source: what was embedded, for ``metrics.json``. identity: the values that ``--compare`` compares.
     """
 
     name: str
@@ -83,16 +83,18 @@ def target_from_file(path: Path) -> Target:
     with ``coarse_labels`` (and ``gallery_coarse_labels``) hierarchical AP and NDCG are measured too.
 
     Raises:
-        DataError: not such a file.
+        DataError: the file has another format.
     """
     arrays = read_npz(path)
     if "embeddings" not in arrays:
-        raise DataError(f"{path}: has no array 'embeddings' (it has {', '.join(arrays) or 'nothing'}).")
+        raise DataError(f"{path}: has no array 'embeddings'; its arrays are {', '.join(arrays) or 'none'}.")
     gnd = None
     if "gnd" in arrays:
         gnd = parse_json(str(arrays["gnd"]), f"{path}: its array 'gnd'", list)
     elif "labels" not in arrays:
-        raise DataError(f"{path}: has no array 'labels' beside 'embeddings' (it has {', '.join(arrays)}).")
+        raise DataError(
+            f"{path}: has no array 'labels', which is needed with 'embeddings'; its arrays are {', '.join(arrays)}."
+        )
     searched = arrays.get("gallery", arrays["embeddings"])
     names = arrays.get("names")
     return Target(
@@ -112,7 +114,7 @@ def target_from_file(path: Path) -> Target:
 
 
 def _labels(arrays: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any] | None:
-    """Labels of a file; an image without a class, whose label is "", is of no other image's class."""
+    """Labels of a file; an image without a class (label "") gets a class of its own."""
     labels = arrays.get(name)
     if labels is None or labels.dtype.kind != "U" or not (labels == "").any():
         return labels
@@ -121,10 +123,10 @@ def _labels(arrays: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any] | Non
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is to be evaluated, before anything is embedded.
+    """The input of an evaluation, before anything is embedded.
 
     Attributes:
-        place: where results go by default. notes: what the result cannot be understood without.
+        place: default folder of the results. notes: remarks needed to understand the result.
         distractors: a ``.npy`` of vectors. recipe: see ``embed_test``.
         target: vectors from a file; else the model and the test set they come from.
     """
@@ -152,7 +154,7 @@ def prepare_target(
     distractors: Path | None = None,
     trained_classes: str = "auto",
 ) -> Prepared:
-    """Open what is to be evaluated: an ``.npz`` of vectors, or a model (``open_model``) with a test set (``load_test``)."""
+    """Open the input of an evaluation: an ``.npz`` of vectors, or a model (``open_model``) and a test set (``load_test``)."""
     if model.endswith(".npz"):
         target = target_from_file(Path(model))
         target.distractors = distractors
@@ -175,7 +177,7 @@ def prepare_target(
 
 
 def target_vectors(prepared: Prepared, **options: Any) -> Target:
-    """The vectors of what was prepared; options as for ``embed_test``."""
+    """The vectors of a prepared input; options as for ``embed_test``."""
     if prepared.target is not None:
         return prepared.target
     if prepared.opened is None or prepared.test is None:
@@ -200,12 +202,12 @@ def embed_test(
     Args:
         opened: the model.
         test: the images.
-        recipe: says how many scales there are and which numbers are published; without it the run's own settings do.
+        recipe: provides scales and published numbers; by default the run's own settings do.
         distractors: a ``.npy`` of vectors for the gallery.
         multiscale: average each image over three scales; by default instance search does, as the recipe says.
-        batch_size: images in the network at once.
-        skip_bad: leave out images that cannot be read, and list them. Not those of a benchmark, whose ground truth
-            counts them.
+        batch_size: images per batch.
+        skip_bad: skip and list images that cannot be read. Not for a benchmark, whose ground truth refers to them by
+            number.
     """
     choice, settings = test.choice, recipe or opened.config
     published = None if settings is None else settings.published
@@ -273,7 +275,7 @@ def _embed_labelled(
     )
     places = found.read
     if not len(places):
-        raise DataError(f"none of the {len(images):,} images can be read.")
+        raise DataError(f"none of the {len(images):,} images can be read: check the files, or --root.")
     whole = len(places) == len(images)
     target.embeddings = found.vectors if whole else found.vectors[places]
     target.labels = images.labels[places]
@@ -288,7 +290,7 @@ def _embed_benchmark(
     benchmark, keys, model = test.benchmark, test.benchmark_keys, opened.embedder
     if benchmark is None or keys is None:
         raise TypeError("a benchmark has keys")
-    # A query is a crop, to be shown at the scale its whole picture would have had.
+    # A query is a crop and keeps the scale that its whole image would have.
     whole = model.preprocessing.resize is None
     transform: Transform | None = LongerSide(model.preprocessing.max_side or 1024) if whole else None
 

@@ -131,7 +131,7 @@ def whiten(
             recollect.whiten("lite0-in1k", "whitened", data="photos", dim=256)
     """
     if (pairs is None) == (data is None):
-        raise ConfigError("say what to learn from: --pairs FOLDER (SfM-120k), or --data NAME.")
+        raise ConfigError("give the images to learn from: --pairs FOLDER (SfM-120k), or --data NAME.")
     out = Path(out)
     refuse_saved(out, overwrite)  # before the images are embedded, not after
     make_folder_for(out / DESCRIPTION if out.is_dir() else out)

@@ -1,6 +1,6 @@
-"""``write_evaluation``: measure a model, or vectors from a file, and write the result. Behind ``recollect eval``.
+"""``write_evaluation``: evaluate a model, or vectors from a file, and write the result. Used by ``recollect eval``.
 
-What can be refused is refused before the first image is embedded, and nothing is written until everything is measured.
+Everything is checked before the first image is embedded, and nothing is written until all metrics are computed.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WrittenEvaluation:
-    """What ``write_evaluation`` measured and wrote.
+    """The result of ``write_evaluation``.
 
     Attributes:
-        name: of the model, for titles.
-        result: values per query and their means; of re-identification, the means over the draws.
-        summary: the content of ``metrics.json``: ``metrics`` as fractions, ``source``, and what was asked for beside them
+        name: name of the model, for titles.
+        result: values per query and their means; for re-identification, the means over the draws.
+        summary: the content of ``metrics.json``: ``metrics`` as fractions, ``source``, and further requested results
             (``dims``, ``index``, ``compared_with``, ``without_distractors``).
         published: the numbers of the recipe's row in percent. published_without: the same without distractors.
-        notes: what is needed to understand the numbers.
+        notes: remarks needed to understand the numbers.
         metrics_file: ``metrics.json``.
     """
 
@@ -83,37 +83,37 @@ def write_evaluation(
     skip_bad: bool = False,
     trust: bool = False,
 ) -> WrittenEvaluation:
-    """Measure recall@k and more, and write ``metrics.json`` and ``queries.npz``.
+    """Compute recall@k and more, and write ``metrics.json`` and ``queries.npz``.
 
     Args:
         model: a run, a saved embedder, an initialisation, or an ``.npz`` with embeddings and labels. None for the
             initialisation of a recipe that trains nothing.
         data: a data set by name or reference, or a folder of images; by default the recipe's, or the run's own.
-        recipe: gives data set, k and published numbers.
-        root: the folder of the data set. split: the part of it; by default the test part.
+        recipe: provides data set, k and published numbers.
+        root: the folder of the data set. split: the split to use; by default the test split.
         trained_classes: classes the run was trained on: ``"auto"`` leaves them out of a test that has others too;
             ``"exclude"``, ``"keep"``.
-        ks: of r@k; by default those of the recipe or the data set.
-        dims: also measure vectors cut to these lengths; by default the run's ``loss.dims``.
-        metrics: more to measure: functions of (ranks, positives), ``Metric`` objects, or references.
+        ks: the k of r@k; by default those of the recipe or the data set.
+        dims: also evaluate vectors cut to these lengths; by default the run's ``loss.dims``.
+        metrics: further metrics: functions of (ranks, positives), ``Metric`` objects, or references.
         protocol: ``"all"``: everything against everything; ``"reid"``: a random gallery.
         similarity: ``"dot"``, or ``"cosine"`` for vectors that are not of length 1.
         ties: tied negatives first (``"pessimistic"``) or last (``"optimistic"``).
-        hierarchical: measure ``h_ap`` and ``ndcg``; by default where there are coarse labels and it does not take long.
+        hierarchical: compute ``h_ap`` and ``ndcg``; by default if there are coarse labels and it does not take long.
         multiscale: average each image over three scales; by default instance search does as the recipe says.
-        distractors: a ``.npy`` of vectors; for instance search also the folder that holds R1M.
-        index: also measure an approximate index: ``"ivf"``, ``"hnsw"`` or ``"pq"``.
+        distractors: a ``.npy`` of vectors; for instance search also the folder that contains R1M.
+        index: also evaluate an approximate index: ``"ivf"``, ``"hnsw"`` or ``"pq"``.
         compare: ``queries.npz`` of another run on the same images.
         metrics_out, queries_out: where to write; by default a folder of the run. vectors_out: also write the vectors.
         overwrite: replace existing results.
         weights, download: of an initialisation, see ``recollect.load``.
         batch_size: images per batch while embedding. memory: MiB for ranking. device: where to compute.
-        allow_outside: allow listed paths and links that lead out of the root.
+        allow_outside: allow listed paths and links that point outside the root.
         skip_bad: leave out images that cannot be read, and list them.
         trust: run the code that a run or a saved embedder names (references).
 
     Raises:
-        ConfigError, DataError, InputError, WeightsError: what cannot be opened, measured or written.
+        ConfigError, DataError, InputError, WeightsError: something cannot be opened, evaluated or written.
 
     Example:
         On the test images that a run never saw::
@@ -159,7 +159,7 @@ def write_evaluation(
         options["metrics"] = [*METRICS, *more]
     result, summary = evaluate_target(found, ks, protocol, hierarchical=hierarchical, **options)
     if (left_out := summary.get("left_out")) and hierarchical is None:
-        logger.info(f"{' and '.join(left_out)} take minutes here and are left out: --hierarchical measures them")
+        logger.info(f"{' and '.join(left_out)} would take minutes and are left out; use --hierarchical to compute them")
     if lengths := _trained_dims(prepared) if dims is None else dims:
         prefixes = evaluate_prefixes(found, lengths, ks, protocol, **options)
         summary["dims"] = {str(length): metrics for length, metrics in prefixes.items()}
@@ -167,7 +167,9 @@ def write_evaluation(
         summary["index"] = _index_cost(found, index, ks)
     if other is not None:
         if not isinstance(result, Evaluation):
-            raise ConfigError("--compare needs per-query values of the protocol 'all' on labelled images.")
+            raise ConfigError(
+                "--compare needs values per query, which only the protocol 'all' on labelled images has: remove it."
+            )
         summary["compared_with"] = {"file": str(compare), **compare_evaluations(other, result)}
     if isinstance(result, Evaluation | RevisitedResult):
         result.save(queries_out, overwrite=overwrite)
@@ -183,7 +185,7 @@ def _recipe(name: str | Path, trains: bool) -> Config:
     config = resolve(name)
     if trains and config.run.epochs != 0:
         raise ConfigError(
-            f"{name} is a recipe for training: name the run to evaluate beside it (recollect eval RUN --recipe {name}), "
+            f"{name} is a recipe for training: also give the run to evaluate (recollect eval RUN --recipe {name}), "
             "or choose a recipe that ends in /init."
         )
     return config
@@ -194,7 +196,7 @@ def _model(model: str | Path | None, recipe: Config | None) -> str:
         return str(model)
     if recipe is None:
         raise InputError(
-            "name one thing to evaluate: a run, a saved embedder, an initialisation, an .npz of vectors, or --recipe "
+            "give one model to evaluate: a run, a saved embedder, an initialisation, an .npz of vectors, or --recipe "
             "NAME for a row that is not trained."
         )
     return recipe.model.init

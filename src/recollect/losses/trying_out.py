@@ -1,8 +1,8 @@
-"""A loss from outside, called once before anything is trained with it.
+"""Tests a loss from outside the package once before training.
 
-Training calls ``loss(embeddings, labels)`` and needs one number that depends on the embeddings. A loss that gives something
-else would fail in the first step, or train nothing without a word. ``training/build.py`` calls ``try_loss``; a loss that
-was handed over is tried as a copy, so that neither its memory nor its random state changes.
+Training calls ``loss(embeddings, labels)`` and needs one number that depends on the embeddings. A loss that returns
+something else would fail in the first step, or silently train nothing. ``training/build.py`` calls ``try_loss``; a loss
+passed in Python is tried as a copy, so that neither its memory nor its random state changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from recollect.common import doors
 from recollect.common.errors import ConfigError
 
 _MOST = 8
-"""Classes, and images of each, that a loss is tried on."""
+"""Number of classes, and of images per class, that a loss is tried with."""
 
 
 def try_loss(
@@ -74,7 +74,9 @@ def try_loss(
             "without detach(), item() or numpy."
         )
     if not bool(value.isfinite().all()):
-        raise ConfigError(f"{what} gives {float(value)} for {len(labels)} random vectors of length 1.")
+        raise ConfigError(
+            f"{what} returns {float(value)} for {len(labels)} random vectors of length 1: check it for log(0), 0/0 or overflow."
+        )
     if not bool(gradient.isfinite().all()):
         raise ConfigError(
             f"the gradient of {what} is not finite for {len(labels)} random vectors of length 1. A common cause is the square "
@@ -88,6 +90,6 @@ def try_given(loss: nn.Module, name: str, dim: int, num_classes: int, **options:
         return
     try:
         copied = copy.deepcopy(loss)
-    except Exception:  # it holds something that cannot be copied, such as an open file
+    except Exception:  # it contains something that cannot be copied, such as an open file
         return
     try_loss(copied, name, dim, num_classes, **options)

@@ -1,6 +1,6 @@
 """``search_images``: the images of an index, or of a file of vectors, that are most similar to given ones.
 
-Behind ``recollect search``. It stands here and not in ``search`` because it can write a page of the results.
+Used by ``recollect search``. It is here and not in ``search`` because it can write a page with the results.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class FoundImages:
     """What ``search_images`` found.
 
     Attributes:
-        answers: per query ``{"query": …, "results": […]}`` in plain values, best first. A result has ``similarity`` and, where
-            there is one, ``label``; of an index also ``id``, ``metadata`` and, if it is calibrated, ``verdict``; of a file of
-            vectors ``name``.
+        answers: per query ``{"query": …, "results": […]}`` in plain values, best first. A result has ``similarity`` and, if
+            there is one, ``label``; for an index also ``id``, ``metadata`` and, if it is calibrated, ``verdict``; for a
+            file of vectors ``name``.
         page: the HTML page, if one was written.
     """
 
@@ -58,17 +58,17 @@ def search_images(
         index: an index (a file or an address), or an ``.npz`` of ``recollect embed``.
         queries: image files; for an index also folders of images and ids.
         top: results per query.
-        where: of an index, only images with this metadata, e.g. ``{"label": ["shoe", "boot"]}``.
+        where: for an index, only images with this metadata, e.g. ``{"label": ["shoe", "boot"]}``.
         exact: search exactly even if approximate search was built.
-        dim: of a file of vectors, compare only the first so many numbers.
+        dim: for a file of vectors, compare only this many first numbers.
         html: also write a page with the results.
-        model: where the model is now, if it moved. weights: of an initialisation. device: where to compute.
-        root: where the images of a file of vectors are now, if they moved.
-        skip_bad: leave out queries that cannot be read, instead of stopping.
-        overwrite: let the page replace a file that recollect did not write.
+        model: new folder of the model, if it moved. weights: weights of an initialisation. device: where to compute.
+        root: new folder of the images of a file of vectors, if they moved.
+        skip_bad: skip queries that cannot be read, instead of stopping.
+        overwrite: let the page overwrite a file that recollect did not write.
 
     Raises:
-        InputError, DataError, ImageError, StoreError: what cannot be searched, or is not a query.
+        InputError, DataError, ImageError, StoreError: the index cannot be searched, or a query is not valid.
 
     Example:
         The three images of an index that are most like a photo::
@@ -87,7 +87,7 @@ def search_images(
         answers = [_of_vectors(image, asked) for image, asked in zip(read, shown, strict=True)]
     elif dim is not None:
         raise InputError(
-            f"an index has vectors of one length: make one of {dim} numbers with recollect index --dim {dim}."
+            f"an index has vectors of one length: create one with {dim} numbers with recollect index --dim {dim}."
         )
     else:
         with Index.open(index, model, device=device, **({} if weights is None else {"weights": weights})) as opened:

@@ -1,7 +1,7 @@
 """One writer at a time: the part of ``Store.writing`` that all stores share.
 
-A store brings its own lock between processes (a file, an advisory lock, a claim). Around it, ``OneWriter`` keeps the threads
-of this process apart, lets a block inside a block through, and waits.
+A store provides its own lock between processes (a file, an advisory lock, a claim). Around it, ``OneWriter`` separates the
+threads of this process, allows nested blocks, and waits.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from contextlib import contextmanager
 
 from recollect.search.store_protocol import IndexBusyError
 
-_ATTEMPTS = 3  # at least, however short the wait: a single refusal may come from another process that only tries
+_ATTEMPTS = 3  # at least, however short the wait: a single refusal may come from another process that is only trying
 
 
 class OneWriter:
     """The lock of one opened store.
 
     Args:
-        address: of the store, for the error.
-        attempt: tries once to lock out other processes; whether it did.
-        release: lets them in again.
-        until: when other processes count as gone, if not at once.
+        address: address of the store, for the error.
+        attempt: tries once to acquire the lock; returns whether it did.
+        release: releases the lock.
+        until: when other processes count as dead, if not at once.
     """
 
     def __init__(self, address: str, attempt: Callable[[], bool], release: Callable[[], None], until: str = "") -> None:
@@ -61,7 +61,7 @@ class OneWriter:
             attempts += 1
             if time.monotonic() >= end and attempts >= _ATTEMPTS:
                 raise self._busy()
-            # Of random length: two that refuse each other must not meet again and again.
+            # A random time: two processes that block each other must not retry at the same moments.
             time.sleep(random.uniform(0.01, 0.1))
 
     def _busy(self) -> IndexBusyError:

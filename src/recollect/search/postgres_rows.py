@@ -1,4 +1,4 @@
-"""How an index is written in PostgreSQL: its address, filters, rows. For ``postgres_store``; this file talks to no server."""
+"""The format of an index in PostgreSQL: address, filters, rows. Used by ``postgres_store``; it uses no connection."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def parsed(address: str) -> tuple[str, str, str]:
     options = dict(parse_qsl(parts.query))
     name = options.pop("index", "recollect")
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,40}", name):
-        raise ConfigError(f"index={name!r}: the name of an index is made of small letters, digits and _, at most 41.")
+        raise ConfigError(f"index={name!r}: the name of an index may have at most 41 lower-case letters, digits and _.")
     shown = dict(parse_qsl(parts.query))
     if "password" in shown:
         shown["password"] = "..."
     place = parts.netloc
     if parts.password:
         place = place.replace(f":{parts.password}@", ":...@")
-    # A socket's folder keeps its slashes: people read the address.
+    # A socket's folder keeps its slashes, so that the address is readable.
     return (
         urlunsplit(parts._replace(query=urlencode(options, safe="/"))),
         name,
@@ -62,7 +62,7 @@ def row_of(item: Item, vector: NDArray[np.float32]) -> tuple[str, ...]:
 
 
 def vector_text(row: NDArray[np.float32]) -> str:
-    """A vector as text. With nine digits a float32 is read as it was written."""
+    """A vector as text. Nine digits restore a float32 exactly."""
     return "[" + ",".join(f"{value:.9g}" for value in row.tolist()) + "]"
 
 

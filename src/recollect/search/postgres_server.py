@@ -18,7 +18,7 @@ class PostgresServer:
 
     Args:
         target: arguments for libpq.
-        address: the same for people, without a password.
+        address: the same for display, without a password.
     """
 
     def __init__(self, target: str, address: str) -> None:
@@ -49,12 +49,12 @@ class PostgresServer:
 
     @contextmanager
     def transaction(self) -> Iterator[Any]:
-        """A cursor; everything inside the block happens together or not at all."""
+        """A cursor; the block is one transaction."""
         with self._spoken(), self._connection() as connection, connection.transaction(), connection.cursor() as cursor:
             yield cursor
 
     def try_lock(self, name: str) -> bool:
-        """Take the advisory lock of an index; whether nobody else has it. It ends with the connection."""
+        """Try to acquire the advisory lock of an index; returns whether it succeeded. It ends with the connection."""
         return self._locking("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", name)
 
     def unlock(self, name: str) -> None:
@@ -62,7 +62,7 @@ class PostgresServer:
         self._locking("SELECT pg_advisory_unlock(hashtextextended(%s, 0))", name)
 
     def lacked_memory(self, error: StoreError) -> bool:
-        """Whether parallel workers did not get the shared memory they wanted, which containers often limit to 64 MB."""
+        """Whether parallel workers lacked shared memory, which containers often limit to 64 MB."""
         return isinstance(error.__cause__, self._psycopg.errors.DiskFull)
 
     def _locking(self, query: str, name: str) -> bool:
@@ -89,19 +89,21 @@ class PostgresServer:
                 yield connection
             finally:
                 self._local.connection = None
-                if not connection.closed:  # as after the server went away
+                if not connection.closed:  # e.g. after the server stopped
                     self._idle.append(connection)
 
     @contextmanager
     def _spoken(self) -> Iterator[None]:
-        """PostgreSQL's errors as sentences."""
+        """Turn PostgreSQL's errors into messages."""
         errors = self._psycopg.errors
         try:
             yield
         except errors.DiskFull as error:
-            raise StoreError(f"{self._address}: the server's disk is full. What was committed is kept.") from error
+            raise StoreError(
+                f"{self._address}: the server's disk is full. Committed data is kept; free space there and try again."
+            ) from error
         except (errors.ReadOnlySqlTransaction, errors.InsufficientPrivilege) as error:
-            raise StoreError(f"{self._address}: may not be changed by this user ({_brief(error)}).") from error
+            raise StoreError(f"{self._address}: this user has no permission to change it ({_brief(error)}).") from error
         except errors.FeatureNotSupported as error:
             raise StoreError(f"{self._address}: {_brief(error)}. Is the extension pgvector installed there?") from error
         except self._psycopg.OperationalError as error:

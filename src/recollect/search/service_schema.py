@@ -1,4 +1,4 @@
-"""What the service answers and what it takes, as its OpenAPI description says. Used by ``service``."""
+"""Requests and responses of the service, as in its OpenAPI description. Used by ``service``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Problem(BaseModel):
 
 
 class Health(BaseModel):
-    """What the service holds."""
+    """The state of the service."""
 
     status: str
     items: int

@@ -1,4 +1,4 @@
-"""``update_index``: make an index or bring it up to date, in one call. Behind ``recollect index``."""
+"""``update_index``: create or update an index in one call. Used by ``recollect index``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from recollect.search.store_protocol import NoIndexError
 
 @dataclass(frozen=True)
 class IndexUpdate:
-    """What ``update_index`` did.
+    """The result of ``update_index``.
 
     Attributes:
-        facts: about the index as it is now, see ``Index.info``.
-        changes: one for a rebuilding, for the added files, and for each folder.
-        removed: how many of the ids to remove were there.
+        facts: the current state of the index, see ``Index.info``.
+        changes: one for a rebuild, one for the added files, and one per folder.
+        removed: how many of the ids to remove existed.
     """
 
     facts: dict[str, Any]
@@ -47,7 +47,7 @@ def update_index(
     wait: float = 0.0,
     **opening: Any,
 ) -> IndexUpdate:
-    """Make an index if there is none, and bring it up to date: only new and changed images are embedded.
+    """Create an index if there is none, and update it: only new and changed images are embedded.
 
     It can be interrupted at any moment; the next call resumes.
 
@@ -58,8 +58,8 @@ def update_index(
         add: single image files to add, each with ``metadata``. remove: ids to remove.
         rebuild: embed everything again with ``model``; the old vectors answer meanwhile.
         prune: remove images whose files are gone; with ``rebuild``, leave them out.
-        prefix: put before every id of ``folders``.
-        dim: keep only the first values of each vector. half: keep vectors in half precision. For a new index or a rebuilding.
+        prefix: prefix of every id of ``folders``.
+        dim: keep only the first values of each vector. half: keep vectors in half precision. For a new index or a rebuild.
         approximate: True builds approximate search and measures its recall, False removes it.
         rehash: read every file, even if size and time are unchanged.
         allow_outside: follow links and paths that leave the folders.
@@ -77,7 +77,7 @@ def update_index(
             recollect.update_index("shop.index", ["photos/"], model="runs/mine").facts["items"]
     """
     if rebuild and model is None:
-        raise InputError("--rebuild embeds everything with another model: name it with --model.")
+        raise InputError("--rebuild embeds everything with another model: give it with --model.")
     with _opened(address, None if rebuild else model, model, dim, half, opening) as index:
         if not rebuild:
             _check_vectors(index, dim, half)
@@ -108,12 +108,12 @@ def _opened(
     half: bool,
     opening: Mapping[str, Any],
 ) -> Index:
-    """The index, if its model is the ``expected`` one; or a new one of ``model``."""
+    """The index, if its model is the ``expected`` one; or a new one with ``model``."""
     try:
         return Index.open(address, expected, **opening)
     except NoIndexError as error:
         if model is None:
-            raise ConfigError(f"{address}: there is no index. To make one, name the model: --model RUN") from error
+            raise ConfigError(f"{address}: there is no index. To create one, give the model: --model RUN") from error
         return Index.create(address, model, dim=dim, half=half, **opening)
 
 

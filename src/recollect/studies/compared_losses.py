@@ -214,7 +214,7 @@ def compare_losses(
         _compute_features(planned)
     complete = run_matrix(planned.matrix, [planned.claim], jobs=jobs, minutes=minutes)
     if not complete:
-        logger.info("left       some runs are not done: the same command goes on with them")
+        logger.info("left       some runs are not done: the same command resumes them")
     return write_comparison(planned, complete)
 
 

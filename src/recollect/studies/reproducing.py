@@ -61,7 +61,7 @@ def reproduce(
     for line in describe(matrix, claims, left_out):
         logger.info(line)
     if not run_matrix(matrix, claims, jobs=jobs, minutes=minutes):
-        logger.info("left       some runs are not done: the same command goes on with them")
+        logger.info("left       some runs are not done: the same command resumes them")
     # The page is of all that was ever run in this folder, so that one claim's command does not drop another's results.
     return write_page(matrix, every_claim(), page or out / "page", _command(claim, budget, data, benches, seeds))
 
