@@ -39,6 +39,6 @@ def test_settings_are_read_back_or_refused(tmp_path: Path) -> None:
         assert again.current.fingerprint == ToyEncoder().fingerprint
         for wrong in ({"format": 99}, {"format": 1}, {"format": 1, "current": {"number": 1, "model": {}, "dim": 4}}):
             store.write_document("settings", wrong)
-            with pytest.raises(StoreError, match=r"format 99|understood"):
+            with pytest.raises(StoreError, match=r"format 99|not valid"):
                 read_settings(store)
     store.close()

@@ -150,7 +150,7 @@ def test_a_file_that_may_only_be_read_is_searched(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("recollect.search.sqlite_schema.make_folder_for", refused)
     store = SQLiteStore.open(str(tmp_path / "x"))
     assert len(store.search(1, vectors(1), 60)[0]) == 50
-    with pytest.raises(StoreError, match="only be read"):
+    with pytest.raises(StoreError, match="read-only"):
         store.put(1, items(1))
     store.close()
 

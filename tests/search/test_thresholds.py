@@ -58,7 +58,7 @@ def test_wrong_input_is_named() -> None:
         ([0, 0, 1, 1, 2, 2], (1e-6, 0.1), "cannot tell"),
         ([0] * 6, (0.1, 0.2), "two classes"),
         (list(range(6)), (0.1, 0.2), "two classes"),
-        ([0, 1], (0.1, 0.2), "one each"),
+        ([0, 1], (0.1, 0.2), "one per vector"),
     ):
         with pytest.raises(InputError, match=says):
             calibrate(rows, labels, same_rate=rates[0], similar_rate=rates[1], fingerprint="f")

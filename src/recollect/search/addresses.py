@@ -1,4 +1,4 @@
-"""Addresses of indexes: which store an address means.
+"""Addresses of indexes, and the stores they belong to.
 
 - a path: a SQLite file;
 - ``postgresql://user@host/database?index=name`` (extra ``postgres``);
@@ -30,10 +30,10 @@ def open_store(address: str | Path, *, create: bool = False) -> Store:
 
     Args:
         address: see the top of this file.
-        create: make an empty store if there is none.
+        create: create an empty store if there is none.
 
     Raises:
-        ConfigError: an address of no known kind. StoreError: there is no store there, or it cannot be opened.
+        ConfigError: an unknown kind of address. StoreError: there is no store there, or it cannot be opened.
     """
     text = str(address)
     kind, sign, rest = text.partition("://")
@@ -43,18 +43,18 @@ def open_store(address: str | Path, *, create: bool = False) -> Store:
         return _class(doors.load(kind, "store")).open(rest, create=create)
     if sign and (added := doors.outside("store", kind)) is not None:
         return _class(added).open(rest, create=create)
-    if sign:  # without the rest, which may hold a password
+    if sign:  # without the rest, which may contain a password
         known = [*SCHEMES, *doors.installed("store")]
         raise ConfigError(
             f"there is no store {kind!r}.{did_you_mean(kind, known)} Addresses begin with "
-            f"{', '.join(f'{name}://' for name in known)}, or are paths of files, or name a store of your own as "
+            f"{', '.join(f'{name}://' for name in known)}, or are paths of files, or name your own store as "
             "package.module:Class://…"
         )
     return _class(doors.load(_FILE, "store")).open(text, create=create)
 
 
 def is_index(address: str | Path) -> bool:
-    """Whether an address is one of an index rather than of a run, a folder or an ``.npz`` of vectors."""
+    """Whether an address belongs to an index rather than to a run, a folder or an ``.npz`` of vectors."""
     text = str(address)
     path = Path(text)
     if "://" not in text and path.is_file():

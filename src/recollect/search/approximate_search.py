@@ -29,16 +29,18 @@ def build(store: Store, generation: Generation, settings: Mapping[str, int]) -> 
         settings: some of ``DEFAULTS``; others keep their defaults.
 
     Raises:
-        InputError: an unknown setting, a value that cannot be, or nothing to build it over.
+        InputError: an unknown setting, an invalid value, or an empty index.
     """
     known = {name: settings[name] for name in settings if name in DEFAULTS}
     unknown = sorted(set(settings) - set(DEFAULTS) - {"recall", "queries", "k", "items"})
     if unknown:
-        raise InputError(f"{', '.join(unknown)}: settings of approximate search are {', '.join(DEFAULTS)}.")
+        raise InputError(
+            f"{', '.join(unknown)}: unknown; the settings of approximate search are {', '.join(DEFAULTS)}."
+        )
     chosen = {**DEFAULTS, **known}
     for name, value in chosen.items():
         if not isinstance(value, int) or not 2 <= value <= 10_000:
-            raise InputError(f"{name} is {value!r}: a whole number from 2 to 10,000 is expected.")
+            raise InputError(f"{name} is {value!r}: it must be a whole number from 2 to 10,000.")
     items = store.count(generation.number)
     if not items:
         raise InputError(f"{store.address}: the index is empty; fill it before building approximate search.")

@@ -21,7 +21,7 @@ from recollect.search.opened_index import OtherModelError
 LARGEST = 32
 """Queries in one batch."""
 WAITING = 512
-"""Queries that may wait; more are turned away, since their answers would come too late to be of use."""
+"""Maximum number of waiting queries; more are refused, since their answers would come too late."""
 
 
 class TooBusyError(RecollectError):
@@ -43,7 +43,7 @@ class Batcher:
     """Answers queries of an index, one batch after the other.
 
     Args:
-        index: what to search in.
+        index: the index to search.
         observe: called with the size of every batch.
     """
 
@@ -59,7 +59,7 @@ class Batcher:
         return self._queue.qsize()
 
     async def start(self) -> None:
-        """Open the model and read the vectors, so that the first query is as fast as the others; then take queries."""
+        """Open the model and read the vectors, so that the first query is as fast as the others; then accept queries."""
         await asyncio.get_running_loop().run_in_executor(self._worker, self._warm_up)
         self._task = asyncio.create_task(self._run())
 
@@ -78,7 +78,7 @@ class Batcher:
         """The answer to one query.
 
         Raises:
-            TooBusyError: too many are waiting. ImageError, InputError: of this query alone.
+            TooBusyError: too many queries are waiting. ImageError, InputError: this query is not valid.
         """
         job = Job(k, where, image, name)
         try:

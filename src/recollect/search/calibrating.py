@@ -1,4 +1,4 @@
-"""Calibrating a model or an index on labelled images. Behind ``recollect calibrate``; the measure is in ``thresholds``."""
+"""Calibrates a model or an index on labelled images. Used by ``recollect calibrate``; the computation is in ``thresholds``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def calibrate_target(
     Args:
         target: one of these.
         data: a folder or ``.csv`` of labelled images, or a data set by name; for an index, its own labelled images by default.
-        root: the folder of a data set. split: the part to use, where there are parts.
+        root: the folder of a data set. split: the split to use, if there are splits.
         same_rate, similar_rate: see ``thresholds.calibrate``.
         wait: seconds to wait for another process that is writing to the index.
         allow_outside: whether links and listed paths of ``data`` may leave their folder.
@@ -74,7 +74,7 @@ def calibrate_target(
             index.set_calibration(found.as_dict(), wait=wait)
         return found, remarks
     if data is None:
-        raise InputError("name labelled images with --data, of classes that the model was not trained on.")
+        raise InputError("give labelled images of classes that the model was not trained on, with --data.")
     if Path(target).is_dir():
         make_folder_for(Path(target) / FILE)  # a read-only folder is noticed before the images are embedded
     encoder = open_encoder(target, **opening)
@@ -83,7 +83,9 @@ def calibrate_target(
     vectors, labels = _readable(_embedded(encoder, images), labels, remarks)
     found = calibrate(vectors, labels, fingerprint=encoder.fingerprint, data=data, **rates)
     if not Path(target).is_dir():
-        remarks.append(f"{target} is not a folder, so the thresholds are not kept: calibrate the index made with it.")
+        remarks.append(
+            f"{target} is not a folder, so the thresholds are not stored: calibrate an index that uses it instead."
+        )
     else:
         write_calibration(Path(target), found)
     return found, remarks
@@ -92,7 +94,7 @@ def calibrate_target(
 def _of_index(index: Index) -> tuple[NDArray[np.float32], list[str]]:
     items = [item for item in index.store.iterate(index.generation.number, vectors=True) if "label" in item.metadata]
     if not items:
-        raise DataError(f"{index.address}: no image has a label; name labelled ones with --data.")
+        raise DataError(f"{index.address}: no image has a label; give labelled images with --data.")
     vectors = np.stack([item.vector for item in items if item.vector is not None])
     return vectors, [item.metadata["label"] for item in items]
 
@@ -139,7 +141,7 @@ def _training_classes(run: Path, data: str) -> set[str]:
     if (noted := read_trained_on(run)) is not None:
         return set(noted.classes | noted.validation_classes)
     try:
-        with warnings.catch_warnings():  # a run of an earlier version, which noted nothing
+        with warnings.catch_warnings():  # a run of an earlier version, which has no record
             warnings.simplefilter("ignore")
             return set(load(own.name, own.root, own.train_split, **own.options).class_names)
     except RecollectError:

@@ -58,7 +58,7 @@ class ModelEncoder:
     Args:
         embedder: the network.
         note: see ``Encoder``.
-        frozen: up to where training left the network as it was, if that is known.
+        frozen: the stage up to which training froze the network, if known.
         device: where to compute. batch_size: images per batch.
     """
 
@@ -126,7 +126,7 @@ def open_encoder(
         weights: weights file or folder of an initialisation.
         device: where to compute.
         batch_size: images per batch.
-        download: fetch weights that are not on this machine.
+        download: download weights that are not on this machine.
     """
     if not isinstance(model, str | Path):
         if isinstance(model, Encoder):

@@ -48,7 +48,7 @@ def nearest(
         own: for each query, its own position in the gallery, which is left out; -1 for none.
 
     Raises:
-        InputError: shapes that do not fit, values that are not finite, or nothing to search in.
+        InputError: shapes that do not match, values that are not finite, or an empty gallery.
 
     Examples:
         >>> found = nearest(np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float32), top=1)
@@ -59,7 +59,7 @@ def nearest(
     left = np.full(len(queries), -1, np.int64) if own is None else np.asarray(own, np.int64)
     count = min(top, len(gallery) - (1 if own is not None and (left >= 0).any() else 0))
     if count < 1:
-        raise InputError("there is nothing to search in: the gallery holds no vector besides the query itself.")
+        raise InputError("the gallery contains no vector besides the query itself: add images to it.")
     return nearest_unchecked(queries, np.ascontiguousarray(gallery, np.float32), count, own=left)
 
 
@@ -71,7 +71,7 @@ def nearest_unchecked(
     own: NDArray[np.int64] | None = None,
     allowed: NDArray[np.bool_] | None = None,
 ) -> Found:
-    """``nearest`` without looking at every value first, which costs as much as the search of one query.
+    """``nearest`` without checking every value first, which would cost as much as the search of one query.
 
     Args:
         queries: Q × d. gallery: N × d, float32 or float16; products are float32 in both cases.
@@ -93,7 +93,7 @@ def nearest_unchecked(
         if forbidden is not None:
             tile.masked_fill_(forbidden, -torch.inf)
         values, places = tile.topk(count, dim=1)
-        # topk leaves the order of equal values open; two sorts settle it: first by place, then, stably, by value.
+        # topk does not define the order of equal values; two sorts do: first by position, then, stably, by value.
         places, order = places.sort(dim=1)
         values, again = values.gather(1, order).sort(dim=1, descending=True, stable=True)
         indices[some], similarities[some] = places.gather(1, again).numpy(), values.numpy()
@@ -119,10 +119,10 @@ def _products(queries: Tensor, gallery: Tensor) -> Tensor:
 
 def _check(queries: NDArray[np.float32], gallery: NDArray[np.float32], top: int) -> None:
     if top < 1:
-        raise InputError(f"top is {top}: ask for at least one result.")
+        raise InputError(f"top is {top}: it must be at least 1.")
     for what, vectors in (("queries", queries), ("gallery", gallery)):
         if vectors.ndim != 2 or not len(vectors):
-            raise InputError(f"{what}: N × d vectors expected, at least one, but the shape is {vectors.shape}.")
+            raise InputError(f"{what}: give N × d vectors, at least one; the shape is {vectors.shape}.")
         if not np.isfinite(vectors).all():
             raise InputError(f"{what}: a value is not finite (NaN or infinity); embed the images again.")
     if queries.shape[1] != gallery.shape[1]:

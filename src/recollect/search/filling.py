@@ -31,7 +31,7 @@ Embed = Callable[[Sequence[Any], OnBad], NDArray[np.float32]]
 """``Encoder.embed``. It is called only where there is something to embed, so that a model need not be opened before."""
 
 BATCH = 256
-"""Images embedded and written together: what an interruption may cost."""
+"""Images embedded and written together; an interruption costs at most one such batch."""
 
 
 @dataclass
@@ -41,8 +41,8 @@ class SyncChanges:
     Attributes:
         added, updated, removed, unchanged: numbers of images. ``updated`` counts new contents and new metadata.
         embedded: how many images went through the model; the others were known by their contents.
-        skipped: sentences about images that could not be taken in.
-        left_out: files of the folder that are not images to use, by reason.
+        skipped: messages about images that could not be added.
+        left_out: skipped files of the folder, by reason.
     """
 
     added: int = 0
@@ -120,9 +120,9 @@ def sync_images(
     """Synchronize the index with the images of a folder.
 
     Args:
-        store, generation, embed: where to and by what.
-        listed: the images that are there. folder: what they were found in.
-        prune: remove items of that folder whose files are gone.
+        store, generation, embed: where to write, and how to embed.
+        listed: the existing images. folder: their folder or list.
+        prune: remove items of that folder whose files no longer exist.
         rehash: read every file again instead of trusting its size and time.
     """
     changes = SyncChanges()
@@ -147,7 +147,7 @@ def sync_images(
             if item.id not in there and item.source and Path(item.source).is_relative_to(root)
             and not Path(item.source).exists()
         ]  # fmt: skip
-        if folder.is_file():  # a list says what is in the index: files it no longer names go, too
+        if folder.is_file():  # a list defines the content of the index: files it no longer names are removed too
             gone = [
                 i.id for i in known.values() if i.id not in there and i.source and Path(i.source).is_relative_to(root)
             ]
@@ -178,8 +178,8 @@ def _check_conflicts(known: Mapping[str, Item], pending: Sequence[IndexedFile]) 
             continue
         if item.digest != digest_of(entry.path)[0]:
             raise DataError(
-                f"the id {entry.id!r} of {entry.path} is taken by {item.source}. Keep the folders apart with --prefix, or "
-                "remove the other first."
+                f"the id {entry.id!r} of {entry.path} already belongs to {item.source}. Keep the folders apart with --prefix, "
+                "or remove the other first."
             )
 
 
@@ -195,7 +195,7 @@ def _put(
     """Embed the new images of one batch and write them."""
     if not wanted:
         return
-    # Whose vector can be taken over: an item with the same contents, under the same id or another.
+    # Items whose vector can be reused: those with the same contents, under the same id or another.
     same: dict[int, str] = {}
     for place, entry in enumerate(wanted):
         before = known.get(entry.item.id)
@@ -267,7 +267,7 @@ def refill(store: Store, old: Generation, new: Generation, embed: Embed) -> Sync
     digests = {item.digest: item.id for item in done.values() if item.digest}
     total = store.count(old.number)
     seen: set[str] = set()
-    with ProgressLine("embedding anew", total) as line:
+    with ProgressLine("embedding again", total) as line:
         for some in _batches(store.iterate(old.number)):
             seen.update(item.id for item in some)
             wanted = []

@@ -30,8 +30,8 @@ class Graph:
 
     Attributes:
         built: settings, entry point and the state it was built at, as kept beside it.
-        at: changes up to which it is right; ``epoch``: of the slots.
-        seen: changes taken over since.
+        at: number of the last change it contains; ``epoch``: epoch of the slots.
+        seen: number of the last change applied since.
     """
 
     def __init__(self, faiss: Any, index: Any, storage: Any, slots: NDArray[np.int64], built: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ class Graph:
         """A graph from stored arrays.
 
         Raises:
-            StoreError: the arrays do not fit together; following them could read anywhere in memory.
+            StoreError: the arrays are inconsistent; following them could read any memory.
         """
         faiss = require("faiss", "index", "approximate search in a file")
         try:
@@ -109,10 +109,12 @@ class Graph:
             options["sel"] = selector
         if inside:
             parameters = self._faiss.SearchParametersHNSW(**options)
-            # Under its other name where something imported faiss.contrib.torch_utils, which replaces it by one without params.
+            # Its other name is used if faiss.contrib.torch_utils was imported, which replaces it by one without params.
             search = getattr(self._index, "search_numpy", self._index.search)
             similarities, places = search(queries, inside, params=parameters)
-            if (places < 0).any():  # too few were reached from the entry point: a full list matters more than time
+            if (
+                places < 0
+            ).any():  # too few were reached from the entry point: a full list is more important than speed
                 return loaded.search(queries, k)
             near = Found(self.slots[places], similarities.astype(np.float32))
         else:
@@ -137,7 +139,7 @@ def _empty(faiss: Any, loaded: LoadedVectors, settings: Mapping[str, int]) -> tu
 
 def _fill(index: Any, loaded: LoadedVectors, slots: NDArray[np.int64]) -> None:
     if loaded.matrix.dtype == np.float32 and len(slots) == loaded.size:
-        index.add(loaded.matrix[: loaded.size])  # in one go: the storage is allocated once, at its size
+        index.add(loaded.matrix[: loaded.size])  # in one call: the storage is allocated once, at its final size
         return
     for start in range(0, len(slots), 65536):
         index.add(np.ascontiguousarray(loaded.matrix[slots[start : start + 65536]], np.float32))
@@ -169,7 +171,7 @@ def _check(
         and settings["epoch"] == loaded.epoch
     )
     if sound and count:
-        # A link on level l must lead to an item that has a level l, or its links there are another item's.
+        # A link on level l must point to an item that has a level l; otherwise its links there belong to another item.
         for level in range(1, int(levels.max())):
             owners = np.flatnonzero(levels > level)
             start, stop = int(room[level]), int(room[level + 1])

@@ -28,7 +28,7 @@ HEADERS = {
 
 
 class _TooLargeError(Exception):
-    """More bytes were received than are accepted."""
+    """The request is larger than the limit."""
 
 
 class Guard:
@@ -38,8 +38,8 @@ class Guard:
         app: the application.
         metrics: counts every request.
         max_bytes: limit of a request's body. Larger ones are refused as soon as they are announced or received.
-        hosts: values of the Host header that are served, without ports; None for any. A page from elsewhere whose name
-            was made to lead to this machine sends its own.
+        hosts: values of the Host header that are served, without ports; None for any. This stops DNS
+            rebinding: a foreign page whose name resolves to this machine sends its own name.
     """
 
     def __init__(self, app: App, metrics: ServiceMetrics, max_bytes: int, hosts: frozenset[str] | None) -> None:

@@ -1,4 +1,4 @@
-"""``Index``: images to search in, with the model that made their vectors. The entry point of this package.
+"""``Index``: a searchable set of images, with the model that computed their vectors. The entry point of this package.
 
 An index has an address (a file, PostgreSQL, Milvus; see ``addresses``) and identifies its model by a fingerprint of weights
 and preprocessing: vectors of another model are refused, because comparing them would give wrong results without an error.
@@ -39,7 +39,7 @@ class Match:
         id: of the item.
         similarity: cosine similarity to the query.
         metadata: ``label``, ``name`` and columns of your own.
-        verdict: ``"same"``, ``"similar"`` or ``"unknown"`` where the index is calibrated, else None.
+        verdict: ``"same"``, ``"similar"`` or ``"unknown"`` if the index is calibrated, otherwise None.
     """
 
     id: str
@@ -49,7 +49,7 @@ class Match:
 
 
 class Index(OpenedIndex):
-    """Images to search in.
+    """A searchable set of images.
 
     Examples:
         >>> import tempfile
@@ -73,7 +73,7 @@ class Index(OpenedIndex):
         half: bool = False,
         **opening: Any,
     ) -> Index:
-        """Make a new index.
+        """Create a new index.
 
         Args:
             address: a file's path, ``postgresql://…``, ``milvus://…``, or a store of your own.
@@ -83,7 +83,7 @@ class Index(OpenedIndex):
             opening: ``weights``, ``device``, ``batch_size``, ``download`` of ``open_encoder``.
 
         Raises:
-            InputError: there is an index already, or ``dim`` is not possible.
+            InputError: there is already an index, or ``dim`` is not possible.
         """
         encoder = open_encoder(model, **opening)
         if dim is not None and not 1 <= dim <= encoder.dim:
@@ -94,7 +94,7 @@ class Index(OpenedIndex):
         try:
             with store.writing(wait=10):
                 if read_settings(store) is not None:
-                    raise InputError(f"{store.address}: there is an index already. Open it, or choose another address.")
+                    raise InputError(f"{store.address}: there is already an index. Open it, or choose another address.")
                 thresholds = _calibration(encoder, dim)
                 generation = Generation(1, _model(encoder), dim or encoder.dim, half, calibration=thresholds)
                 store.drop_generation(1)  # left by a process that ended before it wrote the settings
@@ -112,12 +112,12 @@ class Index(OpenedIndex):
 
         Args:
             address: where it is.
-            model: where its model is now, if it moved; by default where it was when the index was made. It is opened at
-                the first image, so searching by vectors and ids needs no model.
+            model: the new folder of its model, if it moved; by default the folder at the time the index was created. It is
+                opened for the first image, so searching by vectors and ids needs no model.
             opening: as in ``create``.
 
         Raises:
-            StoreError: there is no index. OtherModelError: ``model`` is another one.
+            StoreError: there is no index. OtherModelError: ``model`` is not the model of the index.
         """
         store = open_store(address)
         try:
@@ -148,8 +148,8 @@ class Index(OpenedIndex):
 
         Args:
             folder: the folder or the ``.csv`` file.
-            prune: remove images of that folder whose files are gone (or that the CSV file no longer names).
-            prefix: put before every id, to keep several folders apart.
+            prune: remove images of that folder whose files no longer exist (or that the CSV file no longer names).
+            prefix: prefix of every id, to keep several folders apart.
             rehash: read every file instead of trusting its size and time.
             allow_outside: follow links and paths that leave the folder.
             wait: seconds to wait for another process that is writing.
@@ -188,7 +188,7 @@ class Index(OpenedIndex):
         names = _names(images, ids)
         about = [None] * len(names) if metadata is None else list(metadata)
         if len(about) != len(names):
-            raise InputError(f"{len(names)} images but {len(about)} metadata: one each is expected.")
+            raise InputError(f"{len(names)} images but {len(about)} metadata: give one per image.")
         with self._store.writing(wait):
             return add_images(self._store, self._current(fresh=True), self._vectors, images, names, about)
 
@@ -201,12 +201,12 @@ class Index(OpenedIndex):
         fingerprint: str,
         wait: float = 0.0,
     ) -> int:
-        """Add vectors that this index's model made elsewhere; returns how many.
+        """Add vectors that were computed elsewhere with this index's model; returns how many.
 
         Args:
             vectors: N × d, as long as the model's.
             ids, metadata: as in ``add``.
-            fingerprint: of the model that made them (``open_encoder(model).fingerprint``).
+            fingerprint: fingerprint of the model that computed them (``open_encoder(model).fingerprint``).
 
         Raises:
             OtherModelError: another model's fingerprint.
@@ -214,7 +214,9 @@ class Index(OpenedIndex):
         about = [None] * len(ids) if metadata is None else list(metadata)
         rows = np.asarray(vectors, np.float32)
         if rows.ndim != 2 or not len(rows) == len(ids) == len(about):
-            raise InputError(f"{rows.shape} vectors, {len(ids)} ids and {len(about)} metadata: one each is expected.")
+            raise InputError(
+                f"{rows.shape} vectors, {len(ids)} ids and {len(about)} metadata: give one id and metadata per vector."
+            )
         with self._store.writing(wait):
             generation = self._current(fresh=True)
             self._check_fingerprint(fingerprint, generation, "the model that made these vectors")
@@ -288,9 +290,9 @@ class Index(OpenedIndex):
         """``search`` for Q × d vectors.
 
         Args:
-            vectors: made by the index's model, whole or as long as the index keeps them.
+            vectors: computed by the index's model, complete or shortened to the index's length.
             k, where, exact: as in ``search``.
-            fingerprint: of the model that made them, to be checked.
+            fingerprint: fingerprint of the model that computed them, which is checked.
 
         Raises:
             OtherModelError: another model's fingerprint. InputError: a wrong shape, or values that are not finite.
@@ -337,22 +339,22 @@ class Index(OpenedIndex):
     ) -> SyncChanges:
         """Embed all images with another model into a new generation, then switch to it in one step.
 
-        The old generation answers meanwhile, and stays if anything goes wrong; after an interruption the next call resumes.
+        The old generation answers meanwhile, and stays if there is an error; after an interruption the next call resumes.
 
         Args:
             model: the new one. dim, half: how to keep its vectors; ``half`` as before by default.
-            skip_missing: leave out images that cannot be read any more, instead of refusing to switch.
+            skip_missing: leave out images that can no longer be read, instead of refusing to switch.
             wait: seconds to wait for another process that is writing.
 
         Raises:
-            DataError: images that cannot be read any more.
+            DataError: images can no longer be read.
         """
         encoder = open_encoder(model, **opening)
         with self._store.writing(wait):
             old = self._tidied()
             kept = old.half if half is None else half
             if (encoder.fingerprint, dim or encoder.dim, kept) == (old.fingerprint, old.dim, old.half):
-                return SyncChanges(unchanged=self._store.count(old.number))  # it is of this model already
+                return SyncChanges(unchanged=self._store.count(old.number))  # it already uses this model
             new = Generation(
                 old.number + 1, _model(encoder), dim or encoder.dim, kept, calibration=_calibration(encoder, dim)
             )
@@ -369,8 +371,8 @@ class Index(OpenedIndex):
             if changes.skipped and not skip_missing:
                 shown = " ".join(changes.skipped[:3])
                 raise DataError(
-                    f"{len(changes.skipped):,} images cannot be embedded anew, so the old vectors stay in use: {shown} Bring "
-                    "them back, or leave them out with --prune."
+                    f"{len(changes.skipped):,} images cannot be embedded again, so the old vectors stay in use: {shown} "
+                    "Restore them, or leave them out with --prune."
                 )
             if old.approximate is not None:
                 new = approximation.build(self._store, new, old.approximate)
@@ -394,7 +396,7 @@ class Index(OpenedIndex):
             settings: ``m``, ``ef_construction``, ``ef_search`` of HNSW.
 
         Returns:
-            What is kept with the index: the settings, ``recall`` (share of the exact first 10 that are found), ``queries``.
+            The record stored with the index: the settings, ``recall`` (share of the exact first 10 found), ``queries``.
         """
         with self._store.writing(wait):
             generation = approximation.build(self._store, self._current(fresh=True), settings or {})
@@ -434,10 +436,10 @@ def _names(images: Sequence[Any], ids: Sequence[str] | None) -> list[str]:
         ids = [_name(Path(image)) for image in images]
     names = list(ids)
     if len(names) != len(images):
-        raise InputError(f"{len(images)} images but {len(names)} ids: one each is expected.")
+        raise InputError(f"{len(images)} images but {len(names)} ids: give one per image.")
     twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
     if twice is not None:
-        raise InputError(f"the id {twice!r} is there twice: give ids, one per image.")
+        raise InputError(f"the id {twice!r} occurs twice: give one id per image, each different.")
     return names
 
 

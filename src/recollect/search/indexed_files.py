@@ -45,12 +45,12 @@ def list_images(
 
     Args:
         source: the folder or the CSV file.
-        prefix: put before every id, to keep several folders apart.
+        prefix: prefix of every id, to keep several folders apart.
         allow_outside: follow links and paths that leave the folder.
-        left_out: counts files of a folder that are not images to use, by reason.
+        left_out: counts skipped files of a folder, by reason.
 
     Raises:
-        DataError: it is neither, or holds no images.
+        DataError: it is neither, or contains no images.
     """
     root = Path(source)
     remarks: list[str] = []
@@ -99,7 +99,7 @@ def _csv(path: Path, prefix: str, allow_outside: bool, remarks: list[str]) -> It
             reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
             if "path" not in reader.fieldnames:
                 raise DataError(
-                    f"{path}: no column 'path'; the first line names {', '.join(reader.fieldnames) or 'none'}."
+                    f"{path}: there is no column 'path'; the first line names {', '.join(reader.fieldnames) or 'none'}."
                 )
             for row in reader:
                 name = (row.pop("path") or "").strip()
@@ -109,14 +109,14 @@ def _csv(path: Path, prefix: str, allow_outside: bool, remarks: list[str]) -> It
                 identity = prefix + (own or Path(name).as_posix())
                 if identity in seen:
                     raise DataError(
-                        f"{path}, line {reader.line_num}: {identity!r} is there already, in line {seen[identity]}."
+                        f"{path}, line {reader.line_num}: {identity!r} is already listed in line {seen[identity]}."
                     )
                 seen[identity] = reader.line_num
                 file_path = inside(path.parent, name, allow_outside=allow_outside)
                 if not file_path.is_file():
                     missing += 1
                     if missing <= 5:
-                        remarks.append(f"{path}, line {reader.line_num}: {name} is not there; skipped.")
+                        remarks.append(f"{path}, line {reader.line_num}: {name} does not exist; skipped.")
                     continue
                 columns = {
                     key: value.strip() for key, value in row.items() if key and isinstance(value, str) and value.strip()
@@ -125,7 +125,7 @@ def _csv(path: Path, prefix: str, allow_outside: bool, remarks: list[str]) -> It
     except csv.Error as error:
         raise DataError(f"{path}: not a CSV file ({error}).") from error
     if missing > 5:
-        remarks.append(f"{path}: {missing:,} files are not there in all.")
+        remarks.append(f"{path}: {missing:,} files do not exist in total.")
 
 
 def stamp_of(path: Path) -> str:
@@ -142,10 +142,10 @@ def digest_of(image: Any) -> tuple[str, bytes | None]:
         return hashlib.sha256(image).hexdigest(), image
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8:
-            raise InputError(f"an image array is H×W or H×W×3 of uint8, not {image.shape} of {image.dtype}.")
+            raise InputError(f"an image array must be H×W or H×W×3 of uint8, not {image.shape} of {image.dtype}.")
         image = Image.fromarray(image)
     if isinstance(image, Image.Image):
         buffer = io.BytesIO()
         image.save(buffer, "PNG")
         return hashlib.sha256(buffer.getvalue()).hexdigest(), buffer.getvalue()
-    raise InputError(f"an image is a path, bytes, a PIL image or a uint8 array, not a {type(image).__name__}.")
+    raise InputError(f"an image must be a path, bytes, a PIL image or a uint8 array, not a {type(image).__name__}.")

@@ -1,8 +1,8 @@
 """One writer at a time in Milvus, which has no locks: claims among the documents of the index.
 
-A writer puts down a claim, then reads all claims; reads are strongly consistent, so of two writers at least one sees the other,
-and a writer that sees another one withdraws and tries again after a random pause. A claim is renewed while its owner works. It
-counts as gone when it has not been renewed for a minute, or at once when its process on this machine has ended.
+A writer writes a claim, then reads all claims; reads are strongly consistent, so of two writers at least one sees the other,
+and a writer that sees another one withdraws and tries again after a random pause. A claim is renewed while its owner works.
+It expires if it has not been renewed for a minute, or at once if its process on this machine has ended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from recollect.search.milvus_store import MilvusStore
 
 EXPIRES = 60.0
-"""Seconds after which a claim that was not renewed is void."""
+"""Seconds after which a claim that was not renewed expires."""
 
 
 class WritersClaim:
@@ -35,7 +35,7 @@ class WritersClaim:
         self._thread: threading.Thread | None = None
 
     def attempt(self) -> bool:
-        """Claim the index; whether nobody else does."""
+        """Claim the index; returns whether no other process does."""
         self._claim()
         if self._others():
             self._store.write_document(self._key, None)
@@ -63,7 +63,9 @@ class WritersClaim:
 
     def _renew(self) -> None:
         while not self._stop.wait(EXPIRES / 4):
-            with suppress(StoreError):  # a server that is away for a moment: there are three more attempts in time
+            with suppress(
+                StoreError
+            ):  # the server is unreachable for a moment: there are three more attempts before the claim expires
                 self._claim()
 
 

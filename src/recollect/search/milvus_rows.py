@@ -1,6 +1,6 @@
-"""How an index is written in Milvus: its address, filter expressions, rows, and exact search over rows that are read.
+"""The format of an index in Milvus: address, filter expressions, rows, and exact search over rows that are read.
 
-For ``milvus_store``, which talks to the server; this file does not.
+Used by ``milvus_store``; this file uses no connection.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _AT_ONCE = 8192  # items compared at a time
 
 def parsed(address: str) -> tuple[dict[str, Any], str, str, str]:
     """Arguments of the client, the index's name, the address without its password, the consistency of reads."""
-    usual = "an index in Milvus is named as milvus://host:19530/name, with letters, digits and _."
+    usual = "give an index in Milvus as milvus://host:19530/name, with letters, digits and _."
     try:
         parts = urlsplit(address)
         port = parts.port or 19530
@@ -48,7 +48,7 @@ def parsed(address: str) -> tuple[dict[str, Any], str, str, str]:
     if "db" in options:
         arguments["db_name"] = options.pop("db")
     if options:
-        raise ConfigError(f"{shown}: unknown option {', '.join(options)}; there are db, secure and consistency.")
+        raise ConfigError(f"{shown}: unknown option {', '.join(options)}; the options are db, secure and consistency.")
     return arguments, name, shown, consistency
 
 
@@ -75,7 +75,7 @@ def _key(column: str) -> str:
 
 
 def condition_of(where: Where | None) -> str | None:
-    """The filter as an expression; None when nothing can pass it."""
+    """The filter as an expression; None if nothing can match."""
     parts = []
     for column, wanted in clean_where(where).items():
         if not wanted:

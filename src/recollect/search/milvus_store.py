@@ -2,10 +2,10 @@
 
 The address is ``milvus://[user:password@]host[:port]/name``, with ``?db=``, ``secure=1`` and ``consistency=Bounded`` as
 options. Each generation is a collection; documents and pictures share another one. Searches are strongly consistent unless
-the address says otherwise: every answer shows all that was written before it, at the price of some milliseconds.
+the address sets another level: every answer includes everything written before it, at the cost of some milliseconds.
 
-Milvus has no locks. A writer puts down a claim that it renews (``milvus_lock``). It has no transactions either: a batch is one
-request, and the next call completes what a killed writer left unfinished, because batches are identified by digests.
+Milvus has no locks. A writer writes a claim that it renews (``milvus_lock``). It has no transactions either: a batch is one
+request, and the next call completes the work of a killed writer, because batches are identified by digests.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ class MilvusStore:
                 return
             text = json.dumps(dict(value), allow_nan=False)
             if len(text.encode()) > _TEXT:
-                raise InputError(f"{self.address}: the document {key!r} is longer than Milvus keeps ({_TEXT:,} bytes).")
+                raise InputError(
+                    f"{self.address}: the document {key!r} is longer than Milvus allows ({_TEXT:,} bytes)."
+                )
             self._client.upsert(self._documents, [{"key": key, "value": text, "vector": [0.0, 0.0]}])
 
     def documents(self, beginning: str) -> dict[str, str]:
@@ -124,12 +126,12 @@ class MilvusStore:
             return sorted(int(match[1]) for match in found if match)
 
     def create_generation(self, generation: int, dim: int, half: bool = False) -> None:
-        """Make the collection of a generation."""
+        """Create the collection of a generation."""
         if generation in self.generations():
-            raise InputError(f"{self.address}: generation {generation} exists already.")
+            raise InputError(f"{self.address}: generation {generation} already exists.")
         columns = [("id", 2048), ("digest", 128), ("source", 8192), ("stamp", 128)]
         too_old = InputError(
-            f"{self.address}: this server keeps no half precision; Milvus does from 2.4 on. Leave --half out."
+            f"{self.address}: this server does not support half precision, which needs Milvus 2.4: remove --half."
         )
         with self._spoken():
             if half and tuple(map(int, re.findall(r"\d+", self._client.get_server_version())[:2])) < (2, 4):
@@ -188,7 +190,7 @@ class MilvusStore:
         ]
         parts = [part for item in items if item.picture is not None for part in picture_rows(item.digest, item.picture)]
         with self._spoken():
-            # Pictures first: an item must never be there without its picture.
+            # Pictures first: an item must never exist without its picture.
             for start in range(0, len(parts), 200):
                 self._client.upsert(self._documents, parts[start : start + 200])
             self._client.upsert(self._table(generation), rows)
@@ -275,8 +277,8 @@ class MilvusStore:
             in_order([Hit(hit["id"], float(hit["distance"]), decoded(hit["entity"]["metadata"])) for hit in hits])
             for hits in found
         ]
-        # Short because there are no more, or because the graph ran dry under the filter, or k is larger than Milvus takes?
-        # Counting is a separate request that takes as long as the search, so it is sent only now.
+        # A short list: there may be no more items, the graph may have found too few under the filter, or k exceeds Milvus's
+        # limit. Counting is a separate request that takes as long as the search, so it is sent only now.
         shortest = min((len(hits) for hits in answers), default=k)
         if shortest < k and shortest < self.count(generation, where):
             return search_by_reading(self.iterate(generation, vectors=True), rows, k, where)
@@ -290,7 +292,7 @@ class MilvusStore:
         self.write_document(f"graph:{generation}", {"ef_search": int(settings["ef_search"])})
 
     def drop_approximate(self, generation: int) -> None:
-        """Replace HNSW by the FLAT index; so, too, where a process ended between removing an index and building another."""
+        """Replace HNSW by the FLAT index; also after a process ended between removing an index and building another."""
         if self._index_type(generation) != "FLAT":
             self._reindex(generation, "FLAT", {})
             self.write_document(f"graph:{generation}", None)
@@ -366,7 +368,7 @@ class MilvusStore:
 
     @contextmanager
     def _spoken(self) -> Iterator[None]:
-        """Milvus's errors as sentences."""
+        """Turn Milvus's errors into messages."""
         try:
             yield
         except self._error as error:

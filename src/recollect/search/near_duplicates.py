@@ -1,7 +1,7 @@
 """Near-duplicates: groups of images whose vectors are closer than a threshold. Exact, tile by tile.
 
 All pairs are compared, but only a tile of similarities is in memory at a time, and groups are kept as a forest, so that even a
-million copies of one image need no extra memory. Behind ``recollect duplicates``.
+million copies of one image need no extra memory. Used by ``recollect duplicates``.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Group:
 
     Attributes:
         items: the images, by id, without vectors.
-        similarity: the lowest of the similarities that tie the group together.
-        identical: whether all files are the same to the byte.
+        similarity: the lowest similarity among the pairs that connect the group.
+        identical: whether all files have the same bytes.
         crosses: whether they are in both the training and the test set.
         labels: the labels they have; more than one is a contradiction.
     """
@@ -49,7 +49,7 @@ def group_vectors(vectors: NDArray[np.float32], threshold: float) -> tuple[NDArr
 
     Args:
         vectors: N × d of length 1.
-        threshold: pairs at least so similar are tied.
+        threshold: pairs at least this similar are connected.
 
     Examples:
         >>> rows = np.array([[1, 0], [0, 1], [1, 0]], np.float32)
@@ -57,9 +57,9 @@ def group_vectors(vectors: NDArray[np.float32], threshold: float) -> tuple[NDArr
         [0, 1, 0]
     """
     if not -1 <= threshold <= 1:
-        raise InputError(f"a similarity of {threshold}: choose one from -1 to 1, e.g. 0.95.")
+        raise InputError(f"the similarity is {threshold}: choose one from -1 to 1, e.g. 0.95.")
     if vectors.ndim != 2 or not np.isfinite(vectors).all():
-        raise InputError("near-duplicates are found among N × d vectors with finite values.")
+        raise InputError("near-duplicates need N × d vectors with finite values.")
     count = len(vectors)
     roots, lowest = np.arange(count), np.full(count, np.inf, np.float32)
     rows = torch.from_numpy(np.ascontiguousarray(vectors, np.float32))
@@ -93,7 +93,9 @@ def _tie(
     known = _settled(roots)
     a, b = known[left], known[right]
     new = np.flatnonzero(a != b)
-    for place in new[np.argsort(-values[new], kind="stable")].tolist():  # the strongest ties first: they make the group
+    for place in new[
+        np.argsort(-values[new], kind="stable")
+    ].tolist():  # the most similar pairs first: they form the group
         one, two = _root(roots, int(a[place])), _root(roots, int(b[place]))
         if one != two:
             low, high = min(one, two), max(one, two)
@@ -127,8 +129,8 @@ def find_duplicates(
 
     Args:
         target: an index, or a folder or ``.csv`` of images; ``train`` and ``test`` folders below it are its parts.
-        threshold: pairs at least so similar are near-duplicates.
-        model: for a folder: what embeds it. allow_outside: whether its links and paths may leave it.
+        threshold: pairs at least this similar are near-duplicates.
+        model: for a folder: the model. allow_outside: whether its links and paths may leave it.
         opening: ``weights``, ``device``, ``batch_size``, ``download`` for that model.
 
     Example:

@@ -1,4 +1,4 @@
-"""One writer at a time: the part of ``Store.writing`` that all stores share.
+"""One writer at a time: the common part of ``Store.writing``.
 
 A store provides its own lock between processes (a file, an advisory lock, a claim). Around it, ``OneWriter`` separates the
 threads of this process, allows nested blocks, and waits.

@@ -1,4 +1,4 @@
-"""An opened index: its store, its settings and its model, and what is read of them. ``Index`` adds searching and changing.
+"""An opened index: its store, settings and model, and functions that read them. ``Index`` adds searching and changing.
 
 Settings are read again after a second, and at once when a generation is missing: another process may have
 replaced it. The model is opened for the first image and checked by its fingerprint.
@@ -23,11 +23,11 @@ from recollect.search.store_protocol import Item, Store, StoreError, clean_where
 
 T = TypeVar("T")
 
-_SETTINGS_AGE = 1.0  # seconds for which settings are not read again
+_SETTINGS_AGE = 1.0  # seconds before settings are read again
 
 
 class OtherModelError(DataError):
-    """Vectors of another model than the index's."""
+    """Vectors of a different model than that of the index."""
 
 
 class OpenedIndex:
@@ -62,7 +62,7 @@ class OpenedIndex:
 
     @property
     def model(self) -> dict[str, Any]:
-        """What made its vectors: ``model``, ``name``, ``fingerprint``, ``dim``."""
+        """Its model: ``model``, ``name``, ``fingerprint``, ``dim``."""
         return dict(self._current().model)
 
     @property
@@ -75,7 +75,7 @@ class OpenedIndex:
         """Its model, opened when first needed.
 
         Raises:
-            OtherModelError: the model at that place is now another one.
+            OtherModelError: the model in that folder has changed.
         """
         generation = self._current()
         if self._encoder is None or self._encoder.fingerprint != generation.fingerprint:
@@ -105,7 +105,7 @@ class OpenedIndex:
         return self._retried(lambda generation: self._store.get(generation.number, ids, vectors=vectors))
 
     def examples(self, count: int) -> list[Item]:
-        """A few images, of as many labels as there are among the first thousand."""
+        """A few images with different labels, from the first thousand."""
         found = self._retried(lambda generation: list(islice(self._store.iterate(generation.number), 1000)))
         turns: Counter[str] = Counter()
         order = []
@@ -116,7 +116,7 @@ class OpenedIndex:
         return [found[place] for place in sorted(range(len(found)), key=lambda place: order[place])[:count]]
 
     def picture(self, name: str) -> Path | bytes | None:
-        """The image of an item: its file, or the bytes that were added; None if neither exists any more."""
+        """The image of an item: its file, or the bytes that were added; None if neither exists."""
         item = self.get([name]).get(name)
         if item is None:
             return None
@@ -151,15 +151,15 @@ class OpenedIndex:
         if found != generation.fingerprint:
             raise OtherModelError(
                 f"{what} is not the model of {self.address}: its weights or preprocessing differ (fingerprint {found[:12]} "
-                f"instead of {generation.fingerprint[:12]}). Embed all images with it by  recollect index --rebuild --model NEW"
+                f"instead of {generation.fingerprint[:12]}). To embed all images with it: recollect index --rebuild --model NEW"
             )
 
     def _full(self, rows: NDArray[np.float32], generation: Generation) -> NDArray[np.float32]:
         lengths = sorted({generation.dim, int(generation.model["dim"])})
         if rows.ndim != 2 or rows.shape[1] not in lengths:
             raise InputError(
-                f"vectors of {' or '.join(map(str, lengths))} values expected, but the shape is {rows.shape}: make them with "
-                "the model of the index."
+                f"vectors must have {' or '.join(map(str, lengths))} values, but the shape is {rows.shape}: compute them "
+                "with the model of the index."
             )
         return rows
 
@@ -167,7 +167,7 @@ class OpenedIndex:
         if fresh or time.monotonic() - self._read_at > _SETTINGS_AGE:
             settings = read_settings(self._store)
             if settings is None:
-                raise StoreError(f"{self.address}: the index is gone.")
+                raise StoreError(f"{self.address}: the index no longer exists.")
             self._settings, self._read_at = settings, time.monotonic()
         return self._settings.current
 

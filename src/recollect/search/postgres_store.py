@@ -1,6 +1,6 @@
 """An index in PostgreSQL with the extension pgvector. Needs the extra ``postgres``.
 
-The address is a standard one, ``postgresql://user:password@host/database``, with ``?index=name`` where a database holds
+The address is a standard one, ``postgresql://user:password@host/database``, with ``?index=name`` if a database has
 several indexes (``recollect`` by default). Each generation is a table. Several processes on several machines may serve one
 index; an advisory lock, which ends with the connection, excludes other writers. Connections: ``postgres_server``.
 """
@@ -60,7 +60,7 @@ class PostgresStore:
 
     def _create(self) -> None:
         with self._server.transaction() as db:
-            # Two processes that make the same index at once would both find nothing and one would fail.
+            # Two processes that create the same index at once would both find nothing, and one would fail.
             db.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 1))", (self._name,))
             db.execute("CREATE EXTENSION IF NOT EXISTS vector")
             db.execute(
@@ -103,16 +103,16 @@ class PostgresStore:
         return sorted(int(row[0].rsplit("_", 1)[1]) for row in rows)
 
     def create_generation(self, generation: int, dim: int, half: bool = False) -> None:
-        """Make the table of a generation."""
+        """Create the table of a generation."""
         if generation in self.generations():
-            raise InputError(f"{self.address}: generation {generation} exists already.")
+            raise InputError(f"{self.address}: generation {generation} already exists.")
         table = self._table(generation)
         with self._server.transaction() as db:
             db.execute(
                 f'CREATE TABLE {table} (id text COLLATE "C" PRIMARY KEY, digest text NOT NULL, source text NOT NULL, '
                 f"stamp text NOT NULL, metadata jsonb NOT NULL, vector {vector_type(half)}({dim}) NOT NULL)"
             )
-            # Vectors of usual lengths would be moved out of the table, and exact search would fetch each by itself.
+            # Otherwise vectors of usual lengths are moved out of the table, and exact search fetches each one separately.
             db.execute(f"ALTER TABLE {table} ALTER COLUMN vector SET STORAGE PLAIN" if dim * (2 if half else 4) < 7900
                        else f"ALTER TABLE {table} ALTER COLUMN vector SET STORAGE EXTERNAL")  # fmt: skip
             db.execute(f"CREATE INDEX {table}_metadata ON {table} USING gin (metadata jsonb_path_ops)")
@@ -202,7 +202,7 @@ class PostgresStore:
         dim, half = self._state(generation)
         rows = checked_queries(queries, dim, k)
         condition, values = condition_of(where)
-        # Ties by id cost nothing in a scan; HNSW can only give the order of distances, so its ties are settled here.
+        # Ordering ties by id costs nothing in a scan; HNSW can only order by distance, so its ties are sorted here.
         order = "distance" if approximate else 'distance, id COLLATE "C"'
         query = (
             f"SELECT id, metadata, vector <#> %s::{vector_type(half)} AS distance FROM {self._table(generation)} "
@@ -211,7 +211,7 @@ class PostgresStore:
         found = []
         with self._server.transaction() as db:
             if approximate:
-                # Without the first, a filter is applied to the nearest few only and lists come back short or empty.
+                # Without the first, a filter is applied to the nearest few only, and result lists are short or empty.
                 db.execute("SET LOCAL hnsw.iterative_scan = strict_order")
                 db.execute("SET LOCAL hnsw.max_scan_tuples = 2000000000")
                 db.execute(f"SET LOCAL hnsw.ef_search = {min(1000, max(k, self._ef_search(generation)))}")
@@ -230,7 +230,7 @@ class PostgresStore:
         longest = 4000 if half else 2000
         if dim > longest:
             raise InputError(
-                f"pgvector's HNSW takes at most {longest} dimensions here, and the vectors have {dim}: keep fewer with --dim"
+                f"pgvector's HNSW takes at most {longest} dimensions here, but the vectors have {dim}: keep fewer with --dim"
                 f"{'' if half else ' or use --half'}."
             )
         table = self._table(generation)

@@ -1,4 +1,4 @@
-"""Queries of users: files, folders of files, ids of the index. Behind ``recollect search``."""
+"""Queries of users: files, folders of files, ids of the index. Used by ``recollect search``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TOGETHER = 64
 
 @dataclass(frozen=True)
 class Answer:
-    """A query with its results. ``picture`` is the query's image: a file, bytes, or None if it is gone."""
+    """A query with its results. ``picture`` is the query's image: a file, bytes, or None if it no longer exists."""
 
     query: str
     picture: Path | bytes | None
@@ -38,14 +38,14 @@ def ask(
     """Results for files, folders and ids, in their order, and a message about skipped ones, if any.
 
     Args:
-        index: what to search in.
+        index: the index to search.
         queries: files, folders and ids. The item of an id is left out of its own results.
         k, where, exact: as in ``Index.search``.
-        skip_bad: leave out files that cannot be read, instead of ending at the first.
+        skip_bad: skip files that cannot be read, instead of stopping at the first.
 
     Raises:
-        InputError: something that is neither a file, a folder nor an id.
-        ImageError: a file that cannot be read. DataError: none of them can be.
+        InputError: a query is neither a file, a folder nor an id.
+        ImageError: a file cannot be read. DataError: no file can be read.
     """
     answers: list[Answer | None] = []
     files: list[tuple[int, Path]] = []

@@ -38,7 +38,7 @@ class Thumbnails:
                 return self._made[item.digest], item.digest
         try:
             picture: Path | bytes | None = Path(item.source) if item.source else self._index.store.picture(item.digest)
-            # A file that took the place of an indexed one was never meant to be shown.
+            # A file that replaced an indexed one must not be shown.
             if picture is None or (isinstance(picture, Path) and stamp_of(picture) != item.stamp):
                 return None
             small = shrunk(read_image(picture))
@@ -64,12 +64,12 @@ def check_upload(content: bytes, max_pixels: int) -> None:
     """Refuse files that are not images or have too many pixels, by their first bytes: nothing is decoded.
 
     Raises:
-        ImageError: with a sentence that may be sent back.
+        ImageError: its message may be sent to the client.
     """
     try:
         width, height = image_size(content)
     except ImageError as error:
-        raise ImageError("this is not an image that can be read.") from error
+        raise ImageError("this is not a readable image.") from error
     pixels = width * height
     if pixels > max_pixels:
-        raise ImageError(f"the image has {pixels:,} pixels; at most {max_pixels:,} are taken. Shrink it.")
+        raise ImageError(f"the image has {pixels:,} pixels, above the limit of {max_pixels:,}. Shrink it.")

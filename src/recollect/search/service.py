@@ -52,10 +52,10 @@ _FIELDS = 64 * 1024  # bytes of a form's text fields
 
 @dataclass(frozen=True)
 class Limits:
-    """What the service takes.
+    """Limits of the service.
 
     Attributes:
-        token: what writers must show; None for a service that only reads.
+        token: the token for writing; None for a service that only reads.
         max_bytes: of an uploaded image. max_pixels: likewise.
         hosts: names the service answers to; None for any.
     """
@@ -70,8 +70,8 @@ def create_app(index: Index, limits: Limits | None = None, on_ready: Callable[[]
     """The application, for any ASGI server.
 
     Args:
-        index: what to serve.
-        limits: what to take, and from whom.
+        index: the index to serve.
+        limits: limits of requests, and who may write.
         on_ready: called when the model and the vectors are loaded, just before the first request.
     """
     limits = limits or Limits()
@@ -90,7 +90,7 @@ def create_app(index: Index, limits: Limits | None = None, on_ready: Callable[[]
         version=__version__,
         summary="Image search",
         lifespan=lifespan,
-        docs_url=None,  # the usual pages load scripts from elsewhere
+        docs_url=None,  # the usual pages load scripts from other sites
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -192,7 +192,7 @@ class _Service:
         if image is None or not isinstance(name, str) or not name or len(name) > 512:
             raise HTTPException(422, "send an image and an id of at most 512 characters.")
         if not isinstance(about, dict):
-            raise HTTPException(422, "metadata is an object of names and values.")
+            raise HTTPException(422, "metadata must be an object of names and values.")
         metadata = clean_metadata(about)
         check_upload(image, self.limits.max_pixels)
         changes = await run_in_threadpool(partial(self.index.add, [image], [name], [metadata], wait=10))
@@ -231,12 +231,12 @@ class _Service:
         return [ItemAnswer(id=item.id, metadata=dict(item.metadata), thumbnail=_address(item.id)) for item in found]
 
     async def labels(self) -> dict[str, int]:
-        """The labels there are, with their numbers of images."""
+        """The existing labels, with their numbers of images."""
         found: dict[str, int] = await run_in_threadpool(self.index.values, "label")
         return found
 
     async def health(self) -> Health:
-        """What the service holds."""
+        """The state of the service."""
         items = await run_in_threadpool(self.index.count)
         generation = self.index.generation
         near, thresholds = generation.approximate or {}, generation.calibration or {}
@@ -284,12 +284,12 @@ class _Service:
                 fields = {name: value for name, value in form.items() if isinstance(value, str)}
                 content = None if upload is None or isinstance(upload, str) else await upload.read()
         except (MultiPartException, ClientDisconnect, UnicodeDecodeError, ValueError) as error:
-            raise HTTPException(400, "this is not a form that can be read.") from error
+            raise HTTPException(400, "this is not a readable form.") from error
         return content, fields
 
 
 async def _problem(_: Request, error: Exception) -> Any:
-    """An error as an answer. Only sentences that cannot hold a path are passed on."""
+    """The response for an error. Only messages that cannot contain a path are passed on."""
     if isinstance(error, ImageError):
         return JSONResponse(
             {"detail": "this is not an image that can be read." if "damaged" in str(error) else str(error)}, 400
@@ -300,8 +300,8 @@ async def _problem(_: Request, error: Exception) -> Any:
         return JSONResponse({"detail": "the service is busy: try again in a moment."}, 503, {"Retry-After": "1"})
     _LOG.error("%s: %s", type(error).__name__, error)
     if isinstance(error, RecollectError):
-        return JSONResponse({"detail": "the index cannot be used at the moment; its log says why."}, 503)
-    return JSONResponse({"detail": "something went wrong; the log says what."}, 500)
+        return JSONResponse({"detail": "the index cannot be used at the moment; see the log of the service."}, 503)
+    return JSONResponse({"detail": "internal error; see the log of the service."}, 500)
 
 
 def _count(value: Any) -> int:
@@ -310,7 +310,7 @@ def _count(value: Any) -> int:
     except (TypeError, ValueError, OverflowError):
         number = 0
     if not 1 <= number <= MOST or (isinstance(value, float) and value != number):
-        raise HTTPException(422, f"k is a whole number from 1 to {MOST}.")
+        raise HTTPException(422, f"k must be a whole number from 1 to {MOST}.")
     return number
 
 
@@ -319,7 +319,7 @@ def _where(value: Any) -> dict[str, list[str]]:
     if not found:
         return {}
     if not isinstance(found, dict):
-        raise HTTPException(422, "where is an object of names and values.")
+        raise HTTPException(422, "where must be an object of names and values.")
     return clean_where(found)
 
 

@@ -11,7 +11,7 @@ _SIZES = (1, 2, 4, 8, 16, 32)
 
 
 class ServiceMetrics:
-    """What is counted. Safe to use from several threads."""
+    """The counters. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Starting the service: tokens, host names, the server. Behind ``recollect serve``."""
+"""Starts the service: tokens, host names, the server. Used by ``recollect serve``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def find_token(file: Path | None) -> tuple[str, bool]:
     """The token of writers, and whether it was generated: from a file, the environment, or random.
 
     Raises:
-        ConfigError: a file that is empty or cannot be read, or a token shorter than 16 characters.
+        ConfigError: the file is empty or cannot be read, or the token is shorter than 16 characters.
     """
     if file is not None:
         try:
@@ -37,12 +37,12 @@ def find_token(file: Path | None) -> tuple[str, bool]:
     elif (token := os.environ.get(TOKEN, "").strip()) == "":
         return secrets.token_urlsafe(24), True
     if len(token) < 16 or not token.isascii() or not token.isprintable():
-        raise ConfigError("the token is too easy to guess: at least 16 printable ASCII characters are needed.")
+        raise ConfigError("the token is too short: use at least 16 printable ASCII characters.")
     return token, False
 
 
 def allowed_hosts(host: str, more: list[str]) -> frozenset[str] | None:
-    """The names a service at ``host`` answers to; None for any, where it listens everywhere and no name was given."""
+    """The host names that a service at ``host`` accepts; None for any, if it listens everywhere and no name was given."""
     if host in _EVERYWHERE and not more:
         return None
     own = () if host in _EVERYWHERE else (f"[{host}]" if ":" in host else host,)
@@ -50,10 +50,10 @@ def allowed_hosts(host: str, more: list[str]) -> frozenset[str] | None:
 
 
 def refuse_address(host: str, port: int) -> None:
-    """Refuse a host that does not exist here, and a port that is taken or not allowed.
+    """Refuse a host that this machine does not have, and a port that is in use or not allowed.
 
     Raises:
-        ConfigError: nobody can listen there.
+        ConfigError: the service cannot listen there.
     """
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
@@ -68,10 +68,10 @@ def refuse_address(host: str, port: int) -> None:
 
 
 def _bound(how: list[Any], address: Any) -> OSError | None:
-    """Take an address for a moment; returns the error if this machine has none of its kind, e.g. no IPv6."""
+    """Bind an address for a moment; returns the error if this machine does not support it, e.g. no IPv6."""
     try:
         with socket.socket(*how) as probe:
-            if os.name == "posix":  # elsewhere it would share a port that is taken
+            if os.name == "posix":  # on other systems it would share a port that is in use
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
@@ -95,29 +95,31 @@ def serve(
     model: str | None = None,
     **opening: Any,
 ) -> None:
-    """Serve an index until the process is asked to end; requests under way are answered first.
+    """Serve an index until the process is stopped; running requests are answered first.
 
     Args:
-        index: what to serve: an open index, or its address.
+        index: the index to serve: an open index, or its address.
         host, port: where to listen.
-        write: let clients that show the token add and remove images.
+        write: allow clients with the token to add and remove images.
         token_file: file with the token; without it the environment's ``RECOLLECT_TOKEN``, or a new one, which is logged.
-        hosts: further host names that the service answers to.
-        max_bytes, max_pixels: of an uploaded image.
-        grace: seconds for requests under way when the service is asked to end.
-        model: of an address: where the model is now, if it moved.
-        opening: of an address: ``weights``, ``device`` for the model.
+        hosts: further host names to accept.
+        max_bytes, max_pixels: limits of an uploaded image.
+        grace: seconds for running requests when the service is stopped.
+        model: for an address: the new folder of the model, if it moved.
+        opening: for an address: ``weights``, ``device`` for the model.
 
     Raises:
-        ConfigError: an address nobody can listen on, or a token that is missing or too easy to guess.
+        ConfigError: the service cannot listen there, or the token is missing or too short.
         MissingExtraError: the extra ``serve`` is not installed.
 
     Example:
-        It returns only when the process is asked to end::
+        It returns only when the process is stopped::
 
             recollect.serve("shop.index", port=8080)
     """
-    refuse_address(host, port)  # before the model is loaded, and in a sentence; uvicorn ends the process with code 3
+    refuse_address(
+        host, port
+    )  # before the model is loaded, and with a message; uvicorn would end the process with code 3
     uvicorn: Any = require("uvicorn", "serve", "recollect serve")
     require("fastapi", "serve", "recollect serve")
     require("python_multipart", "serve", "recollect serve")

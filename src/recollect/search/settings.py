@@ -21,8 +21,8 @@ class Generation:
 
     Attributes:
         number: in the store.
-        model: what made the vectors: ``model``, ``weights``, ``name``, ``fingerprint``, ``dim`` (of the model).
-        dim: length of the vectors kept. half: whether they are kept in half precision.
+        model: the model of the vectors: ``model``, ``weights``, ``name``, ``fingerprint``, ``dim`` (of the model).
+        dim: length of the stored vectors. half: whether they are stored in half precision.
         approximate: settings of the approximate index and its measured recall; None for exact search only.
         calibration: thresholds for *same* and *similar* (see ``thresholds``).
     """
@@ -57,7 +57,7 @@ def read_settings(store: Store) -> Settings | None:
     """The settings of the index in ``store``; None if it has none yet.
 
     Raises:
-        StoreError: they cannot be understood.
+        StoreError: they are not valid.
     """
     document = store.read_document(DOCUMENT)
     if document is None:
@@ -70,7 +70,9 @@ def read_settings(store: Store) -> Settings | None:
         building = document.get("building")
         return Settings(_generation(document["current"]), None if building is None else _generation(building))
     except (KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"{store.address}: the settings of the index cannot be understood ({error}).") from error
+        raise StoreError(
+            f"{store.address}: the settings of the index are not valid ({error}). Restore it from a copy."
+        ) from error
 
 
 def write_settings(store: Store, settings: Settings) -> None:

@@ -17,7 +17,7 @@ from recollect.common.files import make_folder_for
 from recollect.search.store_protocol import NoIndexError, StoreError
 
 FORMAT = 2
-APPLICATION = 0x7265636F  # "reco": tells an index from any other SQLite file
+APPLICATION = 0x7265636F  # "reco": distinguishes an index from other SQLite files
 BLOCK = 256
 """Slots in a block."""
 
@@ -56,15 +56,15 @@ CREATE TABLE pictures (digest TEXT PRIMARY KEY, data BLOB NOT NULL);
 
 
 def connect(path: Path, create: bool) -> sqlite3.Connection:
-    """Open the index in the file ``path``; ``create`` makes an empty one if there is none.
+    """Open the index in the file ``path``; ``create`` creates an empty one if there is none.
 
     Raises:
-        StoreError: no such file, another kind of file, or one that cannot be opened.
+        StoreError: no such file, another kind of file, or it cannot be opened.
     """
     if not path.exists() and not create:
         raise NoIndexError(str(path))
     if path.is_dir():
-        raise StoreError(f"{path} is a folder, and an index is a file: choose another name.")
+        raise StoreError(f"{path} is a folder, but an index is a file: choose another name.")
     if not path.exists():
         make_folder_for(path)
     with spoken(path):
@@ -81,8 +81,8 @@ def _uri(path: Path) -> str:
     address = path.resolve().as_uri()
     if not path.exists() or (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
         return address
-    # Readers of a write-ahead log share a file beside the index. Where that cannot be made, and nobody else can be
-    # writing, the file is taken as it is.
+    # Readers of a write-ahead log share a file next to the index. If it cannot be created, and no other process can be
+    # writing, the file is opened as immutable.
     wal = path.with_name(path.name + "-wal")
     return f"{address}?mode=ro" + ("" if wal.exists() else "&immutable=1")
 
@@ -113,18 +113,18 @@ def _prepare(connection: sqlite3.Connection, path: Path, create: bool) -> None:
             f"{path}: an index of format {version}; this version of recollect reads format {FORMAT}. Index the images again "
             "into a new file."
         )
-    # Every commit is on disk when it returns: a power cut, too, loses only what was not reported as done.
+    # Every commit is on disk when it returns: even a power cut loses only what was not reported as done.
     connection.execute("PRAGMA synchronous = FULL")
 
 
 def _is_empty(connection: sqlite3.Connection) -> bool:
-    # Asked of the tables, not of the file's size: a process that died while making the index leaves a few bytes.
+    # By the tables, not the file's size: a process that died while creating the index leaves a few bytes.
     return not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
 
 
 @contextmanager
 def spoken(path: Path) -> Iterator[None]:
-    """SQLite's errors as sentences."""
+    """Turn SQLite's errors into messages."""
     try:
         yield
     except sqlite3.Error as error:
@@ -136,9 +136,9 @@ def spoken(path: Path) -> Iterator[None]:
 def _sentence(error: sqlite3.Error) -> str:
     code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # the primary code, without SQLite's details
     if code == sqlite3.SQLITE_FULL:
-        return "the disk is full. Nothing that was committed is lost: make room and run the command again."
+        return "the disk is full. Committed data is kept: free some space and run the command again."
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
-        return "may only be read: change its permissions, or copy it to where you may write."
+        return "it is read-only: change its permissions, or copy it to a folder that you can write to."
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return (
             f"not an index, or a damaged one ({error}). Nothing was changed: restore the file from a copy, or index the "
@@ -147,7 +147,7 @@ def _sentence(error: sqlite3.Error) -> str:
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return "another process has been writing to it for a minute: try again when it is done."
     if code == sqlite3.SQLITE_CANTOPEN:
-        return "cannot be opened: check that the folder exists and that you may write there."
+        return "it cannot be opened: check that the folder exists and that you can write to it."
     if code == sqlite3.SQLITE_IOERR:
-        return f"cannot be read or written ({error}): check the disk and the space on it. What was committed is kept."
+        return f"it cannot be read or written ({error}): check the disk and its free space. Committed data is kept."
     return f"SQLite says: {error}."

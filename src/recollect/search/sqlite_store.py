@@ -67,7 +67,7 @@ class SQLiteStore:
             self._graphs.clear()
 
     def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:
-        """Become the only writer: lock a file beside the index, which the system releases when the process ends."""
+        """Become the only writer: lock a file next to the index; the system releases the lock when the process ends."""
         return self._writer.held(wait)
 
     def _try_lock(self) -> bool:
@@ -82,7 +82,7 @@ class SQLiteStore:
 
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
-        """All inside the block happens together or not at all (``IMMEDIATE``), or sees one moment (``DEFERRED``)."""
+        """The block is one transaction: it writes atomically (``IMMEDIATE``), or reads one state (``DEFERRED``)."""
         with self._lock, spoken(self._path):
             self._connection.execute(f"BEGIN {kind}")
             try:
@@ -113,10 +113,10 @@ class SQLiteStore:
             return [row[0] for row in db.execute("SELECT generation FROM generations ORDER BY generation")]
 
     def create_generation(self, generation: int, dim: int, half: bool = False) -> None:
-        """Make an empty generation."""
+        """Create an empty generation."""
         with self._transaction("IMMEDIATE") as db:
             if db.execute("SELECT 1 FROM generations WHERE generation = ?", (generation,)).fetchone():
-                raise InputError(f"{self._path}: generation {generation} exists already.")
+                raise InputError(f"{self._path}: generation {generation} already exists.")
             db.execute("INSERT INTO generations (generation, dim, half) VALUES (?, ?, ?)", (generation, dim, half))
 
     def drop_generation(self, generation: int) -> None:
@@ -160,7 +160,7 @@ class SQLiteStore:
             _forget_pictures(db, {digest for _, digest in known.values()})
 
     def delete(self, generation: int, ids: Sequence[str]) -> int:
-        """Remove items in one transaction; when most slots are free, the rest is moved together."""
+        """Remove items in one transaction; if most slots are free, the remaining items are compacted."""
         with self._transaction("IMMEDIATE") as db:
             state = self._state(db, generation)
             rows = list(self._rows(db, generation, ids, "slot, digest"))
@@ -279,7 +279,9 @@ class SQLiteStore:
             graph = Graph.build(loaded, settings)
         with self._transaction("IMMEDIATE") as db:
             if self._state(db, generation)["epoch"] != graph.epoch:
-                raise StoreError(f"{self._path}: it was reorganised while its graph was being built. Build it again.")
+                raise StoreError(
+                    f"{self._path}: the index was compacted while its graph was being built. Build it again."
+                )
             sqlite_vectors.write_graph(db, generation, graph)
         self._graphs[generation] = graph
 

@@ -1,4 +1,4 @@
-"""Vectors in blocks of a SQLite table: writing, reading, applying changes, compacting. For ``sqlite_store``.
+"""Vectors in blocks of a SQLite table: writing, reading, applying changes, compacting. Used by ``sqlite_store``.
 
 A block ends with the CRC-32 of its vectors, which is compared whenever it is read: SQLite has no checksums of its own.
 """
@@ -40,7 +40,7 @@ def write(
         empty = bytes(BLOCK * size)
         db.execute("INSERT OR IGNORE INTO vectors VALUES (?, ?)", (number, empty + _checksum(empty)))
         with db.blobopen("vectors", "data", number) as blob:
-            _refuse_damaged(blob.read())  # or the new checksum would make it good
+            _refuse_damaged(blob.read())  # otherwise the new checksum would hide the damage
             for run in np.split(np.arange(len(here)), np.flatnonzero(np.diff(places) != 1) + 1):
                 blob.seek(int(places[run[0]]) * size)
                 blob.write(rows[here[run]].tobytes())
@@ -61,7 +61,7 @@ def read(
 
 
 def refreshed(db: sqlite3.Connection, generation: int, state: Any, loaded: LoadedVectors | None) -> LoadedVectors:
-    """What is in memory, brought to the state of this transaction; all of it is read if nothing is there yet."""
+    """The vectors in memory, updated to the state of this transaction; all are read if there are none yet."""
     dim, half = state["dim"], bool(state["half"])
     if loaded is None or loaded.epoch != state["epoch"]:
         loaded = LoadedVectors(dim, half, state["epoch"], state["changes"])
@@ -93,7 +93,7 @@ def compact(db: sqlite3.Connection, generation: int, dim: int, half: bool) -> No
     for start in range(0, len(slots), BLOCK):
         some = slots[start : start + BLOCK]
         new = np.arange(start, start + len(some))
-        # In order, so the slot an item moves to is free: it is below its own, and lower items have moved already.
+        # In order, so the slot an item moves to is free: it is below its own, and lower items have already moved.
         write(db, generation, new, read(db, generation, some, dim, half), half)
         moved = [(int(to), generation, int(old)) for to, old in zip(new, some, strict=True) if to != old]
         db.executemany("UPDATE items SET slot = ? WHERE generation = ? AND slot = ?", moved)
@@ -108,7 +108,7 @@ def compact(db: sqlite3.Connection, generation: int, dim: int, half: bool) -> No
 
 
 def write_graph(db: sqlite3.Connection, generation: int, graph: Graph) -> None:
-    """Keep a graph, replacing an earlier one."""
+    """Store a graph, replacing an earlier one."""
     db.execute("DELETE FROM graphs WHERE generation = ?", (generation,))
     for name, array in graph.arrays().items():
         data = array.tobytes()
@@ -148,7 +148,7 @@ def _rows(data: bytes, dim: int, half: bool) -> NDArray[Any]:
 
 
 class DamagedBlockError(sqlite3.DatabaseError):
-    """Vectors that are not those that were written."""
+    """The vectors differ from those that were written."""
 
     sqlite_errorcode = sqlite3.SQLITE_CORRUPT
 

@@ -1,4 +1,4 @@
-"""What a store of vectors must do: the protocol behind ``Index``, and the values that pass through it.
+"""The interface of a store of vectors, which ``Index`` uses, and its types.
 
 A store keeps *generations* of items. Every generation has vectors of one length, made by one model; one generation answers
 searches while the next is being filled. A store does not know images or models: ``Index`` decides what goes in.
@@ -48,8 +48,8 @@ class Item:
 
     Attributes:
         id: unique in its generation.
-        vector: d values; None where an item is read without its vector.
-        metadata: what users see and filter by: ``label``, ``name``, their own columns. Values are text.
+        vector: d values; None if an item is read without its vector.
+        metadata: columns that users see and filter by: ``label``, ``name``, their own. Values are text.
         digest: SHA-256 of the image's bytes; equal images are embedded once.
         source: path of the file on this machine, or "" for an image that was passed in memory. Never shown to clients.
         stamp: size and time of that file when it was read; while they are the same, it is not read again.
@@ -76,17 +76,17 @@ class Hit:
 
 @runtime_checkable
 class Store(Protocol):
-    """A place for vectors. Methods may be called from several threads; only the holder of ``writing`` changes anything.
+    """A store of vectors. Methods may be called from several threads; only the holder of ``writing`` changes anything.
 
     Attributes:
-        address: what opens it again, without a password: it is shown to people.
+        address: its address without a password, for display.
     """
 
     address: str
 
     @classmethod
     def open(cls, address: str, *, create: bool = False) -> Store:
-        """Open the store at ``address``; ``create`` makes an empty one if there is none.
+        """Open the store at ``address``; ``create`` creates an empty one if there is none.
 
         Raises:
             StoreError: there is no store, it cannot be reached, or it is something else.
@@ -94,11 +94,11 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
         ...
 
     def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:
-        """Be the only writer inside the block; the lock ends with the process, however that ends.
+        """Be the only writer inside the block; the lock ends with the process, for any reason.
 
         Raises:
             IndexBusyError: another process is still writing after ``wait`` seconds.
@@ -114,11 +114,11 @@ class Store(Protocol):
         ...
 
     def generations(self) -> list[int]:
-        """Numbers of the generations there are, in order."""
+        """Numbers of the existing generations, in order."""
         ...
 
     def create_generation(self, generation: int, dim: int, half: bool = False) -> None:
-        """Make an empty generation for vectors of ``dim`` values, kept in half precision if ``half``."""
+        """Create an empty generation for vectors of ``dim`` values, stored in half precision if ``half``."""
         ...
 
     def drop_generation(self, generation: int) -> None:
@@ -130,7 +130,7 @@ class Store(Protocol):
         ...
 
     def delete(self, generation: int, ids: Sequence[str]) -> int:
-        """Remove items; how many there were."""
+        """Remove items; returns how many existed."""
         ...
 
     def get(self, generation: int, ids: Sequence[str], *, vectors: bool = False) -> dict[str, Item]:
@@ -138,7 +138,7 @@ class Store(Protocol):
         ...
 
     def picture(self, digest: str) -> bytes | None:
-        """The bytes of an image that was put with its picture."""
+        """The bytes of an image that was stored with its picture."""
         ...
 
     def iterate(self, generation: int, *, vectors: bool = False) -> Iterator[Item]:
@@ -146,7 +146,7 @@ class Store(Protocol):
         ...
 
     def count(self, generation: int, where: Where | None = None) -> int:
-        """How many items there are."""
+        """The number of items."""
         ...
 
     def values(self, generation: int, column: str, limit: int = 1000) -> dict[str, int]:
@@ -173,9 +173,9 @@ class Store(Protocol):
 
 
 def checked_text(text: str, what: str) -> str:
-    """``text``, refused where stores could not keep it: with a zero character, or half a character of a file name."""
+    """``text``, if stores can keep it: without zero characters and unpaired surrogates (from file names)."""
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise InputError(f"{what} is not text that can be kept: {text!r}. Rename the file or column.")
+        raise InputError(f"{what} cannot be stored: {text!r}. Rename the file or column.")
     return text
 
 
@@ -187,11 +187,11 @@ def as_text(value: object) -> str:
         return checked_text(value, "a metadata value")
     if isinstance(value, int | float | np.integer | np.floating):
         return str(value)
-    raise InputError(f"metadata values are text, numbers or truth values, not {type(value).__name__}: {value!r}.")
+    raise InputError(f"metadata values must be text, numbers, True or False, not {type(value).__name__}: {value!r}.")
 
 
 def clean_metadata(metadata: Mapping[str, object] | None) -> dict[str, str]:
-    """Metadata as stores keep it: text by column, without missing values.
+    """Metadata as stored: text by column, without missing values.
 
     Raises:
         InputError: a value that is neither text nor a number, or a name that is not text.
@@ -199,7 +199,7 @@ def clean_metadata(metadata: Mapping[str, object] | None) -> dict[str, str]:
     kept: dict[str, str] = {}
     for name, value in (metadata or {}).items():
         if not isinstance(name, str) or not name:
-            raise InputError(f"metadata columns are named by text, not {name!r}.")
+            raise InputError(f"names of metadata columns must be text, not {name!r}.")
         if value is not None:
             kept[checked_text(name, "the name of a metadata column")] = as_text(value)
     return kept
@@ -215,7 +215,7 @@ def clean_where(where: Mapping[str, object] | None) -> dict[str, list[str]]:
     cleaned: dict[str, list[str]] = {}
     for name, wanted in (where or {}).items():
         if not isinstance(name, str) or not name:
-            raise InputError(f"a filter names metadata columns by text, not {name!r}.")
+            raise InputError(f"names of metadata columns in a filter must be text, not {name!r}.")
         several = wanted if isinstance(wanted, Sequence) and not isinstance(wanted, str) else [wanted]
         cleaned[checked_text(name, "the name of a metadata column")] = [as_text(value) for value in several]
     return cleaned
@@ -225,7 +225,7 @@ def checked_vectors(items: Sequence[Item], dim: int) -> NDArray[np.float32]:
     """The items' vectors as one N × dim array.
 
     Raises:
-        InputError: an id that is empty or comes twice, a vector that is missing, of another length or not finite.
+        InputError: an id is empty or occurs twice, or a vector is missing, of another length or not finite.
     """
     seen: set[str] = set()
     for item in items:
@@ -233,11 +233,11 @@ def checked_vectors(items: Sequence[Item], dim: int) -> NDArray[np.float32]:
             raise InputError("an item of an index needs an id that is not empty.")
         checked_text(item.id, "an id")
         if item.id in seen:
-            raise InputError(f"the id {item.id!r} comes twice in one batch.")
+            raise InputError(f"the id {item.id!r} occurs twice in one batch.")
         seen.add(item.id)
         if item.vector is None or item.vector.shape != (dim,):
             shape = None if item.vector is None else item.vector.shape
-            raise InputError(f"{item.id}: a vector of {dim} values expected, not of shape {shape}.")
+            raise InputError(f"{item.id}: its vector must have {dim} values, but the shape is {shape}.")
     vectors = np.empty((len(items), dim), np.float32)
     for row, item in enumerate(items):
         vectors[row] = item.vector
@@ -254,10 +254,10 @@ def checked_queries(queries: NDArray[np.float32], dim: int, k: int) -> NDArray[n
         InputError: a wrong shape, values that are not finite, or a ``k`` below 1.
     """
     if k < 1:
-        raise InputError(f"k is {k}: ask for at least one result.")
+        raise InputError(f"k is {k}: it must be at least 1.")
     rows = np.ascontiguousarray(queries, np.float32)
     if rows.ndim != 2 or rows.shape[1] != dim:
-        raise InputError(f"queries of {dim} dimensions expected, but the shape is {rows.shape}.")
+        raise InputError(f"queries must have {dim} dimensions, but the shape is {rows.shape}.")
     if not np.isfinite(rows).all():
         raise InputError("queries: a value is not finite (NaN or infinity).")
     return rows

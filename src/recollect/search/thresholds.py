@@ -1,4 +1,4 @@
-"""Which similarity means "the same": thresholds with their error rates, measured on labelled images.
+"""Thresholds for "the same": similarities with their error rates, measured on labelled images.
 
 Two images of one class *match*; the question is above which similarity to report a match. Over all pairs of two
 classes, the *false-match rate* of a threshold is the share at or above it; over all pairs of one class, its *miss rate* is
@@ -55,10 +55,10 @@ class ThresholdCalibration:
 
     Attributes:
         same, similar: the two thresholds in use.
-        curve: thresholds at usual rates that the number of pairs can tell.
-        images, classes, same_pairs, other_pairs: what they were measured on.
-        fingerprint: of the model.
-        data: what the images were.
+        curve: thresholds at usual rates, as far as the number of pairs allows.
+        images, classes, same_pairs, other_pairs: numbers of the calibration images.
+        fingerprint: fingerprint of the model.
+        data: the calibration images.
     """
 
     same: Threshold
@@ -107,7 +107,7 @@ def calibrate(
         )
     names, codes = np.unique(np.asarray(labels), return_inverse=True)
     if len(codes) != len(vectors):
-        raise InputError(f"{len(vectors)} vectors but {len(codes)} labels: one each is expected.")
+        raise InputError(f"{len(vectors)} vectors but {len(codes)} labels: give one per vector.")
     if len(names) < 2 or len(names) == len(codes):
         raise InputError(
             f"{len(codes)} images of {len(names)} classes: calibrating needs at least two classes, and one with two images."
