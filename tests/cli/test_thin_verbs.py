@@ -27,7 +27,7 @@ SHOWING = {
     "recollect.models.weight_files.FOLDER_VARIABLE",
 }
 """What turns results into text and is used for nothing else."""
-MOST_STATEMENTS = 18
+MOST_STATEMENTS = 20
 """In the body of a command, nested ones included."""
 
 
