@@ -9,7 +9,7 @@ import pytest
 from recollect.common import doors
 from recollect.common.errors import ConfigError
 from recollect.config.overrides import resolve
-from recollect.config.references import anchored_names, sealed_names, shown_names
+from recollect.config.references import anchored_names, sealed_names, short_names
 
 SETTINGS = {
     "data.name": "a.py:data",
@@ -35,7 +35,7 @@ def test_every_name_is_anchored_sealed_and_shown(tmp_path: Path, monkeypatch: py
     for name in [*names, sealed.loss.options["inner"], sealed.loss.options["many"][0], sealed.run.loggers[0]]:
         with pytest.raises(ConfigError, match="--trust"):
             doors.load(name, "loss")
-    assert shown_names(sealed) == config
+    assert short_names(sealed) == config
     with doors.trusting():
         assert sealed_names(config) == config
     assert sealed_names(sealed) == sealed
