@@ -253,16 +253,9 @@ def _line_legend(names: Sequence[str]) -> Markup:
 
 def legend(names: Sequence[str], samples: Sequence[Markup], width: int, height: int = 12) -> Markup:
     """Names, each beside a sample drawn in a box of ``width`` × ``height``."""
-    box: dict[str, str | float] = {
-        "viewBox": f"0 0 {width} {height}",
-        "width": width,
-        "height": height,
-        "aria_hidden": "true",
-    }
-    items = [
-        element("li", element("svg", sample, **box), element("bdi", name))
-        for name, sample in zip(names, samples, strict=True)
-    ]
+    box = f"0 0 {width} {height}"
+    drawn = [element("svg", part, viewBox=box, width=width, height=height, aria_hidden="true") for part in samples]
+    items = [element("li", sample, element("bdi", name)) for name, sample in zip(names, drawn, strict=True)]
     return element("ul", items, class_="legend")
 
 
