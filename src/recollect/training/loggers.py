@@ -2,7 +2,7 @@
 
 To add one, write a ``Callback`` and a row of ``LOGGERS``; its arguments are its options (``run.logger_options``). Loggers
 outside the package are found by ``common/doors.py``: ``my.py:MyLogger``, or a name that an installed package adds. Packages
-are required when a logger is made, before anything is trained. ``metrics.jsonl`` is always written, by ``logs.py``.
+are required when a logger is made, before anything is trained. ``metrics.jsonl`` is always written, by ``run_folder.Log``.
 """
 
 from __future__ import annotations
