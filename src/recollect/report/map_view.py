@@ -10,6 +10,7 @@ import io
 import json
 import math
 from collections.abc import Sequence
+from colorsys import hsv_to_rgb
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ MOST_MAPS = 3
 MOST_TILES = 4096
 """Images that have a small picture; the others are named only."""
 _NO_TILE = 65535
-_INCHES, _DOTS = 5.2, 100
+_SIDE = 520  # pixels of the picture that needs no script
 
 
 def map_section(contenders: Sequence[Contender], shown: Shown, small: SmallPictures | None) -> Markup:
@@ -93,22 +94,19 @@ def _figure(plane: Plane, labels: NDArray[np.int64], contender: Contender, metho
 
 def _drawn(plane: Plane, labels: NDArray[np.int64]) -> str:
     """The picture for those without the script: dots on nothing, for light and dark pages."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.colors import hsv_to_rgb
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(_INCHES, _INCHES), dpi=_DOTS)
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.axis("off")
+    scale = 2  # drawn larger and reduced, so that dots are round
+    radius = scale * min(3.0, max(0.8, 110 / math.sqrt(len(plane))))
+    side, reach = scale * _SIDE, math.ceil(radius)
     hues = np.arange(labels.max() + 1) * 137.508 % 360 / 360  # as in page.js
-    colours = hsv_to_rgb(np.column_stack([hues, np.full(len(hues), 0.75), np.full(len(hues), 0.8)]))
-    size = min(16.0, max(1.5, 30000 / len(plane)))
-    axes.scatter(plane[:, 0], 1 - plane[:, 1], s=size, c=colours[labels], linewidths=0)
-    buffer = io.BytesIO()
-    FigureCanvasAgg(figure)
-    figure.savefig(buffer, format="png", transparent=True)
-    picture: Image.Image = Image.open(buffer).quantize(128, Image.Quantize.FASTOCTREE)
-    return _address(picture, "png", optimize=True)
+    colours = np.array([[*(round(255 * part) for part in hsv_to_rgb(hue, 0.75, 0.8)), 255] for hue in hues], np.uint8)
+    centres = reach + np.round(plane * (side - 1 - 2 * reach)).astype(np.int64)
+    canvas = np.zeros((side, side, 4), np.uint8)
+    for down in range(-reach, reach + 1):
+        for across in range(-reach, reach + 1):
+            if down * down + across * across <= radius * radius:
+                canvas[centres[:, 1] + down, centres[:, 0] + across] = colours[labels]
+    picture = Image.fromarray(canvas).resize((_SIDE, _SIDE), Image.Resampling.BOX)
+    return _address(picture.quantize(128, Image.Quantize.FASTOCTREE), "png", optimize=True)
 
 
 def _sheet(places: NDArray[np.int64], shown: Shown, small: SmallPictures | None) -> tuple[str, NDArray[np.int64], int]:
