@@ -35,6 +35,7 @@ def make_data(root: Path) -> Path:
     make_images(root, classes=8, each=5)
     make_images(root, classes=6, each=5, split="test", seed=1)
     (root / "test" / "test-03").rename(root / "test" / EVIL)
+    (root / "test" / "test-05").rename(root / "test" / "test-0")  # part of the others' names
     (root / "test" / "test-04" / "2.png").rename(root / "test" / "test-04" / EVIL_FILE)
     return root
 

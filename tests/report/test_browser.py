@@ -140,6 +140,17 @@ def test_rows_are_filtered_by_class(chromium: Browser, page: Path) -> None:
         "const rows = [...document.querySelectorAll('[data-classes]')];"
         "return rows.every(row => row.hidden === !row.dataset.classes.includes('test-04'))"
     )
+    # Rows of tables are known by the classes in them, not by their numbers; a whole name is that class alone.
+    shown = "return [...document.querySelectorAll('.by-class tbody tr')].filter(r => !r.hidden).map(r => r.textContent)"
+    assert all("test-04" in row for row in chromium.run(shown))
+    chromium.run(typed.format("'%'"))
+    assert chromium.run(shown) == []
+    chromium.run(typed.format("'TEST-0'"))  # not test-00, which contains it
+    assert chromium.run(
+        "const rows = [...document.querySelectorAll('[data-classes]')];"
+        "return rows.every(row => row.hidden === !row.dataset.classes.split('\\n').includes('test-0'))"
+    )
+    assert 0 < chromium.run(count) < everything
     chromium.run(typed.format("''"))
     assert chromium.run(count) == everything
 

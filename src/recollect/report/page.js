@@ -76,15 +76,19 @@
   const maps = [];
   if (filter) {
     const rows = all("[data-classes], .by-class tbody tr");
-    const words = rows.map((row) => (row.dataset.classes || row.textContent).toLowerCase());
+    const classes = rows.map((row) =>
+      row.dataset.classes ? row.dataset.classes.split("\n") : all("bdi", row).map((name) => name.textContent));
+    const offered = new Set(all("#offered option").map((option) => option.value.toLowerCase()));
     const said = document.getElementById("filtered");
     const apply = () => {
       const wanted = filter.value.trim().toLowerCase();
+      // A class chosen from the list is that class alone; other words match every class that contains them.
+      const matches = (name) => (offered.has(wanted) ? name.toLowerCase() === wanted : name.toLowerCase().includes(wanted));
       let left = 0;
-      rows.forEach((row, at) => (left += !(row.hidden = !words[at].includes(wanted))));
+      rows.forEach((row, at) => (left += !(row.hidden = !classes[at].some(matches))));
       all("details.more").forEach((more) => wanted && (more.open = true));
       said.textContent = wanted ? `${left} of ${rows.length} rows` : "";
-      maps.forEach((map) => map.highlight(wanted));
+      maps.forEach((map) => map.highlight(wanted ? matches : null));
     };
     filter.addEventListener("input", apply);
     filter.form.addEventListener("submit", (event) => event.preventDefault());
@@ -100,6 +104,7 @@
     // Neighbouring numbers get colours far apart: steps of the golden angle.
     const colours = classes.map((_, at) => `hsl(${(at * 137.508) % 360} 70% ${at % 3 ? 48 : 62}%)`);
     const NONE = 65535;
+    const order = [...labels.keys()].sort((a, b) => labels[a] - labels[b]); // so that the pen changes its colour once per class
     let under = -1, matching = null;
     const tip = make("div", { className: "tip", hidden: true });
     const thumb = make("canvas", { width: 96, height: 96 }), words = make("div");
@@ -139,7 +144,7 @@
       const pen = canvas.getContext("2d");
       pen.scale(dense, dense);
       const seen = [];
-      for (let at = 0; at < labels.length; at += 1) {
+      for (const at of order) {
         const [x, y] = where(view, at);
         if (x > -20 && y > -20 && x < size + 20 && y < size + 20) seen.push([at, x, y]);
       }
@@ -147,17 +152,19 @@
       const pictures = view.zoom > 1.2 && big >= 18 && sheet.naturalWidth > 0;
       const radius = pictures ? big / 2 : Math.min(5, 1.4 + view.zoom * 0.35 + 60 / Math.sqrt(labels.length) / 10);
       const lit = (at) => (matching ? matching.has(labels[at]) : under < 0 || labels[at] === labels[under]);
-      for (const bright of [false, true])
+      for (const bright of [false, true]) {
+        let colour = -1;
+        pen.globalAlpha = bright ? (matching || under >= 0 ? 1 : 0.8) : 0.12;
         for (const [at, x, y] of seen) {
           if (lit(at) !== bright) continue;
-          pen.globalAlpha = bright ? (matching || under >= 0 ? 1 : 0.8) : 0.12;
-          pen.fillStyle = colours[labels[at]];
+          if (labels[at] !== colour) pen.fillStyle = colours[(colour = labels[at])];
           if (pictures && tiles[at] !== NONE) {
             pen.fillRect(x - radius - 2, y - radius - 2, 2 * radius + 4, 2 * radius + 4);
             tile(pen, at, x - radius, y - radius, 2 * radius);
           } else if (labels.length > 6000) pen.fillRect(x - radius, y - radius, 2 * radius, 2 * radius);
           else pen.beginPath(), pen.arc(x, y, Math.min(radius, 5), 0, 7), pen.fill();
         }
+      }
       pen.globalAlpha = 1;
       pen.strokeStyle = getComputedStyle(canvas).color;
       if (under >= 0) {
@@ -186,6 +193,7 @@
       return best;
     };
     const tell = (at, view, x, y) => {
+      if (at !== under) redraw();
       under = at;
       tip.hidden = at < 0;
       if (at >= 0) {
@@ -200,7 +208,6 @@
         tip.style.left = `${Math.max(0, Math.min(left, box_.width - tip.offsetWidth))}px`;
         tip.style.top = `${top}px`;
       }
-      redraw();
     };
     const zoom = (view, by, x = null, y = null) => {
       const size = view.canvas.clientWidth, before = size * 0.94 * view.zoom;
@@ -210,7 +217,7 @@
       if (view.zoom === 1) view.x = view.y = 0.5;
       redraw();
     };
-    const reset = (view) => ((view.zoom = 1), (view.x = view.y = 0.5), tell(-1));
+    const reset = (view) => ((view.zoom = 1), (view.x = view.y = 0.5), tell(-1), redraw());
     for (const view of views) {
       const { canvas } = view;
       let held = null;
@@ -241,15 +248,15 @@
         if (!act || event.ctrlKey || event.metaKey) return;
         event.preventDefault();
         act();
+        redraw();
         tell(nearest(view, size / 2, size / 2, size), view, size / 2, size / 2);
       });
       canvas.addEventListener("focus", redraw);
-      canvas.addEventListener("blur", () => tell(-1));
+      canvas.addEventListener("blur", () => (tell(-1), redraw()));
     }
     maps.push({
-      highlight: (wanted) => {
-        const found = classes.flatMap((name, at) => (name.toLowerCase().includes(wanted) ? [at] : []));
-        matching = wanted ? new Set(found) : null;
+      highlight: (matches) => {
+        matching = matches && new Set(classes.flatMap((name, at) => (matches(name) ? [at] : [])));
         redraw();
       },
     });
