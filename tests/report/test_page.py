@@ -17,7 +17,7 @@ import pytest
 from recollect.common.errors import DataError, InputError
 from recollect.report import write_report
 from recollect.report.measured import measure
-from recollect.report.runs import read_run
+from recollect.report.runs import distinct_names, read_run
 from report.report_runs import EVIL, count_images, make_run
 from training.small_runs import make_images
 
@@ -257,6 +257,15 @@ def test_a_list_to_work_through(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("mine")
     with pytest.raises(InputError, match="exists"):
         write_report([runs / "first"], csv=tmp_path / "list.csv")
+
+
+def test_runs_of_one_name_are_told_apart_by_as_little_as_possible(runs: Path) -> None:
+    for place in ("one", "two"):
+        shutil.copytree(runs / "first", runs / place / "same")
+    read = [read_run(runs / "one" / "same"), read_run(runs / "two" / "same")]
+    assert distinct_names(read) == ["one/same", "two/same"]
+    assert distinct_names([read[0], read_run(runs / "first")]) == ["same", "first"]
+    assert distinct_names([read[0], read[0]]) == ["same (1)", "same (2)"]
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import io
 import json
 import re
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from recollect.data import ImageSet
 from recollect.evaluation import evaluate
@@ -19,7 +21,7 @@ from recollect.report.atlas import Atlas
 from recollect.report.data_checks import data_section
 from recollect.report.failures import failures_section
 from recollect.report.findings import KINDS, Duplicates, find_all
-from recollect.report.map_view import map_section
+from recollect.report.map_view import _drawn, map_section
 from recollect.report.measured import BEFORE, Contender
 from recollect.report.neighbours import confused_pairs, neighbours_of_all
 from recollect.report.outcome_tables import results, seeds
@@ -63,13 +65,22 @@ def test_the_verdict_says_what_over_how_much_and_for_how_long() -> None:
     assert time_spent(replace(_run("a"), manifest={})) is None
 
 
+def test_averages_over_classes_of_several_runs_stand_beside_each_other() -> None:
+    named = [_contender(name, 0.5, seed) for seed, name in enumerate((BEFORE, "one", "two"))]
+    contenders = [replace(named[0][0], trained=False), named[1][0], named[2][0]]
+    said = _text(verdict_section([_run("one"), _run("two")], contenders, named[0][1], []) or "")
+    values = [[f"{100 * one.evaluation.macro[metric]:.1f}" for metric in ("r@1", "map@r")] for one in contenders]
+    expected = [f"{one.name} r@1 {r}, mAP@R {m}" for one, (r, m) in zip(contenders, values, strict=True)]
+    assert f"(macro): {' ; '.join(expected)}" in said.replace(";", " ;").replace("  ", " ")
+
+
 def test_results_have_no_empty_cells_for_other_k() -> None:
     (before, shown), (after, _) = _contender(BEFORE, 0.8, trained=False), _contender("after training", 0.2)
     run = replace(_run("a"), evaluated={"set-1": {"r@1": 0.5, "r@5": 0.75}, "set-2": {"r@3": 0.25}})
     markup = results([run], [before, after], shown)
     assert "–" not in markup
     assert "r@1000" not in markup  # more than there are images
-    assert markup.count("by recollect eval") == 2
+    assert _text(markup).count("by recollect eval") == 2
 
 
 def test_seeds_of_one_setting_are_averaged() -> None:
@@ -78,7 +89,7 @@ def test_seeds_of_one_setting_are_averaged() -> None:
     other = _run("c", run={"seed": 0, "steps": 6})
     values = [100 * contender.evaluation.metrics["r@1"] for contender in contenders[:2]]
     said = _text(seeds([*runs, other], contenders) or "")
-    assert f"a b 2 {np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}" in said
+    assert f"a , b 2 {np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}" in said
     assert seeds([runs[0], other], contenders) is None
 
 
@@ -91,6 +102,12 @@ def test_failures_that_are_near_duplicates_are_marked() -> None:
     example, first = pairs[0].example, int(found.indices[pairs[0].example, 0])
     marked = failures_section(pairs, contender, shown, atlas, {example: frozenset({example, first})})
     assert "near-duplicate" not in plain
+    wrong = np.flatnonzero(contender.evaluation.values("r@1") == 0)
+    right = np.flatnonzero(contender.evaluation.values("r@1") == 1)
+    other = {int(query): int(np.flatnonzero(shown.labels != shown.labels[query])[0]) for query in (*wrong, right[0])}
+    twins = {query: frozenset({query, twin}) for query, twin in other.items()}
+    counted = _text(failures_section(pairs, contender, shown, atlas, twins))
+    assert f"{len(wrong)} of them have near-duplicates with another label" in counted  # not the query that did well
     assert "near-duplicate of another class" in _text(marked)
     assert "<b>" not in plain
     assert f"{sum(pair.times for pair in pairs)} of 40 queries" in _text(plain)
@@ -107,7 +124,7 @@ def test_everything_found_is_listed() -> None:
     said = _text(data_section(findings, found, shown, atlas, Atlas(shown.images, shown.names, ["c"] * 40, "t")))
     assert f"Suspected wrong labels {len(findings.suspects)}" in said
     assert "Test images that were trained on 1" in said
-    assert "Near-duplicates across classes 1 groups" in said
+    assert "Near-duplicates across classes 1 group " in said
     assert "(1 of them trained on)" in said
     assert "--csv" in said
     assert atlas.style().count("background-position") == 4
@@ -141,3 +158,15 @@ def test_numbers_that_a_page_can_show() -> None:
         0.5,
         *[None] * 6,
     ]
+
+
+def test_the_map_without_a_script_is_a_picture_of_the_same_dots() -> None:
+    places = np.array([[0.0, 0.0], [1.0, 0.25], [0.5, 1.0]])
+    address = _drawn(places, np.array([0, 1, 1]))
+    picture = Image.open(io.BytesIO(base64.b64decode(address.split(",", 1)[1]))).convert("RGBA")
+    pixels = np.asarray(picture)
+    inside = (4 + places * (picture.width - 9)).round().astype(int)
+    seen = [tuple(pixels[y, x].tolist()) for x, y in inside]
+    assert all(alpha > 200 for *_, alpha in seen)
+    assert seen[1] == seen[2] != seen[0]
+    assert pixels[picture.height // 2, picture.width // 4, 3] == 0

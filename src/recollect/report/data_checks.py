@@ -9,9 +9,9 @@ import numpy as np
 from recollect.data import ImageSet
 from recollect.report.atlas import Atlas
 from recollect.report.findings import KINDS, Duplicates, Findings
-from recollect.report.gallery import Entry, unfolding
+from recollect.report.gallery import TOP, Entry, unfolding
 from recollect.report.markup import Child, Markup, breakable, element, join, name_of, table
-from recollect.report.neighbours import NEAREST, Lonely, Suspect
+from recollect.report.neighbours import Lonely, Suspect
 from recollect.report.shown_images import Shown
 from recollect.search.exact_search import Found
 
@@ -19,8 +19,13 @@ _SHOWN, _MORE = 8, 24
 _MEMBERS = 6  # pictures of one group
 
 
-def data_section(findings: Findings, found: Found, shown: Shown, atlas: Atlas, training: Atlas | None) -> Markup:
-    """Everything that was found, the gravest first, with what to do about it."""
+def data_section(
+    findings: Findings, found: Found, shown: Shown, atlas: Atlas, training: Atlas | None, of: str | None = None
+) -> Markup:
+    """Everything that was found, the gravest first, with what to do about it.
+
+    ``of``: the run whose vectors were looked at, where there are several.
+    """
     counts = {kind: [group for group in findings.duplicates if group.kind == kind] for kind in KINDS}
     rows: list[list[Child]] = [
         ["Suspected wrong labels", f"{len(findings.suspects):,}", "check the label of each"],
@@ -28,11 +33,13 @@ def data_section(findings: Findings, found: Found, shown: Shown, atlas: Atlas, t
         ["Only image of their class", f"{len(findings.alone):,}", "add images, or remove them: they cannot be scored"],
     ]
     if findings.compared:
-        rows[1:1] = [[f"Near-duplicates {kind}", f"{len(counts[kind]):,} groups", _ADVICE[kind]] for kind in KINDS]
+        rows[1:1] = [[f"Near-duplicates {kind}", _groups_found(counts[kind]), _ADVICE[kind]] for kind in KINDS]
+    rows = [[what, count, todo if str(count)[0] != "0" else "nothing"] for what, count, todo in rows]
     if findings.copies:
         rows.insert(1, ["Test images that were trained on", f"{len(findings.copies):,}", _ADVICE[KINDS[0]]])
     parts: list[Markup | None] = [
-        table(["finding", "images", "what to do"], rows, caption="What to check", numbers=False),
+        table(["finding", "found", "what to do"], rows, caption="What to check", numbers=False),
+        None if of is None else element("p", "Labels and lonely images: judged by ", name_of(of), ".", class_="note"),
         element("p", _compared(findings), class_="note"),
     ]
     if not atlas.at_hand:
@@ -70,23 +77,28 @@ _ADVICE = {
     KINDS[2]: "keep one each if they are copies rather than a series",
 }
 _REASON = {
-    KINDS[0]: "Nearly the same picture was trained on and is tested with.",
-    KINDS[1]: "Nearly the same picture has two labels: whatever the model answers, one of them counts as wrong.",
-    KINDS[2]: "Nearly the same picture more than once in a class: each finds the other, which makes r@1 too good.",
+    KINDS[0]: "A test image and a training image look alike. If they are copies, the test is too easy.",
+    KINDS[
+        1
+    ]: "Images with different labels look alike. If they are copies, one of them counts as wrong whatever the model "
+    "answers.",
+    KINDS[2]: "Images of one class look alike. If they are copies, each finds the other, which makes r@1 too good.",
 }
+
+
+def _groups_found(groups: Sequence[Duplicates]) -> str:
+    return "1 group" if len(groups) == 1 else f"{len(groups):,} groups"
 
 
 def _compared(findings: Findings) -> str:
     if not findings.compared:
         said = "Near-duplicates were not looked for: the images are not at hand."
-    elif findings.compared_training:
-        said = (
-            f"Near-duplicates: {findings.compared:,} test images and {findings.compared_training:,} of the "
-            f"{findings.training:,} training images were compared at 16 × 16 pixels."
-        )
     else:
+        trained = f" and {findings.compared_training:,} of the {findings.training:,} training images"
+        beside = trained if findings.compared_training else ""
         said = (
-            f"Near-duplicates: {findings.compared:,} test images were compared at 16 × 16 pixels, no training images."
+            f"Near-duplicates: {findings.compared:,} test images{beside} were compared at "
+            "16\u00a0×\u00a016 pixels. At that size, different objects on a plain background may look alike too."
         )
     return f"{said} The whole list as a table: recollect report RUN --csv FILE."
 
@@ -120,7 +132,7 @@ def _suspects(suspects: Sequence[Suspect], found: Found, shown: Shown, atlas: At
             for number, (index, similarity) in enumerate(
                 zip(found.indices[suspect.image], found.similarities[suspect.image], strict=True), 1
             )
-            if number <= min(suspect.neighbours, NEAREST)
+            if number <= TOP
         ]
         blocks.append(_card(suspect.image, words, items, shown, atlas, [own, other]))
     return element("div", blocks, class_="gallery")
@@ -148,7 +160,7 @@ def _groups(
                 element("ol", items, class_="strip plain"),
                 class_="group",
                 data_pics=True,
-                data_classes=" ".join(group.classes),
+                data_classes="\n".join(group.classes),
             )
         )
     return element("div", blocks, class_="groups")
@@ -170,7 +182,7 @@ def _card(
         class_="asked",
     )
     body = element("div", element("p", words, class_="note-line"), element("ol", items, class_="strip plain"))
-    return element("article", figure, body, class_="query", data_pics=True, data_classes=" ".join(classes))
+    return element("article", figure, body, class_="query", data_pics=True, data_classes="\n".join(classes))
 
 
 def _item(

@@ -13,24 +13,32 @@ from recollect.report.shown_images import Shown
 
 PAIRS = 20
 """Pairs of classes in the table."""
-_ROWS, _EXAMPLES, _MORE, _TOP = 10, 5, 10, 6
+_ROWS, _EXAMPLES, _MORE = 10, 5, 10
 
 
 def failures_section(
-    confusions: Sequence[Confusion], looked_at: Contender, shown: Shown, atlas: Atlas, twins: Twins
+    confusions: Sequence[Confusion],
+    looked_at: Contender,
+    shown: Shown,
+    atlas: Atlas,
+    twins: Twins,
+    of: str | None = None,
 ) -> Markup:
-    """Confused pairs of classes: a table of the most frequent ones, and an example row each."""
+    """Confused pairs of classes: a table of the most frequent ones, and an example row each.
+
+    ``of``: the run that is looked at, where there are several.
+    """
     if not confusions:
         return element("p", "Every query with a right answer has one first: no classes are confused.")
     failed = sum(pair.times for pair in confusions)
     counted = looked_at.evaluation.counted
-    copies = sum(_is_twin(pair.example, looked_at, shown, twins) for pair in confusions)
+    first = looked_at.evaluation.values("r@1")
+    copies = sum(first[query] == 0 and _has_other_label(query, shown, twins) for query in twins)
     summary = element(
         "p",
-        f"{failed:,} of {counted:,} queries have an image of another class first. They fall on {len(confusions):,} pairs of "
-        f"classes; the {min(PAIRS, len(confusions))} most frequent explain "
-        f"{100 * sum(pair.times for pair in confusions[:PAIRS]) / failed:.0f} % of them."
-        + (f" {copies:,} examples are near-duplicates with two labels: the data, not the model." if copies else ""),
+        None if of is None else join("With ", name_of(of), ", "),
+        f"{failed:,} of {counted:,} queries have an image of another class first. {_spread(confusions, failed)}"
+        + (f" {_of_copies(copies)}" if copies else ""),
     )
 
     def grid(pairs: Sequence[Confusion]) -> Markup:
@@ -59,12 +67,12 @@ def failures_section(
                 element("strong", name_of(shown.class_names[pair.answered])),
                 f", {pair.times:,} of {pair.queries:,} queries",
                 element("span", "near-duplicate of another class", class_="badge")
-                if _is_twin(pair.example, looked_at, shown, twins)
+                if _has_other_label(pair.example, shown, twins)
                 else None,
             )
             for pair in pairs
         ]
-        return rows_of_results([p.example for p in pairs], [looked_at], shown, atlas, _TOP, twins=twins, notes=notes)
+        return rows_of_results([p.example for p in pairs], [looked_at], shown, atlas, twins=twins, notes=notes)
 
     examples = range(min(_EXAMPLES, len(confusions)))
     rest = range(len(examples), min(_EXAMPLES + _MORE, len(confusions)))
@@ -77,6 +85,22 @@ def failures_section(
     )
 
 
-def _is_twin(query: int, looked_at: Contender, shown: Shown, twins: Twins) -> bool:
+def _spread(confusions: Sequence[Confusion], failed: int) -> str:
+    """Over how many pairs of classes the failures are spread."""
+    if len(confusions) == 1:
+        return "All are of one pair of classes."
+    said = f"They are spread over {len(confusions):,} pairs of classes"
+    if len(confusions) <= PAIRS:
+        return f"{said}."
+    share = sum(pair.times for pair in confusions[:PAIRS]) / failed
+    return f"{said}; the {PAIRS} most frequent pairs account for {100 * share:.0f} %."
+
+
+def _of_copies(count: int) -> str:
+    said = "One of them has a near-duplicate" if count == 1 else f"{count:,} of them have near-duplicates"
+    return f"{said} with another label, which is a fault of the data, not of the model."
+
+
+def _has_other_label(query: int, shown: Shown, twins: Twins) -> bool:
     """Whether an image of another class is a near-duplicate of the query."""
     return any(shown.labels[other] != shown.labels[query] for other in twins.get(query, ()))

@@ -87,6 +87,7 @@ def find_all(
     images: ImageSet | None,
     training: ImageSet | None = None,
     *,
+    trained_on: int | None = None,
     copies: Sequence[int] = (),
     most: int = MOST_READ,
 ) -> Findings:
@@ -96,6 +97,7 @@ def find_all(
         vectors, labels, class_names: of the test images, after training. found: their neighbours.
         images: to read their pixels; None leaves out near-duplicates.
         training: what the run was trained on, or a part of it; None if it is not at hand.
+        trained_on: how many training images there are, if ``training`` is a part of them.
         copies: test images that are known to be training images.
         most: test images to compare by pixels; of more, those with the most similar neighbour.
     """
@@ -118,7 +120,7 @@ def find_all(
         groups,
         len(small.places),
         0 if border is None else len(border.places),
-        0 if training is None else len(training),
+        0 if training is None else trained_on or len(training),
         training,
         small,
     )

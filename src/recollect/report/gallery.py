@@ -25,7 +25,7 @@ MORE = 10
 """Queries of each kind that unfold below them."""
 TOP = 8
 """Results of each."""
-_BY_CLASS, _TOP_BY_CLASS = 40, 6
+_BY_CLASS = 40
 _MOST_PAIRS = 3
 
 Entry = TypeVar("Entry")
@@ -103,7 +103,7 @@ def gallery_section(
         improved = changed(before.evaluation, after.evaluation)
         add(join("Improved", between), improved, [before, after], "No query found its class earlier.")
         lost = changed(after.evaluation, before.evaluation)
-        add(join("Lost", between), lost, [before, after], "No query found its class later.")
+        add(join("Got worse", between), lost, [before, after], "No query found its class later.")
     of = Markup("") if len(contenders) <= 2 else join(" of ", name_of(looked_at.name))
     best_ones, worst_ones = best(looked_at.evaluation, QUERIES), worst(looked_at.evaluation)
     add(join("Best queries", of), best_ones, [looked_at], "No query has a right answer first.")
@@ -142,7 +142,7 @@ def _by_class(looked_at: Contender, shown: Shown, atlas: Atlas, twins: Twins) ->
     if len(queries) < 2:
         return None
     part = f"the {len(queries)} lowest of {len(means):,} classes" if len(means) > len(queries) else "every class"
-    rows = rows_of_results(queries, [looked_at], shown, atlas, _TOP_BY_CLASS, twins=twins)
+    rows = rows_of_results(queries, [looked_at], shown, atlas, twins=twins)
     return join(
         element("h3", "Class by class"),
         element("details", element("summary", f"The worst query of {part}"), rows, class_="more"),

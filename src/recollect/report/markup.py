@@ -110,4 +110,9 @@ def table(head: Iterable[Child], rows: Iterable[Iterable[Child]], *, caption: Ch
         class_="numbers" if numbers else None,
     )
     # tabindex: whoever has no mouse scrolls a focused region with the arrow keys.
-    return element("div", grid, class_="scroll", tabindex="0", role="region", aria_label="table")
+    return element("div", grid, class_="scroll", tabindex="0", role="region", aria_label=_words_of(caption))
+
+
+def _words_of(child: Child) -> str:
+    """The text of some markup."""
+    return html.unescape(re.sub(r"<[^>]*>", "", join(child)))

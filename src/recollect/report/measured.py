@@ -11,15 +11,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common.bad_images import BadImage
 from recollect.common.errors import DataError, RecollectError
+from recollect.common.memory import available_bytes
 from recollect.config.overrides import published_tests
 from recollect.data import ImageSet, load, summary
 from recollect.evaluation import Evaluation, evaluate
+from recollect.evaluation.ranks import DEFAULT_MEMORY
 from recollect.inference.content_keys import content_keys, set_digest
 from recollect.inference.embedding_sets import embed_set, files_left_out
 from recollect.inference.opening import Opened, open_model, open_start
@@ -114,7 +117,9 @@ def measure(
     some = choose(screened.images, limit)
     images, keys = screened.images.subset(some), screened.keys[some]
     remarks, count = screened.remarks(), len(screened.images)
-    shown = Shown(images.name, chosen, list(images.names), images.labels, list(images.class_names), count, images)
+    # A set in folders has no name of its own: the folder tells it from others.
+    title = Path(place).name if images.name == "folder" and (place := root or data.root) else images.name
+    shown = Shown(title, chosen, list(images.names), images.labels, list(images.class_names), count, images)
     kept = Kept(shown, {}, {"images": set_digest(images, keys)}, {})
     config = run.config
 
@@ -162,16 +167,16 @@ def measure(
     return dataclasses.replace(result, left_out=left_out, copies=copies)
 
 
-def training_images(run: Run, limit: int | None, root: str | None = None) -> ImageSet | None:
-    """At most ``limit`` of the images that a run was trained on; None if they are not at hand."""
+def training_images(run: Run, limit: int | None, root: str | None = None) -> tuple[ImageSet | None, int]:
+    """At most ``limit`` of the images that a run was trained on, and how many there are; None if they are not at hand."""
     if run.config is None:
-        return None
+        return None, 0
     data = run.config.data
     try:
         images = load(data.name, root or data.root, "train", **data.options)
     except RecollectError:
-        return None
-    return images.subset(choose(images, limit))
+        return None, 0
+    return images.subset(choose(images, limit)), len(images)
 
 
 def choose(images: ImageSet, limit: int | None) -> NDArray[np.int64]:
@@ -194,6 +199,11 @@ def choose(images: ImageSet, limit: int | None) -> NDArray[np.int64]:
         if room < 2:
             break
     return np.sort(np.concatenate(chosen)) if chosen else np.arange(limit)
+
+
+def _memory() -> int:
+    """Bytes for an evaluation. With a quarter of what is free, 100,000 images are compared once per pair, not twice."""
+    return max(DEFAULT_MEMORY, available_bytes() // 4)
 
 
 def _evaluated(run: Run, kept: Kept, remarks: list[str], results: Results | None = None) -> Measured:
@@ -224,7 +234,7 @@ def _evaluated(run: Run, kept: Kept, remarks: list[str], results: Results | None
         key = (kept.keys.get("images", ""), kept.keys.get(name, ""), str(int(good.sum())), str(ks))
         if key not in known or not all(key[:2]):
             metrics = ("r@k", "map@r", "first_rank", "map")
-            known[key] = evaluate(vectors[name], shown.labels, ks=ks, metrics=metrics, progress=True)
+            known[key] = evaluate(vectors[name], shown.labels, ks=ks, metrics=metrics, memory=_memory(), progress=True)
         trained = name == "trained"
         what = kept.words.get(name, name)
         return Contender(run.name if trained else BEFORE, what, vectors[name], known[key], trained)

@@ -184,7 +184,7 @@ def seeds(runs: Sequence[Run], contenders: Sequence[Contender]) -> Markup | None
         for metric in ("r@1", "map@r"):
             values = [100 * metrics[metric] for metrics in found]
             cells.append(f"{mean(values):.1f} ± {stdev(values):.1f}")
-        names = join(*(piece for run in group for piece in (name_of(run.name), " ")))
+        names = join(*[piece for run in group for piece in (", ", name_of(run.name))][1:])
         rows.append([names, f"{len(found)}", *cells])
     if not rows:
         return None

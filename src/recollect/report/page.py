@@ -179,7 +179,7 @@ def _side_by_side(
     looked_at = next((one for one in contenders if one.trained), contenders[0])
     neighbours = neighbours_of_all(looked_at.vectors)
     most = min(limit or MOST_READ, MOST_READ)
-    training = None if shown.images is None else training_images(same[0][0], most, root)
+    training, trained_on = (None, 0) if shown.images is None else training_images(same[0][0], most, root)
     findings = find_all(
         looked_at.vectors,
         shown.labels,
@@ -187,6 +187,7 @@ def _side_by_side(
         neighbours,
         shown.images,
         training,
+        trained_on=trained_on,
         copies=same[0][1].copies,
         most=most,
     )
@@ -201,9 +202,7 @@ def _page(
     title: str | None,
     introduction: str | None,
 ) -> str:
-    heading = title or (
-        "Report of " + runs[0].name if len(runs) == 1 else "Comparison of " + ", ".join(r.name for r in runs)
-    )
+    heading = title or _heading(runs)
     contenders = [] if compared is None else compared.contenders
     shown = None if compared is None else compared.shown
     parts: list[tuple[str, str, Child]] = [("results", "Results", outcome_tables.results(runs, contenders, shown))]
@@ -216,9 +215,10 @@ def _page(
         atlases = [atlas] if training is None else [atlas, training]
         twins = findings.twins()
         confusions = confused_pairs(shown.labels, compared.found)
-        failures = failures_section(confusions, looked_at, shown, atlas, twins)
+        of = looked_at.name if len(contenders) > 2 else None
+        failures = failures_section(confusions, looked_at, shown, atlas, twins, of)
         parts.append(("failures", "Where it fails", failures))
-        parts.append(("data", "Data to check", data_section(findings, compared.found, shown, atlas, training)))
+        parts.append(("data", "Data to check", data_section(findings, compared.found, shown, atlas, training, of)))
         parts.append(("map", "Map", map_section(contenders, shown, findings.small)))
         parts.append(("gallery", "Gallery", gallery.gallery_section(contenders, looked_at, shown, atlas, twins)))
         parts.append(("classes", "Classes", sections.class_section(contenders, looked_at, shown)))
@@ -246,6 +246,13 @@ def _page(
         style="\n".join(atlas.style() for atlas in atlases),
         script=packaged("page.js"),
     )
+
+
+def _heading(runs: Sequence[Run]) -> str:
+    """The names of one or two runs; those of more are just below it."""
+    if len(runs) == 1:
+        return f"Report of {runs[0].name}"
+    return f"Comparison of {runs[0].name} and {runs[1].name}" if len(runs) == 2 else f"Comparison of {len(runs)} runs"
 
 
 def _training_atlas(findings: Findings) -> Atlas | None:

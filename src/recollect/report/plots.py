@@ -110,7 +110,7 @@ def speed(runs: Sequence[Run]) -> Markup:
                 str((machine or {}).get("gpu") or (machine or {}).get("processor") or "–"),
             ]
         )
-    head = ["run", "state", "steps", "training", "features before", "images/s (median)", "most memory", "machine"]
+    head = ["run", "state", "steps", "training", "features", "images/s (median)", "peak memory", "machine"]
     grid = table(head, rows, caption="Time, throughput and memory", numbers=False)
     lines = [Line(run.name, _column(run.steps, "step"), _column(run.steps, "images_per_second")) for run in runs]
     chart = line_chart(lines, title="Throughput", x_label="step", y_label="images per second", from_zero=True)

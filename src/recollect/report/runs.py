@@ -98,12 +98,13 @@ def read_run(path: Path | str) -> Run:
 
 
 def distinct_names(runs: list[Run]) -> list[str]:
-    """A name for each run that no other has: the folder's, or as much of its path as it takes."""
-    names = [run.name for run in runs]
-    if len(set(names)) == len(names):
-        return names
-    paths = [run.folder.path.resolve().as_posix() for run in runs]
-    return paths if len(set(paths)) == len(paths) else [f"{name} ({n})" for n, name in enumerate(names, 1)]
+    """A name for each run that no other has: the folder's, or as much of the end of its path as it takes."""
+    paths = [run.folder.path.resolve().parts for run in runs]
+    for length in range(1, max(map(len, paths), default=0) + 1):
+        names = ["/".join(parts[-length:]) for parts in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{run.name} ({number})" for number, run in enumerate(runs, 1)]
 
 
 def _settings(folder: RunFolder, remarks: list[str]) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -17,6 +18,7 @@ from recollect.report.shown_images import Shown
 _SIGN = {"helped": "✓", "made it worse": "✗", "no clear change": "≈"}
 _LOOK = {"helped": "good", "made it worse": "bad", "no clear change": "even"}
 _MOST = 12  # comparisons in words; more are in the tables
+_METRICS = ("r@1", "map@r")
 
 
 def verdict_section(
@@ -54,17 +56,26 @@ def _pairs(contenders: Sequence[Contender]) -> list[tuple[Contender, Contender]]
 def _line(found: Verdict, before: Contender, after: Contender, count: int) -> Markup:
     if before.trained:
         subject: Child = join(name_of(after.name), " instead of ", name_of(before.name))
+    elif count == 2:
+        subject = "Training"
     else:
-        subject = "Training" if count == 2 else join("Training, ", name_of(after.name))
+        subject = join("Training of ", name_of(after.name))
     ends = {"helped": " helped", "no clear change": ": no clear change", "made it worse": " made it worse"}
     sign = element("span", _SIGN[found.judgement], class_=f"sign {_LOOK[found.judgement]}", aria_hidden="true")
     return element(
         "li",
         sign,
         element(
-            "div", element("strong", subject, ends[found.judgement], "."), f" {found.numbers()}. {found.caution()}"
+            "div",
+            element("strong", subject, ends[found.judgement], "."),
+            f" {_unbroken(found.numbers())}. {found.caution()}",
         ),
     )
+
+
+def _unbroken(numbers: str) -> str:
+    """Differences and their intervals are not broken across lines."""
+    return re.sub(r"\([^()]*\)", lambda found: found[0].replace(" ", "\u00a0"), numbers)
 
 
 def _about(contender: Contender, shown: Shown) -> Markup:
@@ -78,14 +89,18 @@ def _about(contender: Contender, shown: Shown) -> Markup:
 
 
 def _macro(contenders: Sequence[Contender]) -> Markup:
+    """Averages over classes: in two, as a change; of several runs, one after the other, since none led to the next."""
+    if len(contenders) <= 2:
+        values = [
+            f"{metric_name(metric)} " + " → ".join(f"{100 * one.evaluation.macro[metric]:.1f}" for one in contenders)
+            for metric in _METRICS
+        ]
+        return join("Averaged over classes instead of queries (macro): ", ", ".join(values), ".")
     said: list[Child] = []
-    for metric in ("r@1", "map@r"):
-        values = " → ".join(f"{100 * contender.evaluation.macro[metric]:.1f}" for contender in contenders)
-        said.append(f"{metric_name(metric)} {values}")
-    order = (
-        join(" (", join(*_separated([name_of(c.name) for c in contenders], ", ")), ")") if len(contenders) > 2 else ""
-    )
-    return join("Averaged over classes instead of queries (macro): ", ", ".join(map(str, said)), order, ".")
+    for one in contenders:
+        values = [f"{metric_name(metric)} {100 * one.evaluation.macro[metric]:.1f}" for metric in _METRICS]
+        said.append(join(name_of(one.name), f" {', '.join(values)}"))
+    return join("Averaged over classes instead of queries (macro): ", *_separated(said, "; "), ".")
 
 
 def _separated(parts: Sequence[Child], between: str) -> list[Child]:
