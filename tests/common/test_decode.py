@@ -437,3 +437,26 @@ def test_a_file_too_large_to_be_an_image_is_refused_unread(tmp_path: Path, read:
     os.truncate(tmp_path / "huge.png", 10**11)  # sparse: takes no room, and minutes to read
     with pytest.raises(ImageError, match=r"huge\.png: 100\.0 GB are more than .* --max-pixels"):
         read(tmp_path / "huge.png")
+
+
+def test_the_limit_of_pil_is_raised_with_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PIL refuses twice its own limit by itself, so that ``--max-pixels`` alone would not help."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    monkeypatch.setattr(decode, "_PIL_PIXELS", 100)
+    png = encoded(gradient(24, 16))
+    with pytest.raises(ImageError, match=r"384 pixels, more than the limit.*--max-pixels") as found:
+        read_image(png)
+    assert found.value.kind == "too large"
+    try:
+        decode.set_max_pixels(300_000_000)
+        assert read_image(png).size == (24, 16)
+        assert Image.MAX_IMAGE_PIXELS == 300_000_000
+    finally:
+        decode.set_max_pixels(None)
+
+
+def test_an_empty_file_is_called_so(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").touch()
+    with pytest.raises(ImageError, match="an empty file") as found:
+        read_image(tmp_path / "a.jpg")
+    assert found.value.kind == "empty"

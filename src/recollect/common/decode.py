@@ -13,6 +13,7 @@ import hashlib
 import importlib.util
 import io
 import os
+import re
 import stat
 import struct
 import threading
@@ -94,6 +95,7 @@ _DECODER_ERRORS = (
 
 
 _max_pixels = MAX_PIXELS
+_PIL_PIXELS = Image.MAX_IMAGE_PIXELS or 0
 
 
 def set_max_pixels(limit: int | None) -> None:
@@ -106,6 +108,8 @@ def set_max_pixels(limit: int | None) -> None:
     if limit is not None and limit < 1:
         raise ConfigError(f"max_pixels is {limit}: it must be at least 1.")
     _max_pixels = MAX_PIXELS if limit is None else limit
+    # PIL refuses twice this number by itself, whatever is allowed here.
+    Image.MAX_IMAGE_PIXELS = max(_PIL_PIXELS, _max_pixels)
 
 
 def read_image(source: ImageSource, *, max_pixels: int | None = None, at_least: int | None = None) -> Image.Image:
@@ -231,6 +235,8 @@ def _identified(file: Any, start: bytes | None, name: str) -> Image.Image:
         file.seek(0)
         start = file.read(12) if start is None else start
         file.seek(0)
+        if not start:
+            raise ImageError(f"{name}: an empty file.", "empty") from None
         if start[4:8] != b"ftyp" or start[8:12] not in _HEIF_BRANDS:
             raise
         if not can_read_heif():
@@ -251,8 +257,11 @@ def _sentences(name: str) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise ImageError(f"{name}: no such file.", "missing") from error
-    except (UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise ImageError(f"{name}: not a readable image ({type(error).__name__}).", "not an image") from error
+    except UnidentifiedImageError as error:
+        raise ImageError(f"{name}: not a readable image.", "not an image") from error
+    except Image.DecompressionBombError as error:
+        found = re.search(r"\d+", str(error))
+        raise _too_large(name, f"{int(found[0]):,} pixels" if found else "too many pixels", _max_pixels) from error
     except OSError as error:
         if error.errno in _SYSTEM_ERRORS:
             raise ImageError(f"{name}: {_SYSTEM_ERRORS[error.errno]}.", "not readable") from error
@@ -288,12 +297,15 @@ def _reason(error: BaseException) -> str:
 def _refuse_large(name: str, size: tuple[int, int], limit: int | None) -> None:
     max_pixels = _max_pixels if limit is None else limit
     if size[0] * size[1] > max_pixels:
-        raise ImageError(
-            f"{name}: {size[0]:,}×{size[1]:,} pixels, more than the limit of {max_pixels:,}. "
-            "Shrink the file, or raise the limit with --max-pixels (data.max_pixels in YAML, max_pixels in Python) if you "
-            "trust it.",
-            "too large",
-        )
+        raise _too_large(name, f"{size[0]:,}×{size[1]:,} pixels", max_pixels)
+
+
+def _too_large(name: str, size: str, limit: int) -> ImageError:
+    return ImageError(
+        f"{name}: {size}, more than the limit of {limit:,}. Shrink the file, or raise the limit with --max-pixels "
+        "(data.max_pixels in YAML, set_max_pixels in Python) if you trust it.",
+        "too large",
+    )
 
 
 @cache
