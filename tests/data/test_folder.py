@@ -9,6 +9,7 @@ from PIL import Image
 
 from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError, SealedError
 from recollect.data import available, load, load_distractors, load_revisited, only_splits
+from recollect.data.registry import without_missing
 
 
 def touch(root: Path, *names: str) -> None:
@@ -291,3 +292,26 @@ def test_a_name_that_is_not_text(tmp_path: Path) -> None:
     with pytest.raises(ImageError) as caught:
         images.read(0)
     str(caught.value).encode()
+
+
+def test_a_row_that_is_there_twice_counts_once(tmp_path: Path) -> None:
+    touch(tmp_path, "a.png", "b.png")
+    path = write(tmp_path / "list.csv", "Path;LABEL;note\na.png;x;1,5\nb.png;y;\na.png;x;\n")
+    found = load("folder", path, "all")
+    assert list(found.names) == ["a.png", "b.png"]
+    assert found.facts["left_out"] == {"listed twice": 1}
+
+
+def test_missing_files_can_be_dropped_and_are_counted(tmp_path: Path) -> None:
+    touch(tmp_path, "a.png")
+    path = write(tmp_path / "list.csv", "path,label\na.png,x\ngone.png,y\n")
+    with pytest.warns(DataWarning, match="1 of 2 images"):
+        found = load("folder", path, "all", **without_missing("folder", {}))
+    assert found.facts["left_out"] == {"missing": 1}
+    assert without_missing("folder", {"missing": "keep"}) == {"missing": "keep"}
+    assert without_missing("glyphs", {}) == {}
+
+
+def test_what_systems_write_into_folders_is_not_an_image(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.png", "b/1.png", "a/@eaDir/1.png/thumb.png", "$RECYCLE.BIN/1.png", "__MACOSX/a/1.png")
+    assert sorted(load("folder", tmp_path, "all").names) == ["a/1.png", "b/1.png"]

@@ -65,13 +65,14 @@ def test_duplicates_inside_are_a_remark_and_across_a_fault(root: Path) -> None:
     shutil.copy(root / "train/a/0.png", root / "train/b/copy.png")
     report = verify("folder", root)
     assert report.ok
-    assert report.duplicates == [["train/a/0.png", "train/b/copy.png"]]
+    assert report.duplicates == report.contradictions == [["train/a/0.png", "train/b/copy.png"]]
+    assert "Identical files in different classes: 1 group" in report.as_text()
     shutil.copy(root / "train/a/3.png", root / "test/c/leak.png")
     report = verify("folder", root)
     assert not report.ok
     assert report.duplicates_across == [["test/c/leak.png", "train/a/3.png"]]
     assert report.duplicates == [["train/a/0.png", "train/b/copy.png"]]
-    assert "1 images are in both train and test." in report.problems
+    assert "1 image is on both sides of the train/test border." in report.problems
 
 
 def test_missing_files_of_a_list(root: Path) -> None:
@@ -85,8 +86,8 @@ def test_missing_files_of_a_list(root: Path) -> None:
     assert report.missing == ["gone.png"]
     assert [(split.split, split.missing, split.images) for split in report.splits] == [("train", 1, 2), ("probe", 0, 1)]
     assert report.splits[0].class_sizes == [1]
-    assert report.notes == ["1 classes of probe are also in train, e.g. 'a': they are not unseen."]
-    assert "1 files are missing." in report.problems
+    assert report.notes == ["1 class of probe is in train too, e.g. 'a': not unseen."]
+    assert "1 file is missing." in report.problems
 
 
 def test_links_out_of_the_root_count_as_unreadable(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -143,7 +144,7 @@ def test_command_line(root: Path) -> None:
     assert names == sorted(names)
     fine = runner.invoke(app, ["data", "verify", "folder", str(root), "-m", "2"])
     assert fine.exit_code == 0
-    assert "with 2 images per class: 2 of 2 (7 images)" in fine.stdout
+    assert "at 2 images per class: 2 of 2 (7 images)" in fine.stdout
     (root / "train/a/1.png").write_text("broken")
     broken = runner.invoke(app, ["data", "verify", "folder", str(root), "--json"])
     assert broken.exit_code == 1

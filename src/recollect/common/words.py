@@ -53,6 +53,19 @@ def in_digits(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
+def number_of(count: int, noun: str) -> str:
+    """A count with its noun, in the plural where it is one; several words with a slash: one for each number.
+
+    Examples:
+        >>> number_of(1, "image"), number_of(1200, "image"), number_of(2, "class"), number_of(1, "class was/classes were")
+        ('1 image', '1,200 images', '2 classes', '1 class was')
+    """
+    one, slash, several = noun.partition("/")
+    if not slash:
+        several = f"{one}es" if one.endswith(("s", "x", "ch", "sh")) else f"{one}s"
+    return f"{count:,} {one if count == 1 else several}"
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """A sentence to append to "there is no ….": the choices closest to ``word``, or nothing.
 

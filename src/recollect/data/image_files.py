@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from recollect.common.decode import HEIF_SUFFIXES, IMAGE_SUFFIXES, can_read_heif
 from recollect.common.errors import DataError
 from recollect.common.files import inside
-from recollect.common.words import printable
+from recollect.common.words import number_of, printable
 from recollect.data.listing import read_lines
 
 PARTS: Mapping[str, frozenset[str]] = {
@@ -29,7 +30,10 @@ Refused = Callable[[str, str], None]
 """Called with the name of a file or folder that cannot be used, and the reason."""
 
 BESIDE = "beside the class folders"
-_FOLDER_DATA = frozenset({"thumbs.db", "desktop.ini"})  # files that operating systems write into folders of images
+_FOLDER_DATA = frozenset(
+    {"thumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "system volume information", "lost+found"}
+)
+"""What systems write into folders of images; Synology's ``@eaDir`` has small copies of every photo."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,9 @@ class Listed:
     left_out: dict[str, int] = field(default_factory=dict)
 
 
-def list_images(inputs: Sequence[Path | str], *, allow_outside: bool = False) -> Listed:
+def list_images(
+    inputs: Sequence[Path | str], *, allow_outside: bool = False, missing: Literal["error", "keep"] = "error"
+) -> Listed:
     """Folders, image files, and ``.txt`` lists of paths (one per line, relative to the list) to images.
 
     Images in class folders have labels, as for training; images next to them, single files and lists have none.
@@ -59,6 +65,7 @@ def list_images(inputs: Sequence[Path | str], *, allow_outside: bool = False) ->
     Args:
         inputs: what to list.
         allow_outside: whether symbolic links may leave a folder.
+        missing: ``"keep"`` leaves it to the reader to find files of a ``.txt`` list missing.
 
     Raises:
         DataError: an input does not exist, or there is no image.
@@ -77,7 +84,7 @@ def list_images(inputs: Sequence[Path | str], *, allow_outside: bool = False) ->
                 names.append(name if root is not None else (folder / name).as_posix())
                 labels.append(label)
         elif path.suffix.lower() == ".txt":
-            found = _from_list(path)
+            found = _from_list(path, missing)
             paths, names, labels = paths + found, names + [p.as_posix() for p in found], labels + [""] * len(found)
         elif path.exists():
             paths, names, labels = [*paths, path], [*names, path.as_posix()], [*labels, ""]
@@ -101,13 +108,17 @@ def _labelled(root: Path, allow_outside: bool, left_out: Counter[str]) -> Iterat
             yield entry.name, ""
 
 
-def _from_list(path: Path) -> list[Path]:
+def _from_list(path: Path, missing: str) -> list[Path]:
     if not path.is_file():
         raise DataError(f"{printable(str(path))}: no such list of paths.")
     found = [path.parent / line for _, line in read_lines(path)]
-    missing = next((entry for entry in found if not entry.is_file()), None)
-    if missing is not None:
-        raise DataError(f"{path}: lists {printable(str(missing))}, which does not exist.")
+    absent = [entry for entry in found if not entry.is_file()]
+    if absent and missing == "error":
+        more = f" {number_of(len(absent) - 1, 'other is/others are')} missing too." if len(absent) > 1 else ""
+        raise DataError(
+            f"{path}: lists {printable(str(absent[0]))}, which is not there.{more} Correct the list, or leave missing files "
+            "out with --skip-bad."
+        )
     return found
 
 
@@ -302,9 +313,9 @@ def summary(used: int, left_out: Mapping[str, int], held_out: int = 0) -> str:
         >>> summary(1053, {"HEIC": 10, "broken": 1, "not an image": 1}, 13)
         '1,053 images used; 12 left out: 10 HEIC, 1 broken, 1 not an image; 13 classes held out for testing'
     """
-    parts = [f"{used:,} {'image' if used == 1 else 'images'} used"]
+    parts = [f"{number_of(used, 'image')} used"]
     if total := sum(left_out.values()):
         parts.append(f"{total:,} left out: {counted(left_out)}")
     if held_out:
-        parts.append(f"{held_out:,} {'class' if held_out == 1 else 'classes'} held out for testing")
+        parts.append(f"{number_of(held_out, 'class')} held out for testing")
     return "; ".join(parts)

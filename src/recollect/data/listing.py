@@ -9,8 +9,9 @@ import csv
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,11 +85,12 @@ def make_set(
     count, examples = int(absent.sum()), [names[i] for i in np.flatnonzero(absent)[:3].tolist()]
     sentence = f"{count:,} of {len(names):,} images of the split {split!r} are not below {root}, e.g. {examples[0]}"
     if missing == "error":
-        raise source.trouble(f"{sentence}. Complete the copy, or leave them out with missing='drop'.")
+        raise source.trouble(f"{sentence}. Complete the copy, or leave them out with --skip-bad (missing='drop').")
     if absent.all():
         raise source.trouble(f"{sentence}.")
     warnings.warn(f"{source.name}: {sentence}; they are left out.", DataWarning, stacklevel=3)
-    return images.subset(np.flatnonzero(~absent))
+    left_out = {**images.facts.get("left_out", {}), "missing": count}
+    return replace(images.subset(np.flatnonzero(~absent)), facts={**images.facts, "left_out": left_out})
 
 
 def find_missing(root: Path, names: Sequence[str]) -> NDArray[np.bool_]:
@@ -144,7 +146,7 @@ def read_fields(path: Path, count: int, what: str) -> Iterator[list[str]]:
 
 
 def read_csv(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows of a CSV file with a header, each with its line number; columns are found by name.
+    """The rows of a CSV file with a header, each with its line number; columns are found by name, in any case.
 
     Args:
         path: the file.
@@ -153,8 +155,10 @@ def read_csv(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -
     """
     try:
         with os.fdopen(open_regular(path), encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            header = [column.strip() for column in reader.fieldnames or ()]
+            reader = table_reader(file)
+            known = {*columns, *optional}
+            named = [column.strip() for column in reader.fieldnames or ()]
+            header = [column.lower() if column.lower() in known else column for column in named]
             reader.fieldnames = header
             absent = [column for column in columns if column not in header]
             if absent:
@@ -168,8 +172,36 @@ def read_csv(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -
                 if empty:
                     raise DataError(f"{path}, line {reader.line_num}: {empty[0]!r} is empty; every row needs a value.")
                 yield reader.line_num, values
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: not a CSV file in UTF-8 ({error}).") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not a CSV file in UTF-8 ({error}). Save it as UTF-8.") from error
+    except csv.Error as error:
+        raise DataError(f"{path}: not a CSV file ({error}).") from error
+
+
+def table_reader(file: TextIO) -> csv.DictReader[str]:
+    """Rows of a table whose first line names the columns, separated by commas, semicolons or tabs.
+
+    Spreadsheets separate by semicolons where the comma is a decimal sign.
+
+    Examples:
+        >>> import io
+        >>> [row["label"] for row in table_reader(io.StringIO("path;label\\na.jpg;cat\\n"))]
+        ['cat']
+    """
+    start = file.tell()
+    first = file.readline()
+    file.seek(start)
+    return csv.DictReader(file, delimiter=max(",;\t", key=first.count), restval="")
+
+
+def relative_to(root: Path, name: str) -> str:
+    """An absolute path below ``root`` as a path relative to it, so that a set does not depend on its folder."""
+    path = Path(name)
+    if path.is_absolute():
+        for base in (root.absolute(), root.resolve()):
+            if path.is_relative_to(base):
+                return path.relative_to(base).as_posix()
+    return name
 
 
 def as_number(text: str, path: Path, what: str) -> int:

@@ -197,6 +197,16 @@ def load(name: str, root: Path | str | None = None, split: str = "train", **opti
     return images
 
 
+def without_missing(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """``options`` with which ``load`` leaves missing files out, with a warning, instead of refusing the set.
+
+    For ``--skip-bad``. What the user says about missing files comes first, and a source may have no choice to offer.
+    """
+    parameter = inspect.signature(find_source(name).read).parameters.get("missing")
+    refuses = parameter is not None and parameter.default == "error"
+    return {"missing": "drop", **options} if refuses else dict(options)
+
+
 _sealed: list[frozenset[str]] = []
 
 

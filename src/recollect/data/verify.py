@@ -21,6 +21,7 @@ import numpy as np
 from recollect.common.console import ProgressLine
 from recollect.common.decode import file_bytes, read_image
 from recollect.common.errors import DataError, DataWarning, InputError
+from recollect.common.words import number_of
 from recollect.data.image_set import ImageSet
 from recollect.data.listing import find_missing
 from recollect.data.registry import Source, check_root, count_difference, find_source, load
@@ -66,10 +67,13 @@ def verify(
     contents, unreadable = _read_all(sets, missing, workers)
     bad = missing | set(unreadable)
     sides: dict[str, set[str]] = defaultdict(set)
+    classes: dict[str, set[str]] = defaultdict(set)
     for split, images in sets.items():
-        for image in images.names:
+        for image, label in zip(images.names, images.labels.tolist(), strict=True):
             sides[image].add(_side(split))
+            classes[image].add(images.class_names[label])
     groups = _groups(contents, sides)
+    inside = [group for group in groups if not _crosses(group, sides)]
     return Report(
         name=name,
         root=None if root is None else str(root),
@@ -78,11 +82,12 @@ def verify(
             _split_report(source, split, images, bad, missing, samples_per_class) for split, images in sets.items()
         ],
         count_differences=[difference for difference in counts.values() if difference is not None],
-        notes=[note for note in notes if note not in counts.values()] + _shared_classes(sets),
+        notes=list(dict.fromkeys(note for note in notes if note not in counts.values())) + _shared_classes(sets),
         missing=sorted(missing),
         unreadable=dict(sorted(unreadable.items())),
-        duplicates=[group for group in groups if not _crosses(group, sides)],
+        duplicates=inside,
         duplicates_across=[group for group in groups if _crosses(group, sides)],
+        contradictions=[group for group in inside if len(set.union(*(classes[name] for name in group))) > 1],
         seconds=time.monotonic() - started,
     )
 
@@ -141,13 +146,13 @@ def _read(images: ImageSet, index: int) -> tuple[str | None, str | None]:
             return hashlib.sha256(np.asarray(images.read(index)).tobytes()).hexdigest(), None
         except DataError as error:
             return None, str(error)
-    digest = None
+    digest, content = None, b""
     try:
         content = file_bytes(images.path(index))
         digest = hashlib.sha256(content).hexdigest()
         read_image(content)
     except DataError as error:
-        return digest, str(error)
+        return digest, str(error).removeprefix(f"an image of {len(content):,} bytes: ")  # the file is named beside it
     return digest, None
 
 
@@ -171,9 +176,8 @@ def _shared_classes(sets: dict[str, ImageSet]) -> list[str]:
         shared = train & set(images.class_names) if _side(split) == "test" else set()
         if shared:
             example = min(shared)
-            notes.append(
-                f"{len(shared):,} classes of {split} are also in train, e.g. {example!r}: they are not unseen."
-            )
+            count = number_of(len(shared), f"class of {split} is/classes of {split} are")
+            notes.append(f"{count} in train too, e.g. {example!r}: not unseen.")
     return notes
 
 

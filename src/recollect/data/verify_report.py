@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from recollect.common.words import number_of
+
 SHOWN = 5  # examples of each kind in the text; the JSON has all
 BAR = 40
 
@@ -53,6 +55,8 @@ class Report:
     unreadable: dict[str, str]
     duplicates: list[list[str]]
     duplicates_across: list[list[str]]
+    contradictions: list[list[str]]
+    """Identical files in different classes."""
     seconds: float
 
     @property
@@ -60,11 +64,13 @@ class Report:
         """The problems, one sentence each; duplicates inside a split are a remark, not a problem."""
         found = list(self.count_differences)
         if self.missing:
-            found.append(f"{len(self.missing):,} files are missing.")
+            found.append(f"{number_of(len(self.missing), 'file is/files are')} missing.")
         if self.unreadable:
-            found.append(f"{len(self.unreadable):,} files cannot be read.")
+            found.append(f"{number_of(len(self.unreadable), 'file')} cannot be read.")
         if self.duplicates_across:
-            found.append(f"{len(self.duplicates_across):,} images are in both train and test.")
+            found.append(
+                f"{number_of(len(self.duplicates_across), 'image is/images are')} on both sides of the train/test border."
+            )
         return found
 
     @property
@@ -87,16 +93,21 @@ class Report:
             yield ""
             yield from self._split_lines(split)
         if self.missing:
-            yield from ("", f"Missing: {len(self.missing):,} files", *_examples(self.missing))
+            yield from ("", f"Missing: {number_of(len(self.missing), 'file')}", *_examples(self.missing))
         if self.unreadable:
             reasons = [f"{name}: {reason}" for name, reason in self.unreadable.items()]
-            yield from ("", f"Unreadable: {len(reasons):,} files", *_examples(reasons))
+            yield from ("", f"Unreadable: {number_of(len(reasons), 'file')}", *_examples(reasons))
         for title, groups in (
-            ("Identical files in both train and test", self.duplicates_across),
-            ("Identical files", self.duplicates),
+            ("Identical files across the train/test border", self.duplicates_across),
+            ("Identical files in different classes", self.contradictions),
+            ("Identical files", [group for group in self.duplicates if group not in self.contradictions]),
         ):
             if groups:
-                yield from ("", f"{title}: {len(groups):,} groups", *_examples([" = ".join(group) for group in groups]))
+                yield from (
+                    "",
+                    f"{title}: {number_of(len(groups), 'group')}",
+                    *_examples([" = ".join(group) for group in groups]),
+                )
         if self.notes:
             yield from ("", "Remarks", *(f"  {note}" for note in self.notes))
         yield ""
@@ -114,7 +125,7 @@ class Report:
         if split.classes < 2:
             return  # a benchmark of instance search has no classes
         yield (
-            f"  classes the sampler can use with {self.samples_per_class} images per class: "
+            f"  classes the sampler can use at {self.samples_per_class} images per class: "
             f"{split.usable_classes:,} of {split.classes:,} ({split.usable_images:,} images)"
         )
         yield "  images per class   classes"

@@ -23,7 +23,7 @@ from recollect.common.decode import IMAGE_SUFFIXES
 from recollect.common.errors import ConfigError, DataError, DataWarning
 from recollect.data.image_files import BESIDE, PARTS, class_images, counted, find_parts
 from recollect.data.image_set import ImageSet
-from recollect.data.listing import make_set, read_csv
+from recollect.data.listing import make_set, read_csv, relative_to
 from recollect.data.registry import Source
 from recollect.data.splits import first_half, held_out_classes
 
@@ -33,6 +33,7 @@ _REMEDIES = {
 }
 
 CLASS_SPLITS = ("balanced", "alphabet")
+LISTED_TWICE = "listed twice"
 
 
 def read(
@@ -78,6 +79,8 @@ def read(
     if split == "all":
         chosen = rows
     elif parts:
+        if test_share != 0.5:
+            raise ConfigError(f"{root} says itself what is for testing: leave out --test-share (test_share).")
         chosen = [row for row in rows if row[2] == split]
         if not chosen:
             raise DataError(f"{root}: there is no split {split!r}; the splits are {', '.join(map(repr, parts))}.")
@@ -88,7 +91,7 @@ def read(
         if class_split == "balanced":
             facts["split"] |= {"test_share": test_share, "split_seed": split_seed}
     names, classes = [row[0] for row in chosen], [row[1] for row in chosen]
-    if lost := {reason: count for reason, count in left_out.items() if reason != "not an image"}:
+    if lost := {reason: count for reason, count in left_out.items() if reason not in ("not an image", LISTED_TWICE)}:
         remedies = "".join(f". {remedy}" for reason, remedy in _REMEDIES.items() if reason in lost)
         warnings.warn(f"{root}: left out {counted(lost)}{remedies}.", DataWarning, stacklevel=3)
     # Folders list existing files, so only a CSV can name missing ones.
@@ -116,7 +119,7 @@ def _rows(
     root: Path, csv: str | Path | None, allow_outside: bool, left_out: Counter[str], split: str = "all"
 ) -> list[Row]:
     if csv is not None:
-        rows = list(_csv_rows(root, Path(csv)))
+        rows = list(_csv_rows(root, Path(csv), left_out))
     else:
         rows = list(_folder_rows(root, allow_outside, left_out, split))
     if not rows:
@@ -134,8 +137,8 @@ def _test_classes(
         raise DataError(f"{root}: there is no split {split!r}; the splits are 'train', 'test' and 'all'.")
     if len(classes) < 2:
         raise DataError(
-            f"{root}: a single class ({classes[0]!r}) cannot be split into train and test: put each class into its own "
-            "folder, or use split='all'."
+            f"{root}: one class ({classes[0]!r}) cannot be split into train and test: put each class into a folder of "
+            "its own. recollect eval measures one class with --split all (split='all')."
         )
     if class_split == "alphabet":
         return frozenset(first_half(classes)[1])
@@ -143,33 +146,27 @@ def _test_classes(
     return frozenset(classes[number] for number in held_out.tolist())
 
 
-def _csv_rows(root: Path, csv: Path) -> Iterator[Row]:
+def _csv_rows(root: Path, csv: Path, left_out: Counter[str]) -> Iterator[Row]:
     path = root / csv
     if not path.is_file():
         raise SOURCE.trouble(f"{path} is missing.")
-    seen: dict[str, int] = {}
+    seen: dict[str, tuple[int, Row]] = {}
     halves: set[bool] = set()
     for line, row in read_csv(path, ("path", "label"), ("split",)):
-        name, part = _below(root, row["path"]), _part(row["split"])
-        if name in seen:
+        name, part = relative_to(root, row["path"]), _part(row["split"])
+        first, before = seen.setdefault(name, (line, (name, row["label"], part)))
+        if before != (name, row["label"], part):
             raise DataError(
-                f"{path}, line {line}: {name!r} is already listed in line {seen[name]}; remove one of the two."
+                f"{path}, line {line}: {name!r} is there already, in line {first}, with another label or split. Remove "
+                "one of the two."
             )
-        seen[name] = line
+        if first != line:
+            left_out[LISTED_TWICE] += 1
+            continue
         halves.add(bool(part))
         if len(halves) > 1:
             raise DataError(f"{path}, line {line}: fill 'split' in every row or in none.")
         yield name, row["label"], part
-
-
-def _below(root: Path, name: str) -> str:
-    """An absolute path below ``root`` as a path relative to it, so that the set does not depend on its folder."""
-    path = Path(name)
-    if path.is_absolute():
-        for base in (root.absolute(), root.resolve()):
-            if path.is_relative_to(base):
-                return path.relative_to(base).as_posix()
-    return name
 
 
 def _folder_rows(root: Path, allow_outside: bool, left_out: Counter[str], split: str) -> Iterator[Row]:
