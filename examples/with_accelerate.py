@@ -1,10 +1,10 @@
-"""RS@k with Hugging Face Accelerate: devices and processes are its work, the large batch is recollect's.
+"""RS@k with Hugging Face Accelerate, which manages devices and processes; recollect computes the large batch.
 
     pip install accelerate
     accelerate launch examples/with_accelerate.py
 
-With several processes each reads its own part of a batch; the loss is that of all parts together. Give large_batch_step the
-bare model: it sums the gradients over processes itself, so the model is not prepared for DistributedDataParallel.
+With several processes, each reads its own part of a batch, and the loss is computed on all parts together. Pass the bare model:
+large_batch_step sums the gradients over processes itself, so the model is not wrapped in DistributedDataParallel.
 """
 
 from __future__ import annotations
