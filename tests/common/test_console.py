@@ -56,6 +56,14 @@ def test_without_a_terminal_a_plain_line_comes_every_30_seconds(caplog: pytest.L
     ]
 
 
+def test_slow_work_and_a_number_that_grows(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "recollect")
+    with ProgressLine("runs", 5, "runs", done=3, clock=ticking(0.0, 60.0, 240.0)) as line:
+        assert line.advance() == "runs       4/5 runs, 60.0 runs/h, 60 s left"
+        line.expect(8)
+        assert line.advance() == "runs       5/8 runs, 30.0 runs/h, 6 min left"
+
+
 def test_the_interval_can_be_shorter_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "recollect")
     with lines_every(10.0), ProgressLine("embedding", clock=ticking(0.0, 9.0, 10.0)) as line:

@@ -71,6 +71,8 @@ def lines_every(seconds: float) -> Iterator[None]:
 
 
 def _speed(rate: float, unit: str) -> str:
+    if rate < 0.05:  # otherwise it would read 0.0
+        return f"{3600 * rate:.1f} {unit}/h"
     return f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.1f} {unit}/s"
 
 
@@ -181,6 +183,11 @@ class ProgressLine:
         if not self._silent:
             logger.info(text, extra=PROGRESS)
         return text
+
+    def expect(self, total: int) -> None:
+        """Set the number of units, where it becomes known on the way."""
+        self._total = total
+        self._progress.update(self._task, total=total)
 
     def _plain(self, seconds: float, note: str) -> str:
         of = "" if self._total is None else f"/{self._total:,}"

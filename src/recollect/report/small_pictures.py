@@ -56,11 +56,11 @@ class SmallPictures:
         """
         step = SIDE // _SIGNATURE
         # Strided sums: numpy's mean over two inner axes is slower.
-        rows = np.zeros((len(self.pixels), _SIGNATURE, _SIGNATURE, 3), np.float32)
+        sums = np.zeros((len(self.pixels), _SIGNATURE, _SIGNATURE, 3), np.float32)
         for down in range(step):
             for across in range(step):
-                rows += self.pixels[:, down::step, across::step]
-        rows = rows.reshape(len(rows), -1) / step**2
+                sums += self.pixels[:, down::step, across::step]
+        rows: NDArray[np.float32] = sums.reshape(len(sums), -1) / np.float32(step**2)
         rows -= rows.mean(axis=1, keepdims=True)
         length = np.linalg.norm(rows, axis=1, keepdims=True)
         unit: NDArray[np.float32] = np.divide(rows, length, out=np.zeros_like(rows), where=length > 1e-3)

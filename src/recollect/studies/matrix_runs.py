@@ -80,9 +80,8 @@ def _run(
     with (
         ProcessPoolExecutor(jobs, context, end_with_parent) as pool,
         _stopping(pool),
-        ProgressLine("runs", len(runs), "runs") as line,
+        ProgressLine("runs", len(runs), "runs", done=sum(run.done for run in runs)) as line,
     ):
-        line.advance(sum(run.done for run in runs))
         while True:
             late = end is not None and time.monotonic() > end
             not_now = troubled.union(task.folder for task in running.values())
@@ -97,6 +96,7 @@ def _run(
                 if (trouble := _result(future)) is not None:
                     troubled.add(task.folder)
                     logger.warning(f"{task.folder.relative_to(matrix.out)}: {trouble}")
+                line.expect(len(pending(matrix, claims)))  # a search that continues adds runs
                 line.advance()
 
 
