@@ -39,8 +39,8 @@ from faults.verbs import VERBS
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks, signals and pipes of Unix")
 
 Family = Callable[..., None]
-PARTS = 8
-"""The whole campaign is cut into so many parts, which several test processes share."""
+PARTS = 24
+"""The whole campaign is cut into so many parts, which several test processes share. Small ones, so that none waits long."""
 
 FAMILIES: dict[Family, tuple[int, int]] = {
     damaged_run: (4, 400),
