@@ -72,7 +72,7 @@ def test_duplicates_inside_are_a_remark_and_across_a_fault(root: Path) -> None:
     assert not report.ok
     assert report.duplicates_across == [["test/c/leak.png", "train/a/3.png"]]
     assert report.duplicates == [["train/a/0.png", "train/b/copy.png"]]
-    assert "1 image is on both sides of the train/test border." in report.problems
+    assert "1 image is in both train and test." in report.problems
 
 
 def test_missing_files_of_a_list(root: Path) -> None:
@@ -86,7 +86,7 @@ def test_missing_files_of_a_list(root: Path) -> None:
     assert report.missing == ["gone.png"]
     assert [(split.split, split.missing, split.images) for split in report.splits] == [("train", 1, 2), ("probe", 0, 1)]
     assert report.splits[0].class_sizes == [1]
-    assert report.notes == ["1 class of probe is in train too, e.g. 'a': not unseen."]
+    assert report.notes == ["1 class of probe is also in train, e.g. 'a': not unseen."]
     assert "1 file is missing." in report.problems
 
 

@@ -116,7 +116,7 @@ def _from_list(path: Path, missing: str) -> list[Path]:
     if absent and missing == "error":
         more = f" {number_of(len(absent) - 1, 'other is/others are')} missing too." if len(absent) > 1 else ""
         raise DataError(
-            f"{path}: lists {printable(str(absent[0]))}, which is not there.{more} Correct the list, or leave missing files "
+            f"{path}: lists {printable(str(absent[0]))}, which does not exist.{more} Correct the list, or leave missing files "
             "out with --skip-bad."
         )
     return found

@@ -177,7 +177,7 @@ def _shared_classes(sets: dict[str, ImageSet]) -> list[str]:
         if shared:
             example = min(shared)
             count = number_of(len(shared), f"class of {split} is/classes of {split} are")
-            notes.append(f"{count} in train too, e.g. {example!r}: not unseen.")
+            notes.append(f"{count} also in train, e.g. {example!r}: not unseen.")
     return notes
 
 

@@ -68,9 +68,7 @@ class Report:
         if self.unreadable:
             found.append(f"{number_of(len(self.unreadable), 'file')} cannot be read.")
         if self.duplicates_across:
-            found.append(
-                f"{number_of(len(self.duplicates_across), 'image is/images are')} on both sides of the train/test border."
-            )
+            found.append(f"{number_of(len(self.duplicates_across), 'image is/images are')} in both train and test.")
         return found
 
     @property
@@ -98,7 +96,7 @@ class Report:
             reasons = [f"{name}: {reason}" for name, reason in self.unreadable.items()]
             yield from ("", f"Unreadable: {number_of(len(reasons), 'file')}", *_examples(reasons))
         for title, groups in (
-            ("Identical files across the train/test border", self.duplicates_across),
+            ("Identical files in both train and test", self.duplicates_across),
             ("Identical files in different classes", self.contradictions),
             ("Identical files", [group for group in self.duplicates if group not in self.contradictions]),
         ):

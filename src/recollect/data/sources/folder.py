@@ -137,7 +137,7 @@ def _test_classes(
         raise DataError(f"{root}: there is no split {split!r}; the splits are 'train', 'test' and 'all'.")
     if len(classes) < 2:
         raise DataError(
-            f"{root}: one class ({classes[0]!r}) cannot be split into train and test: put each class into a folder of "
+            f"{root}: a single class ({classes[0]!r}) cannot be split into train and test: put each class into a folder of "
             "its own. recollect eval measures one class with --split all (split='all')."
         )
     if class_split == "alphabet":
@@ -157,7 +157,7 @@ def _csv_rows(root: Path, csv: Path, left_out: Counter[str]) -> Iterator[Row]:
         first, before = seen.setdefault(name, (line, (name, row["label"], part)))
         if before != (name, row["label"], part):
             raise DataError(
-                f"{path}, line {line}: {name!r} is there already, in line {first}, with another label or split. Remove "
+                f"{path}, line {line}: {name!r} is already listed in line {first}, with another label or split. Remove "
                 "one of the two."
             )
         if first != line:
