@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from recollect.cli.app import app
-from recollect.common.errors import ConfigError
+from recollect.common.errors import ConfigError, ImageError
 from recollect.config.overrides import resolve
 from recollect.inference.features import head_inputs
 from recollect.inference.opening import make_embedder
@@ -94,3 +95,20 @@ def test_the_verb_refuses_a_place_before_it_embeds(
         more = ["--pairs", str(sfm), "--out", str(tmp_path / place)]
         result = CliRunner().invoke(app, ["whiten", str(tmp_path / "trained"), *more])
         assert words in str(result.exception)
+
+
+def test_a_broken_image_costs_its_pairs(sfm: Path, network: Embedder, tmp_path: Path) -> None:
+    chosen = WhiteningSet.from_sfm(sfm)
+    copy = tmp_path / "sfm"
+    shutil.copytree(sfm, copy)
+    broken = WhiteningSet.from_sfm(copy)
+    broken.images.path(IMAGES - 1).write_bytes(b"broken")
+    with pytest.raises(ImageError, match="--skip-bad"):
+        broken.learn(network)
+    found = broken.learn(network, on_bad_image="skip")
+    fewer = WhiteningSet(chosen.images.subset(np.arange(IMAGES - 1)), (np.arange(IMAGES - 2), np.arange(1, IMAGES - 1)))
+    torch.testing.assert_close(found.mean, fewer.learn(network).mean)
+    torch.testing.assert_close(found.projection.abs(), fewer.learn(network).projection.abs(), rtol=1e-3, atol=1e-3)
+    network.save(tmp_path / "trained")
+    words = ["whiten", str(tmp_path / "trained"), "--pairs", str(copy), "--out", str(tmp_path / "made"), "--dim", "8"]
+    assert CliRunner().invoke(app, [*words, "--skip-bad"]).exit_code == 0

@@ -15,6 +15,7 @@ from recollect.cli.options import (
     MaxPixels,
     Overwrite,
     Quiet,
+    SkipBad,
     complete_data,
     complete_model,
 )
@@ -46,6 +47,7 @@ def whiten(
     download: Download = False,
     allow_outside: AllowOutside = False,
     max_pixels: MaxPixels = None,
+    skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
@@ -69,6 +71,7 @@ def whiten(
             device=device,
             download=download,
             allow_outside=allow_outside,
+            skip_bad=skip_bad,
             overwrite=overwrite,
         )
     )

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from recollect.common.errors import ConfigError
 from recollect.common.files import make_folder_for
 from recollect.data import ImageSet, load, load_sfm_pairs
+from recollect.data.registry import without_missing
 from recollect.inference.features import head_inputs, images_at_once
 from recollect.inference.opening import open_model
 from recollect.inference.test_sets import choose_test
@@ -42,28 +43,42 @@ class WhiteningSet:
         queries, positives = np.split(places.astype(np.int64), 2)
         return cls(found.images.subset(used), (queries, positives))
 
-    def learn(self, embedder: Embedder, seed: int = 0) -> Whitening:
-        """The whitening of the inputs of the embedder's last layer.
+    def learn(self, embedder: Embedder, seed: int = 0, *, on_bad_image: str = "error") -> Whitening:
+        """The whitening of what the embedder's last layer is given.
+
+        ``on_bad_image="skip"`` leaves out images that cannot be read, and pairs with one of them.
 
         Raises:
             InputError: too few pairs for the number of dimensions.
         """
-        # Not the chunk of the training: it may differ after resuming, and rounding depends on it.
-        features = head_inputs(embedder, self.images, batch_size=images_at_once(embedder.preprocessing))
+        # Not the chunk of a training: it may differ when resumed, and rounding with it.
+        at_once = images_at_once(embedder.preprocessing)
+        features = head_inputs(embedder, self.images, batch_size=at_once, on_bad_image=on_bad_image)
+        readable = torch.isfinite(features[:, 0])
         if self.pairs is None:
-            return whitening_from_labels(features, torch.from_numpy(self.images.labels), seed=seed)
+            return whitening_from_labels(features[readable], torch.from_numpy(self.images.labels)[readable], seed=seed)
         queries, positives = (torch.from_numpy(rows) for rows in self.pairs)
-        return whitening_from_pairs(features, queries, positives)
+        whole = readable[queries] & readable[positives]
+        places = readable.cumsum(0) - 1  # of a readable image among the readable ones
+        return whitening_from_pairs(features[readable], places[queries[whole]], places[positives[whole]])
 
 
-def add_last_layer(embedder: Embedder, chosen: WhiteningSet, dim: int | None = None, seed: int = 0) -> Embedder:
+def add_last_layer(
+    embedder: Embedder,
+    chosen: WhiteningSet,
+    dim: int | None = None,
+    seed: int = 0,
+    *,
+    on_bad_image: str = "error",
+) -> Embedder:
     """The same network with L2, a whitening as its last layer, and L2.
 
     Args:
         embedder: without a last layer.
         chosen: the images to learn from.
         dim: leading dimensions to keep; all by default.
-        seed: seed of the pairs, if labels give more than are used.
+        seed: of the pairs, where labels give more than are used.
+        on_bad_image: ``"error"``, or ``"skip"`` for images that cannot be read.
 
     Raises:
         ConfigError: it already has a last layer, or fewer dimensions than ``dim``.
@@ -79,7 +94,7 @@ def add_last_layer(embedder: Embedder, chosen: WhiteningSet, dim: int | None = N
     made = Embedder(config, embedder.backbone)
     made.load_state_dict(embedder.state_dict(), strict=False)  # GeM's exponent; the last layer is new
     made.to(embedder.device).eval()
-    made.set_whitening(chosen.learn(made, seed))
+    made.set_whitening(chosen.learn(made, seed, on_bad_image=on_bad_image))
     return made
 
 
@@ -104,6 +119,7 @@ def whiten(
     device: str | None = None,
     download: bool = False,
     allow_outside: bool = False,
+    skip_bad: bool = False,
     overwrite: bool = False,
 ) -> Path:
     """Learn a whitening, add it to a network as its last layer, and save that.
@@ -117,6 +133,7 @@ def whiten(
         seed: of the pairs, where labels give more than are used.
         device, download: see ``recollect.load``.
         allow_outside: allow listed paths and links that lead out of the root.
+        skip_bad: skip images that are missing or cannot be read.
         overwrite: replace ``out``.
 
     Returns:
@@ -142,8 +159,10 @@ def whiten(
         chosen = WhiteningSet.from_sfm(pairs, allow_outside=allow_outside)
     else:
         choice = choose_test(None, data=str(data), root=None if root is None else Path(root), split=split)
-        outside = {"allow_outside": True} if allow_outside else {}
-        chosen = labelled_set(load(choice.data, choice.root, split, **outside))
+        options = {"allow_outside": True} if allow_outside else {}
+        options = without_missing(choice.data, options) if skip_bad else options
+        chosen = labelled_set(load(choice.data, choice.root, split, **options))
     logger.info(f"learning from {len(chosen.images):,} images")
-    add_last_layer(opened.embedder, chosen, dim, seed).save(out, overwrite=overwrite)
+    policy = "skip" if skip_bad else "error"
+    add_last_layer(opened.embedder, chosen, dim, seed, on_bad_image=policy).save(out, overwrite=overwrite)
     return out

@@ -280,7 +280,7 @@ def start_last_layer(config: Config, embedder: Embedder, chosen: WhiteningSet, t
         shrinkage = 0.1 if config.model.shrinkage == "auto" else config.model.shrinkage
         embedder.set_whitening(whitening_from_classes(features[readable], labels, shrinkage).as_layer())
     elif config.model.whitening is not None:
-        embedder.set_whitening(chosen.learn(embedder, config.run.seed))
+        embedder.set_whitening(chosen.learn(embedder, config.run.seed, on_bad_image=policy))
     if config.run.head_steps:
         found = part_rows(embedder, train, on_bad_image=policy)
         data = HeadData(torch.from_numpy(np.asarray(found.rows)), train.labels)
