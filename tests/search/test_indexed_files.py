@@ -19,8 +19,37 @@ def test_parts_and_classes_are_metadata(tmp_path: Path) -> None:
         (f"shop/{part}/class0/0.png", {"name": "0.png", "split": part, "label": "class0"}) for part in ("test", "train")
     ]
     assert not remarks
-    make_photos(tmp_path / "other", classes=1, each=1)  # then train and test are classes like any other
-    assert {file.metadata["label"] for file in list_images(tmp_path)[0]} == {"train", "test", "other"}
+    make_photos(tmp_path / "other", classes=1, each=1)  # beside parts, and in none
+    labels = {file.id: (file.metadata.get("split"), file.metadata["label"]) for file in list_images(tmp_path)[0]}
+    assert labels == {
+        "other/class0/0.png": (None, "other"),
+        "test/class0/0.png": ("test", "class0"),
+        "train/class0/0.png": ("train", "class0"),
+    }
+
+
+@pytest.mark.parametrize(("train", "test"), [("Training", "Testing"), ("TRAIN", "valid")])
+def test_parts_have_the_names_that_training_knows(tmp_path: Path, train: str, test: str) -> None:
+    for part in (train, test):
+        make_photos(tmp_path / part, classes=1, each=1)
+    found, _ = list_images(tmp_path)
+    assert {file.metadata["label"] for file in found} == {"class0"}
+    assert {file.metadata["split"] for file in found} == {"train", "val" if test == "valid" else "test"}
+
+
+def test_a_folder_that_may_be_a_part_is_a_label_with_a_remark(tmp_path: Path) -> None:
+    make_photos(tmp_path / "test", classes=1, each=1)
+    make_photos(tmp_path, classes=1, each=1)
+    found, (remark,) = list_images(tmp_path)
+    assert {file.metadata["label"] for file in found} == {"class0", "test"}
+    assert "a part of a split?" in remark
+
+
+def test_a_list_of_a_spreadsheet(tmp_path: Path) -> None:
+    make_photos(tmp_path, classes=1, each=1)
+    (tmp_path / "list.csv").write_text("\ufeffpath;label;price\nclass0/0.png;cup;3,50\n", encoding="utf-8")
+    found, _ = list_images(tmp_path / "list.csv")
+    assert found[0].metadata == {"name": "0.png", "label": "cup", "price": "3,50"}
 
 
 def test_what_is_left_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

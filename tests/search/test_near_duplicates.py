@@ -72,8 +72,12 @@ def test_an_index_and_a_folder(tmp_path: Path) -> None:
         (True, True, ["class0", "class1"]),
         (True, False, ["class1"]),
     ]
-    again, count = find_duplicates(photos, threshold=0.999, model=ToyEncoder())  # type: ignore[arg-type]
+    (photos / "train" / "class2" / "broken.png").write_text("not an image")
+    said: list[str] = []
+    again, count = find_duplicates(photos, threshold=0.999, model=ToyEncoder(), remarks=said)  # type: ignore[arg-type]
     assert count == 17
+    assert len(said) == 1
+    assert "broken.png" in said[0]
     assert [[item.id for item in group.items] for group in again] == [[i.id for i in g.items] for g in groups]
     loose, _ = find_duplicates(tmp_path / "x.index", threshold=-1)
     assert len(loose) == 1

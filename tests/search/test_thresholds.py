@@ -1,21 +1,20 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.common.errors import DataError, InputError
 from recollect.common.refusals import StorageError
-from recollect.config.overrides import as_mapping, resolve
 from recollect.data import load
 from recollect.inference.trained_on import trained_on
 from recollect.models import Embedder
-from recollect.search import Index, calibrating, thresholds
+from recollect.search import Index, thresholds
 from recollect.search.calibrating import calibrate_target
 from recollect.search.encoder import open_encoder
 from recollect.search.thresholds import BINS, calibrate, read_calibration, verdict
@@ -111,25 +110,32 @@ def test_a_model_keeps_it_for_its_indexes(tmp_path: Path) -> None:
 
 
 def test_classes_trained_on_are_left_out(tmp_path: Path) -> None:
+    """By name and by content: in the folder that was trained on, in a copy with other names, and in an index."""
     photos = make_photos(tmp_path / "photos", classes=8, each=5, size=16)
     run = tmp_path / "run"
     torch.manual_seed(0)
     Embedder.create("tiny", size=16, dim=8).save(run)
-    config = as_mapping(resolve(None, {"data.name": "folder", "data.root": str(photos)}))
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
-    images = load("folder", photos, "train", class_split="alphabet")
-    trained_on(images).write(run)
-    assert calibrating._training_classes(run, str(photos)) == {f"class{n}" for n in range(4)}
-    assert calibrating._training_classes(run, str(tmp_path)) == set()
-    remarks: list[str] = []
-    images, labels = calibrating._not_trained_on(["a", "b"], ["class0", "class7"], run, str(photos), remarks)
-    assert (images, labels) == (["b"], ["class7"])
-    assert "left out" in remarks[0]
-    with pytest.raises(DataError, match="on others"):
-        calibrating._not_trained_on(["a"], ["class0"], run, str(photos), remarks)
+    trained = load("folder", photos, "train", class_split="alphabet")
+    trained_on(trained).write(run)
+    for copy in ("copy", "renamed"):
+        shutil.copytree(photos, tmp_path / copy)
+    for folder in list((tmp_path / "renamed").iterdir()):
+        folder.rename(folder.with_name(f"new {folder.name}"))
+    for name in ("photos", "copy", "renamed"):
+        found, remarks = calibrate_target(run, str(tmp_path / name), same_rate=0.05)
+        assert (found.classes, remarks) == (4, ["4 classes were trained on and left out."])
+    with Index.create(tmp_path / "x.index", str(run)) as index:
+        index.sync(photos)
+    found, remarks = calibrate_target(tmp_path / "x.index", same_rate=0.05)
+    assert (found.classes, remarks) == (4, ["4 classes were trained on and left out."])
+    for number in range(4, 8):
+        shutil.rmtree(photos / f"class{number}")
+    found, remarks = calibrate_target(run, str(photos), same_rate=0.05)
+    assert found.classes == 4
+    assert "WARNING: the model was trained on all of these classes" in remarks[0]
     (run / "trained_on.npz").write_bytes(b"damaged")
     with pytest.raises(DataError, match="Restore it from a complete copy"):  # not taken for a run that noted nothing
-        calibrating._training_classes(run, str(photos))
+        calibrate_target(run, str(photos))
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_embedding(

@@ -19,8 +19,9 @@ from recollect.cli.options import (
     finite,
     given,
     print_json,
+    remark_aside,
 )
-from recollect.common.words import printable
+from recollect.common.words import number_of, printable
 
 
 @app.command()
@@ -45,13 +46,17 @@ def duplicates(
     """Find near-duplicates by exact search, in groups, also between train and test folders."""
     from recollect import find_duplicates
 
+    remarks: list[str] = []
     groups, count = find_duplicates(
         target,
         threshold=similarity,
         model=model,
         allow_outside=allow_outside,
+        remarks=remarks,
         **given(weights=weights, device=device, download=download),
     )
+    for sentence in remarks:
+        remark_aside(sentence)
     if as_json:
         print_json(
             {
@@ -73,8 +78,9 @@ def duplicates(
     images = sum(len(group.items) for group in groups)
     crossing, mixed = sum(group.crosses for group in groups), sum(len(group.labels) > 1 for group in groups)
     typer.echo(
-        f"{count:,} images: {len(groups):,} groups of near-duplicates with {images:,} images; {crossing:,} are in both "
-        f"train and test, {mixed:,} have more than one label"
+        f"{number_of(count, 'image')}: {number_of(len(groups), 'group')} of near-duplicates with "
+        f"{number_of(images, 'image')}; {number_of(crossing, 'is/are')} in both train and test, "
+        f"{number_of(mixed, 'has/have')} more than one label"
     )
     for group in groups[: top or None]:
         marks = ["identical"] * group.identical + ["in both train and test"] * group.crosses

@@ -9,7 +9,7 @@ their names.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import atomic_write
 from recollect.common.reading import parse_json, read_npz
+from recollect.common.words import number_of
 from recollect.data import ImageSet
 from recollect.inference.content_keys import KEY_BYTES, Keys, content_keys, set_digest
 
@@ -145,24 +146,24 @@ class Screened:
         said = []
         if self.trained_classes:
             names = ", ".join(self.trained_classes[:3]) + (", …" if len(self.trained_classes) > 3 else "")
-            count = len(self.trained_classes)
+            count = number_of(len(self.trained_classes), "class of the test set was/classes of the test set were")
             if self.excluded:
+                left_out = "It is" if len(self.trained_classes) == 1 else "They are"
                 said.append(
-                    f"WARNING: {count:,} classes of the test set were trained on ({names}). They are left out; "
-                    "use --trained-classes keep to include them."
+                    f"WARNING: {count} trained on ({names}). {left_out} left out of the result; recollect eval "
+                    "--trained-classes keep includes trained classes."
                 )
             else:
                 said.append(
-                    f"WARNING: {count:,} classes of the test set were trained on ({names}). The result does not show how "
-                    "well the model works on unseen classes."
+                    f"WARNING: {count} trained on ({names}). The result does not show how well the model works on "
+                    "unseen classes."
                 )
         if self.validation_classes:
-            said.append(
-                f"{len(self.validation_classes):,} classes of the test set were used to choose the weights; their "
-                "result is slightly too good."
-            )
+            count = number_of(len(self.validation_classes), "class of the test set was/classes of the test set were")
+            said.append(f"{count} used to choose the weights; the result is slightly too good.")
         if self.trained_images and (self.excluded or not self.trained_classes):
-            said.append(f"WARNING: {self.trained_images:,} images of the test set were trained on, in other classes.")
+            count = number_of(self.trained_images, "image of the test set was/images of the test set were")
+            said.append(f"WARNING: {count} trained on, in other classes.")
         return said
 
 
@@ -183,11 +184,9 @@ def screen(images: ImageSet, keys: Keys, known: TrainedOn | None, trained_classe
     if known is None:
         return Screened(images, keys)
     names = np.array(images.class_names, object)
-    seen = _contained(keys, known.keys)
-    share = np.bincount(images.labels, weights=seen, minlength=len(names)) / np.maximum(images.class_sizes, 1)
     same_data = images.name == known.data
-    by_name = np.array([same_data and name in known.classes for name in images.class_names], bool)
-    trained = (by_name | (share >= 0.5)) & (images.class_sizes > 0)
+    seen = _contained(keys, known.keys)
+    trained = _seen_classes(images.class_names, images.labels, seen, known.classes if same_data else ())
     others = int(((images.class_sizes > 0) & ~trained).sum())
     exclude = trained_classes == "exclude" or (trained_classes == "auto" and others > 0)
     found = tuple(str(name) for name in names[trained])
@@ -200,6 +199,36 @@ def screen(images: ImageSet, keys: Keys, known: TrainedOn | None, trained_classe
         images, keys, seen = images.subset(left), keys[left], seen[left]
     validating = tuple(name for name in _classes(images) if same_data and name in known.validation_classes)
     return Screened(images, keys, found, validating, int(seen.sum()), bool(exclude and found))
+
+
+def is_unseen(labels: Sequence[str], keys: Keys, data: str, known: TrainedOn) -> np.typing.NDArray[np.bool_]:
+    """Which images are of a class that took no part in a training, by its name or its images.
+
+    Args:
+        labels: the name of each image's class.
+        keys: of the images.
+        data: the name of their data set; classes are known by name only in the one that was trained on.
+        known: of the training; classes that chose the weights count as trained.
+    """
+    names, numbers = np.unique(np.asarray(labels, object).astype(str), return_inverse=True)
+    seen = _contained(keys, known.keys)
+    took_part = known.classes | known.validation_classes if data == known.data else ()
+    trained = _seen_classes(names.tolist(), numbers, seen, took_part)
+    return ~trained[numbers]
+
+
+def _seen_classes(
+    names: Sequence[str],
+    labels: np.typing.NDArray[np.int64],
+    seen: np.typing.NDArray[np.bool_],
+    known: Collection[str],
+) -> np.typing.NDArray[np.bool_]:
+    """Which classes were trained on: those ``known`` by name, and those with at least half of their images ``seen``."""
+    sizes = np.bincount(labels, minlength=len(names))
+    share = np.bincount(labels, weights=seen, minlength=len(names)) / np.maximum(sizes, 1)
+    by_name = np.array([name in known for name in names], bool)
+    found: np.typing.NDArray[np.bool_] = (by_name | (share >= 0.5)) & (sizes > 0)
+    return found
 
 
 def _classes(images: ImageSet) -> Sequence[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common.console import ProgressLine
-from recollect.common.errors import DataError, InputError, RecollectError
+from recollect.common.errors import DataError, InputError
 from recollect.common.files import make_folder_for
+from recollect.common.words import number_of
 from recollect.data import load
-from recollect.inference.run_files import RunFiles
-from recollect.inference.trained_on import read_trained_on
+from recollect.data.registry import without_missing
+from recollect.inference.content_keys import KEY_BYTES, Keys, content_keys
+from recollect.inference.embedding_sets import files_as_set
+from recollect.inference.trained_on import is_unseen, read_trained_on
 from recollect.search.addresses import is_index
 from recollect.search.encoder import Encoder, open_encoder
 from recollect.search.filling import stored_vectors
@@ -62,12 +64,12 @@ def calibrate_target(
     remarks: list[str] = []
     if is_index(target):
         with Index.open(target, **opening) as index:
+            model = index.model.get("model")
             if data is None:
-                vectors, labels = _of_index(index)
+                vectors, labels = _of_index(index, model, remarks)
                 name = "the labelled images of the index"
             else:
-                (images, labels), name = _labelled(data, root, split, allow_outside, remarks), data
-                images, labels = _not_trained_on(images, labels, index.model.get("model"), data, remarks)
+                (images, labels), name = _labelled(data, root, split, allow_outside, model, remarks), data
                 vectors = stored_vectors(_embedded(index.encoder, images), index.generation)
                 vectors, labels = _readable(vectors, labels, remarks)
             found = calibrate(vectors, labels, fingerprint=index.model["fingerprint"], data=name, **rates)
@@ -78,8 +80,7 @@ def calibrate_target(
     if Path(target).is_dir():
         make_folder_for(Path(target) / FILE)  # a read-only folder is noticed before the images are embedded
     encoder = open_encoder(target, **opening)
-    images, labels = _labelled(data, root, split, allow_outside, remarks)
-    images, labels = _not_trained_on(images, labels, encoder.note.get("model"), data, remarks)
+    images, labels = _labelled(data, root, split, allow_outside, encoder.note.get("model"), remarks)
     vectors, labels = _readable(_embedded(encoder, images), labels, remarks)
     found = calibrate(vectors, labels, fingerprint=encoder.fingerprint, data=data, **rates)
     if not Path(target).is_dir():
@@ -91,15 +92,22 @@ def calibrate_target(
     return found, remarks
 
 
-def _of_index(index: Index) -> tuple[NDArray[np.float32], list[str]]:
+def _of_index(index: Index, model: Any, remarks: list[str]) -> tuple[NDArray[np.float32], list[str]]:
     items = [item for item in index.store.iterate(index.generation.number, vectors=True) if "label" in item.metadata]
     if not items:
         raise DataError(f"{index.address}: no image has a label; give labelled images with --data.")
-    vectors = np.stack([item.vector for item in items if item.vector is not None])
-    return vectors, [item.metadata["label"] for item in items]
+    labels = [item.metadata["label"] for item in items]
+    digests = [bytes.fromhex(item.digest)[:KEY_BYTES].ljust(KEY_BYTES, b"\0") for item in items]
+    keys = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, KEY_BYTES)
+    kept = _unseen(labels, keys, "folder", model, remarks)
+    vectors = np.stack([vector for place in kept if (vector := items[place].vector) is not None])
+    return vectors, [labels[place] for place in kept]
 
 
-def _labelled(data: str, root: str | Path | None, split: str, allow_outside: bool, remarks: list[str]) -> Labelled:
+def _labelled(
+    data: str, root: str | Path | None, split: str, allow_outside: bool, model: Any, remarks: list[str]
+) -> Labelled:
+    """Labelled images of classes that the model was not trained on."""
     if root is None and Path(data).exists():
         listed, left_out = list_images(data, allow_outside=allow_outside)
         remarks += left_out
@@ -111,41 +119,33 @@ def _labelled(data: str, root: str | Path | None, split: str, allow_outside: boo
         ]
         if not kept:
             raise DataError(f"{data}: no labelled images{f' of the part {split!r}' if parts else ''}.")
-        return [entry.path for entry in kept], [entry.metadata["label"] for entry in kept]
-    images = load(data, root, split, **({"allow_outside": True} if allow_outside else {}))
+        paths, names = [entry.path for entry in kept], [entry.metadata["label"] for entry in kept]
+        places = _unseen(names, content_keys(files_as_set(paths)), "folder", model, remarks)
+        return [paths[place] for place in places], [names[place] for place in places]
+    images = load(data, root, split, **without_missing(data, {"allow_outside": True} if allow_outside else {}))
     names = [images.class_names[label] for label in images.labels.tolist()]
-    if images.arrays is None and images.boxes is None:
-        return [images.path(number) for number in range(len(images))], names
-    return [images.read(number) for number in range(len(images))], names
+    places = _unseen(names, content_keys(images), images.name, model, remarks)
+    files = images.arrays is None and images.boxes is None
+    return [images.path(place) if files else images.read(place) for place in places], [names[p] for p in places]
 
 
-def _not_trained_on(images: list[Any], labels: list[str], model: Any, data: str, remarks: list[str]) -> Labelled:
-    """Without the classes that a run was trained on, if it was trained on the same data."""
-    known = _training_classes(Path(str(model)), data) if model else set()
-    kept = [place for place, label in enumerate(labels) if label not in known]
-    if len(kept) == len(labels):
-        return images, labels
+def _unseen(labels: list[str], keys: Keys, data: str, model: Any, remarks: list[str]) -> list[int]:
+    """Positions of the images whose classes the model was not trained on; of all where there are no others, with a warning."""
+    known = read_trained_on(Path(str(model))) if model else None
+    if known is None:
+        return list(range(len(labels)))
+    unseen = is_unseen(labels, keys, data, known)
+    kept = np.flatnonzero(unseen).tolist()
+    trained = len({label for label, new in zip(labels, unseen.tolist(), strict=True) if not new})
     if not kept:
-        raise DataError(f"{data}: the model was trained on all of these classes; calibrate it on others.")
-    remarks.append(f"{len(known):,} classes that the model was trained on are left out.")
-    return [images[place] for place in kept], [labels[place] for place in kept]
-
-
-def _training_classes(run: Path, data: str) -> set[str]:
-    files = RunFiles(run)
-    if not files.is_run:
-        return set()
-    own = files.read_config().data
-    if own.name != data and (own.root is None or Path(own.root).resolve() != Path(data).resolve()):
-        return set()
-    if (noted := read_trained_on(run)) is not None:
-        return set(noted.classes | noted.validation_classes)
-    try:
-        with warnings.catch_warnings():  # a run of an earlier version, which has no record
-            warnings.simplefilter("ignore")
-            return set(load(own.name, own.root, own.train_split, **own.options).class_names)
-    except RecollectError:
-        return set()
+        remarks.append(
+            "WARNING: the model was trained on all of these classes. On new ones, images of one class are less similar than "
+            "measured here: calibrate with --data FOLDER, a folder of classes that were held out."
+        )
+        return list(range(len(labels)))
+    if trained:
+        remarks.append(f"{number_of(trained, 'class was/classes were')} trained on and left out.")
+    return kept
 
 
 def _embedded(encoder: Encoder, images: Sequence[Any]) -> NDArray[np.float32]:
@@ -163,5 +163,5 @@ def _readable(
 ) -> tuple[NDArray[np.float32], list[str]]:
     good = np.asarray(np.isfinite(vectors).all(axis=1))
     if not good.all():
-        remarks.append(f"{int((~good).sum()):,} images could not be read and are left out.")
+        remarks.append(f"{number_of(int((~good).sum()), 'image')} could not be read and left out.")
     return vectors[good], [label for label, fine in zip(labels, good.tolist(), strict=True) if fine]

@@ -18,9 +18,8 @@ from recollect.common.decode import IMAGE_SUFFIXES, file_sha256
 from recollect.common.errors import DataError, InputError
 from recollect.common.files import inside
 from recollect.common.reading import read_text
-from recollect.data.image_files import walk_images
-
-SPLITS = ("train", "test", "val")
+from recollect.data.image_files import find_parts, walk_images
+from recollect.data.listing import relative_to, table_reader
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,8 @@ def list_images(
     """The images of a folder or of a CSV file, and messages about skipped files.
 
     A folder: every image below it. The id is its path relative to the folder, ``label`` the first folder on that path
-    (below ``train``, ``test`` and ``val``, which become ``split``), ``name`` the file's name.
+    (below ``train``, ``test`` and ``val``, which become ``split``; ``Testing`` and similar names are recognized), ``name``
+    the file's name.
 
     A CSV file: the column ``path`` (relative to the CSV's folder), ``id`` if there is one, and all other columns as
     metadata.
@@ -75,14 +75,17 @@ def _folder(
         remarks.append(f"{root / name}: skipped, {reason}")
 
     names = list(walk_images(root, "", allow_outside, left_out, refused=refused))
-    tops = {name.split("/")[0] for name in names if "/" in name}
-    in_splits = "train" in tops and tops <= set(SPLITS)
+    try:
+        split_of = {folder: part for part, folder in find_parts(root).items()}
+    except DataError as error:  # labels are a help here, and no reason to refuse a folder
+        remarks.append(f"{error} Its name is taken for a label.")
+        split_of = {}
     for name in names:
         parts = name.split("/")
         metadata = {"name": parts[-1]}
         folders = parts[:-1]
-        if in_splits and folders:
-            metadata["split"] = folders.pop(0)
+        if folders and folders[0] in split_of:
+            metadata["split"] = split_of[folders.pop(0)]
         if folders:
             metadata["label"] = folders[0]
         yield IndexedFile(prefix + name, root / name, metadata)
@@ -95,14 +98,15 @@ def _csv(path: Path, prefix: str, allow_outside: bool, remarks: list[str]) -> It
     missing = 0
     try:
         with io.StringIO(read_text(path), newline="") as file:
-            reader = csv.DictReader(file, restkey="", restval="")
-            reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+            reader = table_reader(file)
+            named = [name.strip() for name in reader.fieldnames or ()]
+            reader.fieldnames = [name.lower() if name.lower() in ("path", "id", "label") else name for name in named]
             if "path" not in reader.fieldnames:
                 raise DataError(
                     f"{path}: there is no column 'path'; the first line names {', '.join(reader.fieldnames) or 'none'}."
                 )
             for row in reader:
-                name = (row.pop("path") or "").strip()
+                name = relative_to(path.parent, (row.pop("path") or "").strip())
                 if not name:
                     raise DataError(f"{path}, line {reader.line_num}: 'path' is empty.")
                 own = (row.pop("id", "") or "").strip()

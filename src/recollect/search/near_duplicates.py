@@ -123,6 +123,7 @@ def find_duplicates(
     threshold: float = 0.95,
     model: str = "lite0-in1k",
     allow_outside: bool = False,
+    remarks: list[str] | None = None,
     **opening: Any,
 ) -> tuple[list[Group], int]:
     """Groups of near-duplicates in an index or a folder, largest first, and how many images were compared.
@@ -130,7 +131,8 @@ def find_duplicates(
     Args:
         target: an index, or a folder or ``.csv`` of images; ``train`` and ``test`` folders below it are its parts.
         threshold: pairs at least this similar are near-duplicates.
-        model: for a folder: the model. allow_outside: whether its links and paths may leave it.
+        model: for a folder: what embeds it. allow_outside: whether its links and paths may leave it.
+        remarks: receives sentences on files of a folder that are left out.
         opening: ``weights``, ``device``, ``batch_size``, ``download`` for that model.
 
     Example:
@@ -142,7 +144,7 @@ def find_duplicates(
         with Index.open(target) as index:
             read = list(index.store.iterate(index.generation.number, vectors=True))
     else:
-        read = _embedded(target, model, allow_outside, opening)
+        read = _embedded(target, model, allow_outside, opening, [] if remarks is None else remarks)
     if not read:
         raise DataError(f"{target}: there are no images to compare.")
     vectors = np.stack([item.vector for item in read if item.vector is not None])
@@ -154,14 +156,17 @@ def find_duplicates(
     return sorted(groups, key=lambda group: (-len(group.items), group.items[0].id)), len(read)
 
 
-def _embedded(target: str | Path, model: str, allow_outside: bool, opening: dict[str, Any]) -> list[Item]:
-    listed, _ = list_images(target, allow_outside=allow_outside)
+def _embedded(
+    target: str | Path, model: str, allow_outside: bool, opening: dict[str, Any], remarks: list[str]
+) -> list[Item]:
+    listed, left_out = list_images(target, allow_outside=allow_outside)
+    remarks += left_out
     encoder = open_encoder(model, **opening)
     items: list[Item] = []
     with ProgressLine("embedding", len(listed)) as line:
         for start in range(0, len(listed), 256):
             some = listed[start : start + 256]
-            rows = encoder.embed([entry.path for entry in some], lambda number, error: None)
+            rows = encoder.embed([entry.path for entry in some], lambda number, error: remarks.append(str(error)))
             for entry, row in zip(some, rows, strict=True):
                 if np.isfinite(row).all():  # an image that cannot be read has no duplicates
                     items.append(Item(entry.id, row, entry.metadata, digest_of(entry.path)[0]))

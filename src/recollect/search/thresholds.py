@@ -117,7 +117,7 @@ def calibrate(
     if other * same_rate < 1:
         raise InputError(
             f"{other:,} pairs of different classes cannot tell a false-match rate of {same_rate:g}: give at least "
-            f"{1 / same_rate:,.0f} pairs (more images), or choose a larger rate."
+            f"{1 / same_rate:,.0f} pairs (more images), or choose a larger rate (--false-match-rate)."
         )
     curve = [_threshold(one, two, rate) for rate in _RATES if other * rate >= 1]
     return ThresholdCalibration(
