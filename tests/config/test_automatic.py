@@ -141,7 +141,7 @@ def test_evaluations_are_planned_only_where_something_is_watched() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "says"), [([5000], "to 1 class"), ([1] * 10, "a single image"), ([0, 7, 0], "to 1 class")]
+    ("sizes", "says"), [([5000], "to one class"), ([1] * 10, "a single image"), ([0, 7, 0], "to one class")]
 )
 def test_images_that_nothing_can_be_learned_from_are_refused(sizes: list[int], says: str) -> None:
     for device in ("cpu", "cuda"):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,7 +55,8 @@ def test_a_handful_of_classes_decides_nothing():
         assert found.judgement == judgement
     five = verdict(_evaluation(0.2, 0.3, 5), _evaluation(0.9, 0.3, 5))
     assert not five.enough_classes
-    assert "too few" in five.sentence()
+    assert "5 test classes are too few" in five.sentence()
+    assert "1 test class is too few" in replace(five, classes=1).sentence()
 
 
 def test_fewer_is_better_for_ranks():

@@ -106,6 +106,14 @@ def test_what_is_left_open_is_chosen_on_validation_classes(root: Path, tmp_path:
         assert choose_start(chosen) is chosen, "nothing is left open"
     finally:
         training.close()
+    whole = {"model.freeze": "none", "model.whitening": "all", "run.steps": 1, "run.epochs": None, "optimizer.lr": 2e-4}
+    training = build(own_photos(root, **whole), CPU, Team())
+    try:  # the start of fine-tuning: its features are computed anyway
+        found = choose_start(training)
+        assert found.config.model.shrinkage == chosen.config.model.shrinkage
+        assert found.config.optimizer == training.config.optimizer
+    finally:
+        training.close()
     training = build(own_photos(root, **{"model.shrinkage": 0.4, "optimizer.lr": 2e-4, "run.epochs": 3}), CPU, Team())
     try:
         assert choose_start(training) is training
@@ -143,8 +151,10 @@ def test_there_is_no_verdict_without_anything_to_compare_with(root: Path) -> Non
     training = build(random, CPU, Team())
     try:
         train_set, embedder = training.sets.train, training.network.embedder
-        assert judge(random, embedder, train_set, train_set, 1) == {}, "random weights are nothing to compare with"
-        assert judge(own_photos(root), embedder, train_set, train_set, 1) == {}, "every class was trained on"
+        assert judge(random, embedder, train_set, train_set, 1).verdicts == {}, (
+            "random weights are nothing to compare with"
+        )
+        assert judge(own_photos(root), embedder, train_set, train_set, 1).verdicts == {}, "every class was trained on"
     finally:
         training.close()
 

@@ -14,6 +14,7 @@ import torch
 from recollect.common.devices import usable_device
 from recollect.common.errors import DataError
 from recollect.common.memory import total_memory
+from recollect.common.words import number_of
 from recollect.config.schema import Config, ModelConfig
 from recollect.data import ImageSet
 from recollect.models.zoo import find
@@ -93,7 +94,11 @@ def settle(config: Config, images: ImageSet, device: torch.device, pretrained: b
         choose("data", "augmentation", *_augmentation(config, frozen))
     if config.batch.size == "auto":
         choose("batch", "size", *_batch_size(config, images, device, frozen))
-    if config.optimizer.lr == "auto":
+    if config.optimizer.lr == "auto" and config.run.steps == 0:
+        config = _with(
+            config, "optimizer", "lr", _learning_rate(frozen, pretrained)[0]
+        )  # never used: nothing to explain
+    elif config.optimizer.lr == "auto":
         choose("optimizer", "lr", *_learning_rate(frozen, pretrained))
     if config.run.epochs == "auto" and config.run.steps is None:
         choose("run", "epochs", *_epochs(config, images, device, frozen))
@@ -116,9 +121,14 @@ def _refuse_hopeless(images: ImageSet) -> None:
     """Ranking needs at least one positive and one negative."""
     sizes = images.class_sizes[images.class_sizes > 0]
     if len(sizes) < 2:
+        held_out = images.facts.get("split", {}).get("held_out_classes", 0)
+        tested = (
+            f" ({number_of(held_out, 'other class is/other classes are')} held out for testing)" if held_out else ""
+        )
         raise DataError(
-            f"{images.name}: all {len(images):,} training images belong to {len(sizes)} class, so there is nothing to "
-            "distinguish: give images of at least two classes for training, one folder per class."
+            f"{images.name}: all {number_of(len(images), 'training image')} belong to one class{tested}, so there is "
+            "nothing to distinguish: give images of at least two classes for training, one folder per class"
+            + (", or hold none out with --set data.train_split=all." if held_out else ".")
         )
     if sizes.max() < 2:
         raise DataError(

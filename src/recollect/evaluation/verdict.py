@@ -108,7 +108,8 @@ class Verdict:
     def caution(self) -> str:
         """A warning if few queries or classes were compared; otherwise nothing."""
         if not self.enough_classes:
-            return f"{self.classes} test {_plural(self.classes)} are too few to distinguish a difference from chance."
+            few = "1 test class is" if self.classes == 1 else f"{self.classes} test classes are"
+            return f"{few} too few to distinguish a difference from chance."
         if self.queries < FEW_QUERIES:
             return f"Only {self.queries:,} queries of {self.classes:,} {_plural(self.classes)}."
         return ""

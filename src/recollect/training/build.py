@@ -25,6 +25,7 @@ from recollect.common.unit_prefix import prefix_lengths
 from recollect.config.automatic import Choice, choose_device, is_pretrained, settle
 from recollect.config.schema import Config, DataConfig
 from recollect.data import ImageSet, RevisitedBenchmark, class_disjoint_split, load, load_revisited
+from recollect.data.registry import without_missing
 from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.features import images_at_once
 from recollect.inference.opening import make_embedder
@@ -69,7 +70,9 @@ class Sets:
     test: ImageSet | None = None
     benchmark: RevisitedBenchmark | None = None
     held_out: ImageSet | None = None
-    """Images of the classes that the verdict uses."""
+    """Images of the classes that the verdict is given on: those of the test part that are not trained on."""
+    shared_classes: tuple[str, ...] = ()
+    """Classes that the test part has in common with the training part."""
 
     def fingerprints(self) -> dict[str, str]:
         """The fingerprint of each set."""
@@ -248,20 +251,33 @@ def load_sets(config: Config, given: Given = NOTHING) -> Sets:
     elif data.validation != "none":
         train, validation = class_disjoint_split(train, data.validation, config.run.seed)
     test = given.test_set or (_load(data, data.test_split) if config.run.watch_test else None)
-    return Sets(train, validation, test, benchmark, _held_out(config, given, test) if config.run.verdict else None)
+    sets = Sets(train, validation, test, benchmark)
+    return _with_held_out(sets, _judged_on(config, given, test)) if config.run.verdict else sets
 
 
-def _held_out(config: Config, given: Given, test: ImageSet | None) -> ImageSet | None:
-    """Images for the verdict; none if the starting network is not known, or if there are no test images."""
+def _with_held_out(sets: Sets, judged_on: ImageSet | None) -> Sets:
+    if judged_on is None:
+        return sets
+    parts = [part for part in (sets.train, sets.validation) if part is not None and part.name == judged_on.name]
+    known = {name for part in parts for name in part.class_names}
+    new = [number for number, name in enumerate(judged_on.class_names) if name not in known]
+    shared = tuple(name for name in judged_on.class_names if name in known)
+    held_out = judged_on if not shared else judged_on.of_classes(new) if new else None
+    return replace(sets, held_out=held_out, shared_classes=shared)
+
+
+def _judged_on(config: Config, given: Given, test: ImageSet | None) -> ImageSet | None:
+    """Images to judge the training on; none where it is not known what it started from, or where there are none."""
     if test is not None or given.model is not None or given.train_set is not None:
         return None if given.model is not None else test
-    with contextlib.suppress(DataError):  # a folder without a test split can be trained on too
-        return _load(config.data, config.data.test_split)
+    with contextlib.suppress(DataError):  # a folder without a test part is trained on all the same
+        return _load(replace(config.data, on_bad_image="skip"), config.data.test_split)
     return None
 
 
 def _load(data: DataConfig, split: str) -> ImageSet:
-    return load(data.name, data.root, split, **data.options)
+    options = without_missing(data.name, data.options) if data.on_bad_image == "skip" else data.options
+    return load(data.name, data.root, split, **options)
 
 
 def _prepare_torch(config: Config, device: torch.device) -> torch.dtype | None:

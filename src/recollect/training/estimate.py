@@ -14,7 +14,7 @@ from torch import Tensor
 
 from recollect.common.memory import resident_bytes
 from recollect.common.threads import limited_threads
-from recollect.common.words import in_digits, in_words
+from recollect.common.words import in_digits, in_words, number_of
 from recollect.config.automatic import Choice
 from recollect.config.schema import Config
 from recollect.data.image_files import summary
@@ -60,16 +60,21 @@ class DataFigures:
     held_out_classes: int
     held_out_images: int
     all_classes: bool
-    """Whether nothing is held out, on purpose."""
+    """Nothing is held out, on purpose."""
+    shared_classes: tuple[str, ...] = ()
+    """Classes of the test part that are trained on as well."""
+    given_split: bool = False
+    """The data say which classes are for testing."""
 
     def lines(self) -> list[str]:
         """As text."""
         unused = self.classes - self.classes_used
         parts = [
-            f"{self.images:,} images, {self.classes_used:,} classes{f' ({unused:,} too small to use)' if unused else ''}"
+            f"{number_of(self.images, 'image')}, {number_of(self.classes_used, 'class')}"
+            f"{f' ({unused:,} too small to use)' if unused else ''}"
         ]
         if self.validation_classes:
-            parts.append(f"{self.validation_classes:,} classes for validation")
+            parts.append(f"{number_of(self.validation_classes, 'class')} for validation")
         if self.validation_queries:
             parts.append(f"{self.validation_queries:,} queries of sfm120k for validation")
         text = [f"data       {self.data}: {'; '.join(parts)}"]
@@ -77,9 +82,17 @@ class DataFigures:
             text.append(f"files      {summary(self.images, self.left_out, self.held_out_classes)}")
         if self.held_out_classes:
             text.append(
-                f"held out   {self.held_out_classes:,} classes ({self.held_out_images:,} images) are held out, so that the "
-                "result can be measured on unseen classes; --test-share changes how many. When you are satisfied with "
-                "the settings, recollect train --final RUN trains on all classes"
+                f"held out   {number_of(self.held_out_classes, 'class')} ({number_of(self.held_out_images, 'image')}) held "
+                "out, so that the result can be measured on unseen classes"
+                f"{'' if self.given_split else '; --test-share changes how many'}. When you are satisfied with the settings, "
+                "recollect train --final RUN trains on all classes"
+            )
+        if self.shared_classes and not self.all_classes:
+            count = number_of(len(self.shared_classes), "class of the test part is/classes of the test part are")
+            some = ", ".join(self.shared_classes[:3]) + (", …" if len(self.shared_classes) > 3 else "")
+            text.append(
+                f"note       {count} trained on as well ({some}); the result is not measured there"
+                + ("" if self.held_out_classes else ", and there are no others: hold out whole classes, not images")
             )
         if self.all_classes:
             text.append("note       all classes are used for training: none are left for testing")
@@ -139,8 +152,8 @@ class BatchFigures:
         each = f", {self.batch // self.processes:,} on each of {self.processes} processes" if self.processes > 1 else ""
         whole = f", each of at most {self.longer_side} × {self.longer_side} pixels" if self.longer_side else ""
         return [
-            f"batch      {self.batch:,} images of {self.classes_per_batch:,} classes{virtual}{each}",
-            f"chunk      {self.chunk:,} images in the network at once{whole}",
+            f"batch      {number_of(self.batch, 'image')} of {number_of(self.classes_per_batch, 'class')}{virtual}{each}",
+            f"chunk      {number_of(self.chunk, 'image')} in the network at once{whole}",
         ]
 
 
@@ -154,8 +167,11 @@ class LengthFigures:
 
     def lines(self) -> list[str]:
         """As text."""
-        batches = "1 batch" if self.batches_per_epoch == 1 else f"{self.batches_per_epoch:,} batches"
-        return [f"length     {self.steps:,} steps: {in_digits(self.epochs)} epochs of {batches}"]
+        steps = number_of(self.steps, "step")
+        if not self.steps:
+            return [f"length     {steps}: the last layer stays as it starts"]
+        epochs = "1 epoch" if self.epochs == 1 else f"{in_digits(self.epochs)} epochs"
+        return [f"length     {steps}: {epochs} of {number_of(self.batches_per_epoch, 'batch')}"]
 
 
 @dataclass(frozen=True)
@@ -262,6 +278,8 @@ def _estimate(training: Training) -> Plan:
             held_out_classes=0 if sets.held_out is None else sets.held_out.num_classes,
             held_out_images=0 if sets.held_out is None else len(sets.held_out),
             all_classes=config.data.train_split == "all",
+            shared_classes=sets.shared_classes,
+            given_split=sets.held_out is not None and "split" not in sets.held_out.facts,
         ),
         network,
         BatchFigures(
@@ -370,13 +388,13 @@ def _time(training: Training, network: NetworkFigures, probe: NetworkProbe, shar
 
 
 def _verdict(training: Training, per_image: float) -> float:
-    """Seconds of the verdict: with a frozen part its features of the test images, otherwise two passes over them."""
+    """Seconds of the verdict: with a frozen part its features of the test images, otherwise a pass for each network."""
     held_out, network = training.sets.held_out, training.network
     if held_out is None:
         return 0.0
     if network.frozen is None:
-        return 2 * len(held_out) * per_image
-    # The verdict skips test photos that cannot be read, so the plan does too.
+        return (3 if training.config.model.whitening == "all" else 2) * len(held_out) * per_image
+    # The verdict skips test photos that cannot be read, and so must the plan.
     config = replace(training.config, data=replace(training.config.data, on_bad_image="skip"))
     return make_feed(config, network.embedder, held_out, frozen=network.frozen, training=False).seconds_to_prepare()
 

@@ -8,18 +8,20 @@ not end a training.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from recollect.common.bad_images import BadImage
 from recollect.common.errors import RecollectError
 from recollect.config.automatic import is_pretrained
 from recollect.config.schema import Config
 from recollect.data import ImageSet
 from recollect.evaluation import Evaluation, Verdict, evaluate, verdict
 from recollect.inference.content_keys import content_keys
-from recollect.inference.embedding_sets import embed_set
+from recollect.inference.embedding_sets import Embedded, embed_set
 from recollect.inference.opening import make_embedder, open_start
 from recollect.inference.trained_on import screen, trained_on
 from recollect.models import Embedder
@@ -30,8 +32,17 @@ PRETRAINED, START = "pretrained", "start"
 """The baselines: the pre-trained network without training, and the initial last layer (0 steps)."""
 
 
-def judge(config: Config, embedder: Embedder, train: ImageSet, test: ImageSet, steps: int) -> dict[str, Verdict]:
-    """Verdicts by baseline; empty if there are no test images or no baseline.
+@dataclass
+class JudgedTraining:
+    """Verdicts by what they compare with, or why there are none, and the test images that could not be read."""
+
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    skipped: list[BadImage] = field(default_factory=list)
+    reason: str = ""
+
+
+def judge(config: Config, embedder: Embedder, train: ImageSet, test: ImageSet, steps: int) -> JudgedTraining:
+    """What the held-out classes say; no verdict where there is nothing to compare on or with.
 
     Args:
         config: settings of the training.
@@ -41,62 +52,70 @@ def judge(config: Config, embedder: Embedder, train: ImageSet, test: ImageSet, s
         steps: number of steps taken; with none, the start is the result.
     """
     if not is_pretrained(config.model):
-        return {}
+        return JudgedTraining(reason="the network started from random weights")
     keys = content_keys(test)
     known = trained_on(train)
     screened = screen(test, keys, known, "keep")
     unseen = ~np.isin(np.array(test.class_names, object)[test.labels], screened.trained_classes)
     if not unseen.any():
-        return {}
+        return JudgedTraining(reason="all images to test on were trained on")
     images, keys = test.subset(np.flatnonzero(unseen)), keys[unseen]
     device, frozen = embedder.device, config.model.freeze
-    # The trained network first: with a frozen part its pass stores rows for the others.
-    vectors = {"trained": _vectors(embedder, images, keys, frozen)}
-    vectors[PRETRAINED] = _vectors(open_start(config).embedder.to(device), images, keys, frozen)
-    if steps and frozen == "pooling" and config.model.whitening == "all":
+    # First the trained one: with a frozen part its pass keeps rows for the others.
+    trained = _embedded(embedder, images, keys, frozen)
+    vectors = {"trained": trained.vectors}
+    vectors[PRETRAINED] = _embedded(open_start(config).embedder.to(device), images, keys, frozen).vectors
+    if steps and config.model.whitening == "all":
         start = make_embedder(config.model, config.run.seed).to(device).eval()
-        chosen = whitening_images(config, train)
+        closed_form = replace(config, run=replace(config.run, head_steps=0))
+        chosen = whitening_images(closed_form, train)
         if chosen is not None:
-            start_last_layer(config, start, chosen, train)
-            vectors[START] = _vectors(start, images, keys, frozen)
+            start_last_layer(closed_form, start, chosen, train)
+            vectors[START] = _embedded(start, images, keys, frozen).vectors
     read = np.all([np.isfinite(rows[:, 0]) for rows in vectors.values()], axis=0)
     labels = images.labels[read]
     if len(labels) < 2 or np.bincount(labels).max() < 2:
-        return {}
+        return JudgedTraining(skipped=trained.skipped, reason="no held-out class has two images that can be read")
     found = {name: _evaluation(rows[read], labels) for name, rows in vectors.items()}
-    return {name: verdict(found[name], found["trained"]) for name in (PRETRAINED, START) if name in found}
+    verdicts = {name: verdict(found[name], found["trained"]) for name in (PRETRAINED, START) if name in found}
+    return JudgedTraining(verdicts, trained.skipped)
 
 
-def _vectors(embedder: Embedder, images: ImageSet, keys: Any, frozen: str) -> Any:
+def _embedded(embedder: Embedder, images: ImageSet, keys: Any, frozen: str) -> Embedded:
     with torch.no_grad():
-        return embed_set(embedder, images, keys=keys, frozen=frozen, on_bad_image="skip").vectors
+        return embed_set(embedder, images, keys=keys, frozen=frozen, on_bad_image="skip")
 
 
 def _evaluation(vectors: Any, labels: Any) -> Evaluation:
     return evaluate(vectors, labels, ks=(1, 10), metrics=("r@k", "map@r"))
 
 
-def judge_training(training: Training, steps: int, remark: Callable[[str], None]) -> dict[str, Verdict]:
-    """The verdicts on a finished training, each reported to ``remark``, as are errors.
+def judge_training(training: Training, steps: int, remark: Callable[[str], None]) -> JudgedTraining:
+    """The verdicts on a training that is done, each told to ``remark``. What goes wrong with them is told, too.
 
     Args:
         training: after its last step, with the chosen weights in its network.
         steps: number of steps taken.
         remark: called with each line.
     """
-    config, held_out, found = training.config, training.sets.held_out, dict[str, Verdict]()
+    config, held_out, found = training.config, training.sets.held_out, JudgedTraining()
     if held_out is None:
+        if config.run.verdict and config.data.train_split != "all":  # the plan has said so
+            remark("verdict    none: there are no classes to test on that were not trained on")
         return found
 
     def work() -> None:
+        nonlocal found
         try:
-            found.update(judge(config, training.network.embedder, training.sets.train, held_out, steps))
+            found = judge(config, training.network.embedder, training.sets.train, held_out, steps)
         except RecollectError as error:
-            remark(f"verdict    none: {error}")
+            found.reason = str(error)
 
     training.machine.team.first_alone(work)
+    if found.reason:
+        remark(f"verdict    none: {found.reason}")
     words = {PRETRAINED: f"{config.model.init} without training", START: "its own start (0 steps)"}
-    for name, each in found.items():
+    for name, each in found.verdicts.items():
         said = each.sentence("training" if steps else "the closed form")
         remark(f"verdict    against {words[name]}, on {each.classes:,} held-out classes: {said}")
     return found

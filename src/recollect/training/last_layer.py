@@ -24,6 +24,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from recollect.common.words import number_of
 from recollect.config.automatic import Choice
 from recollect.config.schema import Config
 from recollect.data import ClassBalancedSampler, ImageSet, class_disjoint_split
@@ -56,12 +57,12 @@ class HeadData:
     def of(self, chosen: NDArray[np.bool_]) -> HeadData:
         """Some of the images, classes renumbered."""
         _, labels = np.unique(self.labels[chosen], return_inverse=True)
-        return HeadData(self.pooled[torch.from_numpy(chosen)], labels.astype(np.int64))
+        return HeadData(self.pooled[torch.from_numpy(chosen).to(self.pooled.device)], labels.astype(np.int64))
 
     @property
     def classes(self) -> int:
         """How many there are."""
-        return int(self.labels.max()) + 1
+        return int(self.labels.max(initial=-1)) + 1
 
 
 def train_head(head: nn.Module, dim: int, data: HeadData, config: Config, lr: float, steps: int) -> None:
@@ -75,7 +76,9 @@ def train_head(head: nn.Module, dim: int, data: HeadData, config: Config, lr: fl
         lr: overrides the configuration's learning rate.
         steps: number of steps.
     """
-    loss = seeded(make_loss(config, data.classes, dim), config.run.seed)
+    device = next(head.parameters()).device
+    pooled, labels = data.pooled.to(device), torch.from_numpy(data.labels).to(device)
+    loss = seeded(make_loss(config, data.classes, dim), config.run.seed).to(device)
     optimizer = config.optimizer
     groups = [
         {
@@ -98,7 +101,8 @@ def train_head(head: nn.Module, dim: int, data: HeadData, config: Config, lr: fl
             factor = learning_rate_factor(optimizer, Position(epoch + number / batches, done / steps, 1 / batches))
             for group, rate in zip(stepper.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
-            value = loss(head(data.pooled[torch.from_numpy(indices)]), torch.from_numpy(data.labels[indices]))
+            chosen = torch.from_numpy(indices).to(device)
+            value = loss(head(pooled[chosen]), labels[chosen])
             stepper.zero_grad(set_to_none=True)
             value.backward()
             stepper.step()
@@ -127,14 +131,16 @@ class HeadResult:
 def choose_start(training: Training, tell: Callable[[str], None] = lambda line: None) -> Training:
     """``training`` with the shrinkage and the learning rate that are best on classes held out from the training classes.
 
-    Only settings that are ``"auto"`` are chosen, only with features of a frozen part, and only if there are enough classes;
-    otherwise the training is returned unchanged. ``tell`` is called with a line for each choice, which is also logged.
+    Only what was left ``"auto"`` is chosen, only on features that the training needs anyway, and only where the classes
+    suffice; otherwise the training comes back as it is. Behind features of a frozen network all of it is chosen; where
+    more than the last layer is trained, only the shrinkage of its start. ``tell`` receives a line for each choice, which is
+    logged too.
     """
-    config, feed, open_settings = training.config, training.batches.feed, training.left_open
-    if config.model.freeze != "pooling" or not isinstance(feed, FeatureFeed) or not open_settings:
+    config, team, found = training.config, training.machine.team, list[Choice]()
+    if not training.left_open or not (_head_only(training) or config.model.whitening == "all"):
         return training
-    team = training.machine.team
-    choices: list[Choice] = team.from_first(_chosen(training, feed) if team.rank == 0 else None)
+    team.first_alone(lambda: found.extend(_chosen(training)))  # the features perhaps take hours
+    choices: list[Choice] = team.from_first(found)
     batches = training.batches
     for choice in choices:
         part, name = choice.key.split(".")
@@ -154,22 +160,51 @@ def choose_start(training: Training, tell: Callable[[str], None] = lambda line: 
     return replace(training, config=config, choices=[*kept, *choices], batches=batches, left_open=frozenset())
 
 
-def _chosen(training: Training, feed: FeatureFeed) -> list[Choice]:
-    """The choice for each automatic setting."""
+def _head_only(training: Training) -> bool:
+    """Whether nothing but the last layer is trained, on features that are at hand."""
+    return training.config.model.freeze == "pooling" and isinstance(training.batches.feed, FeatureFeed)
+
+
+def _pooled(training: Training) -> tuple[Tensor, NDArray[np.bool_]]:
+    """What the pooling makes of the training images, N × D on the embedder's device, and which of them could be read."""
+    config, embedder, feed = training.config, training.network.embedder, training.batches.feed
+    if _head_only(training) and isinstance(feed, FeatureFeed):
+        rows, readable = feed.features, feed.readable
+    else:
+        policy = config.data.on_bad_image
+        rows = part_rows(embedder, training.sets.train, frozen=config.model.freeze, on_bad_image=policy).rows
+        readable = np.asarray(np.isfinite(rows[:, 0]))
+    return torch.from_numpy(np.asarray(rows)).to(embedder.device), readable
+
+
+def _chosen(training: Training) -> list[Choice]:
+    """What is chosen for each setting that was left open."""
     config, embedder, images = training.config, training.network.embedder, training.sets.train
+    whitened = config.model.whitening == "all"
+    choosing = training.left_open & (
+        {"model.shrinkage", "optimizer.lr"} if _head_only(training) else {"model.shrinkage"}
+    )
+    if not choosing:
+        return []
     names = set(class_disjoint_split(images, "random", config.run.seed)[0].names)
     fitting = np.array([name in names for name in images.names])
-    data = HeadData(torch.from_numpy(np.asarray(feed.features)), feed.labels)
-    fit, validation = data.of(fitting & feed.readable), data.of(~fitting & feed.readable)
+    pooled, readable = _pooled(training)
+    data = HeadData(pooled, images.labels)
+    fit, validation = data.of(fitting & readable), data.of(~fitting & readable)
     if min(fit.classes, validation.classes) < FEWEST_CLASSES or len(validation.labels) < FEWEST_QUERIES:
-        return []
+        few = f"{len(images):,} photos of {number_of(images.num_classes, 'training class')} are too few to choose it on"
+        return (
+            [Choice("model.shrinkage", config.model.shrinkage, few)]
+            if whitened and "model.shrinkage" in choosing
+            else []
+        )
     by = f"on {validation.classes:,} held-out training classes ({len(validation.labels):,} queries)"
     chosen: list[Choice] = []
     start = embedder
-    if config.model.whitening == "all":
+    if whitened:
         with torch.no_grad():
             statistics = class_statistics(embedder.head.inputs(fit.pooled), torch.from_numpy(fit.labels))
-        if "model.shrinkage" in training.left_open:
+        if "model.shrinkage" in choosing:
             tried = {
                 value: measured_head(started_embedder(embedder, statistics, value), validation) for value in SHRINKAGES
             }
@@ -178,8 +213,8 @@ def _chosen(training: Training, feed: FeatureFeed) -> list[Choice]:
         start = started_embedder(embedder, statistics, float(chosen[0].value if chosen else config.model.shrinkage))
     plain = (
         training.given_loss is None and images.coarse_labels is None
-    )  # otherwise it cannot be computed for fewer classes
-    if "optimizer.lr" in training.left_open and training.batches.steps and plain:
+    )  # otherwise it cannot be made for fewer classes
+    if "optimizer.lr" in choosing and training.batches.steps and plain:
         steps = min(training.batches.steps, LONGEST)
         small = _smaller(config, fit)
         trials = {}
@@ -191,7 +226,6 @@ def _chosen(training: Training, feed: FeatureFeed) -> list[Choice]:
         untrained = measured_head(start, validation)
         told = f"{trials[rate]}; {untrained} before the first step"
         chosen.append(Choice("optimizer.lr", rate, f"the best of {_list(RATES)} {by}: {told}"))
-        whitened = config.model.whitening == "all"
         if whitened and "run.epochs" in training.left_open and untrained.merit >= trials[rate].merit:
             chosen.append(
                 Choice(

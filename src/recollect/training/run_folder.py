@@ -23,6 +23,7 @@ import os
 import platform
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -45,6 +46,7 @@ from recollect.common.words import printable
 from recollect.config.overrides import as_mapping
 from recollect.config.references import anchored_names
 from recollect.config.schema import Config
+from recollect.data.image_files import counted
 from recollect.inference.run_files import END, TO_END, RunFiles, absolute_roots, relative_roots
 from recollect.inference.trained_on import FILE as TRAINED_ON
 from recollect.inference.trained_on import TrainedOn
@@ -169,8 +171,13 @@ class RunFolder(RunFiles):
     def note_skipped(self, bad: Sequence[BadImage]) -> str:
         """List images that could not be read in the manifest; returns a message about them."""
         self.update_manifest(skipped=[{"name": each.name, "reason": each.reason, "kind": each.kind} for each in bad])
-        more = f" (and {len(bad) - 1:,} more, listed in manifest.json)" if len(bad) > 1 else ""
-        return f"skipped    {len(bad):,} of the images cannot be read: {printable(bad[0].reason)}{more}"
+        if len(bad) == 1:
+            return f"skipped    1 image cannot be read. {printable(bad[0].reason)}"
+        reasons = counted(Counter(each.kind for each in bad))
+        return (
+            f"skipped    {len(bad):,} images cannot be read ({reasons}) and are listed in manifest.json. The first: "
+            f"{printable(bad[0].reason)}"
+        )
 
     def keep_batch(self, rank: int, batch: Mapping[str, Any], about: Mapping[str, Any]) -> Path:
         """Save the batch at which a training diverged, for inspection.

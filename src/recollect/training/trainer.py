@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 
 from recollect.common import doors
+from recollect.common.bad_images import BadImage
 from recollect.common.console import ProgressLine
 from recollect.common.memory import peak_memory_mb
 from recollect.common.threads import limited_threads
@@ -237,9 +238,13 @@ class Trainer:
             self.outcome = self._finish()
             return self.outcome
 
-    def _note_skipped(self) -> None:
-        """List images that could not be read in the manifest, and report new ones."""
+    def _note_skipped(self, tested: Sequence[BadImage] = ()) -> None:
+        """List images that could not be read in the manifest, and say so if there are more of them than before.
+
+        ``tested``: those of the images that the verdict is given on.
+        """
         found = {name: bad for each in self.team.from_each(self.training.skipped) for name, bad in each.items()}
+        found |= {bad.name: bad for bad in tested}
         if len(found) > self.skipped and self.first:
             self.remark(self.folder.note_skipped(list(found.values())))
         self.skipped = len(found)
@@ -418,18 +423,19 @@ class Trainer:
     # After the last step ----------------------------------------------------------------------------------------------
 
     def _finish(self) -> Outcome:
-        self._note_skipped()
         embedder, best = self.training.network.embedder, self.progress.best
         if best:
             self.team.barrier()  # the file is written by the first process
             embedder.load_state_dict(read_checkpoint(self.folder.best(best["step"]))["model"])
+        judged = judge_training(self.training, self.progress.step, self.remark)
+        self._note_skipped(judged.skipped)
         outcome = Outcome(
             folder=self.folder.path,
             steps=self.progress.step,
             seconds=round(self.progress.seconds, 1),
             chosen_step=int(best["step"]) if best else self.progress.step,
             metrics=self.log.latest,
-            verdicts=judge_training(self.training, self.progress.step, self.remark),
+            verdicts=judged.verdicts,
         )
         if self.first:
             embedder.save(self.folder.model, overwrite=True)
