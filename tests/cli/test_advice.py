@@ -28,7 +28,11 @@ WHO_SHOWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("common/decode.py", "--max-pixels"): DECODES,
     ("data/image_set.py", "--allow-outside"): READS_FOLDERS,
     ("common/files.py", "--allow-outside"): READS_FOLDERS,
-    ("common/bad_images.py", "--skip-bad"): ("train", "tune", "eval", "embed", "search", "report"),
+    ("common/bad_images.py", "--skip-bad"): ("train", "tune", "eval", "embed", "whiten", "search", "report"),
+    ("data/listing.py", "--skip-bad"): ("train", "tune", "eval", "whiten", "report"),
+    ("data/image_files.py", "--skip-bad"): ("embed",),
+    ("inference/test_sets.py", "--root"): ("eval",),
+    ("search/thresholds.py", "--false-match-rate"): ("calibrate",),
     ("cli/models.py", "--download"): ("train", "embed", "eval"),  # lists that say what to type next
     ("cli/models.py", "--init"): ("train", "eval"),
     ("cli/recipes.py", "--recipe"): ("eval",),

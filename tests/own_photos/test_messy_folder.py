@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from messy_folders import SMALL, classes, good, manifest, photo, recollect, refused
 from PIL import Image
-from typer.testing import CliRunner, Result
 
-from recollect.cli.app import app
 from recollect.common.decode import set_max_pixels
-from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.data import load
 
 pytestmark = pytest.mark.slow
-SMALL = ["--image-size", "32", "--dim", "16", "--device", "cpu"]
-
-
-def _photo(path: Path, seed: int, colour: int) -> None:
-    noise = np.random.default_rng(seed).normal(0, 40, (40, 48, 3))
-    base = np.random.default_rng(1000 + colour).integers(40, 215, (1, 1, 3))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray((base + noise).clip(0, 255).astype(np.uint8)).save(path)
-
-
-def _classes(root: Path, names: list[str], seed: int, count: int = 4) -> Path:
-    for number, name in enumerate(names):
-        for image in range(count):
-            _photo(root / name / f"{image}.jpg", seed + 10 * number + image, seed + number)
-    return root
 
 
 @pytest.fixture(scope="module")
@@ -41,50 +22,24 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Classes with names of all kinds, broken photos, a text file, a link, a class of one image."""
     place = tmp_path_factory.mktemp("own")
     names = ["Äpfel", "b c", "[d]", "e'f", "2024", "#1", "名前", "-x", *(f"class{n}" for n in range(8))]
-    photos = _classes(place / "photos", names, 0, 5)
+    photos = classes(place / "photos", names, 0, 5)
     for name in ("Äpfel", "class3", "class5"):  # on either side of the split
         (photos / name / "broken.jpg").write_bytes(b"\xff\xd8 not a photo")
     (photos / "b c" / "notes.txt").write_text("not an image")
-    _photo(photos / "single" / "only.jpg", 999, 99)
+    photo(photos / "single" / "only.jpg", 999, 99)
     (photos / "class1" / "link.jpg").symlink_to("0.jpg")
     return place
 
 
 @pytest.fixture(scope="module")
 def run(place: Path) -> Path:
-    _good(place, "train", "--data", "photos", "--skip-bad", "--steps", "2", "--out", "run", *SMALL)
+    good(place, "train", "--data", "photos", "--skip-bad", "--steps", "2", "--out", "run", *SMALL)
     return place / "run"
 
 
-def _recollect(place: Path, *words: str) -> Result:
-    before = Path.cwd()
-    os.chdir(place)
-    try:
-        return CliRunner().invoke(app, list(words))
-    finally:
-        os.chdir(before)
-
-
-def _good(place: Path, *words: str) -> str:
-    told = _recollect(place, *words)
-    assert told.exit_code == 0, f"{words}: {told.output} {told.exception}"
-    return told.output
-
-
-def _refused(place: Path, *words: str) -> str:
-    told = _recollect(place, *words)
-    assert isinstance(told.exception, ConfigError | DataError | InputError), f"{words}: {told.output} {told.exception}"
-    return str(told.exception)
-
-
-def _manifest(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "manifest.json").read_text())
-    return found
-
-
 def test_a_bad_photo_costs_one_photo_and_is_listed(run: Path) -> None:
-    skipped = _manifest(run)["skipped"]
-    assert skipped
+    skipped = manifest(run)["skipped"]
+    assert len(skipped) == 3, "photos of held-out classes too, which the verdict is given on"
     assert all(each["name"].endswith("broken.jpg") and each["name"] in each["reason"] for each in skipped)
     assert "model.freeze = pooling" in (run / "train.log").read_text(), "features, not hours of fine-tuning"
 
@@ -96,32 +51,32 @@ def test_files_are_counted_and_held_out_classes_explained(run: Path) -> None:
 
 
 def test_every_verb_counts_the_files_it_leaves_out(run: Path, tmp_path: Path) -> None:
-    photos = _classes(tmp_path / "photos", ["a", "b"], 700)
+    photos = classes(tmp_path / "photos", ["a", "b"], 700)
     (photos / "a" / "notes.txt").write_text("not an image")
     (photos / "b" / "broken.jpg").write_bytes(b"\xff\xd8 not a photo")
     counted = "8 images used; 2 left out: 2 not an image"
-    told = _good(tmp_path, "eval", str(run), "--data", "photos", "--split", "all", "--skip-bad")
+    told = good(tmp_path, "eval", str(run), "--data", "photos", "--split", "all", "--skip-bad")
     assert counted in told
     assert "b/broken.jpg" in told
-    assert counted in _good(tmp_path, "embed", str(run), "photos", "--out", "v.npz", "--skip-bad")
-    told = _good(tmp_path, "index", "shop.index", "photos", "--model", str(run))
+    assert counted in good(tmp_path, "embed", str(run), "photos", "--out", "v.npz", "--skip-bad")
+    told = good(tmp_path, "index", "shop.index", "photos", "--model", str(run))
     assert "8 images used; 1 left out: 1 not an image" in told
     assert "b/broken.jpg" in told
 
 
 def test_it_says_whether_it_helped(run: Path) -> None:
-    verdicts = _manifest(run)["verdicts"]
+    verdicts = manifest(run)["verdicts"]
     assert set(verdicts) == {"pretrained", "start"}
     assert verdicts["pretrained"]["sentence"] in (run / "train.log").read_text()
 
 
 def test_new_class_folders_do_not_move_the_border(place: Path, run: Path, tmp_path: Path) -> None:
     """And the result has a name of its own, is not compared with other images, and needs no --overwrite."""
-    _good(place, "eval", "run", "--skip-bad")
+    good(place, "eval", "run", "--skip-bad")
     shutil.copytree(place / "photos", tmp_path / "photos", symlinks=True)
-    _classes(tmp_path / "photos", [f"AAA{number}" for number in range(4)], 5000)
+    classes(tmp_path / "photos", [f"AAA{number}" for number in range(4)], 5000)
     before = set((run / "eval").glob("*/metrics.json"))
-    told = _good(tmp_path, "eval", str(run), "--root", "photos", "--skip-bad")
+    told = good(tmp_path, "eval", str(run), "--root", "photos", "--skip-bad")
     new = set((run / "eval").glob("*/metrics.json")) - before
     assert len(new) == 1
     source = json.loads(next(iter(new)).read_text())["source"]
@@ -131,80 +86,80 @@ def test_new_class_folders_do_not_move_the_border(place: Path, run: Path, tmp_pa
     assert source["trained_classes_excluded"]
     assert "trained on" in told
     other = str(next(iter(before)).with_name("queries.npz"))
-    assert "other images" in _refused(
+    assert "other images" in refused(
         tmp_path, "eval", str(run), "--root", "photos", "--skip-bad", "--compare", other, "--overwrite"
     )
 
 
 def test_the_trained_part_is_announced(place: Path, run: Path) -> None:
-    told = _good(place, "eval", "run", "--split", "train", "--skip-bad", "--json")
+    told = good(place, "eval", "run", "--split", "train", "--skip-bad", "--json")
     assert "WARNING" in told
     assert "trained on" in told
 
 
 def test_embed_search_and_report_go_on(place: Path, run: Path) -> None:
-    _good(place, "embed", "run", "photos", "--out", "vectors.npz", "--skip-bad")
-    _good(place, "search", "vectors.npz", "photos/class1/0.jpg", "photos/Äpfel/broken.jpg", "--skip-bad")
-    _good(place, "report", "run", "--out", "report.html", "--skip-bad")
+    good(place, "embed", "run", "photos", "--out", "vectors.npz", "--skip-bad")
+    good(place, "search", "vectors.npz", "photos/class1/0.jpg", "photos/Äpfel/broken.jpg", "--skip-bad")
+    good(place, "report", "run", "--out", "report.html", "--skip-bad")
     page = (place / "report.html").read_text()
     assert "images used; " in page
-    assert _manifest(run)["verdicts"]["pretrained"]["judgement"] in page
+    assert manifest(run)["verdicts"]["pretrained"]["judgement"] in page
 
 
 def test_labels_survive_a_stray_file_and_two_trees(place: Path, run: Path, tmp_path: Path) -> None:
-    one, two = _classes(tmp_path / "one", ["a", "b"], 100), _classes(tmp_path / "two", ["b", "c"], 200)
-    _photo(one / "stray.jpg", 1, 1)
-    _good(tmp_path, "embed", str(run), str(one), str(two), "--out", "v.npz")
+    one, two = classes(tmp_path / "one", ["a", "b"], 100), classes(tmp_path / "two", ["b", "c"], 200)
+    photo(one / "stray.jpg", 1, 1)
+    good(tmp_path, "embed", str(run), str(one), str(two), "--out", "v.npz")
     with np.load(tmp_path / "v.npz", allow_pickle=False) as kept:
         labels = kept["labels"].tolist()
     assert sorted(labels) == ["", *"aaaabbbbbbbbcccc"]
-    _good(tmp_path, "eval", "v.npz")
+    good(tmp_path, "eval", "v.npz")
     metrics = json.loads((tmp_path / "v-eval" / "metrics.json").read_text())
     assert "macro" in metrics
 
 
 def test_heic_photos_are_read(run: Path, tmp_path: Path) -> None:
     heif = pytest.importorskip("pillow_heif")
-    _photo(tmp_path / "a" / "0.png", 1, 1)
+    photo(tmp_path / "a" / "0.png", 1, 1)
     with Image.open(tmp_path / "a" / "0.png") as image:
         heif.from_pillow(image).save(tmp_path / "a" / "1.HEIC")
-    told = _good(tmp_path, "embed", str(run), "a", "--out", "v.npz")
+    told = good(tmp_path, "embed", str(run), "a", "--out", "v.npz")
     assert "2 vectors" in told
 
 
 def test_resuming_with_other_photos_is_refused(place: Path, run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(place, copy, symlinks=True)
-    manifest = _manifest(copy / "run")
-    manifest.pop("outcome")
-    (copy / "run" / "manifest.json").write_text(json.dumps(manifest))
+    facts = manifest(copy / "run")
+    facts.pop("outcome")
+    (copy / "run" / "manifest.json").write_text(json.dumps(facts))
     config = copy / "run" / "config.yaml"
     config.write_text(config.read_text().replace(str(place / "photos"), str(copy / "photos")))
     for path in (copy / "photos").glob("*/1.jpg"):
-        _photo(path, 77, 7)
-    assert "other training images" in _refused(copy, "train", "--resume", "run")
+        photo(path, 77, 7)
+    assert "other training images" in refused(copy, "train", "--resume", "run")
 
 
 def test_the_last_training_takes_all_classes(place: Path, run: Path) -> None:
-    _good(place, "train", "--final", "run", "--out", "final")
+    good(place, "train", "--final", "run", "--out", "final")
     assert "none are left for testing" in (place / "final" / "train.log").read_text()
-    assert _manifest(place / "final")["outcome"]["steps"] == 2
+    assert manifest(place / "final")["outcome"]["steps"] == 2
 
 
 def test_runs_and_photos_are_moved_together(tmp_path: Path) -> None:
     """A run of no steps, an instant result."""
-    _classes(tmp_path / "here" / "photos", [f"c{n}" for n in range(6)], 300)
-    _good(tmp_path / "here", "train", "--data", "photos", "--steps", "0", "--out", "runs/instant", *SMALL)
+    classes(tmp_path / "here" / "photos", [f"c{n}" for n in range(6)], 300)
+    good(tmp_path / "here", "train", "--data", "photos", "--steps", "0", "--out", "runs/instant", *SMALL)
     (tmp_path / "here").rename(tmp_path / "there")
     moved = tmp_path / "there" / "runs" / "instant"
-    assert _manifest(moved)["outcome"]["steps"] == 0
-    _good(tmp_path, "eval", str(moved))
+    assert manifest(moved)["outcome"]["steps"] == 0
+    good(tmp_path, "eval", str(moved))
     assert len(list((moved / "eval").glob("*/metrics.json"))) == 1
 
 
 def test_a_pretrained_network_is_evaluated_without_a_run(tmp_path: Path) -> None:
-    photos = _classes(tmp_path / "photos", list("abcd"), 400)
-    found = json.loads(_good(tmp_path, "eval", "lite0-in1k", "--data", str(photos), "--json", "--quiet"))
+    photos = classes(tmp_path / "photos", list("abcd"), 400)
+    found = json.loads(good(tmp_path, "eval", "lite0-in1k", "--data", str(photos), "--json", "--quiet"))
     ks = [int(name.removeprefix("r@")) for name in found["metrics"] if name.startswith("r@")]
     assert ks
     assert max(ks) < 8, "no k beyond the images there are"
@@ -213,44 +168,44 @@ def test_a_pretrained_network_is_evaluated_without_a_run(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("parts", [("training", "testing"), ("Train", "Test"), ("train", "val"), ("training", "valid")])
 def test_parts_of_a_split_are_not_classes(tmp_path: Path, parts: tuple[str, str]) -> None:
-    _classes(tmp_path / parts[0], ["a", "b"], 0, 1)
-    _classes(tmp_path / parts[1], ["c", "d"], 50, 1)
+    classes(tmp_path / parts[0], ["a", "b"], 0, 1)
+    classes(tmp_path / parts[1], ["c", "d"], 50, 1)
     assert list(load("folder", tmp_path, "train").class_names) == ["a", "b"]
 
 
 def test_one_part_beside_classes_is_a_question(tmp_path: Path) -> None:
-    _classes(tmp_path, ["a", "b"], 0, 1)
-    _classes(tmp_path / "test", ["c", "d"], 50, 1)
-    assert "a part of a split?" in _refused(tmp_path, "train", "--data", ".", "--plan")
+    classes(tmp_path, ["a", "b"], 0, 1)
+    classes(tmp_path / "test", ["c", "d"], 50, 1)
+    assert "a part of a split?" in refused(tmp_path, "train", "--data", ".", "--plan")
 
 
 def test_a_recipe_of_other_data_refuses_the_folder(place: Path) -> None:
-    assert "--data photos" in _refused(place, "train", "glyphs", "--data", "photos", "--plan")
+    assert "--data photos" in refused(place, "train", "glyphs", "--data", "photos", "--plan")
 
 
 def test_the_split_is_balanced_and_adjustable(place: Path) -> None:
     def held_out(*words: str) -> tuple[int, int]:
-        told = _good(place, "train", "--data", "photos", "--skip-bad", "--plan", "--json", *SMALL, *words)
+        told = good(place, "train", "--data", "photos", "--skip-bad", "--plan", "--json", *SMALL, *words)
         plan = json.loads(told[told.index("{") :])
         plan = plan.get("plan", plan)
         return plan["held_out_classes"], plan["images"]
 
-    classes, images = held_out()
-    assert classes == 8
+    test_classes, images = held_out()
+    assert test_classes == 8
     assert abs(images - 42) <= 5
     assert held_out("--test-share", "0.25")[0] == 4
 
 
 def test_few_validation_queries_are_said_to_decide_little(place: Path) -> None:
-    told = _good(place, "train", "--data", "photos", "--skip-bad", "--validation", "random", "--plan", *SMALL)
+    told = good(place, "train", "--data", "photos", "--skip-bad", "--validation", "random", "--plan", *SMALL)
     assert "are few" in " ".join(told.split())
 
 
 def test_a_limit_on_image_size_is_raised_where_it_is_met(run: Path, tmp_path: Path) -> None:
-    _photo(tmp_path / "a.jpg", 600, 600)  # 1,920 pixels, and not embedded yet
+    photo(tmp_path / "a.jpg", 600, 600)  # 1,920 pixels, and not embedded yet
     try:
-        told = _recollect(tmp_path, "embed", str(run), "a.jpg", "--max-pixels", "1000")
+        told = recollect(tmp_path, "embed", str(run), "a.jpg", "--max-pixels", "1000")
         assert "--max-pixels" in str(told.exception)
-        _good(tmp_path, "embed", str(run), "a.jpg", "--max-pixels", "2000")
+        good(tmp_path, "embed", str(run), "a.jpg", "--max-pixels", "2000")
     finally:
         set_max_pixels(None)

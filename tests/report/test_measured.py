@@ -156,7 +156,7 @@ def test_unreadable_images_are_left_out_for_all(made: Path, tmp_path: Path) -> N
     assert found.trained is not None
     assert np.isfinite(found.trained.vectors).all()
     assert len(found.trained.vectors) == len(found.shown.labels) == 29
-    assert any("1 images could not be read" in remark for remark in found.remarks)
+    assert "1 image that cannot be read" in found.left_out
 
 
 def test_pretrained_networks_start_without_the_new_layer(runs: Path) -> None:

@@ -21,6 +21,7 @@ from recollect.cli.options import (
     complete_model,
     complete_recipe,
     print_json,
+    remark_aside,
     remarks_aside,
 )
 
@@ -174,6 +175,8 @@ def evaluate_command(
         skip_bad=skip_bad,
     )
     if as_json:
+        for note in found.notes:
+            remark_aside(note)
         print_json(found.summary)
     else:
         show_tables(found)

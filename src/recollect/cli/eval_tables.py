@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from recollect.common.words import number_of
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -103,10 +105,12 @@ def show_tables(found: WrittenEvaluation) -> None:
     from rich.console import Console
 
     measured, tables = found.summary, []
+    title = f"{found.name} on {found.test}" if found.test else found.name
+    title += f", {number_of(queries, 'query/queries')}" if (queries := measured.get("queries")) else ""
     if without := measured.get("without_distractors"):
-        tables.append(metrics_table(f"{found.name}, without distractors", without, found.published_without))
+        tables.append(metrics_table(f"{title}, without distractors", without, found.published_without))
     macro = measured.get("macro")
-    tables.append(metrics_table(found.name, measured["metrics"], found.published, macro, found.notes))
+    tables.append(metrics_table(title, measured["metrics"], found.published, macro, found.notes))
     if "dims" in measured:
         tables.append(prefixes_table(found.name, measured["dims"]))
     if "index" in measured:

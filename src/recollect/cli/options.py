@@ -28,6 +28,8 @@ class _Remarks(logging.Handler):
         """Print one record."""
         if record.levelno >= logging.WARNING:
             typer.echo(f"recollect: {printable(record.getMessage())}", err=True)
+        elif getattr(record, "in_result", False):
+            return  # shown with the result
         elif not (getattr(record, "progress", False) and (sys.stderr if self.aside else sys.stdout).isatty()):
             (remark_aside if self.aside else remark)(record.getMessage())
 

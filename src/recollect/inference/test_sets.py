@@ -18,7 +18,7 @@ from recollect.common.errors import ConfigError, DataError
 from recollect.config.overrides import published_tests
 from recollect.config.schema import Config, DataConfig
 from recollect.data import ImageSet, RevisitedBenchmark, load, load_distractors, load_revisited
-from recollect.data.registry import is_source
+from recollect.data.registry import is_source, without_missing
 from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.content_keys import Keys, content_keys, set_digest
 from recollect.inference.run_files import RunFiles
@@ -101,6 +101,8 @@ def choose_test(
     if name is None:
         raise ConfigError("no images are given: use --data NAME or --data FOLDER (only an .npz of vectors needs none).")
     if own is not None and own.name == name and (data is None or root is None):
+        if root is None and own.root is not None and not Path(own.root).expanduser().exists():
+            raise DataError(f"the run's images are no longer in {own.root}: name their folder with --root.")
         chosen = TestChoice(name, root or own.root, split or own.test_split, own.options)
     elif not is_source(name) and root is None and Path(name).exists():
         chosen = TestChoice("folder", Path(name), split or "test")
@@ -133,6 +135,7 @@ def load_test(
     allow_outside: bool = False,
     distractors: Path | None = None,
     trained_classes: str = "auto",
+    skip_bad: bool = False,
 ) -> TestSet:
     """Load a test set and compare it with the training images of ``run``, see ``trained_on.screen``.
 
@@ -142,6 +145,7 @@ def load_test(
         allow_outside: whether listed names and links may leave the root.
         distractors: for instance search, the folder that holds ``revisitop1m``, or a ``.npy``; else a ``.npy``.
         trained_classes: ``"auto"``, ``"exclude"`` or ``"keep"``.
+        skip_bad: leave out listed images that are missing, with a warning.
     """
     if choice.data in REVISITED:
         benchmark = load_revisited(choice.data, str(choice.root), allow_outside=allow_outside)
@@ -152,7 +156,9 @@ def load_test(
         digest = hashlib.sha256(both.encode()).hexdigest()
         return TestSet(choice, _named(choice.data + added, None, digest), None, benchmark, keys, more)
     outside = {"allow_outside": True} if allow_outside else {}
-    images = load(choice.data, choice.root, choice.split, **{**choice.options, **outside})
+    options = {**choice.options, **outside}
+    options = without_missing(choice.data, options) if skip_bad else options
+    images = load(choice.data, choice.root, choice.split, **options)
     added = "" if distractors is None else f"+{distractors.stem}"
     return as_test_set(choice, images, run, trained_classes=trained_classes, added=added)
 

@@ -153,6 +153,7 @@ def prepare_target(
     allow_outside: bool = False,
     distractors: Path | None = None,
     trained_classes: str = "auto",
+    skip_bad: bool = False,
 ) -> Prepared:
     """Open the input of an evaluation: an ``.npz`` of vectors, or a model (``open_model``) and a test set (``load_test``)."""
     if model.endswith(".npz"):
@@ -169,6 +170,7 @@ def prepare_target(
         allow_outside=allow_outside,
         distractors=distractors,
         trained_classes=trained_classes,
+        skip_bad=skip_bad,
     )
     notes = [] if opened.remark is None else [opened.remark]
     notes += [] if test.screened is None else test.screened.remarks()

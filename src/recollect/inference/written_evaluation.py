@@ -14,6 +14,7 @@ from typing import Any
 from recollect.common.doors import trusting
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.files import make_folder_for
+from recollect.common.words import number_of
 from recollect.config.overrides import resolve
 from recollect.config.schema import Config
 from recollect.data import summary as census
@@ -33,7 +34,7 @@ class WrittenEvaluation:
     """The result of ``write_evaluation``.
 
     Attributes:
-        name: name of the model, for titles.
+        name: name of the model, for titles. test: name of the test set; "" for vectors from a file.
         result: values per query and their means; for re-identification, the means over the draws.
         summary: the content of ``metrics.json``: ``metrics`` as fractions, ``source``, and further requested results
             (``dims``, ``index``, ``compared_with``, ``without_distractors``).
@@ -43,6 +44,7 @@ class WrittenEvaluation:
     """
 
     name: str
+    test: str
     result: Evaluation | RevisitedResult | ReidResult
     summary: dict[str, Any]
     published: dict[str, float]
@@ -139,9 +141,10 @@ def write_evaluation(
             allow_outside=allow_outside,
             distractors=distractors,
             trained_classes=trained_classes,
+            skip_bad=skip_bad,
         )
     for note in prepared.notes:
-        logger.info(note)
+        logger.info(note, extra={"in_result": True})
     metrics_out = metrics_out or prepared.place / "metrics.json"
     queries_out = queries_out or prepared.place / "queries.npz"
     for path in (metrics_out, queries_out, vectors_out):
@@ -176,8 +179,9 @@ def write_evaluation(
         logger.info(f"written: {queries_out}")
     write_summary(metrics_out, summary, overwrite=overwrite)
     logger.info(f"written: {metrics_out}")
+    test = "" if prepared.test is None else prepared.test.name
     return WrittenEvaluation(
-        found.name, result, summary, found.published, found.published_without, prepared.notes, metrics_out
+        found.name, test, result, summary, found.published, found.published_without, prepared.notes, metrics_out
     )
 
 
@@ -207,8 +211,9 @@ def _tell_files(found: Target) -> None:
     if (left_out := found.source.get("left_out")) and found.labels is not None:
         logger.info(census(len(found.labels), left_out))
     if skipped := found.source.get("skipped"):
-        more = "" if len(skipped) == 1 else f" and {len(skipped) - 1:,} more, all listed in metrics.json"
-        logger.info(f"could not be read: {skipped[0]['reason']}{more}")
+        more = len(skipped) - 1
+        listed = f" {number_of(more, 'other is/others are')} listed in metrics.json." if more else ""
+        logger.info(f"could not be read: {skipped[0]['reason']}{listed}")
 
 
 def _trained_dims(prepared: Prepared) -> Sequence[int]:

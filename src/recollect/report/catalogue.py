@@ -23,6 +23,7 @@ from recollect.common.errors import ConfigError, DataError, DataWarning, InputEr
 from recollect.common.files import atomic_write, make_folder_for
 from recollect.common.reading import parse_json, read_npz
 from recollect.common.unit_prefix import unit_prefix
+from recollect.common.words import number_of
 from recollect.data import list_images
 from recollect.inference.embedding_sets import Embedded, embed_files
 from recollect.inference.opening import Opened, open_model
@@ -84,7 +85,7 @@ def embed_catalogue(
     if out.exists() and not overwrite:
         raise InputError(f"{out} exists already: choose another --out, or allow it to be replaced (--overwrite).")
     make_folder_for(out)
-    listed = list_images(inputs, allow_outside=allow_outside)
+    listed = list_images(inputs, allow_outside=allow_outside, missing="keep" if skip_bad else "error")
     opened = open_model(model, weights=weights, download=download, device=device, dim=dim)
     if opened.remark is not None:
         warnings.warn(opened.remark, DataWarning, stacklevel=2)
@@ -111,10 +112,10 @@ def _embedded(opened: Opened, paths: Sequence[Path], skip_bad: bool, **options: 
     policy = "skip" if skip_bad else "error"
     found = embed_files(opened.embedder, paths, frozen=opened.frozen, on_bad_image=policy, **options)
     if found.skipped:
-        shown = "; ".join(bad.reason for bad in found.skipped[:5]) + ("; …" if len(found.skipped) > 5 else "")
-        warnings.warn(
-            f"{len(found.skipped)} images could not be read and are left out: {shown}", DataWarning, stacklevel=3
-        )
+        shown = "; ".join(bad.reason.rstrip(".") for bad in found.skipped[:5])
+        more = "; …" if len(found.skipped) > 5 else ""
+        count = number_of(len(found.skipped), "image")
+        warnings.warn(f"{count} could not be read and left out: {shown}{more}", DataWarning, stacklevel=3)
     return found
 
 

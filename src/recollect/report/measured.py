@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from recollect.common.bad_images import BadImage
 from recollect.common.errors import DataError, RecollectError
-from recollect.common.memory import available_bytes
+from recollect.common.words import number_of
 from recollect.config.overrides import published_tests
 from recollect.data import ImageSet, load, summary
+from recollect.data.registry import without_missing
 from recollect.evaluation import Evaluation, evaluate
 from recollect.evaluation.ranks import DEFAULT_MEMORY
 from recollect.inference.content_keys import content_keys, set_digest
@@ -104,12 +105,14 @@ def measure(
     data, path = run.config.data, run.folder.path / "report" / "vectors.npz"
     chosen = split or data.test_split
     try:
-        whole = load(data.name, root or data.root, chosen, **data.options)
+        options = without_missing(data.name, data.options) if skip_bad else data.options
+        whole = load(data.name, root or data.root, chosen, **options)
     except RecollectError as error:
         said: list[str] = []
         kept = read_kept(path, said)
         if kept is None or kept.shown.split != chosen:
-            raise DataError(" ".join([str(error), *said])) from error
+            moved = [] if root or data.root is None else ["If the images moved, name their folder with --root."]
+            raise DataError(" ".join([str(error), *said, *moved])) from error
         remark = f"The images are not at hand, so the vectors of an earlier report were used. ({error})"
         return _evaluated(run, kept, [remark], results)
     known = read_trained_on(run.folder.path)
@@ -147,7 +150,7 @@ def measure(
         )
         skipped = found.skipped
         remarks += [] if opened.remark is None else [opened.remark]
-        remarks += [f"Left out, because it cannot be read: {bad.name} ({bad.reason})" for bad in found.skipped[:20]]
+        remarks += [f"Cannot be read, and left out: {bad.reason}" for bad in found.skipped[:20]]
         kept.vectors[name], kept.words[name] = found.vectors, opened.weights
         kept.keys[name] = weights_digest(opened.embedder)
     if files := files_left_out(whole, skipped):
@@ -158,11 +161,12 @@ def measure(
     result = _evaluated(run, kept, list(dict.fromkeys(remarks)), results)
     left_out = list(result.left_out)
     if screened.excluded:
-        left_out.append(f"{len(screened.trained_classes):,} classes that were trained on")
+        trained = number_of(len(screened.trained_classes), "class that was trained on/classes that were trained on")
+        left_out.append(trained)
     if len(some) < count:
         left_out.append(f"{count - len(some):,} images of other classes: the report looks at a part (--images 0: all)")
-    trained = set() if known is None else {key.tobytes() for key in known.keys}
-    there = {name: key.tobytes() in trained for name, key in zip(images.names, keys, strict=True)}
+    seen = set() if known is None else {key.tobytes() for key in known.keys}
+    there = {name: key.tobytes() in seen for name, key in zip(images.names, keys, strict=True)}
     copies = [place for place, name in enumerate(result.shown.names) if there[name]]
     return dataclasses.replace(result, left_out=left_out, copies=copies)
 
@@ -173,7 +177,7 @@ def training_images(run: Run, limit: int | None, root: str | None = None) -> tup
         return None, 0
     data = run.config.data
     try:
-        images = load(data.name, root or data.root, "train", **data.options)
+        images = load(data.name, root or data.root, "train", **without_missing(data.name, data.options))
     except RecollectError:
         return None, 0
     return images.subset(choose(images, limit)), len(images)
@@ -213,8 +217,7 @@ def _evaluated(run: Run, kept: Kept, remarks: list[str], results: Results | None
     for rows in vectors.values():
         good &= np.isfinite(rows).all(axis=1)
     if not good.all():
-        remarks.append(f"{int((~good).sum()):,} images could not be read and are left out.")
-        left_out.append(f"{int((~good).sum()):,} images that cannot be read")
+        left_out.append(number_of(int((~good).sum()), "image that cannot be read/images that cannot be read"))
         places = np.flatnonzero(good)
         labels, names = shown.labels[places], [shown.names[place] for place in places]
         images = None if shown.images is None else shown.images.subset(places)

@@ -1,0 +1,144 @@
+"""Lists, splits and odd images of a new user: nothing is silently wrong, and every refusal says what to type next."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from messy_folders import SMALL, classes, good, manifest, photo, recollect, refused
+from PIL import Image
+
+pytestmark = pytest.mark.slow
+NAMES = [f"c{number}" for number in range(8)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photos that a list of a spreadsheet names, with two files missing and one row twice."""
+    place = tmp_path_factory.mktemp("lists")
+    classes(place / "im", NAMES, 0, 5)
+    rows = [(path.relative_to(place), path.parent.name) for path in sorted((place / "im").rglob("*.jpg"))]
+    text = "".join(f"{place / path};{label}\n" for path, label in rows)
+    text += f"{rows[0][0]};{rows[0][1]}\nim/gone.jpg;c0\nim/gone too.jpg;c1\n"
+    (place / "list.csv").write_text("\ufeffPath;Label\n" + text, encoding="utf-8")
+    return place
+
+
+@pytest.fixture(scope="module")
+def run(place: Path) -> Path:
+    good(place, "train", "--data", "list.csv", "--skip-bad", "--steps", "0", "--out", "run", *SMALL)
+    return place / "run"
+
+
+def test_missing_files_of_a_list_are_skipped_when_asked(place: Path, run: Path) -> None:
+    assert "--skip-bad" in refused(place, "train", "--data", "list.csv", "--plan", *SMALL)
+    log = (run / "train.log").read_text()
+    assert "1 listed twice" in log
+    assert "missing" in log
+    assert manifest(run)["verdicts"], "missing test photos cost no verdict"
+    assert "--skip-bad" in refused(place, "eval", "run")
+    assert "missing" in good(place, "eval", "run", "--skip-bad")
+
+
+def test_a_contradiction_in_a_list_is_refused_with_both_lines(tmp_path: Path) -> None:
+    classes(tmp_path, ["a"], 0, 1)
+    (tmp_path / "list.csv").write_text("path,label\na/0.jpg,a\na/0.jpg,b\n")
+    said = refused(tmp_path, "train", "--data", "list.csv", "--plan")
+    assert "line 3" in said
+    assert "line 2" in said
+
+
+def test_a_list_of_files_to_embed(run: Path, tmp_path: Path) -> None:
+    classes(tmp_path, ["a"], 50, 2)
+    (tmp_path / "list.txt").write_text("a/0.jpg\na/1.jpg\na/gone.jpg\n")
+    assert "--skip-bad" in refused(tmp_path, "embed", str(run), "list.txt")
+    assert "2 images used; 1 left out: 1 missing" in good(tmp_path, "embed", str(run), "list.txt", "--skip-bad")
+
+
+def test_train_and_test_folders_that_share_classes(tmp_path: Path) -> None:
+    classes(tmp_path / "train", ["a", "b", "c"], 0)
+    classes(tmp_path / "test", ["c", "d", "e"], 100)
+    good(tmp_path, "train", "--data", ".", "--steps", "0", "--out", "run", *SMALL)
+    log = (tmp_path / "run" / "train.log").read_text()
+    assert "1 class of the test part is trained on as well (c)" in log
+    assert "2 classes held out" in log
+    assert "--test-share" not in log, "the folders decide"
+    assert manifest(tmp_path / "run")["verdicts"]["pretrained"]["classes"] == 2
+    assert "leave out --test-share" in refused(tmp_path, "train", "--data", ".", "--test-share", "0.2", "--plan")
+    for name in ("d", "e"):
+        shutil.rmtree(tmp_path / "test" / name)
+    good(tmp_path, "train", "--data", ".", "--steps", "0", "--out", "other", *SMALL)
+    assert "verdict    none: there are no classes to test on" in (tmp_path / "other" / "train.log").read_text()
+
+
+def test_few_classes(tmp_path: Path) -> None:
+    photos = classes(tmp_path / "photos", ["a"], 0, 2)
+    assert "one class ('a')" in refused(tmp_path, "train", "--data", "photos", "--plan")
+    classes(photos, ["b"], 20, 2)
+    assert "--set data.train_split=all" in refused(tmp_path, "train", "--data", "photos", "--plan")
+    all_of_them = ["--set", "data.train_split=all", "--steps", "1", "--out", "all"]
+    good(tmp_path, "train", "--data", "photos", *all_of_them, *SMALL)
+    for number, name in enumerate(("c", "d", "e")):
+        classes(photos, [name], 40 + 20 * number, 2)
+    good(tmp_path, "train", "--data", "photos", "--steps", "1", "--out", "run", *SMALL)
+    log = (tmp_path / "run" / "train.log").read_text()
+    assert "model.shrinkage = 0.2: 6 photos of 3 training classes are too few to choose it on" in log
+    assert "2 test classes are too few to tell a difference from chance" in log
+    assert set(manifest(tmp_path / "run")["verdicts"]) == {"pretrained", "start"}
+
+
+def test_images_of_all_kinds_are_read(run: Path, tmp_path: Path) -> None:
+    photo(tmp_path / "a" / "plain.png", 1, 1)
+    with Image.open(tmp_path / "a" / "plain.png") as image:
+        image.convert("CMYK").save(tmp_path / "a" / "cmyk.jpg")
+        image.quantize(16).save(tmp_path / "a" / "palette.png")
+        image.save(tmp_path / "a" / "moving.gif", save_all=True, append_images=[image.rotate(90)])
+        turned = image.getexif()
+        turned[274] = 6
+        image.save(tmp_path / "a" / "turned.jpg", exif=turned)
+        image.resize((3000, 40)).save(tmp_path / "a" / "panorama.jpg")
+        grey = np.asarray(image.convert("L")).astype(np.uint16)
+    Image.fromarray(grey * 257).save(tmp_path / "a" / "sixteen.png")
+    for name in (".DS_Store", "Thumbs.db", "._plain.jpg"):
+        (tmp_path / "a" / name).write_bytes(b"x")
+    for name in ("__MACOSX", "@eaDir"):
+        photo(tmp_path / name / "thumb.jpg", 2, 2)
+    (tmp_path / "empty").mkdir()
+    told = good(tmp_path, "embed", str(run), ".", "--out", "v.npz")
+    assert "7 vectors" in told
+    assert "left out" not in told
+
+
+def test_quiet_is_quiet(place: Path, run: Path) -> None:
+    told = recollect(place, "eval", "run", "--skip-bad", "--quiet", "--overwrite")
+    assert told.exit_code == 0
+    assert told.stderr == ""
+    assert "mean over classes" in told.stdout
+
+
+def test_a_remark_comes_once(run: Path, tmp_path: Path) -> None:
+    classes(tmp_path / "photos", ["c0", "c1", "c2", "c3", *"wxyz"], 300)
+    told = good(tmp_path, "eval", str(run), "--data", "photos", "--split", "all")
+    assert told.count("WARNING") == 1
+    assert "photos-all" in told, "the table says what was measured"
+
+
+def test_images_that_are_gone_are_asked_for(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("list.csv", "gone.csv"))
+    assert "--root" in refused(tmp_path, "eval", "run")
+
+
+def test_a_comparison_says_what_else_differs(place: Path, run: Path) -> None:
+    words = ["--data", "im", "--split", "all", "--trained-classes", "keep", "--overwrite"]
+    good(place, "eval", "run", *words, "--queries-out", "first.npz", "--metrics-out", "first.json")
+    other = ["--image-size", "48", "--dim", "16", "--device", "cpu"]
+    good(place, "train", "--data", "im", "--steps", "0", "--out", "larger", *other)
+    out = ["--queries-out", "second.npz", "--metrics-out", "second.json", "--compare", "first.npz"]
+    told = " ".join(good(place, "eval", "larger", *words, *out).split())
+    assert "also different: image size: 32 there, 48 here" in told
+    assert json.loads((place / "second.json").read_text())["compared_with"]["differences"]
