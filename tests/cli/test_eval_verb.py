@@ -246,7 +246,7 @@ def test_images_and_runs_moved_together(trained, tmp_path):
     assert moved["metrics"] == first["metrics"]
     assert moved["source"]["root"] == str(tmp_path / "moved" / "images")
     shutil.move(tmp_path / "moved" / "images", tmp_path / "photos")
-    with pytest.raises(RecollectError, match="no longer in .*--root"):
+    with pytest.raises(RecollectError, match=r"no longer in .*--root"):
         run(tmp_path / "moved" / "run")
     found = json.loads(run(tmp_path / "moved" / "run", "--root", tmp_path / "photos", "--json", "-q", "--overwrite"))
     assert found["metrics"] == first["metrics"]

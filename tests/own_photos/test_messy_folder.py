@@ -86,7 +86,7 @@ def test_new_class_folders_do_not_move_the_border(place: Path, run: Path, tmp_pa
     assert source["trained_classes_excluded"]
     assert "trained on" in told
     other = str(next(iter(before)).with_name("queries.npz"))
-    assert "other images" in refused(
+    assert "different images" in refused(
         tmp_path, "eval", str(run), "--root", "photos", "--skip-bad", "--compare", other, "--overwrite"
     )
 
@@ -176,7 +176,7 @@ def test_parts_of_a_split_are_not_classes(tmp_path: Path, parts: tuple[str, str]
 def test_one_part_beside_classes_is_a_question(tmp_path: Path) -> None:
     classes(tmp_path, ["a", "b"], 0, 1)
     classes(tmp_path / "test", ["c", "d"], 50, 1)
-    assert "a part of a split?" in refused(tmp_path, "train", "--data", ".", "--plan")
+    assert "a class or a split?" in refused(tmp_path, "train", "--data", ".", "--plan")
 
 
 def test_a_recipe_of_other_data_refuses_the_folder(place: Path) -> None:

@@ -76,7 +76,7 @@ def test_train_and_test_folders_that_share_classes(tmp_path: Path) -> None:
 
 def test_few_classes(tmp_path: Path) -> None:
     photos = classes(tmp_path / "photos", ["a"], 0, 2)
-    assert "one class ('a')" in refused(tmp_path, "train", "--data", "photos", "--plan")
+    assert "a single class ('a')" in refused(tmp_path, "train", "--data", "photos", "--plan")
     classes(photos, ["b"], 20, 2)
     assert "--set data.train_split=all" in refused(tmp_path, "train", "--data", "photos", "--plan")
     all_of_them = ["--set", "data.train_split=all", "--steps", "1", "--out", "all"]
@@ -86,7 +86,7 @@ def test_few_classes(tmp_path: Path) -> None:
     good(tmp_path, "train", "--data", "photos", "--steps", "1", "--out", "run", *SMALL)
     log = (tmp_path / "run" / "train.log").read_text()
     assert "model.shrinkage = 0.2: 6 photos of 3 training classes are too few to choose it on" in log
-    assert "2 test classes are too few to tell a difference from chance" in log
+    assert "2 test classes are too few to distinguish a difference from chance" in log
     assert set(manifest(tmp_path / "run")["verdicts"]) == {"pretrained", "start"}
 
 

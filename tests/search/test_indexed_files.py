@@ -42,7 +42,7 @@ def test_a_folder_that_may_be_a_part_is_a_label_with_a_remark(tmp_path: Path) ->
     make_photos(tmp_path, classes=1, each=1)
     found, (remark,) = list_images(tmp_path)
     assert {file.metadata["label"] for file in found} == {"class0", "test"}
-    assert "a part of a split?" in remark
+    assert "a class or a split?" in remark
 
 
 def test_a_list_of_a_spreadsheet(tmp_path: Path) -> None:
