@@ -236,7 +236,7 @@ def test_a_run_with_given_objects_goes_on_in_python(folder: Path, capsys: pytest
     assert run("train", "--resume", "run") != 0
     said = capsys.readouterr().err
     assert "recollect.train(resume=" in said
-    assert "squares" in said
+    assert "my_loss.LogRank" in said
     recollect.train(resume="run", **objects())  # type: ignore[arg-type]
     one, other = (recollect.load(f"{name}/model").state_dict() for name in ("whole", "run"))
     assert all(torch.equal(one[key], other[key]) for key in one)

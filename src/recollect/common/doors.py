@@ -44,6 +44,8 @@ GIVEN = "given"
 
 _NOT_OUTSIDE = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), *site.getsitepackages())
 """Folders whose code a user did not write: recollect, Python and installed packages."""
+_OF_A_FILE = "recollect_outside_"
+"""How the names of modules begin that were imported from a file."""
 _SEAL = "untrusted "
 _trusted = False
 _recordings: list[list[Loaded]] = []
@@ -155,7 +157,9 @@ def given(thing: Any, kind: str, name: str | None = None) -> Loaded:
         file = Path(inspect.getfile(made))
     except (TypeError, OSError):  # built in, or typed at a prompt
         file = None
-    reference = f"{GIVEN}:{made.__module__}.{made.__qualname__}".replace("<", "").replace(">", "")
+    # A module of a reference is shown as the user knows it, by its file.
+    module = file.stem if file is not None and made.__module__.startswith(_OF_A_FILE) else made.__module__
+    reference = f"{GIVEN}:{module}.{made.__qualname__}".replace("<", "").replace(">", "")
     if file is None or not file.is_file():
         return _recorded(Loaded(thing, reference, None, _sha256_of_code(made), kind))
     return _recorded(Loaded(thing, reference, file, _sha256(file), kind))
@@ -370,7 +374,7 @@ def _module_of_file(path: Path, kind: str) -> ModuleType:
         raise ConfigError(f"{kind}: there is no file {path}.")
     resolved = path.resolve()
     # Under a unique name, by content: a changed file is another module, and no two files clash.
-    name = f"recollect_outside_{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}_{_sha256(path)[:8]}"
+    name = f"{_OF_A_FILE}{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}_{_sha256(path)[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, resolved)
