@@ -189,7 +189,7 @@ def test_another_set_has_a_result_of_its_own(run_folder, trained):
     run(run_folder)
     run(run_folder, "--data", trained.parent / "other")
     assert len(list((run_folder / "eval").iterdir())) == 2
-    with pytest.raises(RecollectError, match="exists already"):
+    with pytest.raises(RecollectError, match="already exists"):
         run(run_folder, "--data", trained.parent / "other")
 
 
@@ -199,7 +199,7 @@ def test_a_bare_initialisation_has_no_head(trained, tmp_path, monkeypatch):
     run("lite0-in1k", *data, "--vectors-out", "v.npz")
     assert np.load("v.npz")["embeddings"].shape == (18, 1280)
     assert written_by(tmp_path / "runs" / "init-lite0-in1k" / "eval")["source"]["model"] == "init lite0-in1k"
-    with pytest.raises(RecollectError, match="exists already"):
+    with pytest.raises(RecollectError, match="already exists"):
         run("--init", "lite0-in1k", *data)
 
 

@@ -69,12 +69,12 @@ def test_round_trip(result, tmp_path):
 def test_nothing_is_overwritten_silently(result, tmp_path):
     path = result.save(tmp_path / "run.npz")
     content = path.read_bytes()
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         result.save(path)
     assert path.read_bytes() == content
     result.save(path, overwrite=True)
     write_summary(tmp_path / "m.json", result.summary())
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         write_summary(tmp_path / "m.json", {})
     assert json.loads((tmp_path / "m.json").read_text())["queries_without_positive"] == 1
 

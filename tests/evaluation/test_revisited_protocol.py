@@ -194,5 +194,5 @@ def test_saved_values(tmp_path):
     result = evaluate_rankings([[0, 1]], [{"easy": [1], "hard": []}])
     result.save(tmp_path / "r.npz")
     assert np.load(tmp_path / "r.npz")["medium/map"].tolist() == [0.25]
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         result.save(tmp_path / "r.npz")

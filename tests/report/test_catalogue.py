@@ -98,7 +98,7 @@ def test_what_cannot_be_embedded_is_said(runs: Path, made: Path, tmp_path: Path)
     with pytest.warns(DataWarning, match=r"1 images .*bad\.png"):
         kept = embed_catalogue(run, [folder], tmp_path / "v.npz", skip_bad=True)
     assert len(kept.names) == len(kept.embeddings) == 5
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         embed_catalogue(run, [folder], tmp_path / "v.npz")
     with pytest.raises(InputError, match=r"ends in"):
         embed_catalogue(run, [folder], tmp_path / "v.npy")

@@ -119,7 +119,7 @@ def test_without_images_the_kept_vectors_serve(made: Path, tmp_path: Path) -> No
     assert whole.trained is not None
     assert later.trained is not None
     assert later.trained.evaluation.metrics == whole.trained.evaluation.metrics
-    assert any("not at hand" in remark for remark in later.remarks)
+    assert any("not available" in remark for remark in later.remarks)
     shutil.rmtree(folder / "report")
     with pytest.raises(RecollectError):
         measure(read_run(folder))

@@ -58,6 +58,6 @@ def test_figures_are_written_small_and_the_same_each_time(tmp_path: Path) -> Non
     for one, other in zip(paths, again, strict=True):
         assert one.read_bytes() == other.read_bytes()
         assert one.stat().st_size < 150_000
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         draw_method(tmp_path / "a")
     draw_method(tmp_path / "a", overwrite=True)

@@ -1,4 +1,4 @@
-"""Runs to pages: a verdict, failures, data to check, maps, galleries, tables. Start with ``write_report``.
+"""Reports of runs: a verdict, failures, data to check, maps, galleries, tables. Start with ``write_report``.
 
 Names are imported when first used, so that the command line's ``--help`` does not wait for torch.
 """

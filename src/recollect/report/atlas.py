@@ -1,8 +1,8 @@
-"""Pictures inside the page as one image: every thumbnail is a tile of it, shown by its place. Keeps pages small.
+"""All pictures of a page as one image: every thumbnail is a tile of it, shown by its position. Keeps pages small.
 
-A page asks for pictures while it is built (``Atlas.image``) and puts ``Atlas.style()`` into its style sheet at the end. All
-tiles are as large as fits into ``BUDGET``, so the size of a page is bounded whatever the photos are. Pages with few pictures
-use ``data_address``, one address each.
+A page requests pictures while it is built (``Atlas.image``) and adds ``Atlas.style()`` to its style sheet at the end. Tiles
+are as large as ``BUDGET`` allows, so the size of a page is bounded for any photos. Pages with few pictures use
+``data_address``, one address per picture.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Atlas:
     """Thumbnails of a set's images, each read once.
 
     Args:
-        images: the set; None when it is not at hand.
-        names: what to call its images. classes: the class of each, by name.
-        key: tells the tiles of one atlas from those of another in the style sheet.
+        images: the set; None if it is not available.
+        names: names of its images. classes: the class name of each.
+        key: prefix of the tiles of this atlas in the style sheet.
         budget: bytes of the encoded atlas.
     """
 
@@ -52,18 +52,18 @@ class Atlas:
         return self._images is not None
 
     def image(self, index: int, alt: str, similarity: float | None = None) -> Markup:
-        """A picture; an empty frame when the file cannot be read any more.
+        """A picture; an empty frame if the file can no longer be read.
 
         Args:
-            index: of the image. alt: what it shows, for those who cannot see it.
-            similarity: to the query, shown when the picture is enlarged.
+            index: number of the image. alt: text alternative.
+            similarity: similarity to the query, shown when the picture is enlarged.
         """
         if index not in self._read:
             self._read[index] = self._small(index)
         if self._read[index] is None:
             return element("span", "no picture", class_="missing", role="img", aria_label=alt)
         tile = self._tiles.setdefault(index, len(self._tiles))
-        # How many columns there are is known at the end only, so a tile has a number, and the style sheet a rule for each.
+        # The number of columns is known only at the end, so a tile has a number, and the style sheet a rule for each.
         return element(
             "span",
             class_=f"pic {self.key} {self.key}{tile}",
@@ -128,7 +128,7 @@ def _laid_out(tiles: Sequence[Image.Image], side: int, columns: int, rows: int) 
 
 
 def _encoded(sheet: Image.Image) -> tuple[str, bytes]:
-    """PNG for drawings in grey, JPEG for everything else; what takes less room."""
+    """PNG for grey drawings, JPEG for everything else; whichever is smaller."""
     versions = []
     grey = sheet.convert("L")
     is_grey = all(low == high == 0 for low, high in _differences(sheet))
@@ -143,18 +143,18 @@ def _encoded(sheet: Image.Image) -> tuple[str, bytes]:
 
 
 def _differences(sheet: Image.Image) -> list[tuple[int, int]]:
-    """How far the channels lie apart: nothing for a picture in grey."""
+    """The difference between the colour channels; 0 for a grey picture."""
     red, green, blue = sheet.split()
     return [ImageChops.difference(red, other).getextrema() for other in (green, blue)]  # type: ignore[misc]
 
 
 def as_address(kind: str, content: bytes) -> str:
-    """An image file of that kind (``"png"``, ``"jpeg"``) as an address that holds it."""
+    """An image file of that kind (``"png"``, ``"jpeg"``) as a ``data:`` address."""
     return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
 
 
 def data_address(image: Image.Image, side: int) -> str:
-    """A small copy of ``image`` as a ``data:`` address: PNG or JPEG, whichever takes less room."""
+    """A small copy of ``image`` as a ``data:`` address: PNG or JPEG, whichever is smaller."""
     small = image.convert("RGB")
     small.thumbnail((side, side), Image.Resampling.LANCZOS)
     colours = small.getcolors(maxcolors=256)

@@ -1,4 +1,4 @@
-"""Horizontal bars with their names and numbers, in the manner of ``charts``: the paper's bar plots."""
+"""Horizontal bars with their names and numbers, in the style of ``charts``: the paper's bar plots."""
 
 from __future__ import annotations
 

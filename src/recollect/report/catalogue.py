@@ -1,7 +1,7 @@
-"""A folder of images to a file of vectors, and searches in it: behind ``recollect embed`` and ``recollect search``.
+"""Files of vectors: embedding images and searching; used by ``recollect embed`` and ``recollect search``.
 
-A catalogue is an ``.npz`` with ``embeddings`` (N × d, unit length), ``names``, ``labels`` where folders tell them ("": an
-image without a class), and ``source``: which model made it, so that a query is embedded by the same. ``recollect eval``
+A catalogue is an ``.npz`` with ``embeddings`` (N × d, unit length), ``names``, ``labels`` if there are class folders ("": an
+image without a class), and ``source``, the model, so that a query is embedded by the same model. ``recollect eval``
 reads the first three.
 """
 
@@ -32,7 +32,7 @@ from recollect.search.exact_search import Found, nearest
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Vectors with names. ``source`` says what made them: ``model``, ``sha256``, ``root``."""
+    """Vectors with names. ``source`` records their origin: ``model``, ``sha256``, ``root``."""
 
     embeddings: NDArray[np.float32]
     names: list[str]
@@ -40,7 +40,7 @@ class Catalogue:
     source: dict[str, Any] = field(default_factory=dict)
 
     def path(self, index: int) -> Path:
-        """Where image ``index`` lay when it was embedded."""
+        """The path of image ``index`` at the time of embedding."""
         return Path(self.source.get("root") or ".") / self.names[index]
 
 
@@ -64,15 +64,15 @@ def embed_catalogue(
         model: a run, a saved embedder, or an initialisation; weights: of that.
         inputs: see ``recollect.data.list_images``.
         out: the ``.npz`` to write.
-        dim: only the first so many numbers of each vector.
+        dim: keep only this many first numbers of each vector.
         batch_size: images per batch. device: where to compute.
-        skip_bad: leave out images that cannot be read, with a warning, instead of stopping.
-        download: fetch an initialisation's weights if they are not here.
+        skip_bad: skip images that cannot be read, with a warning, instead of stopping.
+        download: download an initialisation's weights if they are missing.
         overwrite: replace ``out``.
         allow_outside: follow symbolic links that leave a folder of ``inputs``.
 
     Raises:
-        InputError: ``out`` exists or is not an ``.npz``. DataError, ImageError, WeightsError: what cannot be read.
+        InputError: ``out`` exists or is not an ``.npz``. DataError, ImageError, WeightsError: something cannot be read.
 
     Example:
         >>> made = embed_catalogue("run", ["photos"], "photos.npz")
@@ -81,9 +81,9 @@ def embed_catalogue(
     """
     out = Path(out)
     if out.suffix != ".npz":
-        raise InputError(f"{out}: vectors are kept as .npz: give a name that ends in .npz.")
+        raise InputError(f"{out}: vectors are saved as .npz: give a name that ends in .npz.")
     if out.exists() and not overwrite:
-        raise InputError(f"{out} exists already: choose another --out, or allow it to be replaced (--overwrite).")
+        raise InputError(f"{out} already exists: choose another --out, or allow overwriting (--overwrite).")
     make_folder_for(out)
     listed = list_images(inputs, allow_outside=allow_outside, missing="keep" if skip_bad else "error")
     opened = open_model(model, weights=weights, download=download, device=device, dim=dim)
@@ -98,7 +98,7 @@ def embed_catalogue(
         source["skipped"] = [{"name": bad.name, "reason": bad.reason} for bad in found.skipped]
     if not kept:
         raise DataError("none of the images could be read.")
-    # An image beside the class folders has the label "", which is no other image's class.
+    # An image next to the class folders has the label "", which is not a class.
     labels = None if listed.labels is None else [listed.labels[index] for index in kept]
     if listed.root is not None:
         source["root"] = str(listed.root)
@@ -137,18 +137,20 @@ def read_catalogue(path: Path | str, root: Path | str | None = None) -> Catalogu
     ``root`` is where its images are now, if they moved.
 
     Raises:
-        DataError: it cannot be read, or its arrays do not fit together.
+        DataError: it cannot be read, or its arrays do not match.
     """
     arrays = read_npz(path)
     if "embeddings" not in arrays or arrays["embeddings"].ndim != 2:
         raise DataError(
-            f"{path}: has no array 'embeddings' of N × d vectors (it has {', '.join(arrays) or 'nothing'})."
+            f"{path}: has no array 'embeddings' of N × d vectors; its arrays are {', '.join(arrays) or 'none'}."
         )
     embeddings = arrays["embeddings"].astype(np.float32)
     names = [str(name) for name in arrays.get("names", np.arange(len(embeddings)))]
     labels = [str(label) for label in arrays["labels"]] if "labels" in arrays else None
     if len(names) != len(embeddings) or (labels is not None and len(labels) != len(embeddings)):
-        raise DataError(f"{path}: {len(embeddings)} vectors, {len(names)} names: one each is expected, labels too.")
+        raise DataError(
+            f"{path}: {len(embeddings)} vectors, {len(names)} names; give one name, and one label if any, per vector."
+        )
     note = f"{path}: its note about the model"
     source = parse_json(str(arrays["source"]), note, dict) if "source" in arrays else {}
     return Catalogue(embeddings, names, labels, source if root is None else {**source, "root": str(root)})
@@ -165,24 +167,24 @@ def search_catalogue(
     device: str | None = None,
     skip_bad: bool = False,
 ) -> tuple[list[str], Found]:
-    """The query images, and the catalogue's images nearest to each, by the model that made it.
+    """The query images, and the catalogue's images nearest to each, by the model that computed it.
 
     Args:
-        catalogue: what to search in.
+        catalogue: the catalogue to search.
         images: files of the queries.
         top: results per query.
-        dim: compare only the first so many numbers of the vectors.
-        model: where that model is now, if it moved, or for a catalogue that does not say. weights: of an initialisation.
-        skip_bad: leave out queries that cannot be read, with a warning, instead of stopping.
+        dim: compare only this many first numbers of the vectors.
+        model: new folder of that model, if it moved or is not recorded. weights: weights of an initialisation.
+        skip_bad: skip queries that cannot be read, with a warning, instead of stopping.
 
     Raises:
-        ConfigError: it is not known which model made the catalogue. DataError: the model changed since.
+        ConfigError: the model of the catalogue is not known. DataError: the model has changed.
     """
     chosen = model or catalogue.source.get("model")
     if not chosen:
-        raise ConfigError("these vectors do not say which model made them: name it with --model.")
+        raise ConfigError("the file of vectors does not record its model: give it with --model.")
     if not catalogue.embeddings.shape[0]:
-        raise InputError("there is nothing to search in: the catalogue holds no vector.")
+        raise InputError("the catalogue contains no vectors: embed images first.")
     width = catalogue.embeddings.shape[1]
     if dim is not None and dim > width:
         raise InputError(f"dim {dim}: the vectors have {width} numbers; choose from 1 to {width}.")
@@ -195,8 +197,8 @@ def search_catalogue(
     made_by = catalogue.source.get("sha256")
     if made_by is not None and opened.source.get("sha256") not in (None, made_by):
         raise DataError(
-            f"{chosen} is not the model that made these vectors (its weights differ): embed the images again, or name "
-            "the right one with --model."
+            f"{chosen} is not the model of these vectors (its weights differ): embed the images again, or give the right "
+            "model with --model."
         )
     found = _embedded(opened, [Path(path) for path in images], skip_bad, keep=False)
     read = found.read

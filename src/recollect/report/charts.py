@@ -1,7 +1,7 @@
-"""Small SVG charts: lines, and pairs of histograms. Numbers in, one ``<figure>`` out.
+"""Small SVG charts: lines, and pairs of histograms. Each function takes numbers and returns one ``<figure>``.
 
-Colours are classes of ``style.css`` (light and dark); lines also differ by their dashes, so that no chart rests on
-colour alone. Every figure has a caption, a description for those who cannot see it, and its numbers in a table.
+Colours are classes of ``style.css`` (light and dark); lines also differ by their dashes, so that no chart depends on
+colour alone. Every figure has a caption, a text description, and its numbers in a table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 12, 12, 40
 SERIES = 6
 """Different looks of a line; a seventh looks like the first."""
 MOST_POINTS = 400
-"""Points of a line; longer ones are averaged in groups, which also shows the course of a noisy loss."""
+"""Maximum number of points per line; longer lines are averaged in groups, which also smooths a noisy loss."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def histogram_pair(
 
 
 class Frame:
-    """The place of values on the page, and the axes around it."""
+    """Maps values to positions, and draws the axes."""
 
     def __init__(self, x_range: tuple[float, float], y_range: tuple[float, float], percent: bool = False) -> None:
         self.x_range, self.percent = x_range, percent
@@ -200,7 +200,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def value_range(values: Sequence[float]) -> tuple[float, float]:
-    """The lowest and the highest, some way apart even if they are the same."""
+    """The lowest and the highest value, separated even if they are equal."""
     low, high = min(values), max(values)
     if low == high:
         margin = abs(low) / 2 or 0.5

@@ -1,4 +1,4 @@
-"""What may be wrong with the data, to work through: suspected labels, near-duplicates, lonely images."""
+"""Possible problems in the data: suspected labels, near-duplicates, lonely images."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def data_section(
         element("p", _compared(findings), class_="note"),
     ]
     if not atlas.at_hand:
-        parts.append(element("p", "No pictures: the images are not at hand."))
+        parts.append(element("p", "No pictures: the images are not available."))
         return join(*parts)
     if findings.suspects:
         parts += [
             element("h3", "Suspected wrong labels"),
             element(
                 "p",
-                "The nearest images all belong to one other class. Either the label is wrong, or two classes cannot be told "
-                "apart. The clearest come first.",
+                "The nearest images all belong to one other class. Either the label is wrong, or two classes cannot be "
+                "distinguished. The clearest come first.",
             ),
             *_unfolded(findings.suspects, lambda some: _suspects(some, found, shown, atlas)),
         ]
@@ -72,7 +72,7 @@ def data_section(
 
 
 _ADVICE = {
-    KINDS[0]: "keep them on one side: the test is too easy with them",
+    KINDS[0]: "keep them only in train or only in test: otherwise the test is too easy",
     KINDS[1]: "give them the same class, or remove all but one",
     KINDS[2]: "keep one each if they are copies rather than a series",
 }

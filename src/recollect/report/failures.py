@@ -1,4 +1,4 @@
-"""Where it fails: which classes are taken for which, with an example of each, and the classes with the lowest r@1."""
+"""Failures: which classes are confused, with an example of each, and the classes with the lowest r@1."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def failures_section(
     ``of``: the run that is looked at, where there are several.
     """
     if not confusions:
-        return element("p", "Every query with a right answer has one first: no classes are confused.")
+        return element("p", "Every query with a positive has one in the first place: no classes are confused.")
     failed = sum(pair.times for pair in confusions)
     counted = looked_at.evaluation.counted
     first = looked_at.evaluation.values("r@1")

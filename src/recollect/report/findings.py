@@ -1,7 +1,7 @@
-"""What may be wrong with the data, as a list to work through: one entry per image, or per group of near-duplicates.
+"""Possible problems in the data as a list: one entry per image, or per group of near-duplicates.
 
-``find_all`` gathers it from vectors (suspected labels, lonely images: ``neighbours.py``) and from pixels (near-duplicates);
-``data_checks.py`` shows it, and ``write_findings`` writes it as CSV.
+``find_all`` collects it from vectors (suspected labels, lonely images: ``neighbours.py``) and from pixels
+(near-duplicates); ``data_checks.py`` shows it, and ``write_findings`` writes it as CSV.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from recollect.search.exact_search import Found
 from recollect.search.near_duplicates import group_vectors
 
 NEAR = 0.95
-"""Correlation of small pictures from which on two images are near-duplicates."""
+"""Minimum correlation of small pictures for two images to be near-duplicates."""
 MOST_READ = 20_000
 """Test images, and training images, that are compared by their pixels at most."""
 COLUMNS = ("finding", "group", "part", "image", "class", "other_image", "other_class", "similarity", "what_to_do")
@@ -36,9 +36,9 @@ class Duplicates:
 
     Attributes:
         images: numbers of test images. training: numbers of training images.
-        similarity: the lowest correlation that ties the group together.
+        similarity: the lowest correlation among the pairs that connect the group.
         classes: names of all classes in it. kind: where it lies: ``"across the train/test border"``,
-            ``"across classes"`` or ``"inside a class"``, the gravest that applies.
+            ``"across classes"`` or ``"inside a class"``, the most serious that applies.
     """
 
     images: list[int]
@@ -53,14 +53,14 @@ KINDS = ("across the train/test border", "across classes", "inside a class")
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything that was found in a set, and how much of it was looked at.
+    """All findings in a set, and how much of it was compared.
 
     Attributes:
         suspects, lonely, duplicates: see ``neighbours.py`` and ``Duplicates``. alone: the only image of its class.
-        copies: test images that are training images to the byte.
+        copies: test images whose bytes equal a training image.
         compared: test images compared by pixels. compared_training: training images. training: how many there are.
         training_images: the training images compared, for their names.
-        small: small copies of test images, for whoever wants to show them.
+        small: small copies of test images, for display.
     """
 
     suspects: list[Suspect]
@@ -91,7 +91,7 @@ def find_all(
     copies: Sequence[int] = (),
     most: int = MOST_READ,
 ) -> Findings:
-    """Look for everything.
+    """Find all problems.
 
     Args:
         vectors, labels, class_names: of the test images, after training. found: their neighbours.
@@ -99,7 +99,7 @@ def find_all(
         training: what the run was trained on, or a part of it; None if it is not at hand.
         trained_on: how many training images there are, if ``training`` is a part of them.
         copies: test images that are known to be training images.
-        most: test images to compare by pixels; of more, those with the most similar neighbour.
+        most: maximum number of test images to compare by pixels; if there are more, those with the most similar neighbour.
     """
     suspects, lonely = suspected_labels(vectors, labels, found), lonely_images(found)
     alone = np.flatnonzero(np.bincount(labels)[labels] == 1).tolist()
@@ -140,7 +140,7 @@ def _duplicates(
     groups = []
     for members in np.split(order, np.cumsum(sizes)[:-1]):
         inside = small.places[members[members < here]].tolist()
-        if len(members) < 2 or not inside:  # copies among training images are no test image's concern
+        if len(members) < 2 or not inside:  # copies among training images do not affect the test
             continue
         outside = [] if border is None else border.places[members[members >= here] - here].tolist()
         classes = {str(names[image]) for image in inside}
@@ -156,10 +156,10 @@ def write_findings(
 ) -> Path:
     """Write the list as CSV, one row per image and finding. A file that is not such a list is kept unless ``overwrite``.
 
-    Spreadsheets take a cell that starts with ``=``, ``+``, ``-`` or ``@`` for a formula; such names get an apostrophe.
+    Spreadsheets treat a cell that starts with ``=``, ``+``, ``-`` or ``@`` as a formula; such names get an apostrophe.
 
     Raises:
-        InputError: there is another file.
+        InputError: another file exists.
     """
     check_list(path, overwrite)
     text = io.StringIO(newline="")
@@ -180,7 +180,9 @@ def check_list(path: Path, overwrite: bool) -> None:
         with path.open("rb") as file:
             if file.readline(500).strip() == ",".join(COLUMNS).encode():
                 return
-    raise InputError(f"{path} exists and is not a list of findings: choose another name, or allow it: --overwrite.")
+    raise InputError(
+        f"{path} exists and is not a list of findings: choose another name, or allow overwriting with --overwrite."
+    )
 
 
 def _rows(

@@ -1,4 +1,4 @@
-"""Queries worth looking at, each with what was found for it: the worst, the best, and those that training changed.
+"""Selected queries with their results: the worst, the best, and those that training changed.
 
 ``failures.py`` and ``data_checks.py`` show their rows with the same functions.
 """
@@ -34,21 +34,21 @@ Twins = Mapping[int, frozenset[int]]
 
 
 def worst(result: Evaluation, count: int = QUERIES + MORE) -> list[int]:
-    """Queries whose first right answer comes latest; none that has one in the first place."""
+    """Queries whose first positive has the lowest rank; none with a positive in the first place."""
     first = result.values("first_rank")
     order = np.argsort(-np.nan_to_num(first, nan=0.0), kind="stable")
     return _from_many_classes(order[np.nan_to_num(first[order], nan=0.0) > 1], result.labels, count)
 
 
 def best(result: Evaluation, count: int = QUERIES + MORE) -> list[int]:
-    """Queries with all their positives first, or nearly; of equals those with more positives."""
+    """Queries with all or nearly all of their positives first; among equals those with more positives."""
     precision = np.nan_to_num(result.values("map"), nan=-1.0)
     order = np.lexsort((-result.positives, -precision))
     return _from_many_classes(order[np.nan_to_num(result.values("first_rank")[order]) == 1], result.labels, count)
 
 
 def changed(before: Evaluation, after: Evaluation, count: int = QUERIES + MORE) -> list[int]:
-    """Queries whose first right answer moved up the most, by ratio of ranks; first those it moved to the top."""
+    """Queries whose first positive moved up the most, by ratio of ranks; first those where it reached the top."""
     old, new = before.values("first_rank"), after.values("first_rank")
     with np.errstate(invalid="ignore"):
         gain = np.nan_to_num(np.log(old) - np.log(new), nan=0.0)
@@ -57,7 +57,7 @@ def changed(before: Evaluation, after: Evaluation, count: int = QUERIES + MORE) 
 
 
 def _from_many_classes(order: Indices, labels: NDArray[np.int64], count: int) -> list[int]:
-    """The first ``count`` of ``order``, a class once; if the classes do not suffice, again from the start."""
+    """The first ``count`` of ``order``, one per class; if there are too few classes, again from the start."""
     chosen: list[int] = []
     waiting = [int(index) for index in order]
     while waiting and len(chosen) < count:
@@ -76,11 +76,11 @@ def _from_many_classes(order: Indices, labels: NDArray[np.int64], count: int) ->
 def gallery_section(
     contenders: Sequence[Contender], looked_at: Contender, shown: Shown, atlas: Atlas, twins: Twins
 ) -> Markup:
-    """The queries worth looking at, in groups."""
+    """The selected queries, in groups."""
     if not atlas.at_hand:
-        return element("p", "No gallery: the images are not at hand.")
+        return element("p", "No gallery: the images are not available.")
     if len(shown.names) < 2:
-        return element("p", "No gallery: a single image has nothing to be found among.")
+        return element("p", "No gallery: there is only one image.")
     pairs = [(contenders[0], looked_at)] if contenders[0] is not looked_at else []
     pairs += [(looked_at, other) for other in contenders if other not in (contenders[0], looked_at)]
     parts: list[Markup | None] = [legend()]
@@ -101,13 +101,13 @@ def gallery_section(
             Markup("") if len(contenders) == 2 else join(" from ", name_of(before.name), " to ", name_of(after.name))
         )
         improved = changed(before.evaluation, after.evaluation)
-        add(join("Improved", between), improved, [before, after], "No query found its class earlier.")
+        add(join("Improved", between), improved, [before, after], "No query improved.")
         lost = changed(after.evaluation, before.evaluation)
         add(join("Got worse", between), lost, [before, after], "No query found its class later.")
     of = Markup("") if len(contenders) <= 2 else join(" of ", name_of(looked_at.name))
     best_ones, worst_ones = best(looked_at.evaluation, QUERIES), worst(looked_at.evaluation)
-    add(join("Best queries", of), best_ones, [looked_at], "No query has a right answer first.")
-    add(join("Worst queries", of), worst_ones, [looked_at], "Every query has a right answer first.")
+    add(join("Best queries", of), best_ones, [looked_at], "No query has a positive in the first place.")
+    add(join("Worst queries", of), worst_ones, [looked_at], "Every query has a positive in the first place.")
     parts.append(_by_class(looked_at, shown, atlas, twins))
     return join(*parts)
 
@@ -116,7 +116,7 @@ def legend() -> Markup:
     """What the frames mean."""
     return element(
         "p",
-        "Each row is a query with what was found for it, most similar first; the number is the similarity. ",
+        "Each row is a query with its results, most similar first; the number is the similarity. ",
         element("span", "✓", class_="mark right-mark"),
         " with a full frame: of the query's class. ",
         element("span", "✗", class_="mark wrong-mark"),
@@ -125,14 +125,14 @@ def legend() -> Markup:
 
 
 def unfolding(rest: Sequence[Entry], show: Callable[[Sequence[Entry]], Markup], what: str = "more") -> Markup | None:
-    """The rest of a list, to be unfolded; nothing if there is none."""
+    """The rest of a list, collapsed; nothing if there is none."""
     if not rest:
         return None
     return element("details", element("summary", f"{len(rest)} {what}"), show(rest), class_="more")
 
 
 def _by_class(looked_at: Contender, shown: Shown, atlas: Atlas, twins: Twins) -> Markup | None:
-    """The worst query of each class, lowest classes first, for whoever looks for one class."""
+    """The worst query of each class, lowest classes first."""
     first = np.nan_to_num(looked_at.evaluation.values("first_rank"), nan=0.0)
     means = looked_at.evaluation.class_means("r@1")
     order = sorted(means, key=lambda label: (means[label], shown.class_names[label]))[:_BY_CLASS]
@@ -177,7 +177,7 @@ def rows_of_results(
                 "p",
                 element("strong", name_of(contender.name)) if len(contenders) > 1 else None,
                 " — " if len(contenders) > 1 else None,
-                f"first right answer: number {int(rank):,}" if np.isfinite(rank) else "no right answer exists",
+                f"first positive at rank {int(rank):,}" if np.isfinite(rank) else "there is no positive",
                 class_="rank",
             )
             rows.append(element("div", words, element("ol", items, class_="strip"), class_="row"))

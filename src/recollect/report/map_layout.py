@@ -1,7 +1,7 @@
-"""Vectors to places on a plane, so that neighbours stay neighbours as far as two dimensions allow.
+"""Positions of vectors on a plane, so that neighbours stay neighbours as far as two dimensions allow.
 
-With the extra ``map``, openTSNE; otherwise the two principal components, which need nothing and keep only the coarsest
-differences. docs/report.md has the measurements that chose the library.
+With the extra ``map``, openTSNE; otherwise the two principal components, which need no package and keep only the coarsest
+differences. The measurements behind the choice of the library are in docs/report.md.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from recollect.common.console import ProgressLine
 from recollect.common.imports import require
 
 MOST_POINTS = 20_000
-"""Images on a map; of more, a random part."""
+"""Maximum number of images on a map; if there are more, a random part."""
 Method = Literal["t-SNE", "PCA"]
-_FEWEST = 50  # images from which on neighbourhoods say more than principal components
+_FEWEST = 50  # number of images from which neighbourhoods show more than principal components
 _PERPLEXITY = 30
 # A third of openTSNE's iterations, and coarser sums over distant points: docs/report.md has what that costs and saves.
 _EARLY, _LATER, _THETA = 100, 150, 0.8
@@ -30,17 +30,17 @@ Plane = NDArray[np.float64]
 
 
 def available_method(count: int) -> Method:
-    """How ``count`` vectors are laid out here."""
+    """The method that lays out ``count`` vectors."""
     return "t-SNE" if count >= _FEWEST and find_spec("openTSNE") is not None else "PCA"
 
 
 def lay_out(vectors: NDArray[np.float32], method: Method, like: Plane | None = None) -> Plane:
-    """N × 2 places from 0 to 1, equal scales along both axes.
+    """N × 2 positions from 0 to 1, with equal scales on both axes.
 
     Args:
         vectors: N × d of length 1.
         method: see ``available_method``.
-        like: another layout of the same images; the new one is turned and mirrored to resemble it.
+        like: another layout of the same images; the new one is rotated and mirrored to resemble it.
     """
     reduced = principal_components(vectors, _COMPONENTS if method == "t-SNE" else 2)
     plane = reduced[:, :2]
@@ -57,7 +57,7 @@ def principal_components(vectors: NDArray[np.float32], count: int) -> Plane:
     rows = rows - rows.mean(dim=0)
     _, directions = torch.linalg.eigh((rows.T @ rows).double())
     components: Plane = (rows @ directions.flip(1)[:, :count].float()).double().numpy()
-    # The sign of an eigenvector is open; the longer tail lies to the right and at the bottom.
+    # The sign of an eigenvector is arbitrary: put the longer tail on the right and at the bottom.
     components *= np.where((components**3).sum(axis=0) < 0, -1.0, 1.0)
     return components if components.shape[1] > 1 else np.column_stack([components, np.zeros(len(components))])
 
@@ -81,7 +81,7 @@ def _neighbourhoods(reduced: Plane, start: Plane) -> Plane:
 
 
 def turned_like(plane: Plane, like: Plane) -> Plane:
-    """``plane`` turned and mirrored so that its points lie as near as possible to those of ``like`` (Procrustes)."""
+    """``plane`` rotated and mirrored so that its points are as close as possible to those of ``like`` (Procrustes)."""
     here, there = plane - plane.mean(axis=0), like - like.mean(axis=0)
     left, _, right = np.linalg.svd(here.T @ there)
     return np.asarray(here @ (left @ right), np.float64)

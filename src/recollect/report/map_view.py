@@ -1,6 +1,6 @@
-"""The map of the test images: a picture that is always there, and what ``page.js`` needs to draw one that moves.
+"""The map of the test images: a static picture, and the data for the interactive map of ``page.js``.
 
-Places, classes and small pictures travel as compact text: 20,000 images take about 3 MB with their names.
+Positions, classes and small pictures are stored as compact text: 20,000 images take about 3 MB with their names.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from recollect.report.shown_images import Shown
 from recollect.report.small_pictures import SIDE, SmallPictures, read_small
 
 MOST_MAPS = 3
-"""Embeddings laid out beside each other: before training and the first runs."""
+"""Number of embeddings shown side by side: before training and the first runs."""
 MOST_TILES = 4096
-"""Images that have a small picture; the others are named only."""
+"""Maximum number of images with a small picture; for the others only the name is shown."""
 _NO_TILE = 65535
 _SIDE = 520  # pixels of the picture that needs no script
 
@@ -35,7 +35,7 @@ def map_section(contenders: Sequence[Contender], shown: Shown, small: SmallPictu
     """All test images on a plane, once per contender, in the colours of their classes."""
     count = len(shown.names)
     if count < 3:
-        return element("p", "No map: it takes at least three images.")
+        return element("p", "No map: it needs at least three images.")
     places = np.arange(count)
     if count > MOST_POINTS:
         places = np.sort(np.random.default_rng(0).choice(count, MOST_POINTS, replace=False))
@@ -70,7 +70,7 @@ def _words(points: int, count: int, method: Method) -> str:
     part = f"{points:,} of the {count:,} images, drawn at random" if points < count else f"all {count:,} images"
     how = (
         "Images that are neighbours in the embedding are neighbours here (t-SNE); distances between clusters and their "
-        "sizes say little."
+        "sizes mean little."
         if method == "t-SNE"
         else "The two directions in which the vectors differ most (PCA). A map that keeps neighbours together needs the "
         'extra map: pip install "recollect[map]".'

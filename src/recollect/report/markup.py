@@ -1,4 +1,4 @@
-"""HTML and SVG elements whose text is escaped unless it is markup already.
+"""HTML and SVG elements; text is escaped unless it is already markup.
 
 Class names, file names and settings come from files that others wrote. Every string that reaches a page goes through
 ``element`` and is escaped there, so a page's author has to do something unusual to let one through. All of ``report``
@@ -12,14 +12,14 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-# Turn text around or hide it: a class name could make the page say something else than it shows.
+# Characters that reverse or hide text: a class name could make the page show something else.
 _UNWANTED = {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0xFEFF}
 _EMPTY = {"img", "br", "meta", "hr", "input", "line", "rect", "circle", "path", "polyline", "use"}
 _SVG_SHAPES = {"line", "rect", "circle", "path", "polyline", "use"}
 
 
 class Markup(str):
-    """Text that is HTML already and is not escaped again."""
+    """Text that is already HTML and is not escaped again."""
 
     __slots__ = ()
 
@@ -28,7 +28,7 @@ Child = str | Markup | None | Iterable["Child"]
 
 
 def clean(text: str) -> str:
-    """``text`` without characters that cannot be shown or that rearrange what is around them."""
+    """``text`` without characters that cannot be shown or that rearrange the surrounding text."""
     if text.isascii() and text.isprintable():  # nearly all of a page, pictures included, which are long
         return text
     return "".join("\ufffd" if _is_unwanted(character) else character for character in text)
@@ -37,7 +37,7 @@ def clean(text: str) -> str:
 def _is_unwanted(character: str) -> bool:
     if character in "\n\t":
         return False
-    # Cs: half a surrogate pair, which stands for a byte of a file name that is not text and cannot be written.
+    # Cs: an unpaired surrogate, which represents a byte of a file name that is not text and cannot be written.
     return ord(character) in _UNWANTED or unicodedata.category(character) in ("Cc", "Cs")
 
 
@@ -47,7 +47,7 @@ def escape(text: str) -> Markup:
 
 
 def join(*children: Child) -> Markup:
-    """The children one after the other; None is nothing."""
+    """The children concatenated; None is skipped."""
     parts: list[str] = []
     for child in children:
         if isinstance(child, str):
@@ -69,7 +69,7 @@ def element(tag: str, *children: Child, **attributes: str | float | bool | None)
         if value is None or value is False:
             continue
         name = name.rstrip("_").replace("_", "-")
-        # A Markup value is no exception: quotes inside it would end the attribute.
+        # Also a Markup value: quotes inside it would end the attribute.
         shown = "" if value is True else html.escape(clean(str(value)), quote=True)
         opening += f" {name}" if value is True else f' {name}="{shown}"'
     if tag in _EMPTY and not children:

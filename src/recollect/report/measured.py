@@ -1,9 +1,9 @@
-"""A run's vectors of its test images, before and after training, and what they are worth.
+"""Vectors of a run's test images before and after training, and their metrics.
 
-The report takes at most ``limit`` images, whole classes where that is possible, the same images for every run on the same
-data. Classes that the run was trained on are left out, as ``recollect eval`` does. Vectors come from ``inference``; a
-copy lies in ``RUN/report/vectors.npz``, so that a report made where the images are not at hand still has everything but
-its pictures.
+The report uses at most ``limit`` images, whole classes if possible, and the same images for every run on the same
+data. Classes that the run was trained on are left out, as in ``recollect eval``. Vectors come from ``inference``; a
+copy is kept in ``RUN/report/vectors.npz``, so that a report can be written without the images; only the pictures are then
+missing.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ class Contender:
 
 
 BEFORE, AFTER = "before training", "after training"
-"""What a page calls the weights that training started from, and those of its only run."""
+"""Names on the page for the weights that training started from, and for those of its only run."""
 
 Results = MutableMapping[tuple[str, ...], Evaluation]
-"""Evaluations that were made already, by images and weights: runs that started from the same are measured once."""
+"""Evaluations by images and weights: runs that started from the same weights are evaluated once."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run's weights make of its test images.
+    """Results of a run's weights on its test images.
 
     Attributes:
-        left_out: what is no part of the numbers, and why, as sentences. copies: images that were trained on.
+        left_out: images not included in the numbers, and why, as sentences. copies: images that were trained on.
     """
 
     shown: Shown
@@ -86,22 +86,22 @@ def measure(
     skip_bad: bool = True,
     results: Results | None = None,
 ) -> Measured:
-    """Embed and evaluate a run's test images with what it started from and what came out.
+    """Embed and evaluate a run's test images with its starting weights and its final weights.
 
     Args:
         run: the run.
-        limit: how many images at most; None for all.
-        split: which part of its data; the run's ``data.test_split`` by default.
-        root: where its images are now; by default where the run found them.
+        limit: maximum number of images; None for all.
+        split: the split to use; the run's ``data.test_split`` by default.
+        root: new folder of its images; by default the recorded one.
         device: where to embed.
-        skip_bad: leave out images that cannot be read, with a remark, instead of stopping.
-        results: of other runs, to be used again and added to.
+        skip_bad: skip images that cannot be read, with a remark, instead of stopping.
+        results: results of other runs, which are reused and extended.
 
     Raises:
-        RecollectError: neither images nor vectors kept from an earlier report are there.
+        RecollectError: there are neither images nor vectors from an earlier report.
     """
     if run.config is None:
-        raise DataError("its settings cannot be read, so it is not known which images it is about.")
+        raise DataError("its settings cannot be read, so its test images are not known.")
     data, path = run.config.data, run.folder.path / "report" / "vectors.npz"
     chosen = split or data.test_split
     try:
@@ -186,8 +186,8 @@ def training_images(run: Run, limit: int | None, root: str | None = None) -> tup
 def choose(images: ImageSet, limit: int | None) -> NDArray[np.int64]:
     """Positions of at most ``limit`` images: random classes, whole unless one would fill a tenth of the limit.
 
-    A query is judged by the images of its class, so a class is shown with all of them or, if it is very large, with
-    enough. The choice depends on the set alone.
+    A query is evaluated with the images of its class, so a class is included with all of its images or, if it is very
+    large, with enough of them. The choice depends only on the set.
     """
     if limit is None or len(images) <= limit:
         return np.arange(len(images))
@@ -211,7 +211,7 @@ def _memory() -> int:
 
 
 def _evaluated(run: Run, kept: Kept, remarks: list[str], results: Results | None = None) -> Measured:
-    """Results of what was embedded; images that one of the embedders could not read are left out for all."""
+    """Results for the embedded images; images that could not be read for one embedder are left out for all."""
     shown, vectors, left_out = kept.shown, dict(kept.vectors), []
     good = np.ones(len(shown.names), bool)
     for rows in vectors.values():
@@ -248,6 +248,6 @@ def _evaluated(run: Run, kept: Kept, remarks: list[str], results: Results | None
         raise DataError(f"{shown.data} ({shown.split}) cannot be evaluated: {error}") from error
     for one in (after, before):
         if one is not None and (alone := len(shown.names) - one.evaluation.counted):
-            left_out.append(f"{alone:,} queries without a right answer: the only images of their classes")
+            left_out.append(f"{alone:,} queries without a positive: the only images of their classes")
             break
     return Measured(shown, before, after, kept.keys.get("init", ""), remarks, left_out)

@@ -1,8 +1,8 @@
-"""The method's figures, drawn from the losses themselves: those that the paper explains itself with.
+"""The figures that explain the method, drawn from the losses themselves.
 
 The two sigmoids, gradient against rank, what a loss on pairs and RS@k do to the same similarities, rs@k beside recall@k,
 and SiMix. No formula is typed here a second time. Values come from ``RecallAtK`` and its steps, gradients from autograd
-through them, so a figure that looks right is one more sign that the loss is. Used by the documentation.
+through them, so a correct figure is another check of the loss. Used by the documentation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DASHES: tuple[Any, ...] = ((0, (8, 2, 2, 2)), (0, (6, 2)), (0, (1.5, 1.5)), "-"
 def hits_at(ranks: Tensor, k: Sequence[int], tau1: float = 1.0) -> Tensor:
     """How much RS@k counts a query's only positive as found, averaged over ``k``, by the positive's rank.
 
-    With one positive, ``loss = 1 − mean_k σ_tau1(k − rank)``: the loss says it, and this reads it off.
+    With one positive, ``loss = 1 − mean_k σ_tau1(k − rank)``; the value is computed from the loss.
 
     Examples:
         >>> hits_at(torch.tensor([1.0, 2.0, 3.0]), [2]).tolist()[1]
@@ -61,14 +61,14 @@ def draw_method(out: Path | str, *, overwrite: bool = False) -> list[Path]:
     """Draw the figures into a folder, each as SVG and as PNG.
 
     Args:
-        out: the folder; made when missing.
+        out: the folder; created if missing.
         overwrite: replace files of the same names.
 
     Returns:
         The files written.
 
     Raises:
-        InputError: a file is there already.
+        InputError: a file already exists.
 
     Example:
         >>> [path.name for path in draw_method("figures")][:2]
@@ -85,10 +85,10 @@ def draw_method(out: Path | str, *, overwrite: bool = False) -> list[Path]:
     paths = [folder / f"{name}.{kind}" for name in drawings for kind in ("svg", "png")]
     for path in paths:
         if path.exists() and not overwrite:
-            raise InputError(f"{path} exists already: choose another --out, or allow it to be replaced (--overwrite).")
+            raise InputError(f"{path} already exists: choose another --out, or allow overwriting (--overwrite).")
     import matplotlib
 
-    # Text stays text and ids do not change from one drawing to the next: small files, and diffs that mean something.
+    # Text stays text and ids are stable: small files, and meaningful diffs.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "recollect", "font.size": 11}):
         figures = {name: draw() for name, draw in drawings.items()}
         for path in paths:
@@ -100,7 +100,7 @@ def draw_method(out: Path | str, *, overwrite: bool = False) -> list[Path]:
 
 
 def _figure(panels: int) -> tuple[Any, list[Any]]:
-    # Without pyplot, which would keep every figure and look for a screen.
+    # Without pyplot, which would keep every figure in memory and look for a display.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.6 * panels, 3.3), layout="constrained", facecolor="white")

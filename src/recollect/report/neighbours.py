@@ -1,7 +1,7 @@
-"""The nearest images of every image, and what follows from them: confused classes, suspected labels, lonely images.
+"""The nearest images of every image, and results based on them: confused classes, suspected labels, lonely images.
 
-One exact search over all pairs (``search/exact_search.py``) serves all of them. Everything here is numbers in, numbers out;
-``failures.py`` and ``data_checks.py`` show it.
+All use one exact search over all pairs (``search/exact_search.py``). This file only computes; ``failures.py`` and
+``data_checks.py`` show the results.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from recollect.search.exact_search import Found, nearest_unchecked
 NEAREST = 10
 """Neighbours of each image."""
 AGREEING = 5
-"""Neighbours that have to agree before a label is suspected."""
+"""Number of neighbours that must agree before a label is suspected."""
 FEWEST = 3
-"""The other class needs so many images; two could be neighbours by chance."""
+"""Minimum number of images of the other class; two could be neighbours by chance."""
 _AT_ONCE = 4096  # images between two steps of the progress line
 
 Labels = NDArray[np.int64]
@@ -27,12 +27,12 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Confusion:
-    """How often one class is taken for another.
+    """How often one class is confused with another.
 
     Attributes:
-        asked, answered: labels: queries of the first had an image of the second as their first answer.
-        times: how many queries. queries: how many of that class have a right answer at all.
-        example: the query with the most answers of that class.
+        asked, answered: labels: queries of the first class had an image of the second as their first result.
+        times: number of such queries. queries: number of queries of that class that have a positive.
+        example: the query with the most results of the other class.
     """
 
     asked: int
@@ -48,7 +48,7 @@ class Suspect:
 
     Attributes:
         image: its number. suggested: the label of its neighbours.
-        neighbours: how many were asked. nearest: the first of them.
+        neighbours: how many were compared. nearest: the first of them.
         similarity: their mean similarity. own: similarity to the nearest image of its own class; NaN if it has none.
     """
 
@@ -86,9 +86,9 @@ def neighbours_of_all(vectors: NDArray[np.float32], count: int = NEAREST) -> Fou
 
 
 def confused_pairs(labels: Labels, found: Found) -> list[Confusion]:
-    """Pairs of classes by how often the first answer to a query of one is of the other, most often first.
+    """Pairs of classes by how often the first result for a query of one is of the other, most frequent first.
 
-    Only queries with a right answer count: the others have no choice.
+    Only queries that have a positive count.
     """
     sizes = np.bincount(labels)
     if not found.indices.shape[1]:
@@ -99,7 +99,7 @@ def confused_pairs(labels: Labels, found: Found) -> list[Confusion]:
         np.stack([labels[wrong], answered[wrong, 0]]), axis=1, return_inverse=True, return_counts=True
     )
     agreement = (answered[wrong] == answered[wrong, :1]).sum(axis=1)
-    # The example of each pair: most answers of the other class, then the most similar first answer.
+    # The example of each pair: most results of the other class, then the most similar first result.
     order = np.lexsort((-found.similarities[wrong, 0], -agreement, place.reshape(-1)))
     first = np.searchsorted(place.reshape(-1)[order], np.arange(kinds.shape[1]))
     confusions = [
@@ -112,7 +112,7 @@ def confused_pairs(labels: Labels, found: Found) -> list[Confusion]:
 def suspected_labels(vectors: NDArray[np.float32], labels: Labels, found: Found) -> list[Suspect]:
     """Images whose nearest neighbours all belong to one other class, clearest first.
 
-    The nearest ``AGREEING`` are asked, or all images of a smaller class, if it has at least ``FEWEST``.
+    The nearest ``AGREEING`` must agree, or all images of a smaller class, if it has at least ``FEWEST``.
     """
     if not found.indices.shape[1]:
         return []
@@ -139,8 +139,8 @@ def suspected_labels(vectors: NDArray[np.float32], labels: Labels, found: Found)
 def lonely_images(found: Found) -> list[Lonely]:
     """Images far from all others, the loneliest first.
 
-    Their similarity to the nearest image lies below the lower quartile by more than 3 times the distance between the
-    quartiles: Tukey's rule for values that are far out.
+    Their similarity to the nearest image is below the lower quartile by more than 3 times the interquartile range:
+    Tukey's rule for far outliers.
     """
     if not found.indices.shape[1]:
         return []

@@ -1,7 +1,7 @@
-"""Results in numbers: this report's, those of ``recollect eval``, the paper's, and means over seeds.
+"""Tables of results: this report's, those of ``recollect eval``, the paper's, and means over seeds.
 
-Rows are embeddings and columns are metrics, and results with other metrics have a table of their own, so that a name
-stands in one place and no cell is empty because two measurements used different k.
+Rows are embeddings and columns are metrics. Results with other metrics have their own table, so that no cell is empty
+because two evaluations used different k.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def percent(value: float | None) -> str:
 
 
 def headline(contenders: Sequence[Contender]) -> Markup | None:
-    """The numbers most people look for, in large print."""
+    """The main numbers, in large print."""
     if not contenders:
         return None
     tiles = []
@@ -135,14 +135,14 @@ def _comparable(shown: Shown, published: bool) -> Markup | None:
     )
     return element(
         "p",
-        "A part of the set is easier to search than the whole: these numbers compare the rows with each other, "
-        f"not with numbers of the whole set.{more}",
+        "A part of the set is easier to search than the whole: these numbers can be compared with each other, "
+        f"but not with numbers for the whole set.{more}",
         class_="note",
     )
 
 
 def _differences(contenders: Sequence[Contender]) -> Markup | None:
-    """How sure the differences are: every contender against the first, and the trained ones among each other."""
+    """Confidence intervals of differences: every contender against the first, and the trained ones with each other."""
     pairs = [(contenders[0], other) for other in contenders[1:]]
     if len(contenders) > 2 and not contenders[0].trained:
         pairs += [(contenders[1], other) for other in contenders[2:]]
@@ -157,7 +157,7 @@ def _differences(contenders: Sequence[Contender]) -> Markup | None:
             cells += [_points(test.difference), f"{_points(test.low)} … {_points(test.high)}"]
         else:
             rows.append([join(name_of(second.name), " − ", name_of(first.name)), *cells])
-    if not rows or len(contenders) < 3:  # of a single pair, the verdict says it
+    if not rows or len(contenders) < 3:  # for a single pair the verdict has it
         return None
     head = ["difference", "r@1", "95 % interval", "mAP@R", "95 % interval"]
     return table(head, rows, caption="Differences in points, with 95 % confidence intervals (bootstrap over classes)")
@@ -168,7 +168,7 @@ def _points(difference: float) -> str:
 
 
 def seeds(runs: Sequence[Run], contenders: Sequence[Contender]) -> Markup | None:
-    """Mean and standard deviation over runs that differ in nothing but the seed; None if there are none."""
+    """Mean and standard deviation over runs that differ only in the seed; None if there are none."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(str(sorted(flat_settings(run.settings, without=("run.seed", "name")).items())), []).append(
@@ -188,7 +188,7 @@ def seeds(runs: Sequence[Run], contenders: Sequence[Contender]) -> Markup | None
         rows.append([names, f"{len(found)}", *cells])
     if not rows:
         return None
-    caption = "Runs that differ in the seed alone: mean ± standard deviation over seeds, in percent"
+    caption = "Runs that differ only in the seed: mean ± standard deviation over seeds, in percent"
     return table(["runs", "seeds", "r@1", "mAP@R"], rows, caption=caption)
 
 

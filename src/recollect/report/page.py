@@ -1,7 +1,7 @@
-"""``write_report``: one or several runs to one HTML file that needs nothing else.
+"""``write_report``: a self-contained HTML report of one or several runs.
 
-No network, and one script of ours: a policy in the page itself names style sheet and script by their hashes and forbids
-everything else, so that nothing a file name smuggles in could act. The page says everything without its script too.
+It needs no network and has one script: a content security policy in the page allows style sheet and script by their hashes
+and forbids everything else, so that nothing injected by a file name can run. The page also works without its script.
 Reads as a table of contents; what each part shows is in ``verdict_view.py``, ``outcome_tables.py``, ``failures.py``,
 ``data_checks.py``, ``map_view.py``, ``gallery.py``, ``plots.py`` and ``sections.py``.
 """
@@ -42,7 +42,7 @@ _CLASSES_OFFERED = 2000  # names that the filter suggests
 
 @dataclass(frozen=True)
 class Compared:
-    """Everything measured on the same images: ``looked_at`` is the contender whose answers are shown alone."""
+    """Everything evaluated on the same images: ``looked_at`` is the contender whose results are shown in detail."""
 
     shown: Shown
     contenders: list[Contender]
@@ -71,28 +71,28 @@ def write_report(
 
     Args:
         runs: run folders; the others are compared with the first.
-        out: the file; by default ``report.html`` in the run, or beside the first of several.
-        names: what to call the runs; their folders' names by default.
-        limit: test images to embed at most, None for all. split: of which part of the data.
-        root: where the images of all runs are now; by default where each run found them.
-        device: where to embed them. skip_bad: leave out those that cannot be read, with a remark.
-        overwrite: replace a file that recollect did not write. An earlier report is always replaced.
-        csv: also write what may be wrong with the data to this file, one row per image.
-        title: of the page. introduction: a paragraph below it.
+        out: the file; by default ``report.html`` in the run, or next to the first of several.
+        names: names of the runs; their folders' names by default.
+        limit: maximum number of test images to embed, None for all. split: the split to use.
+        root: new folder of the images of all runs; by default the recorded one of each run.
+        device: where to embed them. skip_bad: skip those that cannot be read, with a remark.
+        overwrite: overwrite a file that recollect did not write. An earlier report is always overwritten.
+        csv: also write possible problems in the data to this file, one row per image.
+        title: title of the page. introduction: a paragraph below it.
 
     Returns:
         The file.
 
     Raises:
-        InputError: no run given, a file in the way, or nothing to list in ``csv``.
-        DataError: a folder that is not a run.
+        InputError: no run is given, another file exists, or there is nothing to list in ``csv``.
+        DataError: a folder is not a run.
 
     Example:
         >>> write_report(["run"]).name
         'report.html'
     """
     if not runs:
-        raise InputError("name at least one run folder.")
+        raise InputError("give at least one run folder.")
     read = [read_run(path) for path in runs]
     chosen = list(names) if names is not None else distinct_names(read)
     if len(chosen) != len(read):
@@ -124,10 +124,10 @@ def write_report(
 
 
 def check_target(path: Path, overwrite: bool, generator: str = GENERATOR) -> None:
-    """Refuse a place for a page: a file that recollect did not write, or one that cannot be written. Before the work.
+    """Check before the work that a page can be written: the file is new or written by recollect, and writable.
 
     Raises:
-        InputError: another file is there. StorageError: nothing can be written there.
+        InputError: another file exists. StorageError: it cannot be written.
     """
     if path.exists() and not overwrite:
         ours = False
@@ -136,23 +136,23 @@ def check_target(path: Path, overwrite: bool, generator: str = GENERATOR) -> Non
                 ours = f'content="{generator} '.encode() in file.read(4096)
         if not ours:
             raise InputError(
-                f"{path} exists and is not a page of {generator!r}: choose another --out, or allow it: --overwrite."
+                f"{path} exists and is not a page of {generator!r}: choose another --out, or use --overwrite."
             )
     make_folder_for(path)
 
 
 def _measured(run: Run, **options: Any) -> Measured | str:
-    """What the run's weights are worth, or why that is not known."""
+    """The run's results, or why there are none."""
     try:
         return measure(run, **options)
     except RecollectError as error:
-        return f"No images to search in for {run.name}: {error}"
+        return f"No test images for {run.name}: {error}"
 
 
 def _side_by_side(
     runs: Sequence[Run], measured: Sequence[Measured | str], remarks: list[str], limit: int | None, root: str | None
 ) -> Compared | None:
-    """Everything that can be compared: what all started from, if it is the same, and every run on the same images."""
+    """Everything that can be compared: the common starting weights, if any, and every run on the same images."""
     known: list[tuple[Run, Measured]] = []
     for run, found in zip(runs, measured, strict=True):
         if isinstance(found, str):
@@ -272,7 +272,7 @@ def _states(runs: Sequence[Run]) -> str:
 
 
 def _filter(shown: Shown) -> Markup:
-    """A field that leaves rows of one class; without the script it is hidden."""
+    """A field that filters rows by class; hidden without the script."""
     offered = sorted({shown.class_names[label] for label in shown.labels.tolist()})[:_CLASSES_OFFERED]
     field = element("input", id="filter", type="search", list="offered", placeholder="class", autocomplete="off")
     return element(
@@ -301,7 +301,7 @@ def document(
     style: str = "",
     script: str | None = None,
 ) -> str:
-    """A whole HTML file around ``body``.
+    """A complete HTML file around ``body``.
 
     Args:
         title: of the page. contents: ids and names of its sections, for the bar on top.

@@ -52,7 +52,7 @@ COMPARED = (
 
 @dataclass(frozen=True)
 class Pull:
-    """What two losses do to one item: minus the gradient by its similarity, so above 0 is towards the query."""
+    """Effect of two losses on one item: minus the gradient with respect to its similarity; above 0 is towards the query."""
 
     similarity: float
     positive: bool
@@ -61,9 +61,9 @@ class Pull:
 
 
 def pulls(scenes: Sequence[RankedList] = MOTIVATION, k: Sequence[int] = (1, 2)) -> list[list[Pull]]:
-    """Minus the gradients of a loss on pairs and of RS@k by each similarity, for each scene.
+    """Minus the gradients of a loss on pairs and of RS@k with respect to each similarity, for each scene.
 
-    Each loss is scaled so that its strongest pull over all scenes is 1: what counts is where it pulls.
+    Each loss is scaled so that its strongest pull over all scenes is 1.
     """
     of_losses = []
     for loss in (reference.calibration, RecallAtK(k=list(k))):

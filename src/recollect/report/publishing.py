@@ -1,6 +1,6 @@
 """A finished run as a repository of the Hugging Face Hub: the embedder's two files, its settings, and a model card.
 
-``write_repository`` needs no network: it writes a folder and loads it again to see that it gives the run's vectors.
+``write_repository`` needs no network: it writes a folder and loads it again to check that it gives the run's vectors.
 ``publish`` uploads such a folder. Names in the card come from the user's data and are escaped. No path of this machine is
 written.
 """
@@ -38,12 +38,12 @@ from recollect.report.runs import Run, read_run
 logger = logging.getLogger(__name__)
 CARD, SETTINGS = "README.md", "training.yaml"
 _LICENCES = {"Apache-2.0": "apache-2.0", "MIT": "mit", "BSD-3-Clause": "bsd-3-clause", "CC-BY-NC-4.0": "cc-by-nc-4.0"}
-"""Licences as the Hub calls them; any other is ``other``, with its name beside it."""
+"""Licences by their names on the Hub; any other is ``other``, with its name next to it."""
 
 
 @dataclass(frozen=True)
 class PublishedModel:
-    """What was written, and the address of what was uploaded, if anything was."""
+    """The written files, and the address of the upload, if any."""
 
     folder: Path
     address: str | None = None
@@ -58,15 +58,15 @@ def publish(
     private: bool = False,
     licence: str | None = None,
 ) -> PublishedModel:
-    """Write a run's repository into ``folder``, and upload it if ``to`` says where.
+    """Write a run's repository to ``folder``, and upload it if ``to`` is given.
 
     Args:
         run: a finished run.
         to: ``user/name`` on the Hub; None writes the folder only. The token is that of ``hf auth login`` or ``HF_TOKEN``.
         folder: where to write; it must be empty or new. By default a temporary one, for uploading.
-        dim: publish only the first so many numbers of the vectors.
+        dim: shorten the vectors to this many numbers.
         private: make the repository private, if it is new.
-        licence: of the model; by default that of its starting weights.
+        licence: licence of the model; by default that of its starting weights.
 
     Raises:
         InputError: neither ``to`` nor ``folder``, or a folder that is not empty.
@@ -78,10 +78,10 @@ def publish(
         ['README.md', 'embedder.json', 'model.safetensors', 'training.yaml']
     """
     if to is None and folder is None:
-        raise InputError("say where to publish: --to user/name, or --folder OUT to write the files only.")
+        raise InputError("give a destination: --to user/name, or --folder OUT to write the files only.")
     address = None if to is None else parse_address(to)
     if address is not None and address.revision != "main":
-        raise InputError(f"{to}: a repository is published to its main branch: leave @{address.revision} out.")
+        raise InputError(f"{to}: a repository is published to its main branch: remove @{address.revision}.")
     if address is not None:
         hub = require("huggingface_hub", "hub", "publishing")
     if folder is not None:
@@ -110,7 +110,7 @@ def write_repository(
     shown = short_names(opened.config)
     settings = yaml.safe_dump(_settings(shown), sort_keys=False, allow_unicode=True)
     card = model_card(replace(opened, config=shown), read_run(run), to=to, licence=licence)
-    # All of it or nothing; a folder that is there is perhaps a mount point, which cannot be replaced.
+    # Atomically, except for an existing folder, which may be a mount point and cannot be replaced.
     with contextlib.nullcontext(folder) if folder.is_dir() else new_folder(folder) as part:
         opened.embedder.save(part)
         write_text(part / SETTINGS, settings)
@@ -144,7 +144,7 @@ def _check(folder: Path, embedder: Embedder, backbone: str | None) -> None:
     """Load what was written and compare the vectors of random images; ``backbone``: the reference to one from outside."""
     found = sorted(path.name for path in folder.iterdir())
     if found != sorted([*LIMITS, CARD, SETTINGS]):
-        raise RecollectError(f"{folder} holds {', '.join(found)}: something else writes into it.")
+        raise RecollectError(f"{folder} contains {', '.join(found)}: another process writes to it.")
     size = embedder.preprocessing.size
     images = torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
@@ -168,7 +168,7 @@ def model_card(opened: Opened, read: Run, *, to: str | None = None, licence: str
         "pipeline_tag": "image-feature-extraction",
         "tags": ["recollect", "image-retrieval", "metric-learning"],
     }
-    if licence:  # a card without one says that none is stated
+    if licence:  # without one, the card says that none is stated
         front["license"] = _LICENCES.get(licence, "other")
         front |= {} if licence in _LICENCES else {"license_name": _plain(licence)}
     code = embedder.config.code
@@ -230,7 +230,7 @@ def _code_of_backbone(code: CodeOrigin | None) -> list[str]:
 
 
 def _licences(config: Config, made: EmbedderConfig, licence: str | None) -> str:
-    """What is known of the licence of the model and of the weights that it started from."""
+    """The licences of the model and of its starting weights, if known."""
     origin = made.provenance
     said = f"This model: {_text(licence)}. " if licence else "No licence is stated for this model. "
     if made.code is not None:
@@ -256,7 +256,7 @@ def _length(config: Config, read: Run) -> str:
 
 
 def _results(read: Run) -> list[str]:
-    """Results of ``recollect eval``; without any, what training watched."""
+    """Results of ``recollect eval``; without any, those logged during training."""
     found: dict[str, Mapping[str, float]] = dict(read.evaluated)
     if not found:
         outcome = (read.folder.read_manifest().get("outcome") or {}).get("metrics") or {}
@@ -291,13 +291,13 @@ def _plain(text: object) -> str:
 
 
 def _text(text: object) -> str:
-    """Text of someone else inside Markdown: shown as it is, whatever it holds."""
+    """Foreign text in Markdown, escaped so that it is shown literally."""
     shown = _plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_{}\[\]()#+!~$])", r"\\\1", shown)
 
 
 def _code(text: object) -> str:
-    """Text of someone else between backticks or beside them."""
+    """Foreign text in or next to backticks."""
     return _plain(text).replace("`", "'").replace("<", "‹").replace(">", "›")
 
 
@@ -309,7 +309,7 @@ def _upload(hub: Any, folder: Path, repository: str, private: bool) -> str:
         commit = api.upload_folder(
             repo_id=repository, folder_path=str(folder), commit_message=f"Publish with recollect {__version__}"
         )
-    except Exception as error:  # of a library that talks to a network: too many kinds to name
+    except Exception as error:  # a library that uses the network raises too many kinds to list
         raise RecollectError(
             f"{repository} could not be published: {in_one_line(error)} Check the name and the token (hf auth login)."
         ) from error

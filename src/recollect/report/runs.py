@@ -1,6 +1,6 @@
-"""A run folder as a report sees it: everything readable is read, and what is missing or damaged becomes a remark.
+"""Reads a run folder for a report: missing or damaged files become remarks.
 
-A report is wanted most when something went wrong, so only a folder that is not a run at all is refused.
+A report is most useful when something failed, so only a folder that is not a run is refused.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from recollect.training.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Run:
-    """What is known of a training.
+    """The records of a training.
 
     Attributes:
-        name: what the page calls it. folder: where it lies.
-        config: its settings; None when this version cannot read them. settings: the same as plain values.
+        name: its name on the page. folder: its folder.
+        config: its settings; None if this version cannot read them. settings: the same as plain values.
         manifest: versions, machine, plan, outcome.
         steps: records of ``metrics.jsonl``, one per step; evaluations: one per evaluation.
         evaluated: results of ``recollect eval`` kept in the run: name of the set → metric → fraction.
-        remarks: what could not be read, as sentences.
+        remarks: messages about files that could not be read.
     """
 
     name: str
@@ -42,16 +42,16 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether it came to its end."""
+        """Whether it finished."""
         return isinstance(self.manifest.get("outcome"), Mapping)
 
     @property
     def status(self) -> str:
-        """In a few words, how it ended."""
+        """Its state in a few words."""
         if self.finished:
             return "finished"
         if self.folder.stopped.is_dir():
-            return "stopped by a loss that is not a number"
+            return "stopped by a loss that was NaN or infinite"
         return f"not finished (step {self.steps[-1]['step']:,})" if self.steps else "no step taken"
 
     def setting(self, key: str, default: Any = None) -> Any:
@@ -77,7 +77,7 @@ def read_run(path: Path | str) -> Run:
     try:
         config = folder.read_config()
     except RecollectError as error:
-        remarks.append(f"The settings are not those of this version of recollect, so nothing can be embedded: {error}")
+        remarks.append(f"This version of recollect cannot read the settings, so nothing can be embedded: {error}")
     manifest: Any = {}
     try:
         manifest = folder.read_manifest()
@@ -111,7 +111,7 @@ def _settings(folder: RunFolder, remarks: list[str]) -> Mapping[str, Any]:
     values = read_yaml(folder.config_file)
     if isinstance(values, Mapping):
         return values
-    remarks.append("config.yaml holds no settings.")
+    remarks.append("config.yaml contains no settings.")
     return {}
 
 
@@ -141,6 +141,6 @@ def _evaluated(folder: RunFolder, remarks: list[str]) -> dict[str, dict[str, flo
 
 def number(value: Any) -> float | None:
     """``value`` if it is a finite number."""
-    # Not math.isfinite, which fails for an integer that no float can hold.
+    # Not math.isfinite, which fails for an integer too large for a float.
     is_one = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
     return float(value) if is_one else None

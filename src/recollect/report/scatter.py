@@ -1,4 +1,4 @@
-"""A scatter of points over a parameter, one of them marked; the axis may be logarithmic. In the manner of ``charts``."""
+"""A scatter of points over a parameter, one of them marked; the axis may be logarithmic. In the style of ``charts``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recollect.report.markup import Child, Markup, element, table
 
 @dataclass(frozen=True)
 class Point:
-    """A point with its name; one that is marked stands out by shape, not by colour alone."""
+    """A point with its name; a marked point differs by shape, not by colour alone."""
 
     name: str
     x: float

@@ -1,4 +1,4 @@
-"""The answers of a search as one HTML page: each query with the images found for it."""
+"""The results of a search as one HTML page: each query with the images found."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIDE = 320
 """Longer side of a picture in pixels."""
 
 Picture = Path | bytes | None
-"""An image's file or bytes; None where it is gone."""
+"""An image's file or bytes; None if it no longer exists."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Asked:
 
 
 def from_catalogue(catalogue: Catalogue, images: Sequence[Path | str], found: Found) -> list[Asked]:
-    """What a search in a catalogue found, to be shown."""
+    """The results of a search in a catalogue, for display."""
     asked = []
     for image, places, values in zip(images, found.indices.tolist(), found.similarities.tolist(), strict=True):
         results = []
@@ -59,9 +59,9 @@ def from_catalogue(catalogue: Catalogue, images: Sequence[Path | str], found: Fo
 
 
 def _inside(catalogue: Catalogue, name: str) -> Path | None:
-    """Where an image lies; None for a name that leads out of the catalogue's folder, or of this one where it has none.
+    """The path of an image; None for a name that points outside the catalogue's folder, or the current one if it has none.
 
-    An ``.npz`` may come from anywhere, and the page shows what its names lead to.
+    An ``.npz`` is not trusted, and the page would show any file that its names point to.
     """
     try:
         return inside(Path(str(catalogue.source.get("root") or ".")), name)
@@ -70,7 +70,7 @@ def _inside(catalogue: Catalogue, name: str) -> Path | None:
 
 
 def write_search_page(path: Path | str, asked: Sequence[Asked], count: int, *, overwrite: bool = False) -> Path:
-    """Write the page; an earlier one of its kind is replaced, any other file only with ``overwrite``.
+    """Write the page; an earlier search page is overwritten, any other file only with ``overwrite``.
 
     Args:
         path: the file.
@@ -93,7 +93,7 @@ def write_search_page(path: Path | str, asked: Sequence[Asked], count: int, *, o
     heading = f"Search among {count:,} images"
     body = join(
         element("h1", heading),
-        element("p", "Most similar first; the number is the similarity. Names lead to the files.", class_="note"),
+        element("p", "Most similar first; the number is the similarity. Names link to the files.", class_="note"),
         element("div", blocks, class_="gallery"),
     )
     write_text(path, document(heading, body, generator=GENERATOR))
@@ -118,7 +118,7 @@ def _result(place: int, result: ShownResult, page: Path) -> Markup:
 
 
 def _linked(picture: Picture, name: str, page: Path) -> Markup:
-    """The whole name, leading to the file if there is one: by a relative address, so that both can be moved together."""
+    """The full name, with a relative link to the file if there is one, so that both can be moved together."""
     if not isinstance(picture, Path):
         return breakable(name)
     try:

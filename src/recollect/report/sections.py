@@ -19,7 +19,7 @@ _CLASSES_LISTED, _CHANGED_LISTED = 15, 7
 
 
 def class_section(contenders: Sequence[Contender], looked_at: Contender, shown: Shown) -> Markup:
-    """r@1 class by class: how classes are spread, and the lowest and the most changed ones of ``looked_at``."""
+    """r@1 per class: the distribution, and the lowest and the most changed classes of ``looked_at``."""
     means = [contender.evaluation.class_means("r@1") for contender in contenders]
     sizes = Counter(shown.labels.tolist())
     spread = table(
@@ -98,7 +98,7 @@ def settings(runs: Sequence[Run]) -> Markup:
 
 
 def _plain(value: Any) -> Any:
-    """Values that YAML can write whatever a file held."""
+    """Values that YAML can always write."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
 """The images of a report and their vectors, with a copy in the run (``report/vectors.npz``).
 
-The copy is for a report that is written where the images are not at hand; where they are, vectors come from
-``inference``, which puts no image through a network twice.
+The copy is for a report that is written without the images; with them, vectors come from ``inference``, which embeds no
+image twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Shown:
 
     Attributes:
         data, split: which set. names, labels, class_names: of the images shown. whole: images in the whole split.
-        images: to read pictures from; None when they are not at hand.
+        images: the image set, for pictures; None if it is not available.
     """
 
     data: str
@@ -38,7 +38,7 @@ class Shown:
 
     @property
     def complete(self) -> bool:
-        """Whether the whole split is shown, so that its numbers can stand beside published ones."""
+        """Whether the whole split is used, so that its numbers can be compared with published ones."""
         return len(self.names) == self.whole
 
     def same_as(self, other: Shown) -> bool:
@@ -48,7 +48,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Kept:
-    """What ``vectors.npz`` holds: images, vectors before and after training, and what tells when they are outdated."""
+    """The content of ``vectors.npz``: images, vectors before and after training, and values that show if it is outdated."""
 
     shown: Shown
     vectors: dict[str, NDArray[np.float32]]
@@ -71,12 +71,12 @@ def write_kept(path: Path, kept: Kept, remarks: list[str]) -> None:
                 class_names=np.array(shown.class_names),
                 **{f"vectors_{name}": rows for name, rows in kept.vectors.items()},  # type: ignore[arg-type]
             )
-    except (OSError, DataError) as error:  # a run on a disk that cannot be written is still worth a report
+    except (OSError, DataError) as error:  # a run on a read-only disk can still have a report
         remarks.append(f"The vectors could not be kept in {path}: {error}")
 
 
 def read_kept(path: Path, remarks: list[str]) -> Kept | None:
-    """What an earlier report kept; None when there is nothing, or nothing whole, which ``remarks`` is told."""
+    """The vectors of an earlier report; None if there are none, or if they are damaged, which is added to ``remarks``."""
     if not path.exists():
         return None
     kept = _read(path)

@@ -1,7 +1,7 @@
-"""How similar pairs of one class are and pairs of different ones: counted a tile at a time.
+"""Similarities of pairs of the same class and of different classes, counted tile by tile.
 
 Over all pairs of up to ``MOST`` images, or of as many drawn at random: every pair of either kind is equally likely to be
-among them, so the shares are unbiased, and 32 million pairs draw the same curve as 5 billion.
+drawn, so the shares are unbiased, and 32 million pairs give the same curve as 5 billion.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Similarities:
 
 
 def count_similarities(vectors: NDArray[np.float32], labels: NDArray[np.int64]) -> Similarities:
-    """Count all pairs of different rows, each once; of more than ``MOST`` rows a random part."""
+    """Count all pairs of different rows, each once; with more than ``MOST`` rows, of a random part."""
     if len(vectors) > MOST:
         some = np.sort(np.random.default_rng(0).choice(len(vectors), MOST, replace=False))
         vectors, labels = vectors[some], labels[some]
@@ -77,7 +77,7 @@ def count_similarities(vectors: NDArray[np.float32], labels: NDArray[np.int64]) 
         tile = here @ rows[start:].T
         place = ((tile + 1) / 2 * _FINE).long().clamp_(0, _FINE - 1)
         same = classes[start : start + len(here), None] == classes[None, start:]
-        # Only what is right of the diagonal: each pair once, and no vector with itself.
+        # Only above the diagonal: each pair once, and no vector with itself.
         later = torch.arange(len(rows) - start)[None, :] > torch.arange(len(here))[:, None]
         for kind, chosen in enumerate((same & later, ~same & later)):
             counts[kind] += torch.bincount(place[chosen], minlength=_FINE)

@@ -1,4 +1,4 @@
-"""Images brought down to a few pixels: to find near-duplicates by, and to draw on the map."""
+"""Images reduced to a few pixels, to find near-duplicates and to draw on the map."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from recollect.common.errors import RecollectError
 from recollect.data import ImageSet
 
 SIDE = 32
-"""Pixels along each side of a small picture, whatever its shape was."""
+"""Side of a small picture in pixels, for any aspect ratio."""
 _SIGNATURE = 16
-_MANY = 2000  # images from which on a progress line is worth its place
+_MANY = 2000  # number of images from which a progress line is shown
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class SmallPictures:
         """M × 768 rows of length 1 whose product is the correlation of two pictures at 16 × 16 pixels.
 
         Copies stay close to 1: of recompressed, resized, brighter and slightly cropped copies (3 % from each side) of 300
-        photos, 95 % are above 0.95, and unrelated photos hardly ever are. A picture of one colour has a row of zeros: it
-        is similar to nothing.
+        photos, 95 % are above 0.95, and unrelated photos hardly ever are. A picture of one colour has a row of zeros and is
+        similar to no other.
         """
         step = SIDE // _SIGNATURE
         # Strided sums: numpy's mean over two inner axes is slower.
@@ -73,7 +73,7 @@ def read_small(images: ImageSet, places: Sequence[int] | NDArray[np.int64]) -> S
 
     def one(place: int) -> tuple[NDArray[np.uint8], float] | None:
         try:
-            # A photo is decoded at a fraction of its size, unless it has a box, whose numbers are of the whole photo.
+            # A photo is decoded at a fraction of its size, unless it has a box, whose coordinates refer to the whole photo.
             image = read_image(images.source(place), at_least=2 * SIDE) if images.boxes is None else images.read(place)
             small = image.resize((SIDE, SIDE), Image.Resampling.BOX if min(image.size) >= SIDE else None)
             return np.asarray(small), image.width / image.height

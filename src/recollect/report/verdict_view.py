@@ -1,4 +1,4 @@
-"""The top of the page: whether training helped, in words, over how many queries, and what is not part of the numbers."""
+"""The top of the page: whether training helped, in words, over how many queries, and what is not included."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _METRICS = ("r@1", "map@r")
 def verdict_section(
     runs: Sequence[Run], contenders: Sequence[Contender], shown: Shown | None, left_out: Sequence[str]
 ) -> Markup | None:
-    """Every run against what it started from, then against the first run; then what the numbers are of."""
+    """Every run against its starting weights, then against the first run; then the number of queries and classes."""
     if not contenders or shown is None:
         return None
     lines = []
@@ -35,7 +35,7 @@ def verdict_section(
             lines.append(element("li", f"{after.name} cannot be compared with {before.name}: {error}"))
     facts = [_about(contenders[-1], shown), _macro(contenders)]
     if left_out:
-        facts.append(join("Not part of the numbers: ", "; ".join(left_out), "."))
+        facts.append(join("Not included: ", "; ".join(left_out), "."))
     if (spent := _time(runs)) is not None:
         facts.append(spent)
     return element(

@@ -197,7 +197,7 @@ class _Service:
         check_upload(image, self.limits.max_pixels)
         changes = await run_in_threadpool(partial(self.index.add, [image], [name], [metadata], wait=10))
         if changes.skipped:
-            raise HTTPException(400, "this is not an image that can be read.")
+            raise HTTPException(400, "this is not a readable image.")
         return ItemAnswer(id=name, metadata=metadata, thumbnail=_address(name))
 
     async def item(self, item_id: str) -> ItemAnswer:
@@ -291,9 +291,7 @@ class _Service:
 async def _problem(_: Request, error: Exception) -> Any:
     """The response for an error. Only messages that cannot contain a path are passed on."""
     if isinstance(error, ImageError):
-        return JSONResponse(
-            {"detail": "this is not an image that can be read." if "damaged" in str(error) else str(error)}, 400
-        )
+        return JSONResponse({"detail": "this is not a readable image." if "damaged" in str(error) else str(error)}, 400)
     if isinstance(error, InputError):
         return JSONResponse({"detail": str(error)}, 422)
     if isinstance(error, IndexBusyError | TooBusyError):
