@@ -146,7 +146,7 @@ def test_the_verb_plans(images: Path, tmp_path: Path) -> None:
         ((1.0, 1.1), "too few seeds"),
         ((1.0, 1.1, 0.9), "A finds more than B: 1.0 points"),
         ((-1.0, -1.1, -0.9), "B finds more than A: 1.0 points of r@1, 90 % interval 0.8 to 1.2"),
-        ((1.0, -1.1, 0.9), "cannot be told apart"),
+        ((1.0, -1.1, 0.9), "cannot be distinguished"),
     ],
 )
 def test_one_plain_sentence_for_each_pair(differences: tuple[float, ...], words: str) -> None:

@@ -194,7 +194,7 @@ def test_a_folder_of_another_budget_is_left_alone(tmp_path: Path) -> None:
         Matrix(tmp_path / "study", "full").open()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
-    with pytest.raises(ConfigError, match="holds no study"):
+    with pytest.raises(ConfigError, match="contains no study"):
         Matrix(tmp_path / "mine", "small").open()
 
 

@@ -1,7 +1,7 @@
 """The paper's claims as matrices of runs, comparisons of losses, and the demonstration.
 
-Read ``benches.py`` and ``claims.py`` (what is measured), ``matrix.py`` (which runs that is), ``matrix_runs.py`` (how they
-are done once and resumed), ``summary.py`` (how differences are judged) and ``claims_page.py`` (what is written).
+Read ``benches.py`` and ``claims.py`` (what is measured), ``matrix.py`` (the runs), ``matrix_runs.py`` (how they are
+executed and resumed), ``summary.py`` (how differences are judged) and ``claims_page.py`` (the page).
 """
 
 from __future__ import annotations

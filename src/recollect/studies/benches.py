@@ -21,7 +21,7 @@ Budget = Literal["small", "full"]
 
 @dataclass(frozen=True)
 class EqualImages:
-    """Every cell sees the same number of training images, whatever its batch size; the learning rate follows a cosine.
+    """Every cell sees the same number of training images, for any batch size; the learning rate follows a cosine.
 
     A run is a single epoch, so ``optimizer.warm_up`` is a share of the whole: 0.1 is its first tenth.
     """
@@ -82,19 +82,19 @@ class Bench:
     recipe: str
     budget: EqualImages | UntilValidation
     batch: int
-    """The batch of every claim that is not about batches."""
+    """The batch size of claims that are not about batches."""
     batches: tuple[int, ...]
     """Those of the claims about batches."""
     rates: tuple[float, ...]
-    """Learning rates that the search of each cell begins with, neighbours on ``matrix.LADDER``."""
+    """Initial learning rates of each cell's search, neighbours on ``matrix.LADDER``."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     folder: str | None = None
-    """What the folder of its images is called; None for embedded images."""
+    """Name of the folder of its images; None for embedded images."""
     cost: float = 0.0
-    """Seconds of one core for a run of the small budget, as measured once; for ``--plan``."""
+    """Measured seconds on one core for a run of the small budget, for ``--plan``."""
 
     def seconds(self, budget: Budget) -> float:
-        """Of one core for a run of this budget, at most."""
+        """Maximum seconds on one core for a run of this budget."""
         return self.cost * (1.0 if budget == "small" else self.budget.full / self.budget.small)
 
     def settings_with(self, data: Path | None) -> dict[str, Any]:
@@ -103,17 +103,17 @@ class Bench:
         return {**self.settings, **({} if root is None else {"data.root": root})}
 
     def root(self, data: Path | None) -> str | None:
-        """The place of its images below the user's folder; None if none are needed.
+        """The folder of its images below the user's folder; None if none are needed.
 
         Raises:
-            DataError: they are needed and not there.
+            DataError: they are needed but missing.
         """
         if self.folder is None:
             return None
         missing = [split for split in ("train", "test") if data and not (data / self.folder / split).is_dir()]
         if data is None or missing:
             where = "no --data folder was given" if data is None else f"{data / self.folder} has no {missing[0]} folder"
-            raise DataError(f"{self.name} needs the images of {self.folder}, with train and test in it: {where}.")
+            raise DataError(f"{self.name} needs the folder {self.folder} with train and test folders: {where}.")
         return str(data / self.folder)
 
 

@@ -1,8 +1,8 @@
-"""The paper's claims as matrices of trainings: which cells, which comparisons decide, what the paper itself reports.
+"""The paper's claims as matrices of trainings: their cells, the comparisons that decide, and the paper's own numbers.
 
 A cell is a loss with its options at a batch size on a bench; cells of the same settings have the same name and are
 trained once, even if several claims use them. A ``Contrast`` is a signed sum of cells: a positive value
-agrees with the paper. To add a claim: a function that makes it, and its entry in ``CLAIMS``.
+agrees with the paper. To add a claim, write a function that returns it, and add an entry to ``CLAIMS``.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from recollect.studies.published import published_rows
 
 @dataclass(frozen=True)
 class Cell:
-    """One thing to train, at several learning rates and seeds."""
+    """One configuration to train, at several learning rates and seeds."""
 
     name: str
     label: str
     batch: int
     settings: Mapping[str, Any] = field(default_factory=dict)
     trains: bool = True
-    """False: nothing is trained, the pre-trained features themselves are measured."""
+    """False: nothing is trained, and the pre-trained features are evaluated."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Claim:
 
 
 def rsk(batch: int, *, simix: bool = False, **options: Any) -> Cell:
-    """RS@k with options; its name holds all that differs from the default."""
+    """RS@k with options; its name contains everything that differs from the default."""
     given = {"simix": True, **options} if simix else dict(options)
     words = [f"{key}-{_word(value)}" for key, value in options.items()]
     name = "-".join(["rsk", *(["simix"] if simix else []), f"b{batch}", *words])
@@ -88,7 +88,7 @@ def rsk(batch: int, *, simix: bool = False, **options: Any) -> Cell:
 
 
 def other(loss: str, label: str, batch: int, **options: Any) -> Cell:
-    """Another loss of ``recollect losses``; its name holds its options too."""
+    """Another loss of ``recollect losses``; its name contains its options."""
     words = [f"{key}-{_word(value)}" for key, value in options.items()]
     return Cell("-".join([loss, f"b{batch}", *words]), label, batch, {"loss.name": loss, "loss.options": options})
 
@@ -292,7 +292,7 @@ def initialisation(bench: Bench) -> Claim:
 
 
 def k_sets(bench: Bench) -> Claim:
-    """Which ranks the loss looks at."""
+    """The values of k of the loss."""
     published = published_rows("k_values_cars196")
     sets = [tuple(int(k) for k in row["k"].split(",")) for row in published]
     default = (1, 2, 4, 8, 16)
@@ -401,4 +401,4 @@ CLAIMS: dict[str, tuple[Callable[[Bench], Claim], tuple[str, ...]]] = {
     "count-query": (count_query, ("glyphs", "cars196-head")),
     "asymmetric": (asymmetric, ("glyphs", "cars196-head", "omniglot")),
 }
-"""Each claim, and the benches it is measured on: the most telling first."""
+"""Each claim, and the benches it is measured on, most informative first."""

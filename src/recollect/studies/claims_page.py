@@ -28,10 +28,10 @@ def write_page(matrix: Matrix, claims: Sequence[Claim], out: Path, command: str)
     """Write the page of the claims into ``out``, replacing an earlier page there; the path of ``README.md``.
 
     Args:
-        matrix: where the runs are.
-        claims: what the page is about; those without runs are listed as not run.
+        matrix: the runs.
+        claims: the claims of the page; those without runs are listed as not run.
         out: the page's folder.
-        command: what the page says it was written by.
+        command: the command named on the page.
 
     Raises:
         ConfigError: there is a ``README.md`` of something else.
@@ -132,7 +132,7 @@ def _section(
 
 
 def _results_table(claim: Claim, results: dict[str, CellResult]) -> list[str]:
-    """A row for each cell; curves are named only where there are several, further metrics only where the claim has them."""
+    """One row per cell; curves are named only if there are several, further metrics only if the claim has them."""
     several = len(claim.curves) > 1
     mean_of = [*claim.metrics[1:], "mean"] if len(claim.metrics) > 1 else []
     header = [*(["method"] if several else []), claim.x_label, "r@1", *mean_of]

@@ -13,20 +13,20 @@ from recollect.studies.matrix import Matrix, pending
 
 
 def choose_claims(name: str, benches: Sequence[str] | None, data: Path | None) -> tuple[list[Claim], list[str]]:
-    """The claims of that name (or all) on the benches whose images are available, and what was left out and why.
+    """The claims of that name (or all) on the benches whose images are available, and the skipped ones with the reason.
 
     Raises:
-        ConfigError: an unknown claim or bench, or nothing left.
+        ConfigError: an unknown claim or bench, or nothing can be run.
         DataError: a bench was requested by name and its images are missing.
     """
     if name != "all" and name not in CLAIMS:
         raise ConfigError(
-            f"there is no claim {name!r}.{did_you_mean(name, CLAIMS)} There are: {', '.join(CLAIMS)}, all."
+            f"there is no claim {name!r}.{did_you_mean(name, CLAIMS)} The claims are: {', '.join(CLAIMS)}, all."
         )
     for bench in benches or ():
         if bench not in BENCHES:
             raise ConfigError(
-                f"there is no bench {bench!r}.{did_you_mean(bench, BENCHES)} There are: {', '.join(BENCHES)}."
+                f"there is no bench {bench!r}.{did_you_mean(bench, BENCHES)} The benches are: {', '.join(BENCHES)}."
             )
     chosen, left_out = [], []
     for claim in CLAIMS if name == "all" else [name]:
@@ -43,7 +43,7 @@ def choose_claims(name: str, benches: Sequence[str] | None, data: Path | None) -
                 continue
             chosen.append(make(BENCHES[place]))
     if not chosen:
-        raise ConfigError(f"nothing of {name!r} can be run: " + (" ".join(left_out) or "no such bench for it."))
+        raise ConfigError(f"nothing in {name!r} can be run: " + (" ".join(left_out) or "no such bench for it."))
     return chosen, left_out
 
 
@@ -64,15 +64,15 @@ def describe(matrix: Matrix, claims: Sequence[Claim], left_out: Sequence[str]) -
 
 
 def runs_and_time(matrix: Matrix, claims: Sequence[Claim], source: str) -> list[str]:
-    """How many runs there are, and about how long those take that are not done.
+    """The number of runs, and the approximate time of those that are not done.
 
     Args:
-        matrix: the study. claims: its part that is asked for.
+        matrix: the study. claims: the requested claims.
         source: how ``Bench.cost`` was measured.
     """
     counted = pending(matrix, claims)
     left = [run for run in counted if not run.done]
-    lines = [f"runs       {len(counted)} in all, {len(counted) - len(left)} done already"]
+    lines = [f"runs       {len(counted)} in total, {len(counted) - len(left)} already done"]
     if left:
         seconds = sum(run.bench.seconds(matrix.budget) for run in left)
         lines.append(f"time       about {in_words(seconds)} of one core, {source}")

@@ -31,23 +31,23 @@ from recollect.studies.summary import CellResult, Judged, collect, interval, jud
 
 logger = logging.getLogger(__name__)
 HEAD_STEPS = 1500
-"""Most steps of a search on frozen features: there a step takes milliseconds."""
+"""Maximum number of steps of a search on frozen features, where a step takes milliseconds."""
 HEAD_IMAGES = 160_000
-"""Most images that a run on frozen features sees."""
+"""Maximum number of images that a run on frozen features sees."""
 
 
 @dataclass(frozen=True)
 class PlannedComparison:
-    """What is to be compared: a matrix of runs, and the claim that collects them."""
+    """The plan of a comparison: a matrix of runs, and the claim that collects them."""
 
     matrix: Matrix
     claim: Claim
     config: Config
-    """Settled, of the first loss."""
+    """Resolved settings of the first loss."""
     train_images: int
     train_classes: int
     feature_seconds: float = 0.0
-    """About how long the features of the training images take, which are computed once."""
+    """Approximate time to compute the features of the training images, which is done once."""
 
     @property
     def data_name(self) -> str:
@@ -68,9 +68,13 @@ class PlannedComparison:
             f"losses     {', '.join(cell.label for cell in self.claim.cells() if cell.trains)}",
             f"batch      {bench.batch} images",
             f"budget     {bench.budget.words('small')}",
-            f"rates      {' and '.join(f'{rate:g}' for rate in bench.rates)} first; further while the best lies at an end",
+            f"rates      {' and '.join(f'{rate:g}' for rate in bench.rates)} first; more while the best is at an end",
             *runs_and_time(self.matrix, [self.claim], "measured on a few images"),
-            *([f"features   about {in_words(self.feature_seconds)} before, once"] if self.feature_seconds > 1 else []),
+            *(
+                [f"features   about {in_words(self.feature_seconds)}, once before training"]
+                if self.feature_seconds > 1
+                else []
+            ),
         ]
 
 
@@ -95,7 +99,7 @@ class PairOfLosses:
         low, high = middle - half, middle + half
         if self.judged.verdict == "undecided":
             return (
-                f"{a} and {b} cannot be told apart here: the difference is {middle:+.1f} points of r@1, 90 % interval "
+                f"{a} and {b} cannot be distinguished here: the difference is {middle:+.1f} points of r@1, 90 % interval "
                 f"{low:+.1f} to {high:+.1f}, {seeds}."
             )
         if middle < 0:
@@ -123,9 +127,9 @@ class LossComparison:
     """The results of a comparison, as far as runs are finished.
 
     Attributes:
-        planned: what was compared. complete: whether every run is done.
-        results: one per loss, and the network without training where it is pre-trained.
-        pairs: every two losses.
+        planned: the plan. complete: whether every run is done.
+        results: one per loss, and the network without training if it is pre-trained.
+        pairs: every pair of losses.
         page: the HTML page.
     """
 
@@ -183,15 +187,15 @@ def compare_losses(
 
     Args:
         losses: names, references such as ``my.py:MyLoss``, each possibly with options: ``recall_at_k(simix=true)``.
-        recipe: everything but the loss, by default ``folder``. settings: what to change in it. data, root: see ``resolve``.
+        recipe: everything except the loss, by default ``folder``. settings: changes to it. data, root: see ``resolve``.
         out: folder of the runs, of ``comparison.html`` and ``comparison.json``.
         seeds: runs per loss that are reported.
-        steps: most steps of a run; by default 1,500 on frozen features, else what the recipe says.
+        steps: maximum number of steps of a run; by default 1,500 on frozen features, otherwise the recipe's.
         jobs: runs at a time; by default one per core, or one with a GPU.
         minutes: start no new run after this many minutes; 0 only writes the page.
 
     Raises:
-        ConfigError: an unknown loss or option, or ``out`` holds something else.
+        ConfigError: an unknown loss or option, or ``out`` contains something else.
 
     Example:
         With ``minutes=0`` nothing is trained yet; without it, this takes a few minutes.
@@ -230,7 +234,7 @@ def plan_comparison(
     steps: int | None = None,
     timed: bool = True,
 ) -> PlannedComparison:
-    """What ``compare_losses`` would do with these arguments; ``lines()`` says it in words.
+    """The plan of ``compare_losses`` for these arguments; ``lines()`` returns it as text.
 
     Loads the list of training images and makes every loss once.
 
@@ -268,7 +272,7 @@ def plan_comparison(
         given |= {"optimizer.milestones": []}
     cells = [_cell(name, options, batch) for name, options in chosen]
     if len({cell.name for cell in cells}) < len(cells):
-        raise ConfigError("a loss is named twice: name each once, or give them different options.")
+        raise ConfigError("a loss is given twice: give each once, or with different options.")
     for cell in cells:
         # Report misspelt options now, not in the first run.
         make_loss(resolve(recipe, {**given, **cell.settings}), len(train.class_names), max((64, *config.loss.dims)))
@@ -322,16 +326,16 @@ def parse_losses(losses: str | Sequence[str]) -> list[tuple[str, dict[str, Any]]
         [('recall_at_k', {'simix': True, 'k': [1, 2]}), ('smooth_ap', {})]
 
     Raises:
-        ConfigError: fewer than one loss, or options that cannot be read.
+        ConfigError: no loss, or options that cannot be read.
     """
     listed = _split(losses) if isinstance(losses, str) else [part for text in losses for part in _split(text)]
     if not listed:
-        raise ConfigError("name at least one loss, e.g. --losses recall_at_k,smooth_ap; recollect losses lists them.")
+        raise ConfigError("give at least one loss, e.g. --losses recall_at_k,smooth_ap; recollect losses lists them.")
     found = []
     for text in listed:
         name, opened, rest = text.partition("(")
         if opened and not rest.endswith(")"):
-            raise ConfigError(f"{text!r}: options stand in parentheses, such as recall_at_k(simix=true,tau1=2).")
+            raise ConfigError(f"{text!r}: put options in parentheses, such as recall_at_k(simix=true,tau1=2).")
         options = {}
         for option in _split(rest[:-1]) if opened else []:
             key, equals, value = option.partition("=")
@@ -399,7 +403,7 @@ def _json_ready(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compute_features(planned: PlannedComparison) -> None:
-    """Features of a frozen part, once and with a progress line, before runs at the same time would all compute them."""
+    """Compute features of a frozen part once, with a progress line, before concurrent runs would each compute them."""
     if planned.config.model.freeze == "none" or all(run.done for run in pending(planned.matrix, [planned.claim])):
         return
     from recollect.training.build import built

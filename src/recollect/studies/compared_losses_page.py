@@ -46,14 +46,14 @@ _CONTENTS = [("results", "Results"), ("pairs", "Each pair"), ("how", "How it was
 def _body(found: LossComparison) -> Markup:
     parts: dict[str, Child] = {"results": _results(found), "pairs": _pairs(found), "how": _how(found)}
     config = found.planned.config
-    missing = None if found.complete else "Some runs are not finished; the same command goes on with them."
+    missing = None if found.complete else "Some runs are not finished; the same command resumes them."
     return join(
         element("h1", "Losses compared"),
         element(
             "p",
             "Every loss at its own best learning rate, on ",
             name_of(found.planned.data_name),
-            f" with {config.model.init}. r@1 in percent on test classes that no training saw.",
+            f" with {config.model.init}. r@1 in percent on unseen test classes.",
             class_="introduction",
         ),
         element("ul", element("li", missing), class_="remarks") if missing else None,
@@ -115,7 +115,7 @@ def _results(found: LossComparison) -> Markup:
 
 def _pairs(found: LossComparison) -> Markup:
     if not found.pairs:
-        return element("p", "One loss has nothing to be compared with.")
+        return element("p", "There is only one loss, so there is nothing to compare.")
     rows = [
         [join(name_of(pair.first), " − ", name_of(pair.second)), pair.judged.shown, _by_seed(pair.judged.differences)]
         for pair in found.pairs
@@ -142,8 +142,8 @@ def _how(found: LossComparison) -> Markup:
         f"{trained[1:]} is trained, {bench.batch} images per batch.",
         f"Budget: {bench.budget.words('small')}.",
         "Learning rates are chosen with seed 0 on half of the training classes, measured on the other half; test images "
-        "cannot be loaded there. Rates go 1, 3, 10, … and on while the best lies at an end.",
-        f"Then all training classes are trained on with seeds {', '.join(map(str, seeds))} and the test set is measured once.",
+        "cannot be loaded there. Rates are 1, 3, 10, …, continued while the best is the lowest or highest.",
+        f"Then each loss is trained on all training classes with seeds {', '.join(map(str, seeds))} and tested once.",
         "“Finds more” means that the 90 % interval of the paired differences is above zero, from three seeds on. It covers "
         "the seeds, not other classes or data sets"
         + (f"; of {own} pairs at 90 % about {own / 10:.1g} would seem to differ by chance." if own > 1 else "."),

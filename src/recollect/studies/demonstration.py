@@ -1,4 +1,4 @@
-"""The demonstration: all steps, small enough for any laptop. Behind ``recollect demo`` and ``make demo``.
+"""The demonstration: all steps, small enough for any laptop. Used by ``recollect demo`` and ``make demo``.
 
 Two ordinary trainings of the ``glyphs`` recipe that differ only in the loss, RS@k and contrastive, each from
 the same random weights, with the same batches and number of steps; then their report. Characters of the test set are
@@ -26,7 +26,7 @@ STEPS = 150
 """Steps of each training: together about two minutes on two cores."""
 LOSSES = {"RS@k": "recall_at_k", "contrastive": "contrastive"}
 SECONDS_BETWEEN_LINES = 8.0
-"""At most about ten pass without a word, the step that is being taken included."""
+"""Seconds between progress lines, so that at most about ten pass without output, including the current step."""
 _EVALUATIONS = 3
 
 
@@ -35,8 +35,8 @@ def run_demo(out: Path | str | None = None, *, steps: int = STEPS, seed: int = 0
 
     Args:
         out: a new folder for both runs and the report; by default ``runs/demo-<date>-<time>``.
-        steps: of each training.
-        seed: of everything random.
+        steps: steps of each training.
+        seed: random seed.
 
     Returns:
         The report.
@@ -47,7 +47,7 @@ def run_demo(out: Path | str | None = None, *, steps: int = STEPS, seed: int = 0
             report = recollect.run_demo("demo")
     """
     if steps < 1:
-        raise ConfigError(f"steps is {steps}: take at least one.")
+        raise ConfigError(f"steps is {steps}: it must be at least 1.")
     folder = Path(out) if out is not None else _new_folder()
     refuse_used(folder)
     make_folder_for(folder / "report.html")
@@ -64,7 +64,7 @@ def _demo(folder: Path, steps: int, seed: int) -> Path:
         config = resolve("glyphs", demo_settings(loss, steps, seed, options))
         outcome = train(config, folder / loss)
         before_and_after = outcome.metrics.get("test", {})
-        logger.info(f"{name:<10} r@1 {100 * before_and_after.get('r@1', float('nan')):.1f} % on characters never seen")
+        logger.info(f"{name:<10} r@1 {100 * before_and_after.get('r@1', float('nan')):.1f} % on unseen characters")
         runs.append(outcome.folder)
     logger.info("\nreport     embeds test characters with the networks before and after training")
     introduction = (
@@ -82,7 +82,7 @@ def _demo(folder: Path, steps: int, seed: int) -> Path:
 
 
 def demo_settings(loss: str, steps: int, seed: int, data_options: dict[str, Any]) -> dict[str, Any]:
-    """What the demonstration changes in the recipe: smaller sizes, so that it ends within minutes."""
+    """The demonstration's changes to the recipe: smaller sizes, so that it ends within minutes."""
     return {
         "loss.name": loss,
         "data.options": data_options,
@@ -96,7 +96,7 @@ def demo_settings(loss: str, steps: int, seed: int, data_options: dict[str, Any]
 
 
 def _data_options() -> dict[str, Any]:
-    """Characters that many typefaces have: fewer of them, each with more to find. With few fonts, what there is."""
+    """Characters that many typefaces have: fewer characters with more images each. With few fonts, all there are."""
     try:
         load("glyphs", None, "test", min_faces=32)
     except RecollectError:

@@ -30,7 +30,7 @@ _ASIDE = {
     "data.options": ("class_split",),  # a bench's folder has train and test, so no rule divides its classes
     "run": ("device", "checkpoint_minutes"),
 }
-"""Settings that say where and how fast, not what."""
+"""Settings that affect where and how fast a run is done, not its result."""
 
 
 def take_over(matrix: Matrix, claims: Sequence[Claim], file: Path) -> tuple[int, int]:
@@ -38,11 +38,11 @@ def take_over(matrix: Matrix, claims: Sequence[Claim], file: Path) -> tuple[int,
 
     Args:
         matrix: the study.
-        claims: whose runs to look for.
+        claims: the claims whose runs are imported.
         file: ``runs.jsonl`` of an earlier page.
 
     Raises:
-        DataError: not such a file.
+        DataError: the file has another format.
     """
     records = {str(record["run"]): record for record in _read(file)}
     taken: set[str] = set()

@@ -47,26 +47,28 @@ class Matrix:
     data: Path | None = None
     seeds: Sequence[int] = SEEDS
     about: Mapping[str, Any] = field(default_factory=dict)
-    """What else the runs of this folder have in common, as plain values: runs of other data must not be mixed with them."""
+    """Further common properties of this folder's runs, as plain values: runs of other data must not be mixed with them."""
 
     def open(self) -> None:
         """Create the folder, or check that it belongs to this study.
 
         Raises:
-            ConfigError: it holds something else.
+            ConfigError: it contains something else.
         """
         file = self.out / "study.json"
-        with contextlib.suppress(OSError):  # a start that was killed left a temporary file, or there is no folder yet
+        with contextlib.suppress(OSError):  # a killed start may have left a temporary file, or there is no folder yet
             remove_strays(self.out)
         if file.exists():
             known = _known(file)
             if known.get("budget") != self.budget:
-                raise ConfigError(f"{self.out} holds runs of the {known.get('budget')} budget: choose another --out.")
+                raise ConfigError(
+                    f"{self.out} contains runs of the {known.get('budget')} budget: choose another --out."
+                )
             self._check_about(known)
             if not self.about:
                 self._check_benches(known)
         elif self.out.exists() and any(self.out.iterdir()):
-            raise ConfigError(f"{self.out} is not empty and holds no study: choose another --out.")
+            raise ConfigError(f"{self.out} is not empty and contains no study: choose another --out.")
         else:
             self.out.mkdir(parents=True, exist_ok=True)
             shared = {"about": dict(self.about)} if self.about else {"benches": _benches()}
@@ -78,7 +80,7 @@ class Matrix:
         if differing := [key for key in {**then, **self.about} if then.get(key) != self.about.get(key)]:
             key = differing[0]
             raise ConfigError(
-                f"{self.out} holds runs with other settings ({key}: {then.get(key)}, not {self.about.get(key)}): "
+                f"{self.out} contains runs with other settings ({key}: {then.get(key)}, not {self.about.get(key)}): "
                 "choose another --out."
             )
 
@@ -88,8 +90,8 @@ class Matrix:
         if before is None:
             if (self.out / "runs").exists():
                 raise ConfigError(
-                    f"{self.out} holds runs of an earlier version, which did not note what their benches fixed: choose another "
-                    "--out; --earlier with the runs.jsonl of its page takes over the runs that still fit."
+                    f"{self.out} contains runs of an earlier version, which did not record their benches: choose another "
+                    "--out; --earlier with the runs.jsonl of its page imports the runs that still match."
                 )
             before = {}
         for name, settings in now.items():
@@ -97,7 +99,7 @@ class Matrix:
             if name in before and before[name] != settings and there.exists():
                 changed = [key for key in {**before[name], **settings} if before[name].get(key) != settings.get(key)]
                 raise ConfigError(
-                    f"{there} holds runs of an earlier definition of {name} ({', '.join(changed)}): choose another --out, or "
+                    f"{there} has runs of an earlier definition of {name} ({', '.join(changed)}): choose another --out, or "
                     "remove that folder."
                 )
         write_json(self.out / "study.json", {**known, "benches": now})
@@ -153,7 +155,7 @@ class Matrix:
 
 
 def _known(file: Path) -> dict[str, Any]:
-    """What ``study.json`` says.
+    """The content of ``study.json``.
 
     Raises:
         DataError: it is damaged.
@@ -167,7 +169,7 @@ def _known(file: Path) -> dict[str, Any]:
 
 
 def _benches() -> dict[str, dict[str, Any]]:
-    """What every bench fixes, as plain values."""
+    """The fixed settings of every bench, as plain values."""
     return {
         name: dict(json.loads(json.dumps({"recipe": bench.recipe, **bench.settings}, default=list)))
         for name, bench in BENCHES.items()
@@ -176,7 +178,7 @@ def _benches() -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class RateChoice:
-    """What a search run found at its best evaluation."""
+    """The best evaluation of a search run."""
 
     rate: float
     steps: int
@@ -190,7 +192,7 @@ class RateChoice:
 
 
 def _best(searches: dict[float, Path], own: Sequence[float]) -> RateChoice | None:
-    """The best of finished searches; of equals the one nearest to the bench's ``own`` rates. None before all are finished."""
+    """The best of finished searches; if equal, the one nearest to the bench's ``own`` rates. None before all are finished."""
     found = [best_of(path, rate) for rate, path in searches.items()]
     known = [choice for choice in found if choice is not None]
 

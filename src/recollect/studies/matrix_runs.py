@@ -47,20 +47,20 @@ def run_matrix(
     """Execute the remaining runs of the claims, in their order; returns whether all are done.
 
     Args:
-        matrix: where and how large.
-        claims: what to measure.
+        matrix: the study's folder and budget.
+        claims: the claims to measure.
         jobs: runs at a time; by default one per core, or one with a GPU.
         minutes: start no new run after this many minutes.
 
     Raises:
-        ConfigError: the folder holds something else, or another process works on it.
+        ConfigError: the folder contains something else, or another process works on it.
     """
     matrix.open()
     if minutes == 0:
         return not _left(matrix, claims)
     lock = try_lock(matrix.out / ".lock")
     if lock is None:
-        raise ConfigError(f"{matrix.out} is being worked on by another process: wait for it, or choose another --out.")
+        raise ConfigError(f"another process is working on {matrix.out}: wait for it, or choose another --out.")
     with lock:
         _run(matrix, claims, *_share(jobs), None if minutes is None else time.monotonic() + 60 * minutes)
     return not _left(matrix, claims)
@@ -164,7 +164,7 @@ def _result(future: Future[str | None]) -> str | None:
         return future.result()
     except BrokenProcessPool as error:
         raise ConfigError(
-            "a run's process was killed, perhaps for want of memory: the same command goes on; try a smaller --jobs."
+            "the process of a run was killed, perhaps for lack of memory: run the same command again, with a smaller --jobs."
         ) from error
 
 
@@ -215,7 +215,7 @@ def _train(task: Task) -> None:
         with sealed:
             trial.run(task.folder, config)
     finally:
-        if folder.config_file.exists():  # of a run that is resumed, the parts add up
+        if folder.config_file.exists():  # for a resumed run, the parts add up
             before = folder.read_manifest().get("processor_seconds", 0.0)
             folder.update_manifest(processor_seconds=round(before + time.process_time() - begun, 2))
 

@@ -1,4 +1,4 @@
-"""The paper's explanatory figures on the page: two losses on the same similarities, rs@k beside recall@k, and SiMix.
+"""The paper's explanatory figures on the page: two losses on the same similarities, rs@k and recall@k, and SiMix.
 
 The numbers are computed by the losses themselves (``report/paper_figures.py``); ``paper_page.py`` puts the figures first.
 """
@@ -66,7 +66,7 @@ def _pull_table(listed: paper_figures.RankedList, pulls: Sequence[paper_figures.
 
 
 def _signed(value: float) -> str:
-    """With its sign, two digits; nothing but 0 for what rounds to it."""
+    """With its sign and two digits; 0 without a sign."""
     return "0" if abs(value) < 0.005 else f"{value:+.2f}".replace("-", "−")
 
 

@@ -1,4 +1,4 @@
-"""``recollect paper``: the paper's tables, bar plots and figures on one page, with your own runs beside them.
+"""``recollect paper``: the paper's tables, bar plots and figures on one page, next to your own runs.
 
 Numbers come from the paper (``published/``), the explanatory figures from the losses (``paper_illustrations.py``), a
 reader's runs from their folders: a run belongs to the row whose recipe it was trained with.
@@ -22,7 +22,7 @@ from recollect.studies.published import published_rows
 GENERATOR = "recollect paper"
 _MINUS = "–"
 _MOST_TICKS = 7
-"""Names below an axis; of more, every other is written."""
+"""Maximum number of names below an axis; if there are more, every other one is shown."""
 
 DATA = {
     "inat": ("iNaturalist", "inaturalist/test"),
@@ -32,7 +32,7 @@ DATA = {
     "vid_large": ("VehicleID, large", "vehicleid/test_large"),
     "cars": ("Cars196", "cars196/test"),
 }
-"""Columns of the tables by their beginning: what they are called, and the test set they are of."""
+"""Columns of the tables by their prefix: their title, and their test set."""
 
 _INSTANCE = {
     "rox_medium": ("roxford5k", "medium/map"),
@@ -64,7 +64,7 @@ def write_paper(runs: Sequence[Path | str], out: Path | str, *, overwrite: bool 
 
     Raises:
         DataError: a folder is not a run.
-        InputError: ``out`` is a file of someone else.
+        InputError: ``out`` is a file that recollect did not write.
 
     Example:
         >>> write_paper([], "paper.html").name
@@ -83,7 +83,7 @@ def write_paper(runs: Sequence[Path | str], out: Path | str, *, overwrite: bool 
         ("tau1", "Temperature on ranks", _tau1(own)),
         ("k", "Sets of k", _k_sets(own)),
     ]
-    said = f"{len(read) - len(unplaced)} of your runs stand beside the published rows." if read else ""
+    said = f"{len(read) - len(unplaced)} of your runs are shown next to the published rows." if read else ""
     remarks = [f"{run.name}: {why}" for run, why in unplaced]
     body = join(
         element("h1", "Three Things to Know about Deep Metric Learning: the published results"),
@@ -167,7 +167,7 @@ def _tables(head: str, rows: Sequence[tuple[str, Mapping[str, str], str | None]]
     """A table for each data set, of the rows that have a number there: all in one would be wider than a page.
 
     Args:
-        head: what the rows are.
+        head: title of the rows.
         rows: name, published numbers by column, recipe if there is one.
         own: the user's results.
     """
@@ -257,7 +257,7 @@ def _initialization(own: Own) -> Markup:
 def means_of(values: Mapping[str, float | None]) -> tuple[float | None, float | None]:
     """The two mean columns of instance search: over all eight numbers, and over the four with distractors.
 
-    A mean is given once all its numbers are there.
+    A mean is shown only if all its numbers exist.
     """
     everything = [values[column] for column in _INSTANCE]
     large = [values[column] for column in _INSTANCE if "r1m" in column]

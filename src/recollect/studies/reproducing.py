@@ -1,4 +1,4 @@
-"""``reproduce``: the paper's claims measured as a matrix of ordinary runs, then a page. Behind ``recollect reproduce``."""
+"""``reproduce``: the paper's claims measured as a matrix of ordinary runs, then a page. Used by ``recollect reproduce``."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def reproduce(
     Args:
         claim: ``losses``, ``batch``, ``simix``, ``initialisation``, ``k-sets``, ``tau1``, ``count-query``, ``asymmetric`` or
             ``all``.
-        budget: ``small`` or ``full``: how long each run trains.
-        data: a folder that holds cars196_96px and omniglot; without it, embedded images.
-        benches: only on these, e.g. ``["glyphs"]``.
+        budget: ``small`` or ``full``: the length of each run.
+        data: a folder that contains cars196_96px and omniglot; without it, embedded images.
+        benches: use only these, e.g. ``["glyphs"]``.
         out: the study's folder. page: where to write the page; by default ``page`` in ``out``.
         seeds: how many.
         jobs: runs at a time; by default one per core, one with a GPU.
-        minutes: start no new run after so long; 0 only writes the page.
-        earlier: ``runs.jsonl`` of an earlier page, whose runs count as done where their settings are the same.
+        minutes: start no new run after this many minutes; 0 only writes the page.
+        earlier: ``runs.jsonl`` of an earlier page, whose runs count as done if their settings are the same.
 
     Returns:
-        The page. What is not run yet is run by the next call.
+        The page. The next call continues with runs that are not done.
 
     Example:
         It takes hours; with ``minutes=0`` it only writes the page::
@@ -57,12 +57,12 @@ def reproduce(
     if earlier is not None:
         matrix.open()
         taken, left = take_over(matrix, claims, earlier)
-        logger.info(f"earlier    {taken} runs taken over from {earlier}; {left} are of other settings or not asked for")
+        logger.info(f"earlier    {taken} runs imported from {earlier}; {left} have other settings or are not needed")
     for line in describe(matrix, claims, left_out):
         logger.info(line)
     if not run_matrix(matrix, claims, jobs=jobs, minutes=minutes):
         logger.info("left       some runs are not done: the same command resumes them")
-    # The page is of all that was ever run in this folder, so that one claim's command does not drop another's results.
+    # The page covers all runs of this folder, so that one claim's command does not drop another's results.
     return write_page(matrix, every_claim(), page or out / "page", _command(claim, budget, data, benches, seeds))
 
 
@@ -88,7 +88,7 @@ def plan_reproduction(
 
 
 def _command(claim: str, budget: Budget, data: Path | None, benches: Sequence[str] | None, seeds: int) -> str:
-    """The command as it can be typed anywhere: without this machine's paths."""
+    """The command without this machine's paths."""
     words = ["recollect reproduce", claim, "--budget", budget]
     words += ["--data DIR"] if data is not None else []
     words += [f"--bench {bench}" for bench in benches or ()]

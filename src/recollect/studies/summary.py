@@ -38,7 +38,7 @@ _T90 = [
 
 @dataclass(frozen=True)
 class CellResult:
-    """What a cell reached on the test set, by seed, and how it was trained."""
+    """Results of a cell on the test set, by seed, and how it was trained."""
 
     cell: Cell
     tested: Mapping[int, Mapping[str, float]]
@@ -49,9 +49,9 @@ class CellResult:
     failures: tuple[str, ...] = ()
     """Why seeds have no result."""
     earlier: bool = False
-    """Whether results were taken over from an earlier study."""
+    """Whether results were imported from an earlier study."""
     processor_seconds: float | None = None
-    """Of a final run, mean over seeds."""
+    """Processor seconds of a final run, mean over seeds."""
     searched_seconds: float | None = None
     """Processor seconds of the whole search."""
 
@@ -93,7 +93,7 @@ class Judged:
     differences: tuple[float, ...]
     verdict: Verdict
     two_versions: bool = False
-    """Some of its runs were taken over from an earlier study, others were not."""
+    """Some of its runs were imported from an earlier study, others were not."""
 
     @property
     def shown(self) -> str:
@@ -145,7 +145,7 @@ def _result(matrix: Matrix, bench: Bench, cell: Cell) -> CellResult:
 
 
 def _tested(run: Path, outcome: Mapping[str, Any]) -> Mapping[str, float]:
-    """What a finished run measured on test classes, in percent."""
+    """Test metrics of a finished run, in percent."""
     found: Mapping[str, float] = (outcome.get("metrics") or {}).get("test") or {}
     if "r@1" not in found:
         raise DataError(f"{run}: its manifest has no r@1 on the test set. Remove the folder to train it again.")
