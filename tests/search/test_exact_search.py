@@ -46,7 +46,7 @@ def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         (np.ones((1, 2)), np.ones((1, 3)), 1, "dimensions"),
         (np.ones((1, 2)), np.ones((0, 2)), 1, "at least one"),
         (np.full((1, 2), np.nan), np.ones((1, 2)), 1, "not finite"),
-        (np.ones((1, 2)), np.ones((1, 2)), 0, "at least one result"),
+        (np.ones((1, 2)), np.ones((1, 2)), 0, "at least 1"),
     ],
 )
 def test_wrong_input_is_named(queries: np.ndarray, gallery: np.ndarray, top: int, says: str) -> None:

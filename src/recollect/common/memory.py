@@ -71,7 +71,7 @@ def resident_bytes(root: Path = Path("/")) -> int:
 
 
 def peak_memory_mb(device: torch.device) -> int | None:
-    """The most memory held so far: of the GPU, or of this process; None where the system does not tell."""
+    """Peak memory so far, of the GPU or of this process; None if the system does not report it."""
     if device.type == "cuda":
         import torch
 

@@ -182,7 +182,7 @@ def export_onnx(
         The largest difference between the two on random images.
 
     Raises:
-        ConfigError: a model that cannot be exported. InputError: ``path`` exists. MissingExtraError: onnx is not installed.
+        ConfigError: the model cannot be exported. InputError: ``path`` exists. MissingExtraError: onnx is not installed.
 
     Example:
         >>> export_onnx("run", "run.onnx", dim=64) < 1e-3

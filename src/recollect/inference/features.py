@@ -171,7 +171,7 @@ def first_feature(embedder: Embedder, frozen: nn.Module, images: ImageSet, *, on
                 for row, _ in run_network(frozen, [(batch.images, batch.indices)], embedder.device, names=images.names)
             )
             return row.cpu()
-    raise DataError(f"{images.name}: none of the {len(images):,} images can be read.")
+    raise DataError(f"{images.name}: none of the {len(images):,} images can be read: check the files, or --root.")
 
 
 def run_network(
@@ -335,9 +335,9 @@ def head_inputs(
     batch_size: int = BATCH,
     on_bad_image: str = "error",
 ) -> Tensor:
-    """What the last layer is given for every image, N × feature_dim, not a number for images that were skipped.
+    """The inputs of the last layer for every image, N × feature_dim; NaN for images that were skipped.
 
-    This is what whitening is learned from.
+    Whitening is learned from these.
     """
     rows = part_rows(embedder, images, frozen=frozen, batch_size=batch_size, on_bad_image=on_bad_image).rows
     with torch.no_grad():

@@ -52,7 +52,7 @@ def search_images(
     skip_bad: bool = False,
     overwrite: bool = False,
 ) -> FoundImages:
-    """Find the most similar images, with the model that made the vectors.
+    """Find the most similar images, with the model that computed the vectors.
 
     Args:
         index: an index (a file or an address), or an ``.npz`` of ``recollect embed``.

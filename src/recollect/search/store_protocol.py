@@ -35,7 +35,7 @@ class NoIndexError(StoreError):
 
     def __init__(self, address: str) -> None:
         quoted = shlex.quote(address)  # a shell takes the & of an address for its own
-        super().__init__(f"{address}: there is no index. Make one with  recollect index {quoted} --model RUN FOLDER")
+        super().__init__(f"{address}: there is no index. Create one with  recollect index {quoted} --model RUN FOLDER")
 
 
 class IndexBusyError(RecollectError):

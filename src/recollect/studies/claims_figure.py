@@ -49,7 +49,7 @@ def draw_claim(claim: Claim, results: dict[str, CellResult], path: Path) -> bool
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({"svg.hashsalt": "recollect", "svg.fonttype": "none", "font.size": 9}):
-        # Without pyplot, which would keep every figure and look for a screen.
+        # Without pyplot, which would keep every figure in memory and look for a display.
         drawing = Figure(figsize=(4.6 * len(panels), height), layout="constrained")
         for number, (title, points) in enumerate(panels.items()):
             axes = drawing.add_subplot(1, len(panels), number + 1)

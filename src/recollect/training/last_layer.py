@@ -266,10 +266,10 @@ def _list(values: Sequence[float]) -> str:
 
 
 def whitening_images(config: Config, images: ImageSet) -> WhiteningSet | None:
-    """What the last layer is learned from before the first step, as ``model.whitening`` says; None without it.
+    """The images for the whitening, according to ``model.whitening``; None without it.
 
     Raises:
-        ConfigError: there are fewer images than asked for.
+        ConfigError: there are fewer images than requested.
     """
     wanted = config.model.whitening
     if wanted is None and not config.run.head_steps:
@@ -295,7 +295,7 @@ def whiten_last_layer(training: Training, chosen: WhiteningSet) -> None:
         chosen: see ``whitening_images``.
 
     Raises:
-        InputError: too few images of one class for as many dimensions.
+        InputError: too few images of one class for the number of dimensions.
     """
     embedder, team, train = training.network.embedder, training.machine.team, training.sets.train
     team.first_alone(lambda: start_last_layer(training.config, embedder, chosen, train))  # perhaps hours on a CPU

@@ -257,7 +257,7 @@ def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
 
 
 def beginning_of(training: Training, figures: Plan, run: Path) -> dict[str, Any]:
-    """What the manifest of a new run says."""
+    """The manifest of a new run."""
     config, machine = training.config, training.machine
     return {
         **circumstances(machine.device, machine.team.size),
@@ -289,14 +289,14 @@ def alone(folder: RunFolder, team: Team) -> Iterator[None]:
         yield
     finally:
         if lock is not None:
-            lock.close()  # the file stays: were it removed, one process could lock the old file and one a new one
+            lock.close()  # the file stays: if it were removed, one process could lock the old file and another a new one
 
 
 class Log:
     """Writes a training's figures: ``metrics.jsonl``, ``train.log``, the progress line. Other places: ``loggers.py``.
 
     Args:
-        folder: the run; None on all processes but the first, which then keep quiet.
+        folder: the run; None on all processes except the first, which then write nothing.
         line: the progress line.
     """
 
@@ -312,7 +312,7 @@ class Log:
     def step(self, **record: Any) -> None:
         """One optimizer step."""
         memory = record["memory_mb"]
-        # What matters most comes first: a narrow terminal cuts the rest.
+        # The most important comes first: a narrow terminal cuts the rest.
         note = (
             f"loss {record['loss']:.4f} {record['images_per_second']:,.0f} images/s{self._watched} "
             f"epoch {record['epoch']:.1f}{'' if memory is None else f' {memory:,} MB'}"
@@ -328,7 +328,7 @@ class Log:
         first = next(iter(metrics))
         self._watched = f" {name} {first} {100 * metrics[first]:.1f}"
         if self.folder is not None:
-            # A metric of one's own need not be a share.
+            # A custom metric need not be a fraction.
             figures = "  ".join(
                 f"{key} {100 * v:.1f}" if abs(v) <= 1 else f"{key} ({v:.4g})" for key, v in metrics.items()
             )

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 class StopRequest:
-    """Whether someone asked this training to stop, and how."""
+    """Whether this training was asked to stop, and by which signal."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
 
     def ask(self, number: int, frame: FrameType | None = None) -> None:
-        """Remember a signal; the second one ends the process at once, as it would have without us."""
+        """Record a signal; a second one ends the process at once, as by default."""
         if self.signal is not None:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
@@ -72,13 +72,13 @@ def stop_if_lost(
     Raises:
         TrainingStoppedError: the message says where the batch is.
     """
-    scaler, advice = training.trained.scaler, "Look at its images, lower optimizer.lr, or set optimizer.clip."
+    scaler, advice = training.trained.scaler, "Check its images, lower optimizer.lr, or set optimizer.clip."
     sound = math.isfinite(norm)
     if not sound and math.isfinite(loss) and scaler.is_enabled():
         # fp16 overflows now and then: the scaler then skips the step and lowers its factor, from 65,536 on. What
         # overflows even when made smaller is no matter of the factor, and every step would be skipped for ever.
         sound = scaler.get_scale() >= 1
-        advice = "No factor makes it fit into fp16: lower optimizer.lr, or set run.precision to bf16 or fp32."
+        advice = "It overflows fp16 with any factor: lower optimizer.lr, or set run.precision to bf16 or fp32."
     if math.isfinite(loss) and abs(loss) <= training.config.run.loss_limit and sound:
         return
     images, step = training.sets.train, progress.step + 1
