@@ -383,7 +383,7 @@ def _module_of_file(path: Path, kind: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickling look a module up while it is being executed
     try:
-        with _importing_from(resolved.parent):  # beside the file may lie what it imports
+        with _importing_from(resolved.parent):  # it may import modules next to it
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]

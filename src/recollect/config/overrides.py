@@ -82,7 +82,7 @@ def with_data(
     """Which recipe and settings ``resolve`` means by its arguments: ``data`` and ``root`` become settings, the weakest.
 
     Raises:
-        ConfigError: a folder beside a recipe whose images are made and lie in no folder.
+        ConfigError: a folder is given for a recipe whose images are generated.
     """
     chosen: dict[str, Any] = {}
     if data is not None and is_source(str(data)):
@@ -104,7 +104,7 @@ def _refuse_folder(recipe: str | Path, folder: str | Path) -> None:
     named = resolve(recipe).data.name
     if not find_source(named).needs_root:
         raise ConfigError(
-            f"the recipe {recipe} trains on {named}, which is made and lies in no folder; {folder} would be ignored. "
+            f"the recipe {recipe} trains on {named}, which is generated and has no folder; {folder} would be ignored. "
             f"To train on it leave the recipe out (--data {folder}), or keep the recipe's other settings with "
             f"--set data.name=folder --set data.root={folder}."
         )

@@ -49,7 +49,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value was set last, and the comment beside it."""
+    """Where a value was set last, and its comment."""
 
     where: str
     comment: str = ""

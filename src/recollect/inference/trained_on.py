@@ -2,8 +2,8 @@
 
 The division into training and test classes must not change after training, but a folder may get new classes, and a test
 set may contain trained ones. So images for a run are compared with this file. A class counts as trained if the run has a
-class of that name from the same data set, or if at least half of its images are training images by content, whatever
-their names.
+class of that name from the same data set, or if at least half of its images are training images by content,
+under any names.
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ def _mean(shares: NDArray[np.float64], edges: NDArray[np.float64]) -> float | No
 
 
 def _line_legend(names: Sequence[str]) -> Markup:
-    """The names beside a piece of their lines, dashes included."""
+    """The names next to a sample of their lines, with dashes."""
     lines = [element("line", x1=1, x2=29, y1=6, y2=6, class_=f"line line-{n % SERIES + 1}") for n in range(len(names))]
     return legend(names, lines, 30)
 

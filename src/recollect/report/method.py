@@ -194,7 +194,7 @@ def _recall_and_rs(k: Sequence[int] = (2, 3)) -> Any:
 
 
 def _simix() -> Any:
-    """The similarities of a small batch and its virtual examples; what is mixed lies beyond the lines."""
+    """The similarities of a small batch and its virtual examples; mixed ones are beyond the lines."""
     mixed = paper_figures.mixed_similarities()
     figure, (panel,) = _figure(1)
     labels = torch.tensor(mixed.labels)

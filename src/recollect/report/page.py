@@ -306,7 +306,7 @@ def document(
     Args:
         title: of the page. contents: ids and names of its sections, for the bar on top.
         generator: which command wrote it.
-        tools: beside the contents. style: rules besides the package's own. script: the page's only script.
+        tools: next to the contents. style: rules besides the package's own. script: the page's only script.
     """
     rules = packaged("style.css") + style
     policy = f"default-src 'none'; img-src data:; style-src '{_digest(rules)}'"

@@ -29,7 +29,7 @@ class Graph:
     """A graph over slots.
 
     Attributes:
-        built: settings, entry point and the state it was built at, as kept beside it.
+        built: settings, entry point and the state it was built at, as stored with it.
         at: number of the last change it contains; ``epoch``: epoch of the slots.
         seen: number of the last change applied since.
     """

@@ -1,7 +1,7 @@
-"""A claim as a figure: measured cells with error bars and, if the paper prints its numbers, the paper's beside them.
+"""A claim as a figure: measured cells with error bars and, if the paper prints its numbers, the paper's next to them.
 
-Numbers along an axis (batch sizes, τ1) are drawn as curves over a logarithmic axis; names (losses, sets of k) one below the
-other, so that long ones can be read.
+Numbers along an axis (batch sizes, τ1) are drawn as curves over a logarithmic axis; names (losses, sets of k) are listed one
+below the other, so that long ones are readable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The page of a study: ``README.md`` with figures, ``results.csv`` and ``runs.jsonl`` beside it.
+"""The page of a study: ``README.md`` with figures, ``results.csv`` and ``runs.jsonl`` next to it.
 
 Everything is computed from the run folders, so the page always agrees with them. No path of this machine is
 written: runs are named as in ``matrix.py``. ``claims_figure.py`` draws.

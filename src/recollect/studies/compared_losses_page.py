@@ -1,4 +1,4 @@
-"""The page of a comparison of losses: one self-contained HTML file, and ``comparison.json`` beside it.
+"""The page of a comparison of losses: one self-contained HTML file, and ``comparison.json`` next to it.
 
 Rebuilt from the run folders each time. Names of losses come from the user and are escaped (``report/markup.py``).
 """

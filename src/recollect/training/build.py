@@ -132,7 +132,7 @@ class Training:
     given_loss: nn.Module | None = None
     """The loss, if it was passed in Python."""
     left_open: frozenset[str] = frozenset()
-    """Settings that were ``"auto"`` and that features may settle better (``last_layer.py``)."""
+    """Settings that were ``"auto"`` and that can be chosen better from features (``last_layer.py``)."""
 
     @property
     def feeds(self) -> list[Feed]:
@@ -304,8 +304,8 @@ def make_network(config: Config, device: torch.device, model: nn.Module | None =
 
 
 def make_loss(config: Config, num_classes: int, dim: int, coarse: Sequence[int] | None = None) -> nn.Module:
-    """The loss, told the number of classes, the embedding's length and the classes' coarser ones if it asks; its
-    parameters seeded. One from outside is tried first (``losses/trying_out.py``).
+    """The loss with seeded parameters; the number of classes, the embedding's dimension and the coarser classes are passed
+    if it has such arguments. A loss from outside is tried first (``losses/trying_out.py``).
 
     With ``loss.dims`` there is one loss per length, so that parameters and memories are not shared.
     """

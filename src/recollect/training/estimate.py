@@ -40,7 +40,7 @@ _LOSS_MEMORY = 512 << 20  # memory of the rank losses in addition to embeddings
 _LOSS_MATRICES = 6  # of a small batch: similarities, soft ranks and their gradients
 _FEATURES_AT_ONCE = 64  # images in ``frozen_features``
 _BYTES_PER_SECOND = 200e6  # to a disk
-_BESIDE = 1.4  # gradients and copies of activations beside them, and what is freed but kept; measured with Lite0
+_BESIDE = 1.4  # factor for gradients, copies of activations and memory that is freed but kept; measured with Lite0
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def objects_and_names(
     test_set: ImageSet | None,
     model: nn.Module | str | None,
 ) -> tuple[Given, dict[str, str]]:
-    """What ``train`` is given as objects, and the settings for what it is given by name."""
+    """The objects passed to ``train``, and the settings for those given by name."""
     named = {key: name for key, name in (("loss.name", loss), ("model.init", model)) if isinstance(name, str)}
     if isinstance(train_set, str | Path):
         place = str(train_set)

@@ -1,14 +1,14 @@
-"""How the last layer starts: as a whitening of training images, and perhaps trained alone, on features that are kept.
+"""Initialises the last layer as a whitening of training images, and optionally trains it alone on stored features.
 
-Instance search learns the whitening from pairs (``inference/whitening_sets.py``): of one class-balanced draw of the training
-set, since which images was never published, or of SfM-120k's lists. ``"all"`` takes every training image, by the covariance
-within classes (``models/whitening.py``): a closed form that needs no step. Features are stored as they are computed
-(``inference/vector_store.py``), so a run that is killed meanwhile goes on where it was; the layer is a function of them and
-of the seed, and is part of the first checkpoint.
+For instance search the whitening is learned from pairs (``inference/whitening_sets.py``): from one class-balanced draw of
+the training set, since the images used were never published, or from SfM-120k's lists. ``"all"`` uses every training image,
+by the covariance within classes (``models/whitening.py``): a closed form that needs no step. Features are stored as they
+are computed (``inference/vector_store.py``), so a run that is killed meanwhile continues from there; the layer is a function
+of the features and the seed, and is part of the first checkpoint.
 
-``choose_start`` tries shrinkages and learning rates on classes taken out of the training classes; test classes have no part
-in it. ``train_head`` is the training loop at its smallest: the same batches, loss, optimizer and schedule as ``trainer.py``,
-without files.
+``choose_start`` tries shrinkages and learning rates on classes held out from the training classes; test classes are not
+used. ``train_head`` is a minimal training loop: the same batches, loss, optimizer and schedule as ``trainer.py``, without
+files.
 """
 
 from __future__ import annotations

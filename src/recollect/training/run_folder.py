@@ -293,7 +293,7 @@ def alone(folder: RunFolder, team: Team) -> Iterator[None]:
 
 
 class Log:
-    """Writes a training's figures: ``metrics.jsonl``, ``train.log``, the progress line. Other places: ``loggers.py``.
+    """Writes the logs of a training: ``metrics.jsonl``, ``train.log``, the progress line. Other loggers: ``loggers.py``.
 
     Args:
         folder: the run; None on all processes except the first, which then write nothing.

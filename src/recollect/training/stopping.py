@@ -1,6 +1,6 @@
-"""What ends a training early: a signal, and a loss or gradient that is not a number.
+"""Stops a training early: on a signal, or if the loss or the gradient is NaN or infinite.
 
-SIGINT and SIGTERM are a wish to stop after the present step, so that a checkpoint can be written first.
+SIGINT and SIGTERM stop it after the current step, so that a checkpoint can be written first.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
 def stop_if_lost(
     training: Training, folder: RunFolder, progress: Progress, batch: Fed, loss: float, norm: float
 ) -> None:
-    """Keep the batch and stop, where the loss or the norm of the gradient is not a number or beyond ``run.loss_limit``.
+    """Save the batch and stop, if the loss or the gradient norm is NaN or infinite, or the loss beyond ``run.loss_limit``.
 
     Raises:
         TrainingStoppedError: the message says where the batch is.
@@ -75,8 +75,8 @@ def stop_if_lost(
     scaler, advice = training.trained.scaler, "Check its images, lower optimizer.lr, or set optimizer.clip."
     sound = math.isfinite(norm)
     if not sound and math.isfinite(loss) and scaler.is_enabled():
-        # fp16 overflows now and then: the scaler then skips the step and lowers its factor, from 65,536 on. What
-        # overflows even when made smaller is no matter of the factor, and every step would be skipped for ever.
+        # fp16 overflows occasionally: the scaler then skips the step and lowers its factor, starting at 65,536. If it
+        # overflows even with a small factor, the factor is not the reason, and every step would be skipped forever.
         sound = scaler.get_scale() >= 1
         advice = "It overflows fp16 with any factor: lower optimizer.lr, or set run.precision to bf16 or fp32."
     if math.isfinite(loss) and abs(loss) <= training.config.run.loss_limit and sound:
@@ -95,5 +95,5 @@ def stop_if_lost(
         },
     )
     raise TrainingStoppedError(
-        f"stopped at step {step}: the loss is {loss:g} and the gradient's norm {norm:g}. The batch is kept in {path}. {advice}"
+        f"stopped at step {step}: the loss is {loss:g} and the gradient's norm {norm:g}. The batch is saved in {path}. {advice}"
     )

@@ -2,8 +2,8 @@
 
 What each line does lives in a file of its own: everything made from the settings (``build.py``), the plan
 (``estimate.py``), the step (``recollect/step``), learning rates (``optimizer.py``), evaluation (``validation.py``),
-state (``checkpoint.py``), files (``run_folder.py``), what ends it early (``stopping.py``), who is told
-(``callbacks.py``, ``loggers.py``), objects in the place of names (``given.py``).
+state (``checkpoint.py``), files (``run_folder.py``), stopping (``stopping.py``), callbacks
+(``callbacks.py``, ``loggers.py``), objects instead of names (``given.py``).
 """
 
 from __future__ import annotations

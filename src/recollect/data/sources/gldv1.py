@@ -27,7 +27,7 @@ def read(
     """Read ``train.csv`` and keep the photos that exist.
 
     Args:
-        root: the folder of ``train.csv`` and of the photos, which are beside it or in ``train``, ``images`` or ``jpg``.
+        root: the folder of ``train.csv`` and of the photos, which are next to it or in ``train``, ``images`` or ``jpg``.
         split: ``"train"``.
         missing: what to do with missing photos; by default they are skipped.
         min_images: landmarks with fewer photos are dropped.
