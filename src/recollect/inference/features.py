@@ -171,7 +171,7 @@ def first_feature(embedder: Embedder, frozen: nn.Module, images: ImageSet, *, on
                 for row, _ in run_network(frozen, [(batch.images, batch.indices)], embedder.device, names=images.names)
             )
             return row.cpu()
-    raise DataError(f"{images.name}: none of the {len(images):,} images can be read: check the files, or --root.")
+    raise DataError(f"{images.name}: none of the {len(images):,} images can be read: check the files.")
 
 
 def run_network(

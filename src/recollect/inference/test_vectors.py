@@ -277,7 +277,7 @@ def _embed_labelled(
     )
     places = found.read
     if not len(places):
-        raise DataError(f"none of the {len(images):,} images can be read: check the files, or --root.")
+        raise DataError(f"none of the {len(images):,} images can be read: check the files.")
     whole = len(places) == len(images)
     target.embeddings = found.vectors if whole else found.vectors[places]
     target.labels = images.labels[places]
