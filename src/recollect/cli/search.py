@@ -51,7 +51,7 @@ def search(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Find the most similar images, with the model that made the vectors."""
+    """Find the most similar images, with the model that computed the vectors."""
     from recollect import search_images
 
     remarks_aside()

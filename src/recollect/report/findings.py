@@ -96,7 +96,7 @@ def find_all(
     Args:
         vectors, labels, class_names: of the test images, after training. found: their neighbours.
         images: to read their pixels; None leaves out near-duplicates.
-        training: what the run was trained on, or a part of it; None if it is not at hand.
+        training: the run's training images, or a part of them; None if they are not available.
         trained_on: how many training images there are, if ``training`` is a part of them.
         copies: test images that are known to be training images.
         most: maximum number of test images to compare by pixels; if there are more, those with the most similar neighbour.

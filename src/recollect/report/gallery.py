@@ -103,7 +103,7 @@ def gallery_section(
         improved = changed(before.evaluation, after.evaluation)
         add(join("Improved", between), improved, [before, after], "No query improved.")
         lost = changed(after.evaluation, before.evaluation)
-        add(join("Got worse", between), lost, [before, after], "No query found its class later.")
+        add(join("Got worse", between), lost, [before, after], "No query got worse.")
     of = Markup("") if len(contenders) <= 2 else join(" of ", name_of(looked_at.name))
     best_ones, worst_ones = best(looked_at.evaluation, QUERIES), worst(looked_at.evaluation)
     add(join("Best queries", of), best_ones, [looked_at], "No query has a positive in the first place.")

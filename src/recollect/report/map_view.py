@@ -93,7 +93,7 @@ def _figure(plane: Plane, labels: NDArray[np.int64], contender: Contender, metho
 
 
 def _drawn(plane: Plane, labels: NDArray[np.int64]) -> str:
-    """The picture for those without the script: dots on nothing, for light and dark pages."""
+    """The static picture, for use without the script: dots on a transparent background, for light and dark pages."""
     scale = 2  # drawn larger and reduced, so that dots are round
     radius = scale * min(3.0, max(0.8, 110 / math.sqrt(len(plane))))
     side, reach = scale * _SIDE, math.ceil(radius)

@@ -109,7 +109,7 @@ def table(head: Iterable[Child], rows: Iterable[Iterable[Child]], *, caption: Ch
         element("tbody", body),
         class_="numbers" if numbers else None,
     )
-    # tabindex: whoever has no mouse scrolls a focused region with the arrow keys.
+    # tabindex: keyboard users scroll a focused region with the arrow keys.
     return element("div", grid, class_="scroll", tabindex="0", role="region", aria_label=_words_of(caption))
 
 
