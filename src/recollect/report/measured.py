@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from recollect.common.bad_images import BadImage
 from recollect.common.errors import DataError, RecollectError
+from recollect.common.memory import available_bytes
 from recollect.common.words import number_of
 from recollect.config.overrides import published_tests
 from recollect.data import ImageSet, load, summary
