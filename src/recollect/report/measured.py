@@ -114,7 +114,7 @@ def measure(
         if kept is None or kept.shown.split != chosen:
             moved = [] if root or data.root is None else ["If the images moved, name their folder with --root."]
             raise DataError(" ".join([str(error), *said, *moved])) from error
-        remark = f"The images are not at hand, so the vectors of an earlier report were used. ({error})"
+        remark = f"The images are not available, so the vectors of an earlier report were used. ({error})"
         return _evaluated(run, kept, [remark], results)
     known = read_trained_on(run.folder.path)
     screened = screen(whole, content_keys(whole), known)
@@ -165,7 +165,7 @@ def measure(
         trained = number_of(len(screened.trained_classes), "class that was trained on/classes that were trained on")
         left_out.append(trained)
     if len(some) < count:
-        left_out.append(f"{count - len(some):,} images of other classes: the report looks at a part (--images 0: all)")
+        left_out.append(f"{count - len(some):,} images of other classes: the report uses a part (--images 0 for all)")
     seen = set() if known is None else {key.tobytes() for key in known.keys}
     there = {name: key.tobytes() in seen for name, key in zip(images.names, keys, strict=True)}
     copies = [place for place, name in enumerate(result.shown.names) if there[name]]
