@@ -51,7 +51,7 @@ class WhiteningSet:
         Raises:
             InputError: too few pairs for the number of dimensions.
         """
-        # Not the chunk of a training: it may differ when resumed, and rounding with it.
+        # Not the chunk of the training: it may differ after resuming, and rounding depends on it.
         at_once = images_at_once(embedder.preprocessing)
         features = head_inputs(embedder, self.images, batch_size=at_once, on_bad_image=on_bad_image)
         readable = torch.isfinite(features[:, 0])
@@ -132,7 +132,7 @@ def whiten(
         dim: leading dimensions to keep; all by default.
         seed: of the pairs, where labels give more than are used.
         device, download: see ``recollect.load``.
-        allow_outside: allow listed paths and links that lead out of the root.
+        allow_outside: allow listed paths and links that point outside the root.
         skip_bad: skip images that are missing or cannot be read.
         overwrite: replace ``out``.
 

@@ -267,10 +267,10 @@ def _with_held_out(sets: Sets, judged_on: ImageSet | None) -> Sets:
 
 
 def _judged_on(config: Config, given: Given, test: ImageSet | None) -> ImageSet | None:
-    """Images to judge the training on; none where it is not known what it started from, or where there are none."""
+    """Images for the verdict; none if the starting network is not known, or if there are no test images."""
     if test is not None or given.model is not None or given.train_set is not None:
         return None if given.model is not None else test
-    with contextlib.suppress(DataError):  # a folder without a test part is trained on all the same
+    with contextlib.suppress(DataError):  # a folder without a test split can be trained on too
         return _load(replace(config.data, on_bad_image="skip"), config.data.test_split)
     return None
 

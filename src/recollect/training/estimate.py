@@ -60,7 +60,7 @@ class DataFigures:
     held_out_classes: int
     held_out_images: int
     all_classes: bool
-    """Nothing is held out, on purpose."""
+    """Whether nothing is held out, on purpose."""
     shared_classes: tuple[str, ...] = ()
     """Classes of the test part that are trained on as well."""
     given_split: bool = False
@@ -394,7 +394,7 @@ def _verdict(training: Training, per_image: float) -> float:
         return 0.0
     if network.frozen is None:
         return (3 if training.config.model.whitening == "all" else 2) * len(held_out) * per_image
-    # The verdict skips test photos that cannot be read, and so must the plan.
+    # The verdict skips test photos that cannot be read, so the plan does too.
     config = replace(training.config, data=replace(training.config.data, on_bad_image="skip"))
     return make_feed(config, network.embedder, held_out, frozen=network.frozen, training=False).seconds_to_prepare()
 

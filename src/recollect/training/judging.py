@@ -61,7 +61,7 @@ def judge(config: Config, embedder: Embedder, train: ImageSet, test: ImageSet, s
         return JudgedTraining(reason="all images to test on were trained on")
     images, keys = test.subset(np.flatnonzero(unseen)), keys[unseen]
     device, frozen = embedder.device, config.model.freeze
-    # First the trained one: with a frozen part its pass keeps rows for the others.
+    # The trained network first: with a frozen part its pass stores rows for the others.
     trained = _embedded(embedder, images, keys, frozen)
     vectors = {"trained": trained.vectors}
     vectors[PRETRAINED] = _embedded(open_start(config).embedder.to(device), images, keys, frozen).vectors

@@ -178,7 +178,7 @@ def _pooled(training: Training) -> tuple[Tensor, NDArray[np.bool_]]:
 
 
 def _chosen(training: Training) -> list[Choice]:
-    """What is chosen for each setting that was left open."""
+    """The choice for each automatic setting."""
     config, embedder, images = training.config, training.network.embedder, training.sets.train
     whitened = config.model.whitening == "all"
     choosing = training.left_open & (
@@ -213,7 +213,7 @@ def _chosen(training: Training) -> list[Choice]:
         start = started_embedder(embedder, statistics, float(chosen[0].value if chosen else config.model.shrinkage))
     plain = (
         training.given_loss is None and images.coarse_labels is None
-    )  # otherwise it cannot be made for fewer classes
+    )  # otherwise it cannot be computed for fewer classes
     if "optimizer.lr" in choosing and training.batches.steps and plain:
         steps = min(training.batches.steps, LONGEST)
         small = _smaller(config, fit)
