@@ -185,7 +185,7 @@ CASES = {
     "eval ok.npz --protocol nothing": "choose all or reid",
     "eval ok.npz --similarity nothing": "choose 'dot' or 'cosine'",
     "eval ok.npz --ties nothing": "choose 'pessimistic'",
-    "eval ok.npz --index nothing": "choose ivf, hnsw or pq",
+    "eval ok.npz --index nothing": "choose one of ivf, hnsw, pq",
     "eval ok.npz --distractors nowhere.npy": "nowhere.npy: no such file",
     "eval ok.npz --distractors junk.npy": "not a readable array",
     "eval ok.npz --distractors narrow.npy": "embed both with the same model",

@@ -208,7 +208,7 @@ def test_a_hostile_pickle_leaves_nothing_behind(tmp_path: Path) -> None:
         )  # set on the function
         call = b"c_codecs\nencode\nX\x01\x00\x00\x00a\x85R."
         (tmp_path / "x.pkl").write_bytes(b"\x80\x02" + defaults + call)
-        with pytest.raises(DataError, match="not a pickle"):
+        with pytest.raises(DataError, match="not a readable pickle"):
             read_plain_pickle(tmp_path / "x.pkl")
         (tmp_path / "x.pkl").write_bytes(b"\x80\x02" + call)
         assert read_plain_pickle(tmp_path / "x.pkl") == b"a"
@@ -262,7 +262,7 @@ def test_persistent_references_and_damage_are_refused(tmp_path: Path) -> None:
     whole = pickle.dumps({"a": [1, 2.5, "x", None, True, (1,), b"y"]})
     for damaged in (b"", b"nonsense", whole[:-4]):
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match="not a pickle"):
+        with pytest.raises(DataError, match="not a readable pickle"):
             read_plain_pickle(path)
     path.write_bytes(whole)
     assert read_plain_pickle(path) == {"a": [1, 2.5, "x", None, True, (1,), b"y"]}
