@@ -45,7 +45,7 @@ def test_a_configuration_survives_its_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("batch.sise=4", r"no setting 'batch\.sise'. Did you mean size\? Here are: size, samples_per_class"),
+        ("batch.sise=4", r"no setting 'batch\.sise'. Did you mean size\? Settings here: size, samples_per_class"),
         ("bath.size=4", r"no setting 'bath'. Did you mean batch\?"),
         ("lr=4", r"no setting 'lr'. Did you mean optimizer\.lr\?"),
         ("batch.size", "is not a setting"),

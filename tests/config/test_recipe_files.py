@@ -127,7 +127,7 @@ def test_built_in_names_win_and_are_not_hijacked_by_the_folder_one_is_in(folder:
         ("x/a", "rows: {a: null}\nwords: {a: 3}", "words: a must be a word's settings"),
         ("x/a", "rows: {a: 3}", "rows: a must be a row's published numbers"),
         ("x", "rows: [a, b]", r"rows must map names to values, but is \['a', 'b'\]"),
-        ("x", "columns: {sop: r@1}", "columns: sop should be the metrics"),
+        ("x", "columns: {sop: r@1}", "columns: sop must be the metrics"),
     ],
 )
 def test_what_is_refused(folder: Path, name: str, text: str, message: str) -> None:

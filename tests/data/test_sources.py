@@ -153,7 +153,7 @@ def test_sop(tmp_path: Path, published: Any) -> None:
     assert train.labels.tolist() == [1, 1, 0]
     assert (list(train.coarse_names), train.coarse_labels.tolist()) == (["chair"], [0, 0, 0])
     assert train.read(0).size == (2, 2)
-    with pytest.warns(DataWarning, match=r"1 images .*published split has 2 images"):
+    with pytest.warns(DataWarning, match=r"1 images.*published split has 2 images"):
         assert len(load("sop", tmp_path, "test")) == 1
 
 

@@ -75,7 +75,7 @@ def test_files(tmp_path):
     np.save(tmp_path / "v.npy", GOOD)
     assert evaluate(tmp_path / "v.npy", LABELS).metrics == evaluate(GOOD, LABELS).metrics
     (tmp_path / "bad.npy").write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"bad\.npy: not an array"):
+    with pytest.raises(DataError, match=r"bad\.npy: not a readable array"):
         evaluate(tmp_path / "bad.npy", LABELS)
     np.save(tmp_path / "object.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(DataError, match=r"object\.npy: contains Python objects"):
