@@ -82,8 +82,8 @@ class DataFigures:
             text.append(f"files      {summary(self.images, self.left_out, self.held_out_classes)}")
         if self.held_out_classes:
             text.append(
-                f"held out   {number_of(self.held_out_classes, 'class')} ({number_of(self.held_out_images, 'image')}) held "
-                "out, so that the result can be measured on unseen classes"
+                f"held out   {number_of(self.held_out_classes, 'class')} ({number_of(self.held_out_images, 'image')}), "
+                "so that the result can be measured on unseen classes"
                 f"{'' if self.given_split else '; --test-share changes how many'}. When you are satisfied with the settings, "
                 "recollect train --final RUN trains on all classes"
             )
