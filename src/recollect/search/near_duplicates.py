@@ -6,7 +6,8 @@ million copies of one image need no extra memory. Used by ``recollect duplicates
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -141,13 +142,11 @@ def find_duplicates(
         40
     """
     if is_index(target):
-        with Index.open(target) as index:
-            read = list(index.store.iterate(index.generation.number, vectors=True))
+        read, vectors = _indexed(target)
     else:
-        read = _embedded(target, model, allow_outside, opening, [] if remarks is None else remarks)
+        read, vectors = _embedded(target, model, allow_outside, opening, [] if remarks is None else remarks)
     if not read:
         raise DataError(f"{target}: there are no images to compare.")
-    vectors = np.stack([item.vector for item in read if item.vector is not None])
     roots, lowest = group_vectors(vectors, threshold)
     members: dict[int, list[int]] = {}
     for place, root in enumerate(roots.tolist()):
@@ -156,12 +155,24 @@ def find_duplicates(
     return sorted(groups, key=lambda group: (-len(group.items), group.items[0].id)), len(read)
 
 
+def _indexed(target: str | Path) -> tuple[list[Item], NDArray[np.float32]]:
+    """Items without their vectors, and the vectors: a million of 512 values are 2 GB, so they are in memory once."""
+    with Index.open(target) as index:
+        vectors = np.empty((len(index), index.generation.dim), np.float32)
+        read = []
+        for item in islice(index.store.iterate(index.generation.number, vectors=True), len(vectors)):
+            vectors[len(read)] = item.vector
+            read.append(replace(item, vector=None))
+    return read, vectors[: len(read)]
+
+
 def _embedded(
     target: str | Path, model: str, allow_outside: bool, opening: dict[str, Any], remarks: list[str]
-) -> list[Item]:
+) -> tuple[list[Item], NDArray[np.float32]]:
     listed, left_out = list_images(target, allow_outside=allow_outside)
     remarks += left_out
     encoder = open_encoder(model, **opening)
+    vectors = np.empty((len(listed), encoder.dim), np.float32)
     items: list[Item] = []
     with ProgressLine("embedding", len(listed)) as line:
         for start in range(0, len(listed), 256):
@@ -169,9 +180,10 @@ def _embedded(
             rows = encoder.embed([entry.path for entry in some], lambda number, error: remarks.append(str(error)))
             for entry, row in zip(some, rows, strict=True):
                 if np.isfinite(row).all():  # an image that cannot be read has no duplicates
-                    items.append(Item(entry.id, row, entry.metadata, digest_of(entry.path)[0]))
+                    vectors[len(items)] = row
+                    items.append(Item(entry.id, None, entry.metadata, digest_of(entry.path)[0]))
             line.advance(len(some))
-    return items
+    return items, vectors[: len(items)]
 
 
 def _group(items: list[Item], similarity: float) -> Group:
