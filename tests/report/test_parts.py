@@ -27,7 +27,7 @@ from recollect.report.neighbours import confused_pairs, neighbours_of_all
 from recollect.report.outcome_tables import results, seeds
 from recollect.report.runs import Run, number
 from recollect.report.shown_images import Shown
-from recollect.report.verdict_view import time_spent, verdict_section
+from recollect.report.verdict_view import _unbroken, time_spent, verdict_section
 from recollect.training.run_folder import RunFolder
 
 NAMES = ["<b>&amp;", "two", "three", "four"]
@@ -63,6 +63,12 @@ def test_the_verdict_says_what_over_how_much_and_for_how_long() -> None:
     assert "Time spent: 80 s (30 s of it for features)" in said
     assert time_spent(_run("a", 5.0)) == (30.0, 5.0)
     assert time_spent(replace(_run("a"), manifest={})) is None
+
+
+def test_an_interval_is_not_broken_across_lines() -> None:
+    said = _unbroken("r@1 85.7 → 75.5 (-10.2, 95 % CI -12.9 … -7.7), mAP@R 1.0 → 2.0")
+    interval = "(−10.2, 95 % CI −12.9 … −7.7)".replace(" ", "\u00a0")
+    assert said == f"r@1 85.7 → 75.5 {interval}, mAP@R 1.0 → 2.0"
 
 
 def test_averages_over_classes_of_several_runs_stand_beside_each_other() -> None:

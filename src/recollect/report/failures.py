@@ -98,7 +98,7 @@ def _spread(confusions: Sequence[Confusion], failed: int) -> str:
 
 def _of_copies(count: int) -> str:
     said = "One of them has a near-duplicate" if count == 1 else f"{count:,} of them have near-duplicates"
-    return f"{said} with another label, which is a fault of the data, not of the model."
+    return f"{said} with another label: look at these first, the data may be at fault."
 
 
 def _has_other_label(query: int, shown: Shown, twins: Twins) -> bool:

@@ -74,8 +74,8 @@ def _line(found: Verdict, before: Contender, after: Contender, count: int) -> Ma
 
 
 def _unbroken(numbers: str) -> str:
-    """Differences and their intervals are not broken across lines."""
-    return re.sub(r"\([^()]*\)", lambda found: found[0].replace(" ", "\u00a0"), numbers)
+    """Differences and their intervals: not broken across lines, and with minus signs as in the tables."""
+    return re.sub(r"\([^()]*\)", lambda found: found[0].replace(" ", "\u00a0").replace("-", "−"), numbers)
 
 
 def _about(contender: Contender, shown: Shown) -> Markup:
