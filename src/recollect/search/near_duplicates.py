@@ -159,7 +159,7 @@ def _indexed(target: str | Path) -> tuple[list[Item], NDArray[np.float32]]:
     """Items without their vectors, and the vectors: a million of 512 values are 2 GB, so they are in memory once."""
     with Index.open(target) as index:
         vectors = np.empty((len(index), index.generation.dim), np.float32)
-        read = []
+        read: list[Item] = []
         for item in islice(index.store.iterate(index.generation.number, vectors=True), len(vectors)):
             vectors[len(read)] = item.vector
             read.append(replace(item, vector=None))
