@@ -12,7 +12,7 @@ import time
 import pytest
 
 from recollect.common.errors import ConfigError, InputError
-from recollect.search import IndexBusyError, StoreError, open_store
+from recollect.search import IndexBusyError, StoreError, milvus_store, open_store
 from recollect.search.milvus_rows import decoded, encoded, parsed
 from search.stores import fresh_address, items, vectors
 
@@ -88,4 +88,16 @@ def test_an_index_that_was_lost_while_being_replaced_is_built_again() -> None:
     store._client.drop_index(store._table(1), "vector")  # as far as a killed process got
     store.drop_approximate(1)
     assert store.search(1, known[7].vector[None], 1)[0][0].id == known[7].id
+    store.close()
+
+
+@pytest.mark.slow
+def test_more_items_than_milvus_gives_at_once_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(milvus_store, "_LONGEST", 100)
+    monkeypatch.setattr(milvus_store, "_PAGE", 30)
+    store = open_store(fresh_address("milvus", None), create=True)  # type: ignore[arg-type]
+    store.create_generation(1, 8)
+    store.put(1, items(700))
+    read = [item.id for item in store.iterate(1)]
+    assert sorted(read) == sorted(item.id for item in items(700))
     store.close()

@@ -302,7 +302,8 @@ class MilvusStore:
         with self._spoken():
             self._client.flush(table)
             self._client.release_collection(table)
-            self._client.drop_index(table, "vector")
+            if self._index_type(generation) is not None:
+                self._client.drop_index(table, "vector")
             index = self._client.prepare_index_params()
             index.add_index("vector", index_type=kind, metric_type="IP", params=dict(parameters))
             self._client.create_index(table, index)
@@ -342,14 +343,23 @@ class MilvusStore:
             )
 
     def _pages(self, table: str, by: str, condition: str, columns: list[str]) -> Iterator[dict[str, Any]]:
-        """All rows that meet a condition, in the order of a column, a page at a time."""
-        more = ""
-        while True:
-            rows = self._query(table, condition + more, columns, _PAGE)
-            yield from rows
-            if len(rows) < _PAGE:
-                return
-            more = f" and {by} > {quoted(max((row[by] for row in rows), key=str.encode))}"
+        """All rows that meet a condition, in parts. ``by`` is the primary key.
+
+        A limited query may give any of the rows that meet its condition, in any order. So keys are read first; where there may
+        be more of them than Milvus gives at once, the condition is split at their middle.
+        """
+        parts: list[tuple[str | None, str | None]] = [(None, None)]
+        while parts:
+            low, high = parts.pop()
+            above = "" if low is None else f" and {by} > {quoted(low)}"
+            upto = "" if high is None else f" and {by} <= {quoted(high)}"
+            keys = [row[by] for row in self._query(table, condition + above + upto, [by], _LONGEST)]
+            if len(keys) == _LONGEST:
+                middle = sorted(keys)[len(keys) // 2]
+                parts += [(middle, high), (low, middle)]
+                continue
+            for start in range(0, len(keys), _PAGE):
+                yield from self._query(table, f"{by} in {quoted(keys[start : start + _PAGE])}", columns, _PAGE)
 
     def _keys(self, beginning: str) -> list[str]:
         rows = self._pages(self._documents, "key", f"key like {quoted(beginning + '%')}", ["key"])
