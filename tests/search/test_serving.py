@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -75,11 +76,10 @@ class Served:
 
     def __enter__(self) -> Self:
         while self.process.poll() is None:
-            try:
+            with suppress(OSError):  # until it listens
                 if self.client.get("/health").status == 200:
                     break
-            except OSError:
-                time.sleep(0.1)
+            time.sleep(0.1)
         return self
 
     def stop(self) -> tuple[str, str]:
