@@ -5,7 +5,11 @@ Also covers ``search/milvus_lock.py``.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import operator
+import random
+import re
 import socket
 import time
 
@@ -38,6 +42,22 @@ def test_a_server_that_is_not_there_is_said() -> None:
     pytest.importorskip("pymilvus", reason="the extra 'milvus' is not installed")
     with pytest.raises(StoreError, match="cannot be reached"):
         open_store("milvus://127.0.0.1:1/shop")
+
+
+def test_pages_do_not_depend_on_the_order_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(milvus_store, "_LONGEST", 16)
+    monkeypatch.setattr(milvus_store, "_PAGE", 5)
+    keys = [f"photo {number}" for number in range(300)]
+    compare = {"in": lambda key, some: key in some, ">=": operator.ge, ">": operator.gt, "<=": operator.le}
+
+    def query(table: str, condition: str, columns: list[str], limit: int) -> list[dict[str, str]]:
+        parts = [(sign, json.loads(value)) for sign, value in re.findall(r"id (\S+) (\[.*?\]|\".*?\")", condition)]
+        found = [key for key in keys if all(compare[sign](key, value) for sign, value in parts)]
+        return [{"id": key} for key in random.sample(found, min(limit, len(found)))]
+
+    store = milvus_store.MilvusStore.__new__(milvus_store.MilvusStore)
+    monkeypatch.setattr(store, "_query", query)
+    assert sorted(row["id"] for row in store._pages("items", "id", 'id >= ""', ["id"])) == sorted(keys)
 
 
 def _nothing() -> None:
