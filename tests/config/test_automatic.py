@@ -81,11 +81,25 @@ def test_every_choice_is_explained_and_nothing_stays_open(name: str, device: str
     sizes = TABLE[name][0]
     config, made_choices = chosen(sizes, device)
     keys = [choice.key for choice in made_choices]
-    assert keys == ["model.freeze", "model.whitening", "data.augmentation", "batch.size", "optimizer.lr", "run.epochs"]
+    few = ["model.dim"] if config.model.whitening == "all" and sum(sizes) < 512 else []
+    assert keys == [
+        "model.freeze", "model.whitening", *few, "data.augmentation", "batch.size", "optimizer.lr", "run.epochs"
+    ]  # fmt: skip
     assert all(choice.reason and "auto" not in str(choice.value) for choice in made_choices)
     assert "auto" not in (config.model.freeze, config.batch.size, config.optimizer.lr, config.run.epochs)
     length = next(choice for choice in made_choices if choice.key == "run.epochs")
     assert f"{steps(config, sizes):,} steps" in length.reason
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said", "dim"), [([10] * 12, {}, 1280), ([10] * 60, {}, "default"), ([10] * 12, {"model.dim": 64}, 64)]
+)
+def test_features_keep_their_length_where_images_are_fewer_than_directions(
+    sizes: list[int], said: dict[str, int], dim: int | str
+) -> None:
+    config, made_choices = chosen(sizes, "cpu", **said)
+    assert config.model.dim == dim
+    assert ("model.dim" in {choice.key for choice in made_choices}) == (dim == 1280)
 
 
 def reason(made_choices: list[Choice], key: str) -> str:

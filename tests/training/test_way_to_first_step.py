@@ -104,7 +104,7 @@ for caller, called in sorted(calls):
 @pytest.mark.slow
 def test_the_way_is_short(tmp_path: Path) -> None:
     photos = make_images(tmp_path / "photos", classes=4, each=4) / "train"
-    command = [sys.executable, "-c", WALK, str(SOURCES / "__init__.py"), "train", "--data", str(photos)]
+    command = [sys.executable, "-c", WALK, str(SOURCES / "__init__.py"), "train", "--data", str(photos), "--steps", "1"]
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "run")],
         capture_output=True, text=True, timeout=600, env={"PYTHONPATH": str(SOURCES.parent), "RECOLLECT_CACHE": str(tmp_path)},

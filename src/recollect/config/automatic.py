@@ -88,6 +88,8 @@ def settle(config: Config, images: ImageSet, device: torch.device, pretrained: b
     frozen = config.model.freeze != "none"
     if config.model.whitening == "auto":
         choose("model", "whitening", *_whitening(config, frozen, pretrained))
+    if (dim := _whole_dim(config, images)) is not None:
+        choose("model", "dim", *dim)
     if config.model.shrinkage == "auto":
         config = _with(config, "model", "shrinkage", SHRINKAGE if config.model.whitening == "all" else 0.0)
     if config.data.augmentation == "auto":
@@ -158,6 +160,23 @@ def _whitening(config: Config, frozen: bool, pretrained: bool) -> tuple[str | No
     if frozen or config.run.steps == 0:
         return "all", "the last layer starts as a whitening of the training classes, not at random"
     return None, "the whole network is trained"
+
+
+def _whole_dim(config: Config, images: ImageSet) -> tuple[int, str] | None:
+    """The dimension of the features, if a whitening has fewer images than directions to choose; None otherwise.
+
+    Measured on groceries with 2 to 12 classes of 10 photos: a whitening that keeps 512 of 1,280 directions loses 1 to 2
+    points of r@1 on unseen classes, one that keeps all gains 2 to 4 points of mAP@R.
+    """
+    if config.model.whitening != "all" or config.model.dim != "default":
+        return None
+    row = find(config.model.init)
+    if not len(images) < row.dim < row.feature_dim:
+        return None
+    reason = (
+        f"{len(images):,} training images are too few to choose {row.dim} directions: the features keep their length"
+    )
+    return row.feature_dim, reason
 
 
 def _augmentation(config: Config, frozen: bool) -> tuple[str, str]:

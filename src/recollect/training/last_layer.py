@@ -192,12 +192,7 @@ def _chosen(training: Training) -> list[Choice]:
     data = HeadData(pooled, images.labels)
     fit, validation = data.of(fitting & readable), data.of(~fitting & readable)
     if min(fit.classes, validation.classes) < FEWEST_CLASSES or len(validation.labels) < FEWEST_QUERIES:
-        few = f"{len(images):,} photos of {number_of(images.num_classes, 'training class')} are too few to choose it on"
-        return (
-            [Choice("model.shrinkage", config.model.shrinkage, few)]
-            if whitened and "model.shrinkage" in choosing
-            else []
-        )
+        return _for_few(training, choosing)
     by = f"on {validation.classes:,} held-out training classes ({len(validation.labels):,} queries)"
     chosen: list[Choice] = []
     start = embedder
@@ -232,6 +227,30 @@ def _chosen(training: Training) -> list[Choice]:
                     "run.steps", 0, f"no number of steps improves on the whitening {by}; set --steps to train anyway"
                 )
             )
+    return chosen
+
+
+def _for_few(training: Training, choosing: frozenset[str]) -> list[Choice]:
+    """The choices where no classes can be held out: the default shrinkage, and no step.
+
+    Measured on groceries with 7 and 8 training classes: training after the closed form lost 1 to 5 points more on unseen
+    classes, and nothing but such classes could have told.
+    """
+    config, images = training.config, training.sets.train
+    few = f"{len(images):,} photos of {number_of(images.num_classes, 'training class')} are too few to choose it on"
+    chosen: list[Choice] = []
+    if config.model.whitening != "all":
+        return chosen
+    if "model.shrinkage" in choosing:
+        chosen.append(Choice("model.shrinkage", config.model.shrinkage, few))
+    if {"optimizer.lr", "run.epochs"} <= training.left_open and _head_only(training) and training.batches.steps:
+        chosen.append(
+            Choice(
+                "run.steps",
+                0,
+                f"{few}, and steps on so few classes rather lose than gain on unseen ones; set --steps to train anyway",
+            )
+        )
     return chosen
 
 

@@ -1,0 +1,71 @@
+"""The closed-form last layer learned from few classes, by how many of its directions are kept.
+
+    python -m benchmarks.few_classes FOLDER [--classes 2 5 8 12 20 40] [--photos 10] [--tested 20] [--seeds 3]
+
+FOLDER holds train/ and test/ with class folders. Features of EfficientNet-Lite0 at 224 px are computed once, of at most 20
+photos per class, and kept. Prints r@1 / mAP@R on the first test classes, mean over draws of training classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+SHRINKAGES = (0.2, 0.5, 0.8)
+MOST = 20
+
+
+def features(folder: str, part: str) -> tuple[Tensor, np.ndarray]:
+    """Inputs of the last layer of some photos of every class, and their labels."""
+    from recollect.data import load
+    from recollect.inference.features import head_inputs
+    from recollect.models import Embedder
+
+    images, random = load("folder", folder, part), np.random.default_rng(0)
+    drawn = [random.permutation(np.flatnonzero(images.labels == label))[:MOST] for label in range(images.num_classes)]
+    some = images.subset(np.sort(np.concatenate(drawn)))
+    return head_inputs(Embedder.create("lite0-in1k", dim=512).eval(), some), some.labels
+
+
+def main() -> None:
+    """Measure, and print a line for each number of classes and directions."""
+    from recollect.evaluation import evaluate
+    from recollect.models.whitening import class_statistics
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder")
+    parser.add_argument("--classes", type=int, nargs="+", default=[2, 5, 8, 12, 20, 40])
+    parser.add_argument("--photos", type=int, default=10)
+    parser.add_argument("--tested", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=3)
+    asked = parser.parse_args()
+    train, labels = features(asked.folder, "train")
+    test, tested = features(asked.folder, "test")
+    test, tested = test[tested < asked.tested], tested[tested < asked.tested]
+
+    def measured(vectors: Tensor) -> tuple[float, float]:
+        unit = functional.normalize(vectors.float(), dim=1)
+        found = evaluate(unit, torch.from_numpy(tested), ks=(1,), metrics=("r@k", "map@r")).metrics
+        return 100 * found["r@1"], 100 * found["map@r"]
+
+    print("features: {:.1f} / {:.1f}".format(*measured(test)), flush=True)
+    for count in asked.classes:
+        for dim in (512, test.shape[1]):
+            found = []
+            for seed in range(asked.seeds):
+                classes = np.random.default_rng(seed).permutation(int(labels.max()) + 1)[:count]
+                chosen = np.concatenate([np.flatnonzero(labels == one)[: asked.photos] for one in classes])
+                statistics = class_statistics(train[chosen], torch.from_numpy(labels[chosen]))
+                layers = [statistics.whitening(shrinkage).linear(dim) for shrinkage in SHRINKAGES]
+                found.append([measured(test.double() @ weight.T + bias) for weight, bias in layers])
+            means = np.mean(found, axis=0)
+            shown = (f"λ {value:g}: {r1:.1f} / {ap:.1f}" for value, (r1, ap) in zip(SHRINKAGES, means, strict=True))
+            print(f"{count} classes × {asked.photos} photos, {dim} directions: {', '.join(shown)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
