@@ -103,8 +103,8 @@ def test_a_second_writer_waits_or_is_refused(kind: str, tmp_path: Path) -> None:
         threading.Timer(0.5, end.set).start()
         assert index.sync(photos, wait=600).added == 3  # it waited
         other.join()
-        ready = _context.Event()
-        other = _context.Process(target=killed_writer.hold, args=(address, ready, _context.Event()))
+        ready, never = _context.Event(), _context.Event()  # held here: the process drops its arguments once started
+        other = _context.Process(target=killed_writer.hold, args=(address, ready, never))
         other.start()
         assert ready.wait(600)
         os.kill(other.pid or 0, signal.SIGKILL)  # the lock ends with its owner
