@@ -98,7 +98,7 @@ CASES = {
     "train --data empty": "no images below empty",
     "train --data emptyclasses": "no images below emptyclasses",
     "train --data flat": "no images below flat",
-    "train --data oneclass": "one class ('c0') cannot be split",
+    "train --data oneclass": "class ('c0') cannot be split",
     "train --data pair": "at least two classes",
     "train --data singles": "a single image",
     "train --data broken": "2.jpg: not a readable image",
@@ -108,7 +108,7 @@ CASES = {
     "train sop/r50-512/rsk": "no root was given",
     "train sop/r50-512/rsk --root nowhere": "there is no folder nowhere",
     "train cars196/r50-512/rsk --root empty": "no cars_annos.mat in empty",
-    "train --data good --set data.train_split=nothing": "not 'nothing'",
+    "train --data good --set data.train_split=nothing": "'nothing'",
     "train --data good --set data.options.nothing=3": "folder has no option 'nothing'",
     # where it goes
     "train --data good --out full": "full exists and is not empty",

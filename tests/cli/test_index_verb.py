@@ -104,8 +104,8 @@ def test_another_model(place: Path, capsys: pytest.CaptureFixture[str], monkeypa
         ("index nothing.index --info", "--model"),
         ("index shop.index nowhere --model model", "no such folder"),
         ("index photos photos --model model", "is a folder"),
-        ("index shop.index --add --model model", "name the files"),
-        ("index shop.index --remove --model model", "name the ids"),
+        ("index shop.index --add --model model", "give the files"),
+        ("index shop.index --remove --model model", "give the ids"),
         ("index shop.index --rebuild", "--model"),
         ("index shop.index photos --model model --dim 9", "from 1 to 8"),
         ("index ftp://x/y photos --model model", "Addresses begin"),
@@ -143,7 +143,7 @@ def test_calibrate_and_duplicates(
     Path("photos/class3/copy.png").write_bytes(Path("photos/class0/0.png").read_bytes())
     _run("index", "shop.index", "photos")
     said = _run("duplicates", "shop.index", "--similarity", "0.9999")
-    assert "1 have more than one label" in said
+    assert "1 has more than one label" in said
     assert "class3/copy.png" in said
     groups = json.loads(_run("duplicates", "photos", "--model", "model", "--similarity", "0.9999", "--json"))["groups"]
     assert {"ids": ["class0/0.png", "class3/copy.png"], "similarity": 1.0, "identical": True, "crosses": False,

@@ -74,14 +74,18 @@ def test_resume_stands_alone(asked: list[Any], tmp_path: Path) -> None:
     assert "remove all other options" in str(result.exception)
 
 
-def test_a_stopped_training_ends_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_training_ends_with_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def stop(*arguments: Any, **options: Any) -> None:
         raise TrainingStoppedError("asked to stop: saved after step 4.", 143)
 
     monkeypatch.setattr(trainer, "train", stop)
-    result = run()
-    assert result.exit_code == 143
-    assert "saved after step 4" in result.output
+    monkeypatch.setattr(sys, "argv", ["recollect", "train"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 143
+    assert "saved after step 4" in capsys.readouterr().err
 
 
 def test_mistakes_are_sentences(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,13 +70,17 @@ def test_json_stands_alone_on_stdout(asked: list[Any]) -> None:
     assert result.stderr == "recollect: a line\n"
 
 
-def test_a_stopped_search_ends_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_search_ends_with_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def stop(*arguments: Any, **options: Any) -> None:
         raise TrainingStoppedError("asked to stop: trial 0003 is saved and queued.", 143)
 
     monkeypatch.setattr(search, "tune", stop)
-    result = run()
-    assert (result.exit_code, "saved and queued" in result.output) == (143, True)
+    monkeypatch.setattr(sys, "argv", ["recollect", "tune"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, "saved and queued" in capsys.readouterr().err) == (143, True)
 
 
 def test_the_plan_writes_nothing_and_needs_no_test_set(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_only_regular_files_of_a_sane_size_are_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="name"):
         read_bytes("a\0b")
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(DataError, match="circle"):
+    with pytest.raises(DataError, match="circular"):
         read_bytes(tmp_path / "loop")
     (tmp_path / "large").touch()
     os.truncate(tmp_path / "large", TEXT_LIMIT + 1)
@@ -146,7 +146,7 @@ def test_an_archive_that_unpacks_to_more_than_the_memory_is_refused(
     central = content.rindex(b"PK\x01\x02")
     content[central + 24 : central + 28] = (2**31).to_bytes(4, "little")  # a size that so few bytes cannot stand for
     (tmp_path / "x.npz").write_bytes(content)
-    with pytest.raises(DataError, match=r"cannot be|memory"):
+    with pytest.raises(DataError, match=r"impossible|memory"):
         read_npz(tmp_path / "x.npz")
 
 

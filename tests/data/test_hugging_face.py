@@ -83,7 +83,7 @@ def test_what_cannot_be_taken(tmp_path: Path) -> None:
 
 
 def test_an_image_set_has_one_kind_of_image(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="one of the three"):
+    with pytest.raises(InputError, match="exactly one"):
         ImageSet("x", ["a"], np.array([0]), ["c"], root=tmp_path, items=[b""])
 
 

@@ -23,5 +23,5 @@ def test_every_stated_format_is_read(name: str) -> None:
 
 
 def test_no_image_is_called_so() -> None:
-    with pytest.raises(ImageError, match="not an image"):
+    with pytest.raises(ImageError, match="not a readable image"):
         read_image(b"plain text")

@@ -51,7 +51,7 @@ def test_subset_renumbers_classes_in_order() -> None:
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     pixels = np.zeros((2, 1, 1), np.uint8)
-    with pytest.raises(InputError, match="one of the three"):
+    with pytest.raises(InputError, match="exactly one"):
         ImageSet("x", ["a"], np.array([0]), ["c"])
     with pytest.raises(InputError, match=r"2 names .*1 labels"):
         ImageSet("x", ["a", "b"], np.array([0]), ["c"], arrays=pixels)

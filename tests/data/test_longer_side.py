@@ -80,7 +80,7 @@ def test_an_empty_box_names_the_image(tmp_path: Path) -> None:
 
 def test_an_unreadable_header_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"not an image")
-    with pytest.raises(ImageError, match=r"a\.png: not an image"):
+    with pytest.raises(ImageError, match=r"a\.png: not a readable image"):
         LongerSide().output_size(ImageSet("one", ["a.png"], [0], ["x"], root=tmp_path), 0)
 
 

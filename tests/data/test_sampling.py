@@ -235,7 +235,7 @@ def test_long_tail_epoch_policy_leaves_the_head_out() -> None:
     [
         ({"batch_size": 4000}, ConfigError, "largest possible batch_size is 32"),
         ({"batch_size": 44, "small_classes": "repeat"}, ConfigError, "largest possible batch_size is 40"),
-        ({"batch_size": 10}, ConfigError, "take 8 or 12"),
+        ({"batch_size": 10}, ConfigError, "use 8 or 12"),
         ({"batch_size": 0}, ConfigError, "at least 1"),
         ({"batch_size": 8, "policy": "random"}, ConfigError, "paper, epoch"),
         ({"batch_size": 8, "small_classes": "keep"}, ConfigError, "drop, repeat"),

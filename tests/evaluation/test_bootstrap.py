@@ -100,7 +100,7 @@ def test_refusals():
         changed_queries(one, Evaluation(one.per_query, one.labels, np.array([1, 2])))
     for options, message in (
         ({"level": 1.0}, "between 0 and 1"),
-        ({"resamples": 0}, "at least 1"),
+        ({"resamples": 0}, "1 or more"),
         ({"by": "x"}, "by="),
     ):
         with pytest.raises(InputError, match=message):

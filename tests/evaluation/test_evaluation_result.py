@@ -82,7 +82,7 @@ def test_nothing_is_overwritten_silently(result, tmp_path):
 def test_wrong_names_and_files(result, tmp_path):
     with pytest.raises(InputError, match=r"\.npz"):
         result.save(tmp_path / "run.csv")
-    with pytest.raises(InputError, match="there are r@1"):
+    with pytest.raises(InputError, match="available: r@1"):
         result.values("r@7")
     (tmp_path / "x.npz").write_bytes(b"PK")
     np.savez(tmp_path / "y.npz", labels=np.arange(3))

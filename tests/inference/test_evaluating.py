@@ -65,6 +65,6 @@ def test_what_may_be_compared(vectors: tuple[np.ndarray, np.ndarray]) -> None:
     here = of(images="abc", **{"image size": 224, "scales": [1.0]})
     assert compare_settings(of(images="abc", **{"image size": 224, "scales": [1.0]}), here) == []  # type: ignore[arg-type]
     assert compare_settings(of(images="abc", **{"image size": 96}), here) == ["image size: 96 there, 224 here"]  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="other images"):
+    with pytest.raises(ConfigError, match="different images"):
         compare_settings(of(images="xyz"), here)  # type: ignore[arg-type]
     assert "only labels" in compare_settings(plain, here)[0]  # type: ignore[arg-type]

@@ -72,7 +72,7 @@ def test_an_unfinished_run_says_which_checkpoint_is_used(run: Path) -> None:
     assert opened.remark is not None
     assert "after step 3" in opened.remark
     assert "last.pt" in opened.remark
-    assert "not finished" in opened.weights
+    assert "unfinished" in opened.weights
     assert torch.equal(vectors(opened.embedder), expected)
     (run / "checkpoints" / "last.pt").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"last\.pt"):

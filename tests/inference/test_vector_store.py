@@ -141,7 +141,7 @@ def test_a_pipe_in_the_place_of_a_part_is_not_waited_for(tmp_path: Path) -> None
 def test_a_place_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     store = VectorStore({}, tmp_path / "file")
-    with pytest.warns(DataWarning, match="not kept"):
+    with pytest.warns(DataWarning, match="not stored"):
         rows = store.rows(keys_of([1, 2, 3]), Counting([1, 2, 3]), part=2)
     assert rows.tolist() == [[1, 2], [2, 3], [3, 4]]
 

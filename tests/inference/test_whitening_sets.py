@@ -91,7 +91,7 @@ def test_the_verb_refuses_a_place_before_it_embeds(
     network.save(tmp_path / "trained")
     (tmp_path / "file").write_text("mine")
     monkeypatch.setattr("recollect.inference.open_model", lambda *given, **more: pytest.fail("work has begun"))
-    for place, words in (("trained", "already holds"), ("file/below", "cannot be written")):
+    for place, words in (("trained", "already contains"), ("file/below", "cannot be written")):
         more = ["--pairs", str(sfm), "--out", str(tmp_path / place)]
         result = CliRunner().invoke(app, ["whiten", str(tmp_path / "trained"), *more])
         assert words in str(result.exception)

@@ -181,7 +181,7 @@ def test_bad_reference_set() -> None:
 def test_bad_options() -> None:
     with pytest.raises(ConfigError, match="bins must be"):
         BinnedAP(bins=1)
-    with pytest.raises(ConfigError, match="not below"):
+    with pytest.raises(ConfigError, match="below high"):
         BinnedAP(low=1.0)
     with pytest.raises(ConfigError, match="memory must be"):
         BinnedAP(memory=0)(unit(4, 3, 1), torch.tensor([0, 0, 1, 1]))

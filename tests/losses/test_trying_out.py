@@ -28,8 +28,8 @@ class Made(nn.Module):
 
 
 BAD: dict[str, tuple[Callable[[Tensor, Tensor], object], str]] = {
-    "not a number": (lambda e, y: e.sum() * float("nan"), "gives nan for 32 random vectors"),
-    "infinite": (lambda e, y: e.sum() / 0, "gives -?inf for"),
+    "not a number": (lambda e, y: e.sum() * float("nan"), "returns nan for 32 random vectors"),
+    "infinite": (lambda e, y: e.sum() / 0, "returns -?inf for"),
     "a vector": (lambda e, y: e.sum(1), "returns 32 numbers: return one, such as their mean"),
     "a constant": (lambda e, y: torch.tensor(1.0), "does not depend on the embeddings"),
     "detached": (lambda e, y: e.detach().sum(), "does not depend on the embeddings"),

@@ -62,5 +62,5 @@ def test_scales_that_cannot_be(scales: tuple[float, ...]) -> None:
 
 
 def test_nothing_left_of_an_image() -> None:
-    with pytest.raises(InputError, match="nothing left"):
+    with pytest.raises(InputError, match="no pixels"):
         fit(torch.zeros(1, 3, 4, 4), 0.1)

@@ -75,7 +75,7 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     assert (tmp_path / "e.onnx").read_text() == "mine"
     export_onnx(Embedder.create("tiny"), tmp_path / "e.onnx", overwrite=True)
     (tmp_path / "e.onnx").unlink()
-    with pytest.raises(DataError, match=r"e_preprocess\.py: already exists"):
+    with pytest.raises(DataError, match=r"e_preprocess\.py already exists"):
         export_onnx(Embedder.create("tiny"), tmp_path / "e.onnx")
 
 

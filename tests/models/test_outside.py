@@ -76,7 +76,7 @@ def test_what_cannot_be_a_backbone(module: nn.Module, words: str | None) -> None
 
 
 def test_options_and_weights_belong_to_whom_they_belong() -> None:
-    with pytest.raises(ConfigError, match="leave them out"):
+    with pytest.raises(ConfigError, match="remove them"):
         Embedder.create("tiny", options={"width": 3})
     with pytest.raises(ConfigError, match="no weights file"):
         Embedder.create(Maps(), weights="x.pth", size=16)

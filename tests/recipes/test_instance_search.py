@@ -300,7 +300,7 @@ def test_both_benchmarks_are_measured_with_the_same_distractors(
         ({"model.resize": 48}, "whole images, but model.resize 48 crops squares"),
         ({"run.select": "r@1"}, "set run.select=map"),
         ({"data.validation": "none"}, "data.validation_root is the folder of sfm120k"),
-        ({"data.validation": "roxford5k"}, "should be none or paper or random or sfm120k"),
+        ({"data.validation": "roxford5k"}, "must be none or paper or random or sfm120k"),
         ({"model.freeze": "backbone"}, "set data.augmentation=none"),
         ({"model.scales": [1.0, 0.0]}, "must be above 0"),
     ],

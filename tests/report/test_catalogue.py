@@ -95,7 +95,7 @@ def test_what_cannot_be_embedded_is_said(runs: Path, made: Path, tmp_path: Path)
     with pytest.raises(ImageError, match=r"bad\.png"):
         embed_catalogue(run, [folder], tmp_path / "v.npz")
     assert not (tmp_path / "v.npz").exists()
-    with pytest.warns(DataWarning, match=r"1 images .*bad\.png"):
+    with pytest.warns(DataWarning, match=r"1 image .*bad\.png"):
         kept = embed_catalogue(run, [folder], tmp_path / "v.npz", skip_bad=True)
     assert len(kept.names) == len(kept.embeddings) == 5
     with pytest.raises(InputError, match="already exists"):
@@ -116,7 +116,7 @@ def test_vectors_made_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--model"):
         search_catalogue(read, ["x.png"])
     np.savez(path, embeddings=np.eye(3), names=np.array(["a"]))
-    with pytest.raises(DataError, match="one each"):
+    with pytest.raises(DataError, match="per vector"):
         read_catalogue(path)
     np.savez(path, vectors=np.eye(3))
     with pytest.raises(DataError, match="no array 'embeddings'"):

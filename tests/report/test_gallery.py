@@ -50,6 +50,6 @@ def test_marks_tell_right_from_wrong_without_colour() -> None:
     assert first.count('class="wrong"') == first.count("✗") == first.count(", wrong:") == 2
     assert first.count("near-duplicate</span>") == 1
     assert "near-duplicate" not in second
-    assert "number 1" in first
-    assert "number 3" in second
+    assert "at rank 1" in first
+    assert "at rank 3" in second
     assert "<zero>" not in page

@@ -137,7 +137,7 @@ def test_a_run_without_a_model_shows_its_checkpoint(runs: Path) -> None:
     assert finished.trained is not None
     assert found.trained is not None
     np.testing.assert_array_equal(found.trained.vectors, finished.trained.vectors)  # its last checkpoint is its end
-    assert "not finished" in found.trained.what
+    assert "unfinished" in found.trained.what
     assert any("last.pt" in remark for remark in found.remarks)
     (runs / "first" / "checkpoints" / "last.pt").unlink()
     nothing = measure(read_run(runs / "first"))

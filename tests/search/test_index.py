@@ -197,7 +197,7 @@ def test_images_are_added_and_removed(index: Index, photos: Path, tmp_path: Path
         ([red], ["a"], [{}, {}], "metadata"),
         ([red], ["a"], [{"x": [1]}], "text"),
         ([red], [""], None, "empty"),
-        ([3], ["a"], None, "an image is"),
+        ([3], ["a"], None, "an image must be"),
     ):
         with pytest.raises(InputError, match=says):
             index.add(images, ids, about)

@@ -219,7 +219,7 @@ def test_a_batch_is_put_whole_or_not_at_all(store: Store) -> None:
     store.put(1, [])
     with pytest.raises(InputError, match="8 dimensions"):
         store.search(1, vectors(1, dim=7), 3)
-    with pytest.raises(InputError, match="at least one"):
+    with pytest.raises(InputError, match="at least 1"):
         store.search(1, vectors(1), 0)
     with pytest.raises(InputError, match="not finite"):
         store.search(1, np.full((1, 8), np.inf, np.float32), 1)

@@ -328,9 +328,9 @@ def test_a_loss_without_gradient_leaves_zeros() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"labels": torch.zeros(3)}, "as many"),
+        ({"labels": torch.zeros(3)}, "one label per image"),
         ({"images": torch.zeros(0, 3, 8, 8), "labels": torch.zeros(0)}, "at least one"),
-        ({"images": (torch.zeros(20, 3), torch.zeros(19, 3))}, "as many"),
+        ({"images": (torch.zeros(20, 3), torch.zeros(19, 3))}, "one label per image"),
         ({"images": "photos"}, "must be a tensor"),
         ({"chunk_size": 0}, "chunk_size must be 1 or more"),
         ({"skip_share": 1.0}, "skip_share"),

@@ -136,7 +136,7 @@ def test_what_cannot_be_run_is_said(tmp_path: Path) -> None:
         choose_claims("losses", ["glyph"], None)
     with pytest.raises(DataError, match="omniglot"):
         choose_claims("losses", ["omniglot"], tmp_path)
-    with pytest.raises(ConfigError, match="nothing of 'initialisation'"):
+    with pytest.raises(ConfigError, match="nothing in 'initialisation'"):
         choose_claims("initialisation", None, None)
     chosen, left_out = choose_claims("all", None, None)
     assert {claim.bench.name for claim in chosen} == {"glyphs"}
