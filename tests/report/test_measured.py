@@ -14,6 +14,7 @@ from recollect.data import ImageSet, load
 from recollect.evaluation import evaluate
 from recollect.inference.opening import make_embedder
 from recollect.models import Embedder
+from recollect.report import write_report
 from recollect.report.measured import choose, measure
 from recollect.report.runs import read_run
 from report.report_runs import count_images, make_run
@@ -66,6 +67,21 @@ def test_results_are_those_of_the_weights_before_and_after(runs: Path) -> None:
     logged = [record["r@1"] for record in run.evaluations]
     assert logged[0] == pytest.approx(found.init.evaluation.metrics["r@1"])
     assert logged[-1] == pytest.approx(found.trained.evaluation.metrics["r@1"])
+
+
+def test_large_sets_are_shown_without_the_metric_that_needs_every_rank(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = measure(read_run(runs / "first")).trained
+    monkeypatch.setattr("recollect.report.measured.MOST_FOR_MAP", 1)
+    many = measure(read_run(runs / "first")).trained
+    assert few is not None
+    assert many is not None
+    assert set(few.evaluation.per_query) - set(many.evaluation.per_query) == {"map"}
+    assert all(many.evaluation.metrics[name] == few.evaluation.metrics[name] for name in many.evaluation.metrics)
+    page = write_report([runs / "first"], runs / "large.html").read_text(encoding="utf-8")
+    assert "mAP@R</th>" in page
+    assert "mAP</th>" not in page
 
 
 def test_vectors_are_kept_and_used_again(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

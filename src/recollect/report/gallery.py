@@ -42,7 +42,8 @@ def worst(result: Evaluation, count: int = QUERIES + MORE) -> list[int]:
 
 def best(result: Evaluation, count: int = QUERIES + MORE) -> list[int]:
     """Queries with all or nearly all of their positives first; among equals those with more positives."""
-    precision = np.nan_to_num(result.values("map"), nan=-1.0)
+    metric = "map" if "map" in result.per_query else "map@r"
+    precision = np.nan_to_num(result.values(metric), nan=-1.0)
     order = np.lexsort((-result.positives, -precision))
     return _from_many_classes(order[np.nan_to_num(result.values("first_rank")[order]) == 1], result.labels, count)
 

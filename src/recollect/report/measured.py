@@ -36,6 +36,8 @@ from recollect.report.shown_images import Kept, Shown, read_kept, write_kept
 
 LIMIT = 4000
 """Images that a report embeds by default: a minute or two on two cores with a small network."""
+MOST_FOR_MAP = 20_000
+"""Images up to which mAP is computed. It needs the rank of every positive, and takes three times as long as all else."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +239,7 @@ def _evaluated(run: Run, kept: Kept, remarks: list[str], results: Results | None
         # What decides a result: images, weights, which of the images could be read, and k.
         key = (kept.keys.get("images", ""), kept.keys.get(name, ""), str(int(good.sum())), str(ks))
         if key not in known or not all(key[:2]):
-            metrics = ("r@k", "map@r", "first_rank", "map")
+            metrics = ["r@k", "map@r", "first_rank"] + (["map"] if len(shown.names) <= MOST_FOR_MAP else [])
             known[key] = evaluate(vectors[name], shown.labels, ks=ks, metrics=metrics, memory=_memory(), progress=True)
         trained = name == "trained"
         what = kept.words.get(name, name)
