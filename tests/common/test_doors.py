@@ -152,3 +152,17 @@ def test_installed_packages_add_names(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "theirs" in doors.installed("loss")
     assert doors.outside("loss", "theirs").target.__name__ == "Theirs"
     assert "theirs" not in doors.installed("metric")
+
+
+def test_installed_packages_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every, read = doors.metadata.entry_points, []
+
+    def counted() -> object:
+        read.append(1)
+        return every()
+
+    monkeypatch.setattr(doors.metadata, "entry_points", counted)
+    monkeypatch.syspath_prepend(str(tmp_path))  # a path that was not read before
+    for kind in (*doors.GROUPS, *doors.GROUPS):
+        doors.installed(kind)
+    assert len(read) == 1
