@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 from recollect.cli.app import app
 from recollect.cli.train import _SHORT as TRAIN_SETTINGS
+from recollect.cli.train import train
+from recollect.config.schema import Config
 
 
 def _numeric_options() -> list[tuple[str, str, Any]]:
@@ -44,6 +46,20 @@ def test_every_number_has_a_range_that_is_checked_before_work() -> None:
         if verb != "train" or name not in of_the_schema:
             assert about.min is not None, f"{verb} --{name} has no lower limit"
             assert about.max is not None, f"{verb} --{name} has no upper limit"
+
+
+def test_the_help_of_training_states_the_ranges_of_the_schema() -> None:
+    hints = get_type_hints(train, include_extras=True)
+    stated = 0
+    for option, setting in TRAIN_SETTINGS.items():
+        group, name = setting.split(".")[:2]
+        about = getattr(Config(), group).__dataclass_fields__[name].metadata.get("range")
+        shown = get_args(hints[option])[1]
+        if about is not None and shown.min is None:
+            low, high = "<" if about.above else "<=", "<" if about.below else "<="
+            assert f"[{about.low}{low}x{high}{about.high}]" in (shown.metavar or ""), option
+            stated += 1
+    assert stated == 10
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e30", "x"])

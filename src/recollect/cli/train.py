@@ -79,7 +79,8 @@ def train(
     ] = None,
     root: Annotated[str | None, typer.Option(help="The folder of the data set.")] = None,
     test_share: Annotated[
-        float | None, typer.Option(help="Share of a folder's classes held out for testing. Default: 0.5.")
+        float | None,
+        typer.Option(metavar="<float> [0<x<1]", help="Share of a folder's classes held out for testing. Default: 0.5."),
     ] = None,
     allow_outside: AllowOutside = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip images that cannot be read.")] = False,
@@ -117,9 +118,12 @@ def train(
         bool, typer.Option("--download", rich_help_panel=_MODEL, help="Download weights that are not on this machine.")
     ] = False,
     image_size: Annotated[
-        int | None, typer.Option(rich_help_panel=_MODEL, help="Side of the images in pixels.")
+        int | None,
+        typer.Option(metavar="<int> [1<=x<=10000]", rich_help_panel=_MODEL, help="Side of the images in pixels."),
     ] = None,
-    dim: Annotated[int | None, typer.Option(rich_help_panel=_MODEL, help="Length of the embedding.")] = None,
+    dim: Annotated[
+        int | None, typer.Option(metavar="<int> [1<=x<=65536]", rich_help_panel=_MODEL, help="Length of the embedding.")
+    ] = None,
     freeze: Annotated[
         str | None,
         typer.Option(
@@ -132,19 +136,39 @@ def train(
     ] = None,
     dims: Annotated[
         str | None,
-        typer.Option(rich_help_panel=_STEPS, help="Lengths at which vectors can be cut, e.g. 64,128,256 (Matryoshka)."),
+        typer.Option(
+            metavar="<int,...> [1<=x<=65536]",
+            rich_help_panel=_STEPS,
+            help="Lengths at which vectors can be cut, e.g. 64,128,256 (Matryoshka).",
+        ),
     ] = None,
     batch_size: Annotated[
-        str | None, typer.Option(rich_help_panel=_STEPS, help="Images per batch; all, with --freeze.")
+        str | None,
+        typer.Option(
+            metavar="<int> [1<=x<=1000000000]", rich_help_panel=_STEPS, help="Images per batch; all, with --freeze."
+        ),
     ] = None,
     chunk: Annotated[
         str | None,
-        typer.Option(rich_help_panel=_STEPS, help="Images in the network at a time; does not change the result."),
+        typer.Option(
+            metavar="<int> [1<=x<=1000000000]",
+            rich_help_panel=_STEPS,
+            help="Images in the network at a time; does not change the result.",
+        ),
     ] = None,
-    lr: Annotated[float | None, typer.Option(rich_help_panel=_STEPS, help="Learning rate.")] = None,
-    epochs: Annotated[int | None, typer.Option(rich_help_panel=_STEPS, help="Number of epochs.")] = None,
-    steps: Annotated[int | None, typer.Option(rich_help_panel=_STEPS, help="Number of steps.")] = None,
-    seed: Annotated[int | None, typer.Option(rich_help_panel=_STEPS, help="Random seed.")] = None,
+    lr: Annotated[
+        float | None, typer.Option(metavar="<float> [0<x<=1000]", rich_help_panel=_STEPS, help="Learning rate.")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(metavar="<int> [0<=x<=1000000000]", rich_help_panel=_STEPS, help="Number of epochs.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="<int> [0<=x<=1000000000]", rich_help_panel=_STEPS, help="Number of steps.")
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(metavar="<int> [0<=x<=9223372036854775807]", rich_help_panel=_STEPS, help="Random seed."),
+    ] = None,
     validation: Annotated[
         str | None,
         typer.Option(
@@ -167,7 +191,10 @@ def train(
     ] = None,
     device: Annotated[str | None, typer.Option(rich_help_panel=_MACHINE, help="auto, cpu or cuda.")] = None,
     precision: Annotated[str | None, typer.Option(rich_help_panel=_MACHINE, help="fp32, bf16 or fp16.")] = None,
-    workers: Annotated[int | None, typer.Option(rich_help_panel=_MACHINE, help="Threads that decode images.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="<int> [0<=x<=1024]", rich_help_panel=_MACHINE, help="Threads that decode images."),
+    ] = None,
     cache: Annotated[
         str | None, typer.Option(rich_help_panel=_MACHINE, help="Keep decoded images: none, ram or disk.")
     ] = None,
