@@ -47,6 +47,16 @@ def test_parts_of_a_split_are_no_classes(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("names", [("test/a/1.png", "cat/1.png"), ("train/a/1.png", "test/a/1.png", "Testing/a/1.png")])
+def test_an_ambiguous_folder_can_be_listed_instead(tmp_path: Path, names: tuple[str, ...]) -> None:
+    touch(tmp_path, *names)
+    with pytest.raises(DataError, match=r"or list its images in a \.txt file") as refused:
+        list_images([tmp_path])
+    assert "CSV" not in str(refused.value)
+    (tmp_path / "list.txt").write_text("\n".join(names), encoding="utf-8")
+    assert len(list_images([tmp_path / "list.txt"]).paths) == len(names)
+
+
 def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
     touch(tmp_path, "b.png", "a.png", ".hidden.png")
     (tmp_path / "read.me").write_text("x")

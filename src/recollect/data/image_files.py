@@ -30,6 +30,7 @@ Refused = Callable[[str, str], None]
 """Called with the name of a file or folder that cannot be used, and the reason."""
 
 BESIDE = "beside the class folders"
+_IN_A_TABLE = "list the images in a CSV file with the columns path,label,split"
 _FOLDER_DATA = frozenset(
     {"thumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "system volume information", "lost+found"}
 )
@@ -98,7 +99,7 @@ def list_images(
 
 def _labelled(root: Path, allow_outside: bool, left_out: Counter[str]) -> Iterator[tuple[str, str]]:
     """Every image below ``root`` with its class: its folder below ``root`` or below a part of it."""
-    parts = find_parts(root)
+    parts = find_parts(root, instead="list its images in a .txt file, which gives them no classes")
     for entry in sorted(_entries(root), key=lambda entry: entry.name):
         if parts and entry.name in parts.values():
             yield from class_images(root, entry.name, allow_outside, left_out, loose=True)
@@ -122,11 +123,15 @@ def _from_list(path: Path, missing: str) -> list[Path]:
     return found
 
 
-def find_parts(root: Path) -> dict[str, str]:
+def find_parts(root: Path, *, instead: str = _IN_A_TABLE) -> dict[str, str]:
     """The folders of ``root`` that are splits, by split: ``{"train": "Training", "test": "Testing"}``.
 
     Empty if the folders are classes. A folder called ``train`` is a split if it is the only folder and contains folders
     itself; next to other folders it is a class with that name.
+
+    Args:
+        root: the folder.
+        instead: what the error advises apart from renaming.
 
     Raises:
         DataError: it is ambiguous, e.g. two folders for one split.
@@ -140,8 +145,8 @@ def find_parts(root: Path) -> dict[str, str]:
     for part, named in found.items():
         if len(named) > 1 and len(found) > 1:
             raise DataError(
-                f"{root}: {' and '.join(map(repr, named))} would both be the split {part!r}. Merge or rename them, or list "
-                "the images in a CSV file with the columns path,label,split."
+                f"{root}: {' and '.join(map(repr, named))} would both be the split {part!r}. Merge or rename them, or "
+                f"{instead}."
             )
     first = {part: named[0] for part, named in found.items()}
     if len(found) > 1 and "train" in found:
@@ -156,7 +161,7 @@ def find_parts(root: Path) -> dict[str, str]:
         raise DataError(
             f"{root}: is {alone[0]!r} a class or a split? It has the name of a split and contains folders, but "
             f"{'there is no train folder' if 'train' not in found else 'there are other folders'} next to it. Rename it, or "
-            "list the images in a CSV file with the columns path,label,split."
+            f"{instead}."
         )
     return {}
 
