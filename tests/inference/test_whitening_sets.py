@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from small_runs import make_images
 from typer.testing import CliRunner
 
 from recollect.cli.app import app
@@ -83,6 +84,20 @@ def test_the_verb(sfm: Path, network: Embedder, tmp_path: Path) -> None:
     code, said = run("--data", "glyphs", "--split", "test", "--out", str(tmp_path / "labels"), "--dim", "60000")
     assert code != 0
     assert "60000" in said
+
+
+def test_few_images_have_a_way_that_works(network: Embedder, tmp_path: Path) -> None:
+    network.save(tmp_path / "trained")
+    photos = make_images(tmp_path / "photos", classes=4, each=3)
+    words = ["whiten", str(tmp_path / "trained"), "--data", str(photos), "--out", str(tmp_path / "made")]
+    said = str(CliRunner().invoke(app, words).exception)
+    assert said.startswith("12 pairs of images for 192 features")
+    assert "shrinkage" not in said
+    advised = said.rpartition("instead: recollect ")[2].removesuffix(".").replace("FOLDER", str(photos)).split()
+    more = ["--init", "tiny", "--image-size", "16", "--device", "cpu", "--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, [*advised, *more])
+    assert done.exit_code == 0, done.output
+    assert Embedder.load(tmp_path / "run" / "model").head.linear is not None
 
 
 def test_the_verb_refuses_a_place_before_it_embeds(

@@ -15,15 +15,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recollect.common.errors import ConfigError
+from recollect.common.errors import ConfigError, InputError
 from recollect.common.files import make_folder_for
+from recollect.common.words import number_of
 from recollect.data import ImageSet, load, load_sfm_pairs
 from recollect.data.registry import without_missing
 from recollect.inference.features import head_inputs, images_at_once
 from recollect.inference.opening import open_model
 from recollect.inference.test_sets import choose_test
-from recollect.models import Embedder, Whitening, whitening_from_labels, whitening_from_pairs
+from recollect.models import Embedder, Whitening, whitening_from_pairs
 from recollect.models.saving import DESCRIPTION, refuse_saved
+from recollect.models.whitening import pairs_of_classes
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +58,19 @@ class WhiteningSet:
         features = head_inputs(embedder, self.images, batch_size=at_once, on_bad_image=on_bad_image)
         readable = torch.isfinite(features[:, 0])
         if self.pairs is None:
-            return whitening_from_labels(features[readable], torch.from_numpy(self.images.labels)[readable], seed=seed)
-        queries, positives = (torch.from_numpy(rows) for rows in self.pairs)
-        whole = readable[queries] & readable[positives]
-        places = readable.cumsum(0) - 1  # of a readable image among the readable ones
-        return whitening_from_pairs(features[readable], places[queries[whole]], places[positives[whole]])
+            queries, positives = pairs_of_classes(torch.from_numpy(self.images.labels)[readable], seed=seed)
+        else:
+            both = [torch.from_numpy(rows) for rows in self.pairs]
+            whole = readable[both[0]] & readable[both[1]]
+            places = readable.cumsum(0) - 1  # of a readable image among the readable ones
+            queries, positives = (places[rows[whole]] for rows in both)
+        if len(queries) < features.shape[1]:
+            raise InputError(
+                f"{number_of(len(queries), 'pair/pairs')} of images for {features.shape[1]:,} features: a whitening needs at "
+                "least as many pairs as features. Use more images of each class. With few images, start a last layer from "
+                "all of them instead: recollect train --data FOLDER --freeze pooling --set model.whitening=all --steps 0."
+            )
+        return whitening_from_pairs(features[readable], queries, positives)
 
 
 def add_last_layer(
