@@ -153,3 +153,22 @@ def test_a_signal_between_two_steps_of_writing_leaves_nothing(tmp_path: Path, mo
     monkeypatch.setattr("recollect.common.files._hold", stop)  # the file is there, and nobody has its name yet
     assert last_net.guarded(lambda: write_text(tmp_path / "file", "text")) == 130
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("ends", [None, SystemExit(0), WeightsError("cannot be read")])
+def test_a_signal_after_the_command_is_a_sentence_too(
+    ends: BaseException | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting = [signal.SIGTERM]
+
+    def stop() -> None:
+        if waiting:
+            raise last_net.StoppedError(waiting.pop())
+
+    def command() -> None:
+        if ends is not None:
+            raise ends
+
+    monkeypatch.setattr(last_net, "remove_unfinished", stop)
+    assert last_net.guarded(command) == 143
+    assert "stopped by SIGTERM" in capsys.readouterr().err

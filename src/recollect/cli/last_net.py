@@ -63,6 +63,14 @@ def guarded(command: Callable[[], Any]) -> int:
     _received.clear()
     _stop_by_exception()
     try:
+        return _code_of(command)
+    except StoppedError as error:  # the signal came after the command, or after its error
+        remove_unfinished()
+        return _ended(error)
+
+
+def _code_of(command: Callable[[], Any]) -> int:
+    try:
         command()
         return 0
     except SystemExit:
