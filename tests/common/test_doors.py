@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -155,14 +156,14 @@ def test_installed_packages_add_names(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_installed_packages_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    every, read = doors.metadata.entry_points, []
+    every, read = metadata.entry_points, []
 
-    def counted() -> object:
-        read.append(1)
-        return every()
+    def counted(group: str) -> metadata.EntryPoints:
+        read.append(group)
+        return every(group=group)
 
-    monkeypatch.setattr(doors.metadata, "entry_points", counted)
+    monkeypatch.setattr(metadata, "entry_points", counted)
     monkeypatch.syspath_prepend(str(tmp_path))  # a path that was not read before
     for kind in (*doors.GROUPS, *doors.GROUPS):
         doors.installed(kind)
-    assert len(read) == 1
+    assert read == list(doors.GROUPS.values())

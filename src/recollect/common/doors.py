@@ -283,13 +283,13 @@ def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> Confi
 
 def installed(kind: str) -> dict[str, metadata.EntryPoint]:
     """Names that installed packages add for ``kind`` through their entry points, without importing them."""
-    return {point.name: point for point in _entry_points(tuple(sys.path)).select(group=GROUPS[kind])}
+    return {point.name: point for point in _entry_points(GROUPS[kind], tuple(sys.path))}
 
 
-@functools.lru_cache(maxsize=1)
-def _entry_points(path: tuple[str, ...]) -> metadata.EntryPoints:
-    """All entry points on ``sys.path``. Kept, since the metadata of every installed package is read to find them."""
-    return metadata.entry_points()
+@functools.lru_cache(maxsize=len(GROUPS))
+def _entry_points(group: str, path: tuple[str, ...]) -> metadata.EntryPoints:
+    """Those on ``sys.path``. Kept, since the metadata of every installed package is read to find them."""
+    return metadata.entry_points(group=group)
 
 
 def added(kind: str) -> list[dict[str, str]]:
