@@ -268,9 +268,9 @@ VERBS: dict[str, Callable[[World, Path], Task]] = {
 WRITING = [
     "train", "resume", "eval", "eval vectors", "report", "embed", "search", "index", "index update", "index rebuild",
     "index add", "index remove", "index approximate", "calibrate", "export", "publish", "whiten", "paper", "tune",
-    "compare", "reproduce",
+    "compare", "reproduce", "demo",
 ]  # fmt: skip
-"""Verbs that can be run again in the same place. ``demo`` is not: it asks for a new folder."""
+"""Verbs that can be run again in the same place."""
 
 
 def fresh(world: World, name: str) -> Path:

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+from small_runs import make_images
 from typer.testing import CliRunner
 
 from recollect.cli.app import app
-from recollect.common.errors import DataError
+from recollect.common.errors import ConfigError, DataError
 from recollect.config.overrides import resolve
+from recollect.config.schema import Config
 from recollect.studies import demonstration as demo
+from recollect.training.callbacks import Callback, TrainingStoppedError
 from recollect.training.run_folder import RunFolder
+from recollect.training.trainer import Outcome
 
 
 def test_the_two_trainings_differ_in_the_loss_alone() -> None:
@@ -55,3 +61,48 @@ def test_the_demonstration_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     # Both began with the same network: the first evaluation of one is that of the other.
     first = [next(iter(RunFolder.open(reports[0].parent / loss).read_metrics())) for loss in demo.LOSSES.values()]
     assert first[0]["r@1"] == first[1]["r@1"]
+
+
+@pytest.mark.slow
+def test_an_interrupted_demonstration_is_resumed_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, out = demo.demo_settings, tmp_path / "demo"
+    images = make_images(make_images(tmp_path / "photos"), split="test", seed=1)
+
+    def small(loss: str, steps: int, seed: int, options: dict[str, Any]) -> dict[str, Any]:
+        data = {"data.name": "folder", "data.root": str(images), "data.augmentation": "crop"}
+        network = {"model.init": "tiny", "model.image_size": 24, "model.resize": 24, "batch.size": 16}
+        return whole(loss, steps, seed, {}) | data | network
+
+    monkeypatch.setattr("recollect.common.devices.SECONDS", 0.0)  # plans of one measurement
+    monkeypatch.setattr(demo, "_data_options", dict)
+    monkeypatch.setattr(demo, "demo_settings", small)
+    command = ["demo", "--out", str(out), "--steps", "3", "--seed", "5"]
+    real, begun = demo.begin_or_resume, []
+
+    def stopped(path: Path, config: Config) -> Outcome:
+        begun.append(path.name)
+        return real(path, config, Stop() if len(begun) == 2 else None)
+
+    monkeypatch.setattr(demo, "begin_or_resume", stopped)
+    said = str(CliRunner().invoke(app, command).exception)
+    assert said.endswith(f"Resume with: recollect {shlex.join(command)}")
+    assert not (out / "report.html").exists()
+    with pytest.raises(ConfigError, match="other settings"):
+        demo.run_demo(out, steps=4, seed=5)
+    for _ in range(2):  # a finished one is only shown again
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+        assert done.output.splitlines()[-1] == str(out / "report.html")
+    assert RunFolder(out / "contrastive").read_manifest()["outcome"]["steps"] == 3
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="not empty"):
+        demo.run_demo(out, steps=3, seed=5)
+
+
+class Stop(Callback):
+    """Ctrl-C after the first step."""
+
+    def on_step(self, step: int, values: object) -> None:
+        raise TrainingStoppedError("stopped on request", 130)

@@ -14,7 +14,8 @@ from recollect.cli.options import Quiet
 @app.command()
 def demo(
     out: Annotated[
-        Path | None, typer.Option(help="A new folder for runs and report. Default: runs/demo-<time>.")
+        Path | None,
+        typer.Option(help="A new folder for runs and report, or an interrupted demo's. Default: runs/demo-<time>."),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, max=10**6, help="Steps of each training.")] = 150,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Random seed.")] = 0,

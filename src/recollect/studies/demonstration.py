@@ -2,13 +2,16 @@
 
 Two ordinary trainings of the ``glyphs`` recipe that differ only in the loss, RS@k and contrastive, each from
 the same random weights, with the same batches and number of steps; then their report. Characters of the test set are
-never seen in training. A second demonstration makes new folders and does not touch the first.
+never seen in training. A second demonstration makes new folders and does not touch the first; with the folder of an
+interrupted one, it resumes that.
 """
 
 from __future__ import annotations
 
 import logging
+import shlex
 from datetime import datetime
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,9 @@ from recollect.common.files import make_folder_for
 from recollect.config.overrides import resolve
 from recollect.data import load
 from recollect.report.page import write_report
+from recollect.training.callbacks import TrainingStoppedError
 from recollect.training.run_folder import refuse_used
-from recollect.training.trainer import train
+from recollect.tuning.trial import begin_or_resume, has_diverged
 
 logger = logging.getLogger(__name__)
 STEPS = 150
@@ -27,6 +31,7 @@ STEPS = 150
 LOSSES = {"RS@k": "recall_at_k", "contrastive": "contrastive"}
 SECONDS_BETWEEN_LINES = 8.0
 """Seconds between progress lines, so that at most about ten pass without output, including the current step."""
+REPORT = "report.html"
 _EVALUATIONS = 3
 
 
@@ -34,7 +39,8 @@ def run_demo(out: Path | str | None = None, *, steps: int = STEPS, seed: int = 0
     """Train twice, evaluate before, during and after training, and write the report.
 
     Args:
-        out: a new folder for both runs and the report; by default ``runs/demo-<date>-<time>``.
+        out: a new folder for both runs and the report, or that of an interrupted demonstration with the same steps and
+            seed, to resume it; by default ``runs/demo-<date>-<time>``.
         steps: steps of each training.
         seed: random seed.
 
@@ -49,10 +55,25 @@ def run_demo(out: Path | str | None = None, *, steps: int = STEPS, seed: int = 0
     if steps < 1:
         raise ConfigError(f"steps is {steps}: it must be at least 1.")
     folder = Path(out) if out is not None else _new_folder()
-    refuse_used(folder)
-    make_folder_for(folder / "report.html")
+    if not _is_begun(folder):
+        refuse_used(folder)
+    make_folder_for(folder / REPORT)
     with lines_every(SECONDS_BETWEEN_LINES):
-        return _demo(folder, steps, seed)
+        try:
+            return _demo(folder, steps, seed)
+        except TrainingStoppedError as error:
+            if has_diverged(error):
+                raise
+            command = f"recollect demo --out {shlex.quote(str(folder))} --steps {steps} --seed {seed}"
+            raise TrainingStoppedError(f"stopped on request: saved. Resume with: {command}", error.exit_code) from error
+
+
+def _is_begun(folder: Path) -> bool:
+    """Whether ``folder`` has nothing but what a demonstration writes, finished or not."""
+    ours = (*LOSSES.values(), REPORT)
+    return folder.is_dir() and all(
+        entry.name in ours or fnmatch(entry.name, f".{REPORT}.*.part") for entry in folder.iterdir()
+    )
 
 
 def _demo(folder: Path, steps: int, seed: int) -> Path:
@@ -62,7 +83,7 @@ def _demo(folder: Path, steps: int, seed: int) -> Path:
     for name, loss in LOSSES.items():
         logger.info(f"\n{name}")
         config = resolve("glyphs", demo_settings(loss, steps, seed, options))
-        outcome = train(config, folder / loss)
+        outcome = begin_or_resume(folder / loss, config)
         before_and_after = outcome.metrics.get("test", {})
         logger.info(f"{name:<10} r@1 {100 * before_and_after.get('r@1', float('nan')):.1f} % on unseen characters")
         runs.append(outcome.folder)
@@ -74,7 +95,7 @@ def _demo(folder: Path, steps: int, seed: int) -> Path:
     )
     return write_report(
         runs,
-        folder / "report.html",
+        folder / REPORT,
         names=list(LOSSES),
         title="Characters never seen before",
         introduction=introduction,

@@ -59,18 +59,22 @@ class Validated:
 
 
 def run(path: Path, config: Config, callback: Callback | None = None) -> Outcome:
-    """Train in ``path``, from the start or from the last checkpoint. Its plan and remarks are written to its folder only.
+    """As ``begin_or_resume``, but the plan and remarks are written to the run's folder only."""
+    with only_warnings("recollect.training"):
+        return begin_or_resume(path, config, callback)
+
+
+def begin_or_resume(path: Path, config: Config, callback: Callback | None = None) -> Outcome:
+    """Train in ``path``, from the start or from the last checkpoint.
 
     Raises:
         ForeignRunError: the folder contains a run with other settings.
     """
     folder, callbacks = RunFolder(path), [] if callback is None else [callback]
     if not folder.config_file.exists():
-        with only_warnings("recollect.training"):
-            return train(config, path, callbacks=callbacks)
+        return train(config, path, callbacks=callbacks)
     _check_same(folder, config)
-    with only_warnings("recollect.training"):
-        return train(resume=path, callbacks=callbacks, trust=True)
+    return train(resume=path, callbacks=callbacks, trust=True)
 
 
 def _check_same(folder: RunFolder, config: Config) -> None:
@@ -80,8 +84,9 @@ def _check_same(folder: RunFolder, config: Config) -> None:
     other = as_mapping(anchored_names(config))
     # References to code are compared first: a resumed trial must not run code that the study does not name.
     named = (("data", "name"), ("data", "augmentation"), ("model", "init"), ("run", "select"), ("run", "loggers"))
-    settings = (("optimizer", None), ("loss", None), ("run", "epochs"), ("run", "seed"), ("batch", "size"))
-    for part, name in (*named, *settings):
+    settings = (("optimizer", None), ("loss", None), ("batch", "size"))
+    length = (("run", "epochs"), ("run", "steps"), ("run", "seed"))
+    for part, name in (*named, *settings, *length):
         there, here = (values[part] if name is None else values[part][name] for values in (one, other))
         if there != here:
             raise ForeignRunError(
