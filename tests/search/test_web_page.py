@@ -169,7 +169,7 @@ def test_what_goes_wrong_is_said(chromium: Browser, service: Client, tmp_path: P
     chromium.until(_READY)
     (tmp_path / "bad.png").write_bytes(b"not an image")
     chromium.choose("#file", tmp_path / "bad.png")
-    chromium.until("return document.getElementById('status').textContent.includes('not an image')")
+    chromium.until("return document.getElementById('status').textContent.includes('not a readable image')")
     (tmp_path / "notes.txt").write_text("x")
     chromium.choose("#file", tmp_path / "notes.txt")
     chromium.until("return document.getElementById('status').textContent === 'That is not an image.'")

@@ -186,6 +186,8 @@ def _chosen(training: Training) -> list[Choice]:
     )
     if not choosing:
         return []
+    if images.num_classes < 2 * FEWEST_CLASSES:
+        return _for_few(training, choosing)
     names = set(class_disjoint_split(images, "random", config.run.seed)[0].names)
     fitting = np.array([name in names for name in images.names])
     pooled, readable = _pooled(training)
