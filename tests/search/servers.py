@@ -1,8 +1,8 @@
 """Real servers for the store contract: PostgreSQL with pgvector, and Milvus. Started at first use.
 
-All of them come with the extra ``servers`` (Milvus's standalone server on Linux with x86-64 only). Every test process starts
-its own PostgreSQL and milvus-lite; the standalone server can run once per machine, so test processes share one. A test whose
-server is not installed skips and says so. An address in ``RECOLLECT_TEST_POSTGRES`` or ``RECOLLECT_TEST_MILVUS`` is used
+PostgreSQL and milvus-lite come with the extra ``servers``, and every test process starts its own. Milvus's standalone server
+(extra ``milvus-standalone``, Linux with x86-64) can run once per machine, so test processes share one; ``make test`` leaves it
+out, because its tests take minutes. A test whose server is not installed skips and says so. An address in ``RECOLLECT_TEST_POSTGRES`` or ``RECOLLECT_TEST_MILVUS`` is used
 instead of starting one.
 """
 
@@ -164,7 +164,7 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int) -> None:
 def milvus_standalone() -> str:
     """Address of Milvus's standalone server, without a collection."""
     pytest.importorskip("pymilvus", reason="the extra 'milvus' is not installed")
-    pytest.importorskip("milvus", reason="no standalone Milvus server: the extra 'servers' is not installed")
+    pytest.importorskip("milvus", reason="no standalone Milvus server: the extra 'milvus-standalone' is not installed")
     return _milvus_standalone()
 
 
