@@ -2,7 +2,8 @@
 
 PostgreSQL and milvus-lite come with the extra ``servers``, and every test process starts its own. Milvus's standalone server
 (extra ``milvus-standalone``, Linux with x86-64) can run once per machine, so test processes share one; ``make test`` leaves it
-out, because its tests take minutes. A test whose server is not installed skips and says so. An address in ``RECOLLECT_TEST_POSTGRES`` or ``RECOLLECT_TEST_MILVUS`` is used
+out, because its tests take minutes. A test whose server is not installed skips and says so.
+An address in ``RECOLLECT_TEST_POSTGRES`` or ``RECOLLECT_TEST_MILVUS`` is used
 instead of starting one.
 """
 
