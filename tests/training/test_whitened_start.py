@@ -74,7 +74,7 @@ def test_impossible_wishes(images: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.whitening is 0"):
         small_config(images, **{"model.whitening": 0})
     training = build(small_config(images, **{"model.whitening": 40}), torch.device("cpu"), Team.of())
-    with pytest.raises(InputError, match=r"60 pairs .*192 dimensions"):
+    with pytest.raises(InputError, match=r"60 pairs .*192 features"):
         whiten(training)
     training.close()
 
