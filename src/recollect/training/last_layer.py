@@ -235,8 +235,8 @@ def _chosen(training: Training) -> list[Choice]:
 def _for_few(training: Training, choosing: frozenset[str]) -> list[Choice]:
     """The choices where no classes can be held out: the default shrinkage, and no step.
 
-    Measured on groceries with 7 and 8 training classes: training after the closed form lost 1 to 5 points more on unseen
-    classes, and nothing but such classes could have told.
+    With 7 training classes of groceries, closed form and 150 steps ended 6.8 points of r@1 below the features themselves; with 8,
+    the steps lost 1 point of mAP@R after the closed form. Only unseen classes could have told.
     """
     config, images = training.config, training.sets.train
     few = f"{len(images):,} photos of {number_of(images.num_classes, 'training class')} are too few to choose it on"
