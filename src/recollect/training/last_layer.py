@@ -235,7 +235,7 @@ def _chosen(training: Training) -> list[Choice]:
 def _for_few(training: Training, choosing: frozenset[str]) -> list[Choice]:
     """The choices where no classes can be held out: the default shrinkage, and no step.
 
-    With 7 training classes of groceries, closed form and 150 steps ended 6.8 points of r@1 below the features themselves; with 8,
+    With 7 training classes of groceries, closed form and 150 steps ended 6.8 points of r@1 below the features; with 8,
     the steps lost 1 point of mAP@R after the closed form. Only unseen classes could have told.
     """
     config, images = training.config, training.sets.train
