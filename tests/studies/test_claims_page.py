@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from matrix_bench import BENCH
 
+from recollect._version import __version__
 from recollect.common.errors import ConfigError
 from recollect.studies.claims import Cell, Claim, asymmetric, k_sets
 from recollect.studies.claims_page import write_page
@@ -30,6 +32,7 @@ def _record(folder: Path, split: str, metrics: Mapping[str, float]) -> None:
     folder.mkdir(parents=True)
     settings = {"batch": {"size": BENCH.batch, "batches_per_epoch": 3}, "run": {"steps": 3}}
     found = {"settings": settings, "chosen_step": 3, "metrics": {split: metrics}, "seconds": 1.0, "machine": "another"}
+    found["versions"] = {"recollect": "0.0.1"}
     (folder / RECORD).write_text(json.dumps(found))
 
 
@@ -99,12 +102,11 @@ def test_comparisons_of_two_versions_are_marked(study: Matrix, tmp_path: Path) -
     results = collect(study, claim)
     assert not judge(claim.contrasts[0], results).two_versions
     new = claim.cells()[1].name
-    results[new] = type(results[new])(results[new].cell, results[new].tested, results[new].choice, 3)
-    judged = judge(claim.contrasts[0], results)
+    judged = judge(claim.contrasts[0], {**results, new: replace(results[new], versions=frozenset({__version__}))})
     assert judged.words == "undecided (runs of two versions)"
     page = write_page(study, [claim], tmp_path / "page", "x").read_text()
     assert "two versions" not in page  # both cells are of the earlier one
-    assert "Taken over from an earlier study" in page
+    assert "Runs of recollect 0.0.1: " in page
     assert "from 12 finished runs (12 of them taken over from an earlier page)" in page
 
 

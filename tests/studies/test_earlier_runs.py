@@ -46,6 +46,7 @@ def records(study: Matrix, **changes: object) -> list[dict[str, object]]:
                 "chosen_step": 3,
                 "seconds": 1.0,
                 "machine": "another",
+                "versions": {"recollect": "0.0.1"},
             }
         )
     return made
@@ -61,13 +62,27 @@ def test_a_study_goes_on_from_an_earlier_page(study: Matrix, tmp_path: Path) -> 
     assert take_over(study, [claim], written(tmp_path / "runs.jsonl", records(study))) == (6, 0)
     first, second = collect(study, claim).values()
     assert first.by_seed == {1: 50.0, 2: 50.0, 3: 50.0}
-    assert first.earlier
+    assert first.versions == {"0.0.1"}
     assert not second.by_seed
     assert first.choice is not None
     assert (first.choice.rate, first.choice.steps) == (1e-3, 3)
     page = write_page(study, [claim], tmp_path / "page", "recollect reproduce")
-    assert "Taken over from an earlier study" not in page.read_text()  # one of two cells decides nothing
+    assert "Runs of recollect 0.0.1" not in page.read_text()  # one of two cells decides nothing
     assert len((tmp_path / "page" / "runs.jsonl").read_text().splitlines()) == 6
+
+
+def test_a_search_without_the_value_of_its_best_step_is_run_again(study: Matrix, tmp_path: Path) -> None:
+    """Pages of version 0.1.0 kept the last evaluation of a search only, so another rate could come out best."""
+    lines = records(study)
+    lines[1]["chosen_step"] = 2
+    assert take_over(study, [asymmetric(BENCH)], written(tmp_path / "runs.jsonl", lines)) == (1, 5)
+    lines[1]["best"] = {"step": 2, "r@1": 0.6, "batch": 8, "at_the_limit": False}
+    fresh = Matrix(tmp_path / "fresh", "small", study.data)
+    fresh.open()
+    assert take_over(fresh, [asymmetric(BENCH)], written(tmp_path / "better.jsonl", lines))[0] == 3
+    choice = fresh.choice(BENCH, asymmetric(BENCH).cells()[0])
+    assert choice is not None
+    assert (choice.rate, choice.steps, choice.value) == (1e-3, 2, 0.6)
 
 
 def test_settings_found_automatically_are_compared_as_found(study: Matrix, tmp_path: Path) -> None:

@@ -9,16 +9,17 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from recollect._version import __version__
 from recollect.common.errors import ConfigError
 from recollect.common.files import sha256, write_text
 from recollect.common.reading import read_bytes, read_json
 from recollect.studies.claims import Claim
 from recollect.studies.claims_figure import draw_claim
-from recollect.studies.matrix import RECORD, Matrix
+from recollect.studies.matrix import RECORD, Matrix, best_of
 from recollect.studies.summary import CellResult, Judged, collect, judge
 
 _TITLE = "# The paper's claims, measured here"
@@ -125,8 +126,9 @@ def _section(
     missing = [result.cell.name for result in results.values() if len(result.by_seed) < len(matrix.seeds)]
     if missing:
         lines += ["", f"Not run, or not with every seed: {', '.join(missing)}."]
-    if earlier := [result.cell.name for result in results.values() if result.earlier]:
-        lines += ["", f"Taken over from an earlier study, made by an earlier version: {', '.join(earlier)}."]
+    for version in sorted({version for result in results.values() for version in result.versions} - {__version__}):
+        made = [result.cell.name for result in results.values() if version in result.versions]
+        lines += ["", f"Runs of recollect {version}: {', '.join(made)}."]
     lines += [f"- {result.cell.name}, {why}" for result in results.values() for why in result.failures]
     return [*lines, ""]
 
@@ -215,8 +217,26 @@ def _runs(matrix: Matrix) -> Iterator[dict[str, Any]]:
             "weights": manifest.get("weights", {}).get("sha256"),
             "chosen_step": manifest["outcome"].get("chosen_step"),
             "metrics": manifest["outcome"].get("metrics"),
+            **_best(file.parent, settings),
             "settings": settings,
         }
+
+
+def _best(run: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The best evaluation of a search; the metrics of a run are those of its last one."""
+    if run.parent.name != "search":
+        return {}
+    found = best_of(run, float(settings["optimizer"]["lr"]))
+    if found is None:
+        return {}
+    return {
+        "best": {
+            "step": found.steps,
+            "r@1": found.value,
+            "batch": found.batch,
+            "at_the_limit": found.at_the_limit,
+        }
+    }
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -2,8 +2,7 @@
 
 A record counts only for the cell, seed and learning rate that it names, and only if that run would have the same settings
 today: runs of a bench that has changed since (such as another image size) are left out. Settings that are found
-automatically are compared as found. Imported runs are marked on the page, because an earlier version of the program made
-them.
+automatically are compared as found. Imported runs are marked on the page if another version of the program made them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import make_folder_for, write_json
 from recollect.common.reading import parse_json, read_bytes
 from recollect.studies.claims import Claim
-from recollect.studies.matrix import RECORD, Matrix, Pending, pending
+from recollect.studies.matrix import RECORD, Matrix, Pending, chosen_in, pending
 
 if TYPE_CHECKING:
     from recollect.config.schema import Config
@@ -90,6 +89,8 @@ def _fits(matrix: Matrix, claims: Sequence[Claim], run: Pending, record: Mapping
         before = from_mapping(record["settings"], "an earlier run")
         seed, steps = before.run.seed, before.run.steps
         searching = run.folder.parent.name == "search"
+        if searching and chosen_in(record) is None:
+            return False  # the search would go on from another rate than it did
         if cell.trains:
             # A search may have a smaller batch than its cell: half of the classes may not fill it.
             given = matrix.settings(

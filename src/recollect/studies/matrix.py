@@ -223,9 +223,9 @@ def best_of(run: Path, rate: float) -> RateChoice | None:
     if outcome is None:
         return RateChoice(rate, 1, 0.0, 0) if failure_of(run) else None
     if (record := record_of(run)) is not None:
-        batch, step = record["settings"]["batch"], int(record["chosen_step"])
-        last = step == outcome["steps"] and outcome["steps"] > (batch["batches_per_epoch"] or 1)
-        return RateChoice(rate, step, float(record["metrics"]["val"]["r@1"]), int(batch["size"]), last)
+        if (best := chosen_in(record)) is None:
+            raise DataError(f"{run / RECORD}: the value of its best step is missing. Remove {run} to train it again.")
+        return RateChoice(rate, int(best["step"]), float(best["r@1"]), int(best["batch"]), bool(best["at_the_limit"]))
     from recollect.training.run_folder import RunFolder
 
     folder = RunFolder(run)
@@ -252,6 +252,28 @@ def outcome_of(run: Path) -> dict[str, Any] | None:
 def record_of(run: Path) -> dict[str, Any] | None:
     """The record of a run imported from an earlier study's page."""
     return dict(read_json(run / RECORD, dict)) if (run / RECORD).exists() else None
+
+
+def chosen_in(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The best evaluation of a search, as the record of an imported run has it; None where it cannot be known.
+
+    Pages of earlier versions kept the metrics of the last evaluation only, which is the best one if its step was chosen.
+    """
+    if "best" in record:
+        return dict(record["best"])
+    steps, batch = record["settings"]["run"]["steps"], record["settings"]["batch"]
+    if record["chosen_step"] != steps:
+        return None
+    several = steps > (batch["batches_per_epoch"] or 1)
+    return {"step": steps, "r@1": record["metrics"]["val"]["r@1"], "batch": batch["size"], "at_the_limit": several}
+
+
+def version_of(run: Path) -> str:
+    """The version of recollect that made a finished run."""
+    from recollect.training.run_folder import RunFolder
+
+    kept = record_of(run) or RunFolder(run).read_manifest()
+    return str((kept.get("versions") or {}).get("recollect", "unknown"))
 
 
 def processor_seconds_of(run: Path) -> float | None:

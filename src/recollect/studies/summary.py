@@ -23,7 +23,7 @@ from recollect.studies.matrix import (
     failure_of,
     outcome_of,
     processor_seconds_of,
-    record_of,
+    version_of,
 )
 
 Verdict = Literal["holds here", "does not hold here", "undecided", "not run"]
@@ -48,8 +48,8 @@ class CellResult:
     """Steps of the final runs."""
     failures: tuple[str, ...] = ()
     """Why seeds have no result."""
-    earlier: bool = False
-    """Whether results were imported from an earlier study."""
+    versions: frozenset[str] = frozenset()
+    """Versions of recollect that made the runs."""
     processor_seconds: float | None = None
     """Processor seconds of a final run, mean over seeds."""
     searched_seconds: float | None = None
@@ -93,7 +93,7 @@ class Judged:
     differences: tuple[float, ...]
     verdict: Verdict
     two_versions: bool = False
-    """Some of its runs were imported from an earlier study, others were not."""
+    """Its runs were made by more than one version of recollect."""
 
     @property
     def shown(self) -> str:
@@ -130,7 +130,6 @@ def _result(matrix: Matrix, bench: Bench, cell: Cell) -> CellResult:
     tested = {seed: _tested(runs[seed], outcome) for seed, outcome in outcomes.items()}
     steps = next((int(outcome["steps"]) for outcome in outcomes.values()), None)
     failures = tuple(f"seed {seed}: {why}" for seed, run in runs.items() if (why := failure_of(run)))
-    earlier = any(record_of(run) is not None for run in runs.values())
     searched = () if choice is None else matrix.searches(bench, cell).values()
     return CellResult(
         cell,
@@ -138,7 +137,7 @@ def _result(matrix: Matrix, bench: Bench, cell: Cell) -> CellResult:
         choice,
         steps,
         failures,
-        earlier,
+        versions=frozenset(version_of(runs[seed]) for seed in outcomes),
         processor_seconds=_total(runs[seed] for seed in outcomes) / len(outcomes) if outcomes else None,
         searched_seconds=_total(searched),
     )
@@ -164,7 +163,7 @@ def judge(contrast: Contrast, results: dict[str, CellResult]) -> Judged:
     ]
     seeds = sorted(set.intersection(*(set(values) for _, values in terms)))
     differences = tuple(sum(sign * values[seed] for sign, values in terms) for seed in seeds)
-    two_versions = len({results[cell.name].earlier for _, cell in contrast.terms}) > 1
+    two_versions = len(frozenset[str]().union(*(results[cell.name].versions for _, cell in contrast.terms))) > 1
     return Judged(contrast, differences, verdict(differences), two_versions)
 
 
