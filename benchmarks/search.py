@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.timing import peak_mib, report, reset_peak
 from recollect.search import Index, Item, Store, open_store
-from recollect.search.approximate_search import measure
+from recollect.search.approximate_search import RECALL, WIDEST, Questions
 from recollect.search.indexed_files import digest_of, stamp_of
 from recollect.search.settings import Generation
 
@@ -99,12 +99,26 @@ def fill(store: Store, count: int, half: bool = False) -> None:
             number += len(some)
 
 
-def recall(store: Store, queries: int = 200) -> float:
-    generation = Generation(1, {"fingerprint": ""}, DIM)
-    return measure(store, generation, queries, K)[0]
-
-
 GRAPH = {"m": 16, "ef_construction": 80, "ef_search": 128}
+
+
+def approximate(
+    store: Store, queries: np.ndarray, note: Callable[..., None], asked: int, server: int | None = None
+) -> None:
+    """Build the graph, then widen the search as ``recollect index --approximate`` does, with a row for every width."""
+    questions = Questions.of(store, Generation(1, {"fingerprint": ""}, DIM), asked)
+    reset_peak()
+    built = clock(lambda: store.build_approximate(1, GRAPH), server=server)
+    note("build HNSW (m 16, ef_construction 80)", built, MiB=round(peak_mib()))
+    width, found = GRAPH["ef_search"], 0.0
+    while found < RECALL and width <= WIDEST:
+        store.widen_approximate(1, width)
+        store.search(1, queries[:1], K, approximate=True)
+        one = clock(lambda: [store.search(1, query[None], K, approximate=True) for query in queries], 3, server)
+        found = questions.recall(store)
+        each = (one[0] / len(queries), one[1] / len(queries))
+        note(f"HNSW query (ef_search {width})", each, recall=round(found, 4))
+        width = min(2 * width, WIDEST) if width < WIDEST else WIDEST + 1
 
 
 def file(count: int, half: bool, exact: bool, graph: bool) -> list[dict[str, object]]:
@@ -124,11 +138,7 @@ def file(count: int, half: bool, exact: bool, graph: bool) -> list[dict[str, obj
         if exact:
             beside_faiss(store, queries, count, half, note)
         if graph:
-            reset_peak()
-            built = clock(lambda: store.build_approximate(1, GRAPH))
-            note("build HNSW (m 16, ef_construction 80)", built, MiB=round(peak_mib()))
-            one = clock(lambda: store.search(1, queries[:1], K, approximate=True), 15)
-            note("HNSW query (ef_search 128)", one, recall=round(recall(store), 4))
+            approximate(store, queries, note, 200)
         store.close()
     return rows
 
@@ -186,11 +196,7 @@ def server(kind: str, count: int) -> list[dict[str, object]]:
     note("warm exact query", clock(lambda: store.search(1, queries[:1], K), 5, process))
     only = clock(lambda: store.search(1, queries[:1], K, {"label": "7"}), 5, process)
     note("warm exact query, one label of 100", only)
-    built = clock(lambda: store.build_approximate(1, GRAPH), server=process)
-    note("build HNSW (m 16, ef_construction 80)", built)
-    store.search(1, queries[:1], K, approximate=True)
-    one = clock(lambda: store.search(1, queries[:1], K, approximate=True), 15, process)
-    note("HNSW query (ef_search 128)", one, recall=round(recall(store, 50), 4))
+    approximate(store, queries, note, 50, process)
     store.drop_generation(1)
     store.close()
     return rows

@@ -1,6 +1,6 @@
 """``Index`` on every kind of store: filling it, keeping it up to date, searching, another model.
 
-Also covers ``search/indexed_files.py``, ``search/opened_index.py``, ``search/approximate_search.py``.
+Also covers ``search/indexed_files.py`` and ``search/opened_index.py``.
 """
 
 from __future__ import annotations

@@ -252,6 +252,10 @@ def test_approximate_search_finds_nearly_the_same(store: Store) -> None:
         return float(np.mean([len(e & {h.id for h in hits}) / 10 for e, hits in zip(exact, found, strict=True)]))
 
     assert recall(known) > 0.95
+    store.widen_approximate(1, 10)
+    narrow = recall(known)
+    store.widen_approximate(1, 200)
+    assert narrow <= recall(known) > 0.95
     _check(store, known, queries, 10)  # exact search stays exact beside it
     kept = [i for i in known if i.metadata["label"] == "class 1"]
     _check(store, kept, queries, 20, where={"label": "class 1"}, approximate=True)

@@ -65,6 +65,12 @@ def index(
     approximate: Annotated[
         bool, typer.Option("--approximate", help="Build approximate search (HNSW) and measure its recall.")
     ] = False,
+    recall: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01, max=1.0, help="With --approximate: the share of the exact ten nearest to find. Default: 0.95."
+        ),
+    ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Remove approximate search.")] = False,
     rehash: Annotated[
         bool, typer.Option("--rehash", help="Read every file, even if size and time are unchanged.")
@@ -102,6 +108,7 @@ def index(
         dim=dim,
         half=half,
         approximate=True if approximate else False if exact else None,
+        recall=recall,
         rehash=rehash,
         allow_outside=allow_outside,
         wait=wait,

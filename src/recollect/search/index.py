@@ -375,7 +375,7 @@ class Index(OpenedIndex):
                     "Restore them, or leave them out with --prune."
                 )
             if old.approximate is not None:
-                new = approximation.build(self._store, new, old.approximate)
+                new = approximation.build_again(self._store, new, old.approximate)
             self._write(Settings(new))
             self._encoder, self._opening = encoder, opening
             self._store.drop_generation(old.number)
@@ -389,17 +389,21 @@ class Index(OpenedIndex):
             self._store.drop_generation(number)
         return generation
 
-    def approximate(self, settings: Mapping[str, int] | None = None, *, wait: float = 0.0) -> dict[str, Any]:
+    def approximate(
+        self, settings: Mapping[str, int] | None = None, *, recall: float | None = None, wait: float = 0.0
+    ) -> dict[str, Any]:
         """Build an approximate index, measure its recall against exact search, and use it from now on.
 
         Args:
             settings: ``m``, ``ef_construction``, ``ef_search`` of HNSW.
+            recall: widen the search (``ef_search`` up to 1,000) until this share of the exact first 10 is found; 0.95 by
+                default. Not together with ``ef_search``.
 
         Returns:
             The record stored with the index: the settings, ``recall`` (share of the exact first 10 found), ``queries``.
         """
         with self._store.writing(wait):
-            generation = approximation.build(self._store, self._current(fresh=True), settings or {})
+            generation = approximation.build(self._store, self._current(fresh=True), settings or {}, recall)
             self._write(Settings(generation, self._settings.building))
         return dict(generation.approximate or {})
 

@@ -289,7 +289,11 @@ class MilvusStore:
         self._state(generation)
         parameters = {"M": int(settings["m"]), "efConstruction": int(settings["ef_construction"])}
         self._reindex(generation, "HNSW", parameters)
-        self.write_document(f"graph:{generation}", {"ef_search": int(settings["ef_search"])})
+        self.widen_approximate(generation, settings["ef_search"])
+
+    def widen_approximate(self, generation: int, ef_search: int) -> None:
+        """Change ``ef`` of this generation's searches."""
+        self.write_document(f"graph:{generation}", {"ef_search": int(ef_search)})
 
     def drop_approximate(self, generation: int) -> None:
         """Replace HNSW by the FLAT index; also after a process ended between removing an index and building another."""

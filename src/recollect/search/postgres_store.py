@@ -248,11 +248,19 @@ class PostgresStore:
                     db.execute(
                         f"CREATE INDEX {table}_hnsw ON {table} USING hnsw (vector {vector_type(half)}_ip_ops) WITH ({options})"
                     )
-                    db.execute(f"COMMENT ON INDEX {table}_hnsw IS 'ef_search={int(settings['ef_search'])}'")
+                    db.execute(self._width(generation, settings["ef_search"]))
                 return
             except StoreError as error:
                 if not parallel or not self._server.lacked_memory(error):
                     raise
+
+    def widen_approximate(self, generation: int, ef_search: int) -> None:
+        """Change ``hnsw.ef_search`` of this generation's searches."""
+        with self._server.transaction() as db:
+            db.execute(self._width(generation, ef_search))
+
+    def _width(self, generation: int, ef_search: int) -> str:
+        return f"COMMENT ON INDEX {self._table(generation)}_hnsw IS 'ef_search={int(ef_search)}'"
 
     def drop_approximate(self, generation: int) -> None:
         """Remove the HNSW index."""

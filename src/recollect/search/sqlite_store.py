@@ -285,6 +285,12 @@ class SQLiteStore:
             sqlite_vectors.write_graph(db, generation, graph)
         self._graphs[generation] = graph
 
+    def widen_approximate(self, generation: int, ef_search: int) -> None:
+        """Change the graph's ``ef_search``."""
+        with self._transaction("IMMEDIATE") as db:
+            built = {**json.loads(self._state(db, generation)["graph"]), "ef_search": int(ef_search)}
+            db.execute("UPDATE generations SET graph = ? WHERE generation = ?", (json.dumps(built), generation))
+
     def drop_approximate(self, generation: int) -> None:
         """Remove the graph."""
         with self._transaction("IMMEDIATE") as db:
@@ -295,7 +301,9 @@ class SQLiteStore:
     def _graph(self, db: sqlite3.Connection, generation: int, state: sqlite3.Row, loaded: LoadedVectors) -> Graph:
         built = json.loads(state["graph"])
         graph = self._graphs.get(generation)
-        if graph is None or graph.built != built:
+        if graph is not None and graph.built == {**built, "ef_search": graph.built["ef_search"]}:
+            graph.built = built  # the same links, another width of search
+        else:
             with spoken(self._path):
                 graph = Graph.restored(loaded, built, sqlite_vectors.read_graph(db, generation))
             self._graphs[generation] = graph

@@ -167,6 +167,10 @@ class Store(Protocol):
         """Build or rebuild an approximate index (HNSW with ``m``, ``ef_construction``, ``ef_search``)."""
         ...
 
+    def widen_approximate(self, generation: int, ef_search: int) -> None:
+        """Let the approximate index look at ``ef_search`` candidates per search from now on, without rebuilding it."""
+        ...
+
     def drop_approximate(self, generation: int) -> None:
         """Remove the approximate index, if there is one."""
         ...

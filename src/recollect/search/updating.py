@@ -42,6 +42,7 @@ def update_index(
     dim: int | None = None,
     half: bool = False,
     approximate: bool | None = None,
+    recall: float | None = None,
     rehash: bool = False,
     allow_outside: bool = False,
     wait: float = 0.0,
@@ -61,6 +62,7 @@ def update_index(
         prefix: prefix of every id of ``folders``.
         dim: keep only the first values of each vector. half: keep vectors in half precision. For a new index or a rebuild.
         approximate: True builds approximate search and measures its recall, False removes it.
+        recall: with ``approximate``, the share of the exact first 10 that it should find; 0.95 by default.
         rehash: read every file, even if size and time are unchanged.
         allow_outside: follow links and paths that leave the folders.
         wait: seconds to wait for another process that is writing.
@@ -68,7 +70,8 @@ def update_index(
 
     Raises:
         ConfigError: there is no index and no ``model`` to make one.
-        InputError: ``rebuild`` without ``model``; another ``dim`` or ``half`` than the index has, without ``rebuild``.
+        InputError: ``rebuild`` without ``model``; ``recall`` without ``approximate``; another ``dim`` or ``half`` than the
+            index has, without ``rebuild``.
         DataError, ImageError, StoreError: what cannot be read or written; none of the files to add can be read.
 
     Example:
@@ -76,6 +79,8 @@ def update_index(
 
             recollect.update_index("shop.index", ["photos/"], model="runs/mine").facts["items"]
     """
+    if recall is not None and not approximate:
+        raise InputError("--recall is for building approximate search: give --approximate, too.")
     if rebuild and model is None:
         raise InputError("--rebuild embeds everything with another model: give it with --model.")
     with _opened(address, None if rebuild else model, model, dim, half, opening) as index:
@@ -94,7 +99,7 @@ def update_index(
                 index.sync(folder, prune=prune, prefix=prefix, rehash=rehash, allow_outside=allow_outside, wait=wait)
             )
         if approximate:
-            index.approximate(wait=wait)
+            index.approximate(recall=recall, wait=wait)
         elif approximate is not None:
             index.exact(wait=wait)
         return IndexUpdate(index.info(), done, removed)
