@@ -212,6 +212,8 @@ def test_the_verb(here: None, data: Path, tmp_path: Path, monkeypatch: pytest.Mo
     out = str(tmp_path / "study")
     command = ["reproduce", "asymmetric", "--data", str(data), "--out", out, "--seeds", "2", "--jobs", "1"]
     planned = CliRunner().invoke(app, [*command, "--plan"])
+    counted = CliRunner().invoke(app, [*command, "--plan", "--earlier", "runs.jsonl"])
+    assert "runs of runs.jsonl are counted as not done" in counted.stdout
     assert "10 in total, 0 already done" in planned.output
     assert not (tmp_path / "study").exists()
     stopped = CliRunner().invoke(app, [*command, "--minutes", "0"])

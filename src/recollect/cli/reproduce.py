@@ -51,5 +51,7 @@ def reproduce(
     if plan:
         for line in recollect.plan_reproduction(claim, **chosen):
             typer.echo(line)
+        if earlier is not None:
+            typer.echo(f"earlier    a plan imports nothing: runs of {earlier} are counted as not done")
         return
     typer.echo(recollect.reproduce(claim, **chosen, page=page, jobs=jobs, minutes=minutes, earlier=earlier))
