@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recollect.common.words import in_words
+from recollect.common.words import in_words, some_names
 
 
 @pytest.mark.parametrize(
@@ -13,3 +13,9 @@ from recollect.common.words import in_words
 )
 def test_the_unit_suits_the_time(seconds: float, expected: str) -> None:
     assert in_words(seconds) == expected
+
+
+def test_names_stay_on_one_line() -> None:
+    assert some_names(["cup", "line\nbreak\t\x1b[31m", "pan", "jar"]) == "cup, line\\nbreak\\t\\x1b[31m, pan, …"
+    assert some_names(["cup", "pan"]) == "cup, pan"
+    assert some_names(["cup", "pan"], most=1) == "cup, …"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ def chosen(sizes: list[int], device: str, pretrained: bool = True, **settings: A
 
 def steps(config: Config, sizes: list[int]) -> int:
     """How many steps the sampler itself makes of it."""
+    if config.run.steps is not None:
+        return config.run.steps
     assert isinstance(config.run.epochs, int)
     if config.batch.size == "all":
         return config.run.epochs
@@ -54,7 +57,7 @@ def memory(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 UNEQUAL = [1] * 50 + [2] * 30 + [5] * 20 + [3000] * 3
 # sizes → batch and steps on a CPU (frozen), batch and steps on a GPU (fine-tuned)
 TABLE: dict[str, tuple[list[int], int | str, int, int, int]] = {
-    "3 × 4": ([4] * 3, "all", 150, 12, 100),
+    "3 × 4": ([4] * 3, "all", 0, 12, 100),
     "20 × 5": ([5] * 20, "all", 150, 80, 100),
     "100 × 30": ([30] * 100, "all", 150, 400, 504),
     "1,000 × 3": ([3] * 1000, "all", 150, 4000, 100),
@@ -82,13 +85,16 @@ def test_every_choice_is_explained_and_nothing_stays_open(name: str, device: str
     config, made_choices = chosen(sizes, device)
     keys = [choice.key for choice in made_choices]
     few = ["model.dim"] if config.model.whitening == "all" and sum(sizes) < 512 else []
+    last = ["data.augmentation", "batch.size", "optimizer.lr", "run.epochs"]
+    if config.model.whitening == "all" and len(sizes) < 12:
+        few, last = [*few, "model.shrinkage"], [*last[:2], "run.steps"]
     assert keys == [
-        "model.freeze", "model.whitening", *few, "data.augmentation", "batch.size", "optimizer.lr", "run.epochs"
+        "model.freeze", "model.whitening", *few, *last
     ]  # fmt: skip
     assert all(choice.reason and "auto" not in str(choice.value) for choice in made_choices)
     assert "auto" not in (config.model.freeze, config.batch.size, config.optimizer.lr, config.run.epochs)
-    length = next(choice for choice in made_choices if choice.key == "run.epochs")
-    assert f"{steps(config, sizes):,} steps" in length.reason
+    length = made_choices[-1]
+    assert length.key == "run.steps" or f"{steps(config, sizes):,} steps" in length.reason
 
 
 @pytest.mark.parametrize(
@@ -161,3 +167,25 @@ def test_images_that_nothing_can_be_learned_from_are_refused(sizes: list[int], s
     for device in ("cpu", "cuda"):
         with pytest.raises(DataError, match=says):
             chosen(sizes, device)
+
+
+@pytest.mark.parametrize(
+    ("held_out", "remedy"), [(0, "per class."), (1, "data.train_split=all."), (6, "--test-share.")]
+)
+def test_one_training_class_is_refused_with_a_remedy_that_exists(held_out: int, remedy: str) -> None:
+    images = replace(made([5]), facts={"split": {"held_out_classes": held_out}})
+    with pytest.raises(DataError) as caught:
+        settle(resolve("folder", {"data.root": "photos"}), images, torch.device("cpu"), pretrained=True)
+    assert str(caught.value).endswith(remedy)
+
+
+def test_no_step_is_planned_where_nothing_can_be_chosen() -> None:
+    """Fewer than 12 classes, or than 40 images in half of them; a user who asks for steps or sets a rate gets them."""
+    for sizes in ([30] * 11, [3] * 14):
+        config, found = chosen(sizes, "cpu")
+        assert (config.run.steps, config.run.epochs, config.model.shrinkage) == (0, None, choices.SHRINKAGE)
+        assert f"{sum(sizes)} photos of {len(sizes)} training classes are too few" in reason(found, "run.steps")
+    assert chosen([30] * 12, "cpu")[0].run.epochs == choices.HEAD_STEPS
+    assert chosen([30] * 7, "cpu", **{"run.steps": 20})[0].run.steps == 20
+    assert chosen([30] * 7, "cpu", **{"optimizer.lr": 1e-3})[0].run.epochs == choices.HEAD_STEPS
+    assert chosen([30] * 7, "cpu", **{"model.freeze": "none"})[0].run.steps is None

@@ -114,7 +114,8 @@ def test_csv_with_and_without_split(tmp_path: Path) -> None:
         ("path,label\na.png,x\na.png,y\n", "line 3: 'a.png' is already listed in line 2"),
         ("path,label,split\na.png,x,train\nb.png,x,\n", "line 3: fill 'split' in every row or in none"),
         ("path,label\na.png,x\ngone.png,y\n", r"1 of 2 images .* e.g. gone.png.*missing='drop'"),
-        ("", "no column 'path', 'label'; the first line names the columns none"),
+        ("", "an empty file. Its first line must name the columns path,label"),
+        ("path,label\n,\n", "list.csv lists no images"),
     ],
 )
 def test_faults_of_a_csv_are_named(tmp_path: Path, text: str, message: str) -> None:
@@ -315,3 +316,31 @@ def test_missing_files_can_be_dropped_and_are_counted(tmp_path: Path) -> None:
 def test_what_systems_write_into_folders_is_not_an_image(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.png", "b/1.png", "a/@eaDir/1.png/thumb.png", "$RECYCLE.BIN/1.png", "__MACOSX/a/1.png")
     assert sorted(load("folder", tmp_path, "all").names) == ["a/1.png", "b/1.png"]
+
+
+def test_lists_of_windows_and_empty_rows_of_spreadsheets(tmp_path: Path) -> None:
+    """Backslashes are separators if files are found so; rows without any value are no rows."""
+    touch(tmp_path, "im/a.png", "im/b.png")
+    path = write(tmp_path / "list.csv", "path,label\n\n,\nim\\a.png,x\nim\\b.png,y\n,,\n , \n")
+    images = load("folder", path, "all")
+    assert list(images.names) == ["im/a.png", "im/b.png"]
+    if os.sep == "/":  # a backslash in a file's own name stays
+        touch(tmp_path, "im\\c.png")
+        assert list(load("folder", write(path, "path,label\nim\\c.png,x\n"), "all").names) == ["im\\c.png"]
+
+
+def test_val_is_for_testing_where_there_is_no_test_folder(tmp_path: Path) -> None:
+    touch(tmp_path, "train/a/1.png", "train/b/1.png", "valid/c/1.png", "valid/d/1.png")
+    with pytest.warns(DataWarning, match="there is no test part, so the part 'val' is used for testing"):
+        tested = load("folder", tmp_path, "test")
+    assert (tested.split, list(tested.class_names)) == ("test", ["c", "d"])
+    touch(tmp_path, "test/e/1.png")
+    assert list(load("folder", tmp_path, "test").class_names) == ["e"]
+
+
+def test_one_class_folder_or_one_image_is_not_a_data_set(tmp_path: Path) -> None:
+    touch(tmp_path, "cups/1.png", "cups/2.png")
+    with pytest.raises(DataError, match=r"cups has 2 images but no class folders.*give the folder that contains it"):
+        load("folder", tmp_path / "cups")
+    with pytest.raises(DataError, match=r"1.png is an image. Give a folder with one folder per class"):
+        load("folder", tmp_path / "cups" / "1.png")

@@ -12,6 +12,7 @@ from messy_folders import SMALL, classes, good, manifest, photo, recollect, refu
 from PIL import Image
 
 from recollect.common.decode import set_max_pixels
+from recollect.common.errors import DataWarning
 from recollect.data import load
 
 pytestmark = pytest.mark.slow
@@ -171,6 +172,19 @@ def test_parts_of_a_split_are_not_classes(tmp_path: Path, parts: tuple[str, str]
     classes(tmp_path / parts[0], ["a", "b"], 0, 1)
     classes(tmp_path / parts[1], ["c", "d"], 50, 1)
     assert list(load("folder", tmp_path, "train").class_names) == ["a", "b"]
+
+
+@pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
+def test_val_is_tested_on_where_there_is_no_test_folder(tmp_path: Path) -> None:
+    classes(tmp_path / "own" / "train", ["a", "b", "c"], 0, 2)
+    classes(tmp_path / "own" / "val", ["line\nbreak", "d"], 50, 2)
+    with pytest.warns(DataWarning, match="'val' is used for testing"):
+        told = good(tmp_path, "train", "--data", "own", "--steps", "0", "--out", "run", *SMALL)
+    assert "2 classes held out for testing" in told
+    assert "on 2 held-out classes" in told
+    assert "4 queries" in good(tmp_path, "eval", "run")
+    good(tmp_path, "train", "--final", "run", "--out", "all")
+    assert "line\\nbreak" in good(tmp_path, "eval", "all")  # a warning: trained on
 
 
 def test_one_part_beside_classes_is_a_question(tmp_path: Path) -> None:

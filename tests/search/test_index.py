@@ -221,6 +221,22 @@ def test_bad_files_are_skipped_and_named(index: Index, photos: Path) -> None:
     assert "leaves the folder" in " ".join(done.skipped)
 
 
+def test_every_file_that_is_not_in_the_index_is_counted(index: Index, photos: Path) -> None:
+    """Copies of a broken file too: their contents are equal, and only the first is read."""
+    for name in ("0.png", "1.png", "2.png"):
+        (photos / "class1" / f"empty-{name}").write_bytes(b"")
+    (photos / "class0" / "text.png").write_bytes(b"not an image")
+    (photos / "class0" / "notes.txt").write_text("not an image")
+    (photos / "class0" / "link.png").symlink_to(photos / "class0" / "gone.png")
+    (photos / "class0" / "away.png").symlink_to("/etc/hostname")
+    done = index.sync(photos)
+    assert (done.added, done.embedded, len(done.skipped)) == (20, 20, 6)
+    assert done.left_out == {"empty": 3, "not an image": 2, "broken link": 1, "outside link": 1}
+    copies = [line for line in done.skipped if "the same file as" in line]
+    assert len(copies) == 2
+    assert "class1/empty-1.png: the same file as" in copies[0]
+
+
 def test_a_folder_of_names_that_are_not_text_says_so(index: Index, photos: Path, tmp_path: Path) -> None:
     folder = os.path.join(os.fsencode(tmp_path), b"names")  # noqa: PTH118 - not text
     os.mkdir(folder)  # noqa: PTH102

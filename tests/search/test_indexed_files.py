@@ -63,6 +63,6 @@ def test_what_is_left_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [file.id for file in found] == ["class0/0.png"]
     assert len(remarks) == 2
     assert "away: skipped, a link that leaves the folder" in remarks[0]
-    assert "1 HEIC images are skipped" in remarks[1]
-    assert left_out == {"HEIC": 1, "not an image": 1}
+    assert "1 HEIC image is skipped" in remarks[1]
+    assert left_out == {"HEIC": 1, "not an image": 1, "outside link": 1}
     assert len(list_images(photos, allow_outside=True)[0]) == 3

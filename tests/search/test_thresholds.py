@@ -85,7 +85,7 @@ def test_an_index_says_same_similar_unknown(tmp_path: Path) -> None:
         assert {match.verdict for match in answers} == {"same", "similar", "unknown"}
     (tmp_path / "flat").mkdir()
     (photos / "class1" / "0.png").rename(tmp_path / "flat" / "a.png")
-    with pytest.raises(DataError, match="no labelled images"):
+    with pytest.raises(DataError, match=r"no labelled images\. Give a folder with one folder per class"):
         calibrate_target(tmp_path / "x.index", str(tmp_path / "flat"))
 
 
@@ -104,6 +104,11 @@ def test_a_model_keeps_it_for_its_indexes(tmp_path: Path) -> None:
         assert index.generation.calibration == kept
     with Index.create(tmp_path / "y.index", str(model), dim=4) as index:
         assert index.generation.calibration is None
+    for part, count in (("train", 2), ("val", 4)):
+        make_photos(tmp_path / "parts" / part, classes=count, each=6, size=16)
+    assert calibrate_target(model, str(tmp_path / "parts"), same_rate=0.01)[0].classes == 4, (
+        "val, where there is no test part"
+    )
     torch.manual_seed(1)
     Embedder.create("tiny", size=16, dim=8).save(model, overwrite=True)
     assert read_calibration(open_encoder(str(model))) is None

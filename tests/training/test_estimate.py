@@ -84,6 +84,11 @@ def test_features_and_whitening_are_in_the_plan(root: Path, tmp_path: Path, monk
 def test_the_plan_in_words() -> None:
     time = TimeFigures(1000.0, 600.0, 0.0, 1.25, 10, 25.0, 1.0, 2.0)
     assert time.lines(100) == ["time       about 17 min: features 10 min, steps (1.2 s each) 2 min, evaluations 4 min"]
+    assert TimeFigures(0.4, 0.0, 0.2, 0.0, 0, 0.0, 0.2, 0.0).lines(0) == ["time       about a second"]
+    trials = TimeFigures(40.0, 10.0, 0.0, 0.1, 0, 0.0, 0.0, 0.0, seconds_choosing=20.0)
+    assert trials.lines(100) == [
+        "time       about 40 s: features 10 s, choosing the learning rate 20 s, steps (0.1 s each) 10 s"
+    ]
     assert LengthFigures(3000, 3000.0, 1).lines() == ["length     3,000 steps: 3,000 epochs of 1 batch"]
     assert LengthFigures(100, 2.5, 40).lines() == ["length     100 steps: 2.5 epochs of 40 batches"]
     data = {"data": "d", "images": 5, "classes": 3, "classes_used": 3, "validation_classes": 2, "validation_queries": 0}

@@ -18,11 +18,14 @@ from recollect.evaluation import Verdict
 from recollect.models import whitening_from_classes
 from recollect.step.team import Team
 from recollect.training.build import build
+from recollect.training.estimate import estimate
 from recollect.training.judging import judge
 from recollect.training.last_layer import (
+    LONGEST,
     RATES,
     SHRINKAGES,
     HeadData,
+    all_trial_steps,
     choose_start,
     train_head,
     whiten_last_layer,
@@ -97,7 +100,10 @@ def test_what_is_left_open_is_chosen_on_validation_classes(root: Path, tmp_path:
     training = build(own_photos(root), CPU, Team())
     try:
         training.prepare()
+        assert all_trial_steps(training) == len(RATES) * min(training.batches.steps, LONGEST) > 0
+        assert estimate(training).time.seconds_choosing > 0
         chosen = choose_start(training)
+        assert all_trial_steps(chosen) == 0
         assert chosen.config.model.shrinkage in SHRINKAGES
         assert chosen.config.optimizer.lr in RATES
         assert chosen.trained.optimizer.param_groups[0]["base_lr"] == pytest.approx(chosen.config.optimizer.lr)

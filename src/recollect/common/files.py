@@ -438,7 +438,7 @@ def inside(root: Path | str, relative: str | Path, *, allow_outside: bool = Fals
     if not is_inside:
         raise DataError(
             f"{relative}: points outside the folder {root}. Move the file inside, or allow it with "
-            "--allow-outside if you trust the list."
+            "--allow-outside if you trust its target."
         )
     return path
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from recollect.common.errors import ConfigError
 
@@ -89,3 +89,14 @@ def printable(text: str) -> str:
         'a\\\\x1b[31mb'
     """
     return _UNSHOWN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def some_names(names: Sequence[str], most: int = 3) -> str:
+    """The first names of a list, on one line whatever they contain.
+
+    Examples:
+        >>> some_names(["cup", "line\\nbreak", "pan", "jar"])
+        'cup, line\\\\nbreak, pan, …'
+    """
+    shown = (printable(name).replace("\n", "\\n").replace("\t", "\\t") for name in names[:most])
+    return ", ".join(shown) + (", …" if len(names) > most else "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from recollect.common.devices import usable_device
@@ -16,7 +17,7 @@ from recollect.common.errors import DataError
 from recollect.common.memory import total_memory
 from recollect.common.words import number_of
 from recollect.config.schema import Config, ModelConfig
-from recollect.data import ImageSet
+from recollect.data import ImageSet, class_disjoint_split
 from recollect.models.zoo import find
 
 PAPER_BATCH = 4000  # the paper's for iNaturalist, SOP and VehicleID
@@ -32,6 +33,8 @@ HEAD_STEPS = 150
 """Steps on cached features, which take seconds at most."""
 SHRINKAGE = 0.2
 """Shrinkage of a whitening if there are too few validation classes to choose it."""
+FEWEST_CLASSES, FEWEST_QUERIES = 6, 40
+"""Validation classes and images below which shrinkage, learning rate and length of a last layer are not chosen on them."""
 WHOLE_SET = 3e8
 """Largest number of comparisons for which a step on cached features uses all images. Each positive of each query is compared
 with every image, N · Σ n² comparisons for classes of n images, at about 2 ns each on one core."""
@@ -90,12 +93,17 @@ def settle(config: Config, images: ImageSet, device: torch.device, pretrained: b
         choose("model", "whitening", *_whitening(config, frozen, pretrained))
     if (dim := _whole_dim(config, images)) is not None:
         choose("model", "dim", *dim)
-    if config.model.shrinkage == "auto":
+    few = too_few(config, images) if config.model.whitening == "all" else None
+    if config.model.shrinkage == "auto" and few:
+        choose("model", "shrinkage", SHRINKAGE, few)
+    elif config.model.shrinkage == "auto":
         config = _with(config, "model", "shrinkage", SHRINKAGE if config.model.whitening == "all" else 0.0)
     if config.data.augmentation == "auto":
         choose("data", "augmentation", *_augmentation(config, frozen))
     if config.batch.size == "auto":
         choose("batch", "size", *_batch_size(config, images, device, frozen))
+    if few and config.model.freeze == "pooling" and _length_is_open(config):
+        choose("run", "steps", 0, no_step_for_few(few))
     if config.optimizer.lr == "auto" and config.run.steps == 0:
         config = _with(
             config, "optimizer", "lr", _learning_rate(frozen, pretrained)[0]
@@ -127,10 +135,12 @@ def _refuse_hopeless(images: ImageSet) -> None:
         tested = (
             f" ({number_of(held_out, 'other class is/other classes are')} held out for testing)" if held_out else ""
         )
+        remedies = {0: "", 1: ", or hold none out with --set data.train_split=all"}
+        fewer = remedies.get(held_out, ", or hold out fewer with --test-share")
         raise DataError(
             f"{images.name}: all {number_of(len(images), 'training image')} belong to one class{tested}, so there is "
             "nothing to distinguish: give images of at least two classes for training, one folder per class"
-            + (", or hold none out with --set data.train_split=all." if held_out else ".")
+            f"{fewer}."
         )
     if sizes.max() < 2:
         raise DataError(
@@ -177,6 +187,36 @@ def _whole_dim(config: Config, images: ImageSet) -> tuple[int, str] | None:
         f"{len(images):,} training images are too few to choose {row.dim} directions: the features keep their length"
     )
     return row.feature_dim, reason
+
+
+def too_few(config: Config, images: ImageSet) -> str | None:
+    """Why nothing about a last layer can be chosen on classes held out from the training ``images``; None if it can."""
+    if images.num_classes >= 2 * FEWEST_CLASSES:
+        smallest = np.sort(images.class_sizes)[: images.num_classes // 2].sum()  # splitting a large set takes a second
+        if smallest >= FEWEST_QUERIES:
+            return None
+        if len(class_disjoint_split(images, "random", config.run.seed)[1]) >= FEWEST_QUERIES:
+            return None
+    return few_photos(len(images), images.num_classes)
+
+
+def few_photos(images: int, classes: int) -> str:
+    """A reason for choosing nothing."""
+    return f"{images:,} photos of {number_of(classes, 'training class')} are too few to choose it on"
+
+
+def no_step_for_few(few: str) -> str:
+    """The reason for taking no step where ``few`` says that nothing can be chosen.
+
+    With 7 training classes of groceries, closed form and 150 steps ended 6.8 points of r@1 below the features; with 8,
+    the steps lost 1 point of mAP@R after the closed form. Only unseen classes could have told.
+    """
+    return f"{few}, and steps on so few classes rather lose than gain on unseen ones; set --steps to train anyway"
+
+
+def _length_is_open(config: Config) -> bool:
+    """Whether neither learning rate nor length was set: a user who set one of them wants training."""
+    return config.optimizer.lr == "auto" and config.run.epochs == "auto" and config.run.steps is None
 
 
 def _augmentation(config: Config, frozen: bool) -> tuple[str, str]:

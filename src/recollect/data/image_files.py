@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -173,6 +173,16 @@ def _holds_classes(folder: Path) -> bool:
     return not images and any(_is_folder(entry) for entry in entries)
 
 
+def part_to_use(split: str, parts: Collection[str]) -> str:
+    """``split``, or ``"val"`` for a test on data that have no other part to test on.
+
+    Examples:
+        >>> part_to_use("test", {"train", "val"}), part_to_use("test", {"train", "val", "test"})
+        ('val', 'test')
+    """
+    return "val" if split == "test" and "test" not in parts and "val" in parts else split
+
+
 def class_images(
     root: Path, part: str, allow_outside: bool, left_out: Counter[str], *, loose: bool = False
 ) -> Iterator[tuple[str, str]]:
@@ -225,9 +235,10 @@ def walk_images(
         name = f"{folder}/{entry.name}" if folder else entry.name
         is_folder = _is_folder(entry)
         if refused is not None and (is_folder or Path(entry.name).suffix.lower() in IMAGE_SUFFIXES):
-            reason = _reason_against(entry, root, name, is_folder, allow_outside)
-            if reason is not None:
-                refused(name, reason)
+            against = _reason_against(entry, root, name, is_folder, allow_outside)
+            if against is not None:
+                left_out[against[0]] += 1
+                refused(name, against[1])
                 continue
         if is_folder:
             yield from walk_images(root, name, allow_outside, left_out, above | {real}, refused=refused)
@@ -235,13 +246,16 @@ def walk_images(
             yield name
 
 
-def _reason_against(entry: os.DirEntry[str], root: Path, name: str, is_folder: bool, allow_outside: bool) -> str | None:
+def _reason_against(
+    entry: os.DirEntry[str], root: Path, name: str, is_folder: bool, allow_outside: bool
+) -> tuple[str, str] | None:
+    """Why an image or a folder cannot be used, in two words for counting and as a sentence; None if it can."""
     if any("\ud800" <= character <= "\udfff" for character in entry.name):
-        return "its name is not valid UTF-8. Rename it."
+        return "name not UTF-8", "its name is not valid UTF-8. Rename it."
     if entry.is_symlink() and not allow_outside and _leaves(root, name):
-        return "a link that leaves the folder (allow it with --allow-outside)."
+        return "outside link", "a link that leaves the folder (allow it with --allow-outside)."
     if not is_folder and not _is_file(entry):
-        return "a broken link." if entry.is_symlink() else "not a file."
+        return ("broken link", "a broken link.") if entry.is_symlink() else ("not a file", "not a file.")
     return None
 
 

@@ -161,12 +161,16 @@ def read_csv(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -
             header = [column.lower() if column.lower() in known else column for column in named]
             reader.fieldnames = header
             absent = [column for column in columns if column not in header]
+            if not header:
+                raise DataError(f"{path}: an empty file. Its first line must name the columns {','.join(columns)}.")
             if absent:
                 raise DataError(
                     f"{path}: there is no column {', '.join(map(repr, absent))}; the first line names the columns "
-                    f"{', '.join(map(repr, header)) or 'none'}. Expected: {','.join([*columns, *optional])}."
+                    f"{', '.join(map(repr, header))}. Expected: {','.join([*columns, *optional])}."
                 )
             for row in reader:
+                if is_blank(row):
+                    continue
                 values = {column: (row.get(column) or "").strip() for column in (*columns, *optional)}
                 empty = [column for column in columns if not values[column]]
                 if empty:
@@ -194,8 +198,26 @@ def table_reader(file: TextIO) -> csv.DictReader[str]:
     return csv.DictReader(file, delimiter=max(",;\t", key=first.count), restval="")
 
 
+def is_blank(row: Mapping[Any, Any]) -> bool:
+    """Whether every cell of a row is empty: spreadsheets write such rows after the last one that was ever filled.
+
+    Examples:
+        >>> is_blank({"path": "", "label": " ", None: [""]}), is_blank({"path": "", "label": "cat"})
+        (True, False)
+    """
+    cells = [cell for value in row.values() for cell in (value if isinstance(value, list) else [value])]
+    return not any((cell or "").strip() for cell in cells)
+
+
 def relative_to(root: Path, name: str) -> str:
-    """An absolute path below ``root`` as a path relative to it, so that a set does not depend on its folder."""
+    """A listed path as a path relative to ``root``, with ``/``, so that a set does not depend on its folder.
+
+    Absolute paths below ``root`` are shortened. Backslashes are read as separators if that is how a file is found: the list
+    was then written on Windows.
+    """
+    if "\\" in name and os.sep == "/" and not (root / name).exists():
+        slashes = name.replace("\\", "/")
+        name = slashes if (root / slashes).exists() else name
     path = Path(name)
     if path.is_absolute():
         for base in (root.absolute(), root.resolve()):

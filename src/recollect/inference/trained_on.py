@@ -19,7 +19,7 @@ import numpy as np
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import atomic_write
 from recollect.common.reading import parse_json, read_npz
-from recollect.common.words import number_of
+from recollect.common.words import number_of, some_names
 from recollect.data import ImageSet
 from recollect.inference.content_keys import KEY_BYTES, Keys, content_keys, set_digest
 
@@ -104,7 +104,7 @@ def refuse_other_training_images(run: Path, train: ImageSet) -> None:
     reasons = [
         f"{len(now - before):,} images it has not seen" if now - before else "",
         f"{len(before - now):,} images fewer" if before - now else "",
-        f"other classes ({', '.join(sorted(classes ^ known.classes)[:3])})" if classes != known.classes else "",
+        f"other classes ({some_names(sorted(classes ^ known.classes))})" if classes != known.classes else "",
     ]
     told = "; ".join(reason for reason in reasons if reason) or "other names or labels"
     raise ConfigError(
@@ -145,7 +145,7 @@ class Screened:
         """Warnings; none for a test on unseen classes."""
         said = []
         if self.trained_classes:
-            names = ", ".join(self.trained_classes[:3]) + (", …" if len(self.trained_classes) > 3 else "")
+            names = some_names(self.trained_classes)
             count = number_of(len(self.trained_classes), "class of the test set was/classes of the test set were")
             if self.excluded:
                 left_out = "It is" if len(self.trained_classes) == 1 else "They are"

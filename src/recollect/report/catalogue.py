@@ -115,7 +115,7 @@ def _embedded(opened: Opened, paths: Sequence[Path], skip_bad: bool, **options: 
         shown = "; ".join(bad.reason.rstrip(".") for bad in found.skipped[:5])
         more = "; …" if len(found.skipped) > 5 else ""
         count = number_of(len(found.skipped), "image")
-        warnings.warn(f"{count} could not be read and left out: {shown}{more}", DataWarning, stacklevel=3)
+        warnings.warn(f"{count} could not be read, and left out: {shown}{more}", DataWarning, stacklevel=3)
     return found
 
 

@@ -65,7 +65,7 @@ def principal_components(vectors: NDArray[np.float32], count: int) -> Plane:
 def _neighbourhoods(reduced: Plane, start: Plane) -> Plane:
     opentsne = require("openTSNE", "map", "a map of neighbourhoods")
     spread = start[:, 0].std() or 1.0
-    with warnings.catch_warnings(), ProgressLine(f"map of {len(reduced):,} images") as line:
+    with warnings.catch_warnings(), ProgressLine("map", len(reduced)) as line:
         warnings.simplefilter("ignore")
         placed = opentsne.TSNE(
             perplexity=min(_PERPLEXITY, (len(reduced) - 1) // 3),
@@ -76,7 +76,7 @@ def _neighbourhoods(reduced: Plane, start: Plane) -> Plane:
             n_jobs=torch.get_num_threads(),
             random_state=0,
         ).fit(reduced)
-        line.advance()
+        line.advance(len(reduced))
     return np.asarray(placed, np.float64)
 
 

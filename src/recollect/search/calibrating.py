@@ -14,6 +14,7 @@ from recollect.common.errors import DataError, InputError
 from recollect.common.files import make_folder_for
 from recollect.common.words import number_of
 from recollect.data import load
+from recollect.data.image_files import part_to_use
 from recollect.data.registry import without_missing
 from recollect.inference.content_keys import KEY_BYTES, Keys, content_keys
 from recollect.inference.embedding_sets import files_as_set
@@ -112,13 +113,15 @@ def _labelled(
         listed, left_out = list_images(data, allow_outside=allow_outside)
         remarks += left_out
         parts = {entry.metadata["split"] for entry in listed if "split" in entry.metadata}
+        split = part_to_use(split, parts)
         kept = [
             entry
             for entry in listed
             if "label" in entry.metadata and (not parts or entry.metadata.get("split") == split)
         ]
         if not kept:
-            raise DataError(f"{data}: no labelled images{f' of the part {split!r}' if parts else ''}.")
+            where = f" of the part {split!r}" if parts else ""
+            raise DataError(f"{data}: no labelled images{where}. Give a folder with one folder per class.")
         paths, names = [entry.path for entry in kept], [entry.metadata["label"] for entry in kept]
         places = _unseen(names, content_keys(files_as_set(paths)), "folder", model, remarks)
         return [paths[place] for place in places], [names[place] for place in places]
@@ -163,5 +166,5 @@ def _readable(
 ) -> tuple[NDArray[np.float32], list[str]]:
     good = np.asarray(np.isfinite(vectors).all(axis=1))
     if not good.all():
-        remarks.append(f"{number_of(int((~good).sum()), 'image')} could not be read and left out.")
+        remarks.append(f"{number_of(int((~good).sum()), 'image')} could not be read, and left out.")
     return vectors[good], [label for label, fine in zip(labels, good.tolist(), strict=True) if fine]

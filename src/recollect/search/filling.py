@@ -42,7 +42,7 @@ class SyncChanges:
         added, updated, removed, unchanged: numbers of images. ``updated`` counts new contents and new metadata.
         embedded: how many images went through the model; the others were known by their contents.
         skipped: messages about images that could not be added.
-        left_out: skipped files of the folder, by reason.
+        left_out: the number of files that are not in the index, by reason: those of ``skipped`` and files that are not images.
     """
 
     added: int = 0
@@ -52,6 +52,11 @@ class SyncChanges:
     embedded: int = 0
     skipped: list[str] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
+
+    def skip(self, message: str, kind: str) -> None:
+        """Note an image that cannot be added. ``kind`` is the reason in one or two words."""
+        self.skipped.append(message)
+        self.left_out[kind] = self.left_out.get(kind, 0) + 1
 
 
 @dataclass(frozen=True)
@@ -87,24 +92,33 @@ def add_images(
             wanted = []
             for number in some:
                 image = Path(images[number]) if isinstance(images[number], str) else images[number]
-                wanted.append(_wanted(image, ids[number], clean_metadata(metadata[number]), changes))
-            known = store.get(generation.number, [entry.item.id for entry in wanted if entry is not None])
-            _put(store, generation, embed, [entry for entry in wanted if entry is not None], known, digests, changes)
+                wanted.append(_wanted(image, ids[number], clean_metadata(metadata[number])))
+            readable = _readable(wanted, changes)
+            known = store.get(generation.number, [entry.item.id for entry in readable])
+            _put(store, generation, embed, readable, known, digests, changes)
             line.advance(len(some))
     return changes
 
 
-def _wanted(image: Any, name: str, metadata: dict[str, str], changes: SyncChanges) -> _Wanted | None:
+def _wanted(image: Any, name: str, metadata: dict[str, str]) -> _Wanted | ImageError:
+    """The image, or why its file cannot be read; called by several threads."""
     try:
         stamp = stamp_of(image) if isinstance(image, Path) else ""
         digest, picture = digest_of(image)
     except (OSError, DataError) as error:
-        changes.skipped.append(str(error) if isinstance(error, DataError) else unreadable(error, image))
-        return None
+        return ImageError(str(error) if isinstance(error, DataError) else unreadable(error, image), "unreadable")
     source = str(image.resolve()) if isinstance(image, Path) else ""
     if isinstance(image, Path):
         metadata = {"name": image.name, **metadata}
     return _Wanted(Item(name, None, metadata, digest, source, stamp, picture), image)
+
+
+def _readable(wanted: Sequence[_Wanted | ImageError], changes: SyncChanges) -> list[_Wanted]:
+    """Those whose files can be read; the others are noted."""
+    for entry in wanted:
+        if isinstance(entry, ImageError):
+            changes.skip(str(entry), entry.kind)
+    return [entry for entry in wanted if isinstance(entry, _Wanted)]
 
 
 def sync_images(
@@ -135,8 +149,8 @@ def sync_images(
         line.advance(changes.unchanged)
         for some in _batches(pending):
             with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-                wanted = list(pool.map(lambda entry: _wanted(entry.path, entry.id, entry.metadata, changes), some))
-            _put(store, generation, embed, [entry for entry in wanted if entry is not None], known, digests, changes)
+                wanted = list(pool.map(lambda entry: _wanted(entry.path, entry.id, entry.metadata), some))
+            _put(store, generation, embed, _readable(wanted, changes), known, digests, changes)
             line.advance(len(some))
     if prune:
         there = {entry.id for entry in listed}
@@ -214,11 +228,17 @@ def _put(
     for place, entry in enumerate(wanted):
         if place not in rows and first_of.setdefault(entry.item.digest, place) == place:
             new.append(place)
-    rows.update(_embedded(embed, generation, wanted, new, changes))
+    failed: dict[int, ImageError] = {}
+    rows.update(_embedded(embed, generation, wanted, new, failed))
+    changes.embedded += len(new) - len(failed)
     items = []
     for place, entry in enumerate(wanted):
-        row = rows.get(place, rows.get(first_of.get(entry.item.digest, place)))
+        first = first_of.get(entry.item.digest, place)
+        row = rows.get(place, rows.get(first))
         if row is None:
+            error = failed[first]
+            copy = f"{entry.image}: the same file as {wanted[first].image}, and skipped too."
+            changes.skip(str(error) if place == first else copy, error.kind)
             continue
         items.append(replace(entry.item, vector=row))
         before = known.get(entry.item.id)
@@ -233,8 +253,13 @@ def _put(
 
 
 def _embedded(
-    embed: Embed, generation: Generation, wanted: Sequence[_Wanted], places: Sequence[int], changes: SyncChanges
+    embed: Embed,
+    generation: Generation,
+    wanted: Sequence[_Wanted],
+    places: Sequence[int],
+    failed: dict[int, ImageError],
 ) -> dict[int, NDArray[np.float32]]:
+    """The vector of each place, except of those that ``failed`` gets."""
     if not places:
         return {}
     bad: dict[int, ImageError] = {}
@@ -244,12 +269,12 @@ def _embedded(
     for number, place in enumerate(places):
         entry = wanted[place]
         if number in bad:
-            changes.skipped.append(str(bad[number]))
+            failed[place] = bad[number]
         elif entry.item.stamp and not _unchanged(entry):
-            changes.skipped.append(f"{entry.image}: changed while it was being read. Run the command again.")
+            changed = f"{entry.image}: changed while it was being read. Run the command again."
+            failed[place] = ImageError(changed, "changed meanwhile")
         else:
             rows[place] = kept[number]
-            changes.embedded += 1
     return rows
 
 
@@ -276,25 +301,24 @@ def refill(store: Store, old: Generation, new: Generation, embed: Embed) -> Sync
                 if before is not None and (before.digest, before.metadata) == (item.digest, item.metadata):
                     changes.unchanged += 1
                     continue
-                entry = _again(store, item, changes)
-                if entry is not None:
-                    wanted.append(entry)
-            _put(store, new, embed, wanted, done, digests, changes)
+                wanted.append(_again(store, item))
+            _put(store, new, embed, _readable(wanted, changes), done, digests, changes)
             line.advance(len(some))
     left = [name for name in done if name not in seen]  # removed from the old one since the interruption
     store.delete(new.number, left)
     return changes
 
 
-def _again(store: Store, item: Item, changes: SyncChanges) -> _Wanted | None:
+def _again(store: Store, item: Item) -> _Wanted | ImageError:
     if item.source:
-        entry = _wanted(Path(item.source), item.id, dict(item.metadata), changes)
+        entry = _wanted(Path(item.source), item.id, dict(item.metadata))
         # The metadata stays to the letter, file name included.
-        return None if entry is None else replace(entry, item=replace(entry.item, metadata=item.metadata))
+        return (
+            entry if isinstance(entry, ImageError) else replace(entry, item=replace(entry.item, metadata=item.metadata))
+        )
     picture = store.picture(item.digest)
     if picture is None:
-        changes.skipped.append(f"{item.id}: was added as a vector; there is no image to embed.")
-        return None
+        return ImageError(f"{item.id}: was added as a vector; there is no image to embed.", "without an image")
     return _Wanted(replace(item, picture=picture), picture)
 
 

@@ -165,7 +165,7 @@ class Index(OpenedIndex):
                 self._store, generation, self._vectors, listed, Path(folder), prune=prune, rehash=rehash
             )  # fmt: skip
         changes.skipped[:0] = remarks
-        changes.left_out = dict(left_out)
+        changes.left_out = dict(left_out + Counter(changes.left_out))
         return changes
 
     def add(

@@ -18,8 +18,9 @@ from recollect.common.decode import IMAGE_SUFFIXES, file_sha256
 from recollect.common.errors import DataError, InputError
 from recollect.common.files import inside
 from recollect.common.reading import read_text
+from recollect.common.words import number_of
 from recollect.data.image_files import find_parts, walk_images
-from recollect.data.listing import relative_to, table_reader
+from recollect.data.listing import is_blank, relative_to, table_reader
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def list_images(
     if root.is_dir():
         found = list(_folder(root, prefix, allow_outside, remarks, Counter() if left_out is None else left_out))
     elif root.suffix.lower() == ".csv" and root.is_file():
-        found = list(_csv(root, prefix, allow_outside, remarks))
+        found = list(_csv(root, prefix, allow_outside, remarks, Counter() if left_out is None else left_out))
     elif root.exists():
         raise DataError(f"{root}: an index is filled from folders and .csv files; add single files with --add.")
     else:
@@ -90,10 +91,13 @@ def _folder(
             metadata["label"] = folders[0]
         yield IndexedFile(prefix + name, root / name, metadata)
     if left_out["HEIC"]:
-        remarks.append(f"{root}: {left_out['HEIC']:,} HEIC images are skipped; install recollect[heic] to read them.")
+        count = number_of(left_out["HEIC"], "HEIC image is/HEIC images are")
+        remarks.append(f"{root}: {count} skipped; install recollect[heic] to read them.")
 
 
-def _csv(path: Path, prefix: str, allow_outside: bool, remarks: list[str]) -> Iterator[IndexedFile]:
+def _csv(
+    path: Path, prefix: str, allow_outside: bool, remarks: list[str], left_out: Counter[str]
+) -> Iterator[IndexedFile]:
     seen: dict[str, int] = {}
     missing = 0
     try:
@@ -106,6 +110,8 @@ def _csv(path: Path, prefix: str, allow_outside: bool, remarks: list[str]) -> It
                     f"{path}: there is no column 'path'; the first line names {', '.join(reader.fieldnames) or 'none'}."
                 )
             for row in reader:
+                if is_blank(row):
+                    continue
                 name = relative_to(path.parent, (row.pop("path") or "").strip())
                 if not name:
                     raise DataError(f"{path}, line {reader.line_num}: 'path' is empty.")
@@ -119,6 +125,7 @@ def _csv(path: Path, prefix: str, allow_outside: bool, remarks: list[str]) -> It
                 file_path = inside(path.parent, name, allow_outside=allow_outside)
                 if not file_path.is_file():
                     missing += 1
+                    left_out["missing"] += 1
                     if missing <= 5:
                         remarks.append(f"{path}, line {reader.line_num}: {name} does not exist; skipped.")
                     continue

@@ -22,7 +22,7 @@ from recollect.common.bad_images import BadImage
 from recollect.common.decode import set_max_pixels
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.unit_prefix import prefix_lengths
-from recollect.config.automatic import Choice, choose_device, is_pretrained, settle
+from recollect.config.automatic import Choice, choose_device, is_pretrained, settle, too_few
 from recollect.config.schema import Config, DataConfig
 from recollect.data import ImageSet, RevisitedBenchmark, class_disjoint_split, load, load_revisited
 from recollect.data.registry import without_missing
@@ -163,7 +163,7 @@ def built(config: Config | None, given: Given = NOTHING) -> Iterator[Training]:
     if config.run.epochs == 0:
         raise ConfigError(
             f"{config.name} trains nothing (run.epochs 0): evaluate it with recollect eval --recipe {config.name}, or "
-            "set run.epochs."
+            "set run.epochs. --steps 0 keeps the last layer as it starts."
         )
     # Misspelt names are reported before images are read, which may take a while.
     if given.loss is None:
@@ -206,6 +206,8 @@ def build(config: Config, device: torch.device, team: Team, given: Given = NOTHI
     )
     pretrained = is_pretrained(config.model) if given.model is None else given.pretrained
     config, choices = settle(config, sets.train, device, pretrained)
+    if config.model.whitening == "all" and too_few(config, sets.train):
+        left_open = frozenset()
     machine = Machine(device, _prepare_torch(config, device), team)
     network = make_network(config, device, given.model)
     check_trainable_in_chunks(network.trained)

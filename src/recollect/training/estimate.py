@@ -14,7 +14,7 @@ from torch import Tensor
 
 from recollect.common.memory import resident_bytes
 from recollect.common.threads import limited_threads
-from recollect.common.words import in_digits, in_words, number_of
+from recollect.common.words import in_digits, in_words, number_of, some_names
 from recollect.config.automatic import Choice
 from recollect.config.schema import Config
 from recollect.data.image_files import summary
@@ -22,7 +22,7 @@ from recollect.losses.engine.simix import MAX_PAIRS
 from recollect.step.randomness import random_state, set_random_state
 from recollect.training.batches import PixelFeed, make_feed
 from recollect.training.build import Training
-from recollect.training.last_layer import whitening_images
+from recollect.training.last_layer import LARGEST, all_trial_steps, whitening_images
 from recollect.training.memory_limit import refuse_chunk, refuse_estimate
 from recollect.training.probes import (
     NetworkProbe,
@@ -89,7 +89,7 @@ class DataFigures:
             )
         if self.shared_classes and not self.all_classes:
             count = number_of(len(self.shared_classes), "class of the test part is/classes of the test part are")
-            some = ", ".join(self.shared_classes[:3]) + (", …" if len(self.shared_classes) > 3 else "")
+            some = some_names(self.shared_classes)
             text.append(
                 f"note       {count} trained on as well ({some}); the result is not measured there"
                 + ("" if self.held_out_classes else ", and there are no others: hold out whole classes, not images")
@@ -203,17 +203,22 @@ class TimeFigures:
     seconds_per_evaluation: float
     seconds_saving: float
     seconds_verdict: float
+    seconds_choosing: float = 0.0
+    """Trials with several learning rates."""
 
     def lines(self, steps: int) -> list[str]:
         """As text: the total, then every part of at least a twentieth of it."""
         parts = {
             "features": self.seconds_features,
             "whitening": self.seconds_whitening,
+            "choosing the learning rate": self.seconds_choosing,
             f"steps ({self.seconds_per_step:.2g} s each)": self.seconds_per_step * steps,
             "evaluations": self.evaluations * self.seconds_per_evaluation,
             "saving": self.seconds_saving,
             "verdict": self.seconds_verdict,
         }
+        if self.seconds < 1:
+            return [f"time       about {in_words(self.seconds)}"]
         told = [f"{name} {in_words(value)}" for name, value in parts.items() if value >= max(0.05 * self.seconds, 1e-9)]
         return [f"time       about {in_words(self.seconds)}: {', '.join(told)}"]
 
@@ -356,29 +361,36 @@ def _passing_of_frozen(training: Training) -> float:
 def _time(training: Training, network: NetworkFigures, probe: NetworkProbe, share: float) -> TimeFigures:
     config, sets, batches, machine = training.config, training.sets, training.batches, training.machine
     dim, device, processes = training.network.embedder.dim, machine.device, machine.team.size
-    mine = -(-batches.size // processes)
     each = config.batch.samples_per_class
     num_classes, coarse = len(sets.train.class_names), sets.train.coarse_of_classes
     # Spread over all classes: neighbours belong to one coarser class.
     drawn = np.linspace(0, num_classes - 1, batches.size // each).astype(np.int64)
     labels = sets.train.labels if config.batch.size == "all" else np.repeat(drawn, each)
-    compute = probe.step(mine, batches.chunk) * share
-    # Processes share the loss if it can be shared; otherwise it takes the full time on each.
-    compute += probe_loss(config, labels, num_classes, dim, device, training.given_loss, coarse) / processes
-    compute += probe_optimizer(config, network.trained_parameters, device)
-    reading = probe_reading(batches.feed) * mine
-    step = both_at_once(compute, reading, device)
+    optimizing, reading = probe_optimizer(config, network.trained_parameters, device), probe_reading(batches.feed)
+
+    def step_on(labels: NDArray[np.int64], images: int, processes: int) -> float:
+        mine = -(-images // processes)
+        compute = probe.step(mine, batches.chunk) * share + optimizing
+        # Processes share the loss if it can be shared; otherwise it takes the full time on each.
+        compute += probe_loss(config, labels, num_classes, dim, device, training.given_loss, coarse) / processes
+        return both_at_once(compute, reading * mine, device)
+
+    step, choosing = step_on(labels, batches.size, processes), 0.0
+    if trials := all_trial_steps(training):  # by one process
+        half = labels[labels < (num_classes + 1) // 2][: None if config.batch.size == "all" else LARGEST]
+        choosing = trials * step_on(half, len(half), 1)
     features = sum(feed.seconds_to_prepare() for feed in training.feeds)
     evaluation = sum(_evaluation(training, watched, probe, share) for watched in training.watched)
     chosen = whitening_images(config, sets.train)
-    whitening = 0.0 if chosen is None else len(chosen.images) * (probe.forward * share + reading / mine)
+    whitening = 0.0 if chosen is None else len(chosen.images) * (probe.forward * share + reading)
     count = _evaluations(training)
-    verdict = _verdict(training, probe.forward * share + reading / mine)
+    verdict = _verdict(training, probe.forward * share + reading)
     saving = _saving(training, network, step * batches.steps, count)
     return TimeFigures(
-        seconds=features + whitening + step * batches.steps + count * evaluation + saving + verdict,
+        seconds=features + whitening + choosing + step * batches.steps + count * evaluation + saving + verdict,
         seconds_features=features,
         seconds_whitening=whitening,
+        seconds_choosing=choosing,
         seconds_per_step=step,
         evaluations=count,
         seconds_per_evaluation=evaluation,

@@ -21,7 +21,8 @@ import numpy as np
 
 from recollect.common.decode import IMAGE_SUFFIXES
 from recollect.common.errors import ConfigError, DataError, DataWarning
-from recollect.data.image_files import BESIDE, PARTS, class_images, counted, find_parts
+from recollect.common.words import number_of, some_names
+from recollect.data.image_files import BESIDE, PARTS, class_images, counted, find_parts, part_to_use
 from recollect.data.image_set import ImageSet
 from recollect.data.listing import make_set, read_csv, relative_to
 from recollect.data.registry import Source
@@ -70,6 +71,8 @@ def read(
     if class_split == "alphabet" and test_share != 0.5:
         raise ConfigError("class_split='alphabet' divides the classes in halves: remove test_share, or use 'balanced'.")
     if root.is_file() and csv is None:
+        if root.suffix.lower() in IMAGE_SUFFIXES:
+            raise SOURCE.trouble(f"{root} is an image. Give a folder with one folder per class.")
         root, csv = root.parent, root.name
     split = _part(split)
     left_out: Counter[str] = Counter()
@@ -81,7 +84,11 @@ def read(
     elif parts:
         if test_share != 0.5:
             raise ConfigError(f"{root} says itself what is for testing: leave out --test-share (test_share).")
-        chosen = [row for row in rows if row[2] == split]
+        taken = part_to_use(split, parts)
+        if taken != split:
+            sentence = f"{root}: there is no test part, so the part {taken!r} is used for testing."
+            warnings.warn(sentence, DataWarning, stacklevel=3)
+        chosen = [row for row in rows if row[2] == taken]
         if not chosen:
             raise DataError(f"{root}: there is no split {split!r}; the splits are {', '.join(map(repr, parts))}.")
     else:
@@ -122,6 +129,13 @@ def _rows(
         rows = list(_csv_rows(root, Path(csv), left_out))
     else:
         rows = list(_folder_rows(root, allow_outside, left_out, split))
+    if not rows and csv is not None:
+        raise SOURCE.trouble(f"{root / csv} lists no images.")
+    if not rows and left_out[BESIDE]:
+        raise SOURCE.trouble(
+            f"{root} has {number_of(left_out[BESIDE], 'image')} but no class folders. Give a folder with one folder per class; "
+            f"if {root.name or 'this'} is one of the classes, give the folder that contains it."
+        )
     if not rows:
         lost = f"; left out: {counted(left_out)}" if left_out else ""
         raise SOURCE.trouble(f"no images below {root} (looked for {', '.join(sorted(IMAGE_SUFFIXES))}{lost}).")
@@ -183,7 +197,7 @@ def _folder_rows(root: Path, allow_outside: bool, left_out: Counter[str], split:
     )
     if others:
         warnings.warn(
-            f"{root}: read as train/test folders, so {', '.join(others[:5])} next to them is left out.",
+            f"{root}: read as train/test folders, so {some_names(others, 5)} next to them is left out.",
             DataWarning,
             stacklevel=2,
         )
