@@ -24,10 +24,11 @@ def _evaluation(r1, map_at_r, classes=CLASSES, each=EACH, seed=0):
 @pytest.mark.parametrize(
     ("after", "judgement", "words"),
     [
-        ((0.7, 0.3), "helped", "training helped"),
+        ((0.7, 0.3), "helped", "training helped."),
         ((0.5, 0.3), "no clear change", "no clear change."),
         ((0.5, 0.4), "helped", "(no clear change), mAP@R 29.9 → 39.7"),
-        ((0.5, 0.2), "made it worse", "training made it worse"),
+        ((0.5, 0.4), "helped", "): training helped mAP@R."),  # no more than that
+        ((0.5, 0.2), "made it worse", "): training made mAP@R worse."),
         ((0.4, 0.4), "made it worse", "training made it worse"),  # the first metric that changed decides
     ],
 )

@@ -98,8 +98,16 @@ class Verdict:
 
     def sentence(self, subject: str = "training") -> str:
         """Values, their intervals and the judgement, in plain English; ``subject`` is what was done in between."""
-        ends = {HELPED: f"{subject} helped", UNCLEAR: UNCLEAR, WORSE: f"{subject} made it worse"}
-        return f"{self.numbers()}: {ends[self.judgement]}. {self.caution()}".rstrip()
+        ends = UNCLEAR if self.judgement == UNCLEAR else f"{subject} {self.outcome()}"
+        return f"{self.numbers()}: {ends}. {self.caution()}".rstrip()
+
+    def outcome(self) -> str:
+        """The judgement, with the metric that decided if it is not the first one: "helped mAP@R" claims less than "helped"."""
+        deciding = next((change for change in self.changes if change.judgement != UNCLEAR), None)
+        if deciding is None or deciding is self.changes[0]:
+            return self.judgement
+        name = metric_name(deciding.metric)
+        return f"helped {name}" if self.judgement == HELPED else f"made {name} worse"
 
     def numbers(self) -> str:
         """Values and their intervals."""

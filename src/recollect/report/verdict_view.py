@@ -60,14 +60,14 @@ def _line(found: Verdict, before: Contender, after: Contender, count: int) -> Ma
         subject = "Training"
     else:
         subject = join("Training of ", name_of(after.name))
-    ends = {"helped": " helped", "no clear change": ": no clear change", "made it worse": " made it worse"}
+    gap = ": " if found.judgement == "no clear change" else " "
     sign = element("span", _SIGN[found.judgement], class_=f"sign {_LOOK[found.judgement]}", aria_hidden="true")
     return element(
         "li",
         sign,
         element(
             "div",
-            element("strong", subject, ends[found.judgement], "."),
+            element("strong", subject, gap, found.outcome(), "."),
             f" {_unbroken(found.numbers())}. {found.caution()}",
         ),
     )
