@@ -14,12 +14,16 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageFont
 
 NAMES = ["Alma", "Brisa", "Corto", "Delfi", "Ember", "Fjord", "Gusto", "Hazel", "Ivory", "Juno", "Kiwi", "Lumen"]
 KINDS = ("bottle", "can", "box", "jar")
-COLOURS = ("#a23b3b", "#31618f", "#3f7d4e", "#b98a2f", "#6d4c86")
+COLOURS = (
+    *("#a23b3b", "#31618f", "#3f7d4e", "#d9b530", "#6d4c86", "#e07b39"),
+    *("#2b2b2e", "#c65b8e", "#58b5a9", "#7a5a3a", "#9aa83a", "#23395d"),
+)  # one per name
 
 
 def product(name: str, kind: str, draw_from: random.Random) -> Image.Image:
     """A product on a transparent ground: its outline, its colour, a label with its name."""
-    body, label = draw_from.sample(COLOURS, 2)
+    place = NAMES.index(name) if name in NAMES else 0
+    body, label = COLOURS[place], COLOURS[(place + 5) % len(COLOURS)]
     image = Image.new("RGBA", (200, 200), (0, 0, 0, 0))
     pen = ImageDraw.Draw(image)
     left, top, right = {"bottle": (72, 60, 128), "can": (65, 50, 135), "box": (50, 45, 150), "jar": (58, 65, 142)}[kind]
