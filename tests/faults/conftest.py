@@ -73,9 +73,13 @@ class World:
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def prepared() -> None:
+    """Commands may be run in forks of this process."""
     _prepare()
 
+
+@pytest.fixture(scope="session")
+def world(prepared: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("faults")
     before = {name: os.environ.get(name) for name in ("RECOLLECT_CACHE", "COLUMNS")}
     os.environ.update({"RECOLLECT_CACHE": str(folder / "cache"), "COLUMNS": "200"})
@@ -126,7 +130,8 @@ def _prepare() -> None:
 
     devices.SECONDS = 0.0
     torchvision_fix.apply()
-    for name in ("faiss", "matplotlib.pyplot", "onnxruntime", "optuna.storages"):
+    # torch._dynamo: torch imports it with the first optimizer, which takes longer than a small training.
+    for name in ("faiss", "matplotlib.pyplot", "onnxruntime", "optuna.storages", "torch._dynamo"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     Image.init()

@@ -96,6 +96,13 @@ class Running:
         """Whether it has ended; its code is still to be had from ``wait``."""
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
+    def end(self) -> None:
+        """Kill it, and what it started, unless its end was waited for."""
+        if self._files[0].closed:
+            return
+        os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
+
     def wait(self, patience: float = 5.0) -> Ended:
         """Its end, which is brought about after ``LIMIT`` seconds. Its children have ``patience`` more seconds."""
         code: int | None = None
