@@ -106,10 +106,7 @@ def world(prepared: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def _prepare() -> None:
-    """Import what trials need before anything is forked. Nothing is computed: threads do not survive a fork.
-
-    Plans are made of one measurement instead of up to nine: half of a small training would be its plan.
-    """
+    """Import what trials need before anything is forked. Nothing is computed: threads do not survive a fork."""
     from PIL import Image
 
     import recollect.cli.app
@@ -125,10 +122,9 @@ def _prepare() -> None:
     import recollect.studies.reproducing
     import recollect.training.trainer
     import recollect.tuning.study  # noqa: F401
-    from recollect.common import devices, torchvision_fix
+    from recollect.common import torchvision_fix
     from recollect.config.recipe_files import available_recipes
 
-    devices.SECONDS = 0.0
     torchvision_fix.apply()
     # torch._dynamo: torch imports it with the first optimizer, which takes longer than a small training.
     for name in ("faiss", "matplotlib.pyplot", "onnxruntime", "optuna.storages", "torch._dynamo"):

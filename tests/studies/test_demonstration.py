@@ -75,7 +75,6 @@ def test_an_interrupted_demonstration_is_resumed_by_the_same_command(
         network = {"model.init": "tiny", "model.image_size": 24, "model.resize": 24, "batch.size": 16}
         return whole(loss, steps, seed, {}) | data | network
 
-    monkeypatch.setattr("recollect.common.devices.SECONDS", 0.0)  # plans of one measurement
     monkeypatch.setattr(demo, "_data_options", dict)
     monkeypatch.setattr(demo, "demo_settings", small)
     command = ["demo", "--out", str(out), "--steps", "3", "--seed", "5"]
