@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from small_runs import make_images, small_config
 
-from faults.trials import Running
+from faults.teams import start_team
 from recollect.config.overrides import as_mapping
 from recollect.training.run_folder import RunFolder
 
@@ -25,28 +21,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix"),
     pytest.mark.usefixtures("prepared"),
 ]
-
-
-def _start(config: Path, out: Path, size: int, *more: str) -> list[Running]:
-    """As torchrun does, but without its agent, which would kill the others on its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
-    def member(rank: int) -> None:
-        torch.set_num_threads(1)
-        os.environ |= {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(size),
-            "LOCAL_WORLD_SIZE": str(size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "RECOLLECT_TEAM_MINUTES": "0.5",
-        }
-
-    command = ["train", str(config), "--out", str(out), *more]
-    return [Running(command, config.parent, partial(member, rank)) for rank in range(size)]
 
 
 def _config(tmp_path: Path, epochs: int) -> Path:
@@ -60,7 +34,7 @@ def _config(tmp_path: Path, epochs: int) -> Path:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_others_end_with_a_sentence(tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "run"
-    processes = _start(_config(tmp_path, 2000), out, 4)
+    processes = start_team(["train", str(_config(tmp_path, 2000)), "--out", str(out)], tmp_path, 4)
     others = [processes[rank] for rank in (0, 1, 3)]
     try:
         while len(RunFolder(out).read_metrics()) < 6:
@@ -78,7 +52,8 @@ def test_the_others_end_with_a_sentence(tmp_path: Path, number: signal.Signals) 
 
 
 def test_one_process_prints_the_result(tmp_path: Path) -> None:
-    processes = _start(_config(tmp_path, 1), tmp_path / "run", 2, "--json")
+    command = ["train", str(_config(tmp_path, 1)), "--out", str(tmp_path / "run"), "--json"]
+    processes = start_team(command, tmp_path, 2)
     first, second = [process.wait() for process in processes]
     assert (first.code, second.code) == (0, 0), (first, second)
     assert json.loads(first.out)["steps"] == 3
