@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import importlib
 import json
 import os
 import shutil
@@ -18,7 +15,7 @@ import pytest
 from small_runs import make_images
 
 from faults.moments import signal_after
-from faults.trials import Tally, called, command, run
+from faults.trials import Tally, called, prepare, run
 from recollect.models import Embedder
 
 RECIPE = """
@@ -75,7 +72,7 @@ class World:
 @pytest.fixture(scope="session")
 def prepared() -> None:
     """Commands may be run in forks of this process."""
-    _prepare()
+    prepare()
 
 
 @pytest.fixture(scope="session")
@@ -103,37 +100,6 @@ def world(prepared: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         subprocess.run(["umount", str(disk)], check=True)
     for name, value in before.items():
         os.environ.pop(name) if value is None else os.environ.update({name: value})
-
-
-def _prepare() -> None:
-    """Import what trials need before anything is forked. Nothing is computed: threads do not survive a fork."""
-    from PIL import Image
-
-    import recollect.cli.app
-    import recollect.inference.features
-    import recollect.inference.whitening_sets
-    import recollect.report.page
-    import recollect.report.publishing
-    import recollect.search
-    import recollect.search.service
-    import recollect.studies.compared_losses_page
-    import recollect.studies.demonstration
-    import recollect.studies.paper_page
-    import recollect.studies.reproducing
-    import recollect.training.trainer
-    import recollect.tuning.study  # noqa: F401
-    from recollect.common import torchvision_fix
-    from recollect.config.recipe_files import available_recipes
-
-    torchvision_fix.apply()
-    # torch._dynamo: torch imports it with the first optimizer, which takes longer than a small training.
-    for name in ("faiss", "matplotlib.pyplot", "onnxruntime", "optuna.storages", "torch._dynamo"):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    Image.init()
-    available_recipes()
-    command()
-    gc.freeze()  # a collection in a fork would copy every page that it looks at
 
 
 def _do(folder: Path, *arguments: str) -> float:
