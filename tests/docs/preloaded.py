@@ -6,6 +6,7 @@ python preloaded.py SOCKET ARGUMENTS...     as ``python -m recollect ARGUMENTS..
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -39,6 +40,9 @@ def serve(place: str) -> None:
                 server.close()
                 _answer(asking)
             asking.close()
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:  # those that have ended
+                    pass
 
 
 def _answer(asking: socket.socket) -> None:
