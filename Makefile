@@ -4,17 +4,18 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TESTED := $(VENV)/.installed-for-tests
-PARALLEL ?= -n auto --maxprocesses 8
+# One process takes a whole file, those with slow tests first: tests/conftest.py says why.
+PARALLEL ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick check docs bench clean
+.PHONY: demo test quick lint check docs bench clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@echo "make demo   train on the embedded data set and write a report"
 	@echo "make test   the whole test suite        make quick  the same without slow tests"
-	@echo "make check  lint, types, quick tests    make bench  speed and memory, as ratios"
-	@echo "make docs   the documentation site"
+	@echo "make check  lint, types, quick tests    make lint   lint and types alone"
+	@echo "make docs   the documentation site      make bench  speed and memory, as ratios"
 
 # torch first and alone: an unpinned torch would pull a different, far larger build.
 $(STAMP): pyproject.toml constraints.txt
@@ -37,11 +38,12 @@ test: $(TESTED)
 quick: $(TESTED)
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not shared_data"
 
-check: $(TESTED)
+lint: $(TESTED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not shared_data"
+
+check: lint quick
 
 docs: $(TESTED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 # Several test processes run side by side: one thread each, in the processes they start too. Before torch is imported.
@@ -17,8 +18,11 @@ if announces_amx():
 
 import pytest
 import torch
+import typer.main
+import typer.testing
 from hypothesis import HealthCheck, settings
 
+from recollect.common import devices
 from recollect.common.console import set_quiet
 
 # Timings on shared machines are noisy, so no test has a deadline.
@@ -31,13 +35,27 @@ settings.register_profile(
 )
 settings.load_profile("recollect")
 
+# Plans are made of one measurement instead of up to nine: half of a small training would be its plan. How good plans are
+# is not for tests to say (benchmarks/estimates.py).
+devices.SECONDS = 0.0
+
+# typer builds the whole command line at every call, which takes 0.06 s; the tests call it a thousand times.
+typer.main.get_command = cache(typer.main.get_command)
+typer.testing._get_command = typer.main.get_command
+
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The whole fault campaign takes hours: only when it is asked for by its marker."""
+    """The whole fault campaign takes hours: only when it is asked for by its marker. Files with slow tests come first.
+
+    With ``--dist loadfile --no-loadscope-reorder`` a process takes one file after another, in this order: what one of
+    them does while the others have nothing left to do is then a quick file. A file is not divided: its fixtures are made once.
+    """
     if "faults" not in config.getoption("-m"):
         items[:] = [item for item in items if item.get_closest_marker("faults") is None]
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(autouse=True)
@@ -58,5 +76,8 @@ def shared_data() -> Path:
 
 @pytest.fixture(autouse=True, scope="session")
 def _cache_of_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Tests share a cache of their own, and leave the user's alone."""
-    os.environ["RECOLLECT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    """Tests share a cache of their own, in all processes, and leave the user's alone. Characters are drawn once."""
+    mine = tmp_path_factory.getbasetemp()
+    cache = (mine.parent if "PYTEST_XDIST_WORKER" in os.environ else mine) / "cache"
+    cache.mkdir(exist_ok=True)
+    os.environ["RECOLLECT_CACHE"] = str(cache)

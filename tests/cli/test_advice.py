@@ -56,11 +56,15 @@ def verbs() -> dict[str, set[str]]:
     return {name: {*options, "--help"} for name, options in of(typer.main.get_command(app), "")}
 
 
+@cache
 def named() -> list[tuple[str, str]]:
     """Every option in a text of the package that is not a docstring, with the file it stands in."""
     found = set()
     for path in sorted(PACKAGE.rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if not OPTION.search(text):
+            continue
+        tree = ast.parse(text)
         documentation = {
             id(node.body[0].value)
             for node in ast.walk(tree)

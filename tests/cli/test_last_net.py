@@ -122,7 +122,7 @@ for number in (signal.SIGINT, signal.SIGHUP):  # ignored where the tests run in 
 def wait(path: str) -> None:
     with atomic_write(path) as file:
         print("waiting", flush=True)
-        time.sleep(60)
+        time.sleep(600)
 
 sys.exit(last_net.guarded(app))
 """
@@ -140,7 +140,7 @@ def test_signals_end_with_their_code_a_sentence_and_nothing_half_written(
         begun = time.monotonic()
         process.send_signal(number)
         _, said = process.communicate()
-        assert time.monotonic() - begun < 30
+        assert time.monotonic() - begun < 300
     assert process.returncode == 128 + number
     assert said.startswith("recollect: stopped by")
     assert not list(tmp_path.iterdir())

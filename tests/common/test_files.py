@@ -223,7 +223,7 @@ from recollect.common.files import atomic_write, new_folder
 opened = atomic_write if sys.argv[1] == "file" else new_folder
 with opened(sys.argv[2]) as place:
     print("open", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 

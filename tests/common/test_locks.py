@@ -11,7 +11,7 @@ import sys, time
 from recollect.common.locks import try_lock
 lock = try_lock(sys.argv[1])
 print("held", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 

@@ -300,7 +300,7 @@ def test_work_goes_on_while_a_batch_is_in_use() -> None:
     with Pipeline(images, transform, workers=2) as pipeline:
         stream = pipeline.stream([np.arange(20), np.arange(20, 40)])
         assert next(stream).indices.tolist() == list(range(20))
-        assert transform.reached.wait(120), "nobody works at the second batch while the first is in use"
+        assert transform.reached.wait(600), "nobody works at the second batch while the first is in use"
         transform.released.set()
         assert next(stream).indices.tolist() == list(range(20, 40))
 

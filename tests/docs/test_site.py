@@ -48,5 +48,5 @@ def test_search_works_from_a_folder_without_a_network(site: Path) -> None:
             "const field = document.querySelector('.md-search__input'); field.focus(); field.value = 'whitening';"
             "field.dispatchEvent(new KeyboardEvent('keyup', {bubbles: true})); return true"
         )
-        assert browser.until("return document.querySelectorAll('.md-search-result__item').length", 60)
+        assert browser.until("return document.querySelectorAll('.md-search-result__item').length", 300)
         assert all(address.startswith(("file:", "data:", "blob:")) for address in browser.requests())

@@ -1,4 +1,8 @@
-"""The tutorials run as written, from an empty folder: every ``sh`` block in order, then the Python blocks."""
+"""The tutorials run as written, from an empty folder: every ``sh`` block in order, then the Python blocks.
+
+``recollect`` is answered by a process that has imported everything (``preloaded.py``). That it starts by itself is for
+``test_wheel.py`` and ``cli/test_first_minutes.py`` to say.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,15 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 TUTORIALS = Path(__file__).resolve().parents[2] / "docs" / "tutorials"
-SHIM = '#!/bin/sh\nexec "{python}" -m recollect "$@"\n'
+SERVER = Path(__file__).with_name("preloaded.py")
+SHIM = '#!/bin/sh\nexec "{python}" -I -S "{server}" "{place}" "$@"\n'
 
 
 def _blocks(page: Path, language: str) -> list[str]:
@@ -26,19 +33,31 @@ def _files(folder: Path) -> None:
         shutil.copy(script, folder)
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def _of_this_python() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Path]:
+    """Where the process that runs ``recollect`` is asked."""
+    with tempfile.TemporaryDirectory(prefix="tutorials", dir="/tmp") as folder:  # the path of a socket must be short
+        place = Path(folder) / "socket"
+        command = [sys.executable, str(SERVER), "serve", str(place)]
+        with subprocess.Popen(command, env=_of_this_python(), stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield place
+            process.kill()
+
+
+def _environment(folder: Path, server: Path) -> dict[str, str]:
     """A shell in which ``recollect`` and ``python`` are those of this environment."""
     bin_folder = folder / "bin"
     bin_folder.mkdir()
     for name, text in (("recollect", SHIM), ("python", '#!/bin/sh\nexec "{python}" "$@"\n')):
-        (bin_folder / name).write_text(text.format(python=sys.executable))
+        (bin_folder / name).write_text(text.format(python=sys.executable, server=SERVER, place=server))
         (bin_folder / name).chmod(0o755)
-    return {
-        **os.environ,
-        "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "OMP_NUM_THREADS": "1",
-    }
+    return {**_of_this_python(), "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
 
 
 def _run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
@@ -50,8 +69,8 @@ def _run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", sorted(TUTORIALS.glob("*.md")), ids=lambda page: page.stem)
-def test_tutorial_runs_from_an_empty_folder(page: Path, tmp_path: Path) -> None:
-    environment, work = _environment(tmp_path), tmp_path / "work"
+def test_tutorial_runs_from_an_empty_folder(page: Path, server: Path, tmp_path: Path) -> None:
+    environment, work = _environment(tmp_path, server), tmp_path / "work"
     work.mkdir()
     _files(work)
     blocks = _blocks(page, "sh")
@@ -65,7 +84,7 @@ def test_tutorial_runs_from_an_empty_folder(page: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_script_with_cells_runs_and_shows_pictures(tmp_path: Path) -> None:
     _files(tmp_path)
-    printed = _run([sys.executable, "shop.py"], tmp_path, _environment(tmp_path))
+    printed = _run([sys.executable, "shop.py"], tmp_path, _of_this_python())
     assert "corto-jar.jpg" in printed
     assert (tmp_path / "neighbours.png").stat().st_size > 10_000
 

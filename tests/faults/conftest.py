@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import importlib
 import json
 import os
 import shutil
@@ -18,7 +15,7 @@ import pytest
 from small_runs import make_images
 
 from faults.moments import signal_after
-from faults.trials import Tally, called, command, run
+from faults.trials import Tally, called, prepare, run
 from recollect.models import Embedder
 
 RECIPE = """
@@ -73,9 +70,13 @@ class World:
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    _prepare()
+def prepared() -> None:
+    """Commands may be run in forks of this process."""
+    prepare()
 
+
+@pytest.fixture(scope="session")
+def world(prepared: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("faults")
     before = {name: os.environ.get(name) for name in ("RECOLLECT_CACHE", "COLUMNS")}
     os.environ.update({"RECOLLECT_CACHE": str(folder / "cache"), "COLUMNS": "200"})
@@ -99,40 +100,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         subprocess.run(["umount", str(disk)], check=True)
     for name, value in before.items():
         os.environ.pop(name) if value is None else os.environ.update({name: value})
-
-
-def _prepare() -> None:
-    """Import what trials need before anything is forked. Nothing is computed: threads do not survive a fork.
-
-    Plans are made of one measurement instead of up to nine: half of a small training would be its plan.
-    """
-    from PIL import Image
-
-    import recollect.cli.app
-    import recollect.inference.features
-    import recollect.inference.whitening_sets
-    import recollect.report.page
-    import recollect.report.publishing
-    import recollect.search
-    import recollect.search.service
-    import recollect.studies.compared_losses_page
-    import recollect.studies.demonstration
-    import recollect.studies.paper_page
-    import recollect.studies.reproducing
-    import recollect.training.trainer
-    import recollect.tuning.study  # noqa: F401
-    from recollect.common import devices, torchvision_fix
-    from recollect.config.recipe_files import available_recipes
-
-    devices.SECONDS = 0.0
-    torchvision_fix.apply()
-    for name in ("faiss", "matplotlib.pyplot", "onnxruntime", "optuna.storages"):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    Image.init()
-    available_recipes()
-    command()
-    gc.freeze()  # a collection in a fork would copy every page that it looks at
 
 
 def _do(folder: Path, *arguments: str) -> float:

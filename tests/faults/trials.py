@@ -8,7 +8,10 @@ undisturbed command makes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
+import importlib
 import os
 import resource
 import signal
@@ -96,6 +99,13 @@ class Running:
         """Whether it has ended; its code is still to be had from ``wait``."""
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
+    def end(self) -> None:
+        """Kill it, and what it started, unless its end was waited for."""
+        if self._files[0].closed:
+            return
+        os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
+
     def wait(self, patience: float = 5.0) -> Ended:
         """Its end, which is brought about after ``LIMIT`` seconds. Its children have ``patience`` more seconds."""
         code: int | None = None
@@ -147,6 +157,37 @@ def command() -> Any:
     from recollect.cli.app import app
 
     return typer.main.get_command(app)
+
+
+def prepare() -> None:
+    """Import what trials need before anything is forked. Nothing is computed: threads do not survive a fork."""
+    from PIL import Image
+
+    import recollect.cli.app
+    import recollect.inference.features
+    import recollect.inference.whitening_sets
+    import recollect.report.page
+    import recollect.report.publishing
+    import recollect.search
+    import recollect.search.service
+    import recollect.studies.compared_losses_page
+    import recollect.studies.demonstration
+    import recollect.studies.paper_page
+    import recollect.studies.reproducing
+    import recollect.training.trainer
+    import recollect.tuning.study  # noqa: F401
+    from recollect.common import torchvision_fix
+    from recollect.config.recipe_files import available_recipes
+
+    torchvision_fix.apply()
+    # torch._dynamo: torch imports it with the first optimizer, which takes longer than a small training.
+    for name in ("faiss", "matplotlib.pyplot", "onnxruntime", "optuna.storages", "torch._dynamo"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    Image.init()
+    available_recipes()
+    command()
+    gc.freeze()  # a collection in a fork would copy every page that it looks at
 
 
 def run(

@@ -178,7 +178,7 @@ def test_two_that_want_the_same_wait_for_each_other(tmp_path: Path) -> None:
 
     def slowly(places: Places) -> Rows:
         begun.set()
-        assert go_on.wait(60)
+        assert go_on.wait(600)
         return first(places)
 
     def ask(name: str, compute: Counting) -> None:
@@ -189,11 +189,11 @@ def test_two_that_want_the_same_wait_for_each_other(tmp_path: Path) -> None:
         threading.Thread(target=ask, args=("other", second)),
     ]
     threads[0].start()
-    assert begun.wait(60)
+    assert begun.wait(600)
     threads[1].start()
     go_on.set()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
     assert first.computed == 3
     assert second.computed == 0
     assert np.array_equal(found["first"], found["other"])

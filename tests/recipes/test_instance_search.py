@@ -7,11 +7,8 @@ Floors are set from three seeds of the same training (docs/instance-search.md): 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from faults.trials import run
 from recipes import landmarks
 from recollect.cli.app import app
 from recollect.common.errors import ConfigError, DataError, InputError
@@ -31,12 +29,12 @@ from recollect.inference import embedding_sets, features, vector_store
 from recollect.inference.embedding_sets import embed_set
 from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
 from recollect.step.team import Team
-from recollect.training import trainer
 from recollect.training.build import build
 from recollect.training.last_layer import whiten_last_layer, whitening_images
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import train
 from recollect.training.validation import measure
+from training.killed import signal_at
 from training.small_runs import final_weights, losses, same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
@@ -76,18 +74,10 @@ def scores(folder: Path) -> dict[str, float]:
     return {name: 100 * value for name, value in written["without_distractors"].items()} | with_them
 
 
-def run(place: str, count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """``recollect ARGUMENTS`` in a process of its own that is killed at a place, see ``killed.py``."""
-    package = Path(trainer.__file__).parents[2]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(package)}
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("killed.py")), place, str(count)]
-    return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True)
-
-
 @pytest.mark.slow
 def test_map_rises_and_every_stage_resumes(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
-    for module in (embedding_sets, features):  # as in the processes that are killed
+    for module in (embedding_sets, features):  # of whole images a quarter; a small set has several parts
         monkeypatch.setattr(module, "PART", 4 * 16)
     monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
     config = resolve(RECIPE, settings(data, **{"run.checkpoint_steps": 5, "run.checkpoint_minutes": 60}))
@@ -119,24 +109,24 @@ def test_map_rises_and_every_stage_resumes(data: Path, tmp_path: Path, monkeypat
     # Killed while whitening, while training, while embedding the distractors.
     killed = tmp_path / "killed"
     monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "other cache"))
-    first = run("part", 5, "train", str(whole / "config.yaml"), "--out", str(killed))
-    assert first.returncode == -signal.SIGKILL, first.stderr
+    first = run(["train", str(whole / "config.yaml"), "--out", str(killed)], tmp_path, signal_at("part", 5))
+    assert first.code == -signal.SIGKILL, first
     assert rows_kept(tmp_path / "other cache") == 4 * 16
     assert not RunFolder(killed).last.exists()
-    second = run("step", 14, "train", "--resume", str(killed))
-    assert second.returncode == -signal.SIGKILL, second.stderr
+    second = run(["train", "--resume", str(killed)], tmp_path, signal_at("step", 14))
+    assert second.code == -signal.SIGKILL, second
     assert len(losses(killed)) == 13
-    third = run("never", 0, "train", "--resume", str(killed))
-    assert third.returncode == 0, third.stderr
-    assert "resumed    after step 10" in third.stdout
+    third = run(["train", "--resume", str(killed)], tmp_path, signal_at("step", 0))
+    assert third.code == 0, third
+    assert "resumed    after step 10" in third.out
     assert losses(killed) == losses(whole)
     assert same_bits(final_weights(killed), final_weights(whole))
     again = {r["step"]: r["map"] for r in RunFolder(killed).read_metrics() if r["kind"] == "evaluation"}
     assert again == validated
     # Database: 140 images in 9 parts; queries: 20 in 2; then the fourth part of distractors.
     before_eval = rows_kept(tmp_path / "other cache")
-    ended = run("part", 9 + 2 + 4, *eval_arguments(killed, data))
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    ended = run(eval_arguments(killed, data), tmp_path, signal_at("part", 9 + 2 + 4))
+    assert ended.code == -signal.SIGKILL, ended
     assert rows_kept(tmp_path / "other cache") - before_eval == 140 + 20 + 3 * 16
     assert CliRunner().invoke(app, eval_arguments(killed, data)).exit_code == 0
     assert rows_kept(tmp_path / "other cache") - before_eval == 140 + 20 + 100

@@ -64,7 +64,7 @@ class Browser:
         found = self.devtools("Runtime.evaluate", expression=f"document.querySelector({selector!r})")
         self.devtools("DOM.setFileInputFiles", files=[str(file)], objectId=found["result"]["objectId"])
 
-    def until(self, script: str, seconds: float = 20) -> Any:
+    def until(self, script: str, seconds: float = 120) -> Any:
         """The script's answer, once it is true."""
         end = time.monotonic() + seconds
         while not (answer := self.run(script)):
@@ -118,11 +118,11 @@ def browser() -> Iterator[Browser]:
                 _call("DELETE", f"{address}/session/{session}")
         finally:
             driver.terminate()
-            driver.wait(10)
+            driver.wait(60)
 
 
 def _port(driver: subprocess.Popen[str]) -> int:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 600
     while driver.stdout is not None and time.monotonic() < end:
         line = driver.stdout.readline()
         if "started successfully on port" in line:
@@ -134,7 +134,7 @@ def _call(method: str, address: str, body: dict[str, Any] | None = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(address, data, {"Content-Type": "application/json"}, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=120) as answer:
+        with urllib.request.urlopen(request, timeout=600) as answer:
             return json.load(answer)["value"]
     except urllib.error.HTTPError as error:
         raise RuntimeError(error.read().decode()) from error

@@ -37,7 +37,7 @@ class Client:
     def call(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         try:
             connection.request(method, path, body, dict(headers or {}))
             answer = connection.getresponse()
@@ -86,4 +86,4 @@ def running(index: Index, **limits: Any) -> Iterator[Client]:
         yield Client(port, server)
     finally:
         server.should_exit = True
-        thread.join(60)
+        thread.join(600)

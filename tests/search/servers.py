@@ -77,7 +77,7 @@ def _milvus() -> str:
 
     def stop() -> None:
         server.terminate()
-        server.wait(20)
+        server.wait(120)
         shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(stop)

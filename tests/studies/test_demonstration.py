@@ -36,22 +36,38 @@ def test_few_fonts_make_a_demonstration_too(monkeypatch: pytest.MonkeyPatch) -> 
     assert demo._data_options() == {}
 
 
+def _report_of(*command: str) -> Path:
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    return Path(done.output.splitlines()[-1])
+
+
+def _make_small(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same course with few and small photos."""
+    whole, images = demo.demo_settings, make_images(make_images(folder / "photos"), split="test", seed=1)
+
+    def small(loss: str, steps: int, seed: int, options: dict[str, Any]) -> dict[str, Any]:
+        data = {"data.name": "folder", "data.root": str(images), "data.augmentation": "crop"}
+        network = {"model.init": "tiny", "model.image_size": 24, "model.resize": 24, "batch.size": 16}
+        return whole(loss, steps, seed, {}) | data | network
+
+    monkeypatch.setattr(demo, "_data_options", dict)
+    monkeypatch.setattr(demo, "demo_settings", small)
+
+
 @pytest.mark.slow
 def test_the_demonstration_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    # The characters that nearly all typefaces have: the same course with a tenth of the pictures.
+    # The characters that nearly all typefaces have: half of the pictures. The second time photos take their place.
     monkeypatch.setattr(demo, "_data_options", lambda: {"min_faces": 48})
-    reports = []
-    for _ in range(2):
-        done = CliRunner().invoke(app, ["demo", "--steps", "1"])
-        assert done.exit_code == 0, done.output
-        reports.append(Path(done.output.splitlines()[-1]))
+    reports = [_report_of("demo", "--steps", "1")]
+    _make_small(tmp_path, monkeypatch)
+    reports.append(_report_of("demo", "--steps", "1"))
     assert reports[0] != reports[1]
+    assert "Improved from" in reports[0].read_text(encoding="utf-8")
     for report in reports:
         assert report.is_file()
-        page = report.read_text(encoding="utf-8")
-        assert "Improved from" in page
-        assert "contrastive" in page
+        assert "contrastive" in report.read_text(encoding="utf-8")
         for loss in demo.LOSSES.values():
             run = RunFolder.open(report.parent / loss)
             assert run.read_manifest()["outcome"]["steps"] == 1
@@ -67,17 +83,8 @@ def test_the_demonstration_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_an_interrupted_demonstration_is_resumed_by_the_same_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, out = demo.demo_settings, tmp_path / "demo"
-    images = make_images(make_images(tmp_path / "photos"), split="test", seed=1)
-
-    def small(loss: str, steps: int, seed: int, options: dict[str, Any]) -> dict[str, Any]:
-        data = {"data.name": "folder", "data.root": str(images), "data.augmentation": "crop"}
-        network = {"model.init": "tiny", "model.image_size": 24, "model.resize": 24, "batch.size": 16}
-        return whole(loss, steps, seed, {}) | data | network
-
-    monkeypatch.setattr("recollect.common.devices.SECONDS", 0.0)  # plans of one measurement
-    monkeypatch.setattr(demo, "_data_options", dict)
-    monkeypatch.setattr(demo, "demo_settings", small)
+    out = tmp_path / "demo"
+    _make_small(tmp_path, monkeypatch)
     command = ["demo", "--out", str(out), "--steps", "3", "--seed", "5"]
     real, begun = demo.begin_or_resume, []
 
@@ -92,9 +99,7 @@ def test_an_interrupted_demonstration_is_resumed_by_the_same_command(
     with pytest.raises(ConfigError, match="other settings"):
         demo.run_demo(out, steps=4, seed=5)
     for _ in range(2):  # a finished one is only shown again
-        done = CliRunner().invoke(app, command)
-        assert done.exit_code == 0, done.output
-        assert done.output.splitlines()[-1] == str(out / "report.html")
+        assert _report_of(*command) == out / "report.html"
     assert RunFolder(out / "contrastive").read_manifest()["outcome"]["steps"] == 3
     (out / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="not empty"):

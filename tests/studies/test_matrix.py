@@ -82,10 +82,8 @@ def test_the_search_reads_no_test_image(
     assert len(caplog.messages) == 6
 
 
-def test_a_killed_run_goes_on(here: None, data: Path, tmp_path: Path) -> None:
-    claim = asymmetric(BENCH)
-    study = Matrix(tmp_path / "study", "small", data)
-    run_matrix(study, [claim], jobs=1)
+def test_a_killed_run_goes_on(here: None, finished_study: Matrix) -> None:
+    claim, study = asymmetric(BENCH), finished_study
     folder = final_run(study, BENCH, claim.cells()[0], 1)
     whole = final_weights(folder)
     manifest = json.loads((folder / "manifest.json").read_text())

@@ -99,7 +99,12 @@ def test_one_process_at_a_time_works_on_a_study(here: None, data: Path, tmp_path
 
 
 def test_no_search_run_reaches_the_test_set(
-    here: None, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    here: None,
+    data: Path,
+    finished_study: Matrix,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Code that asks for test images is refused, in a run that begins and in one that goes on."""
     claim, study = asymmetric(BENCH), Matrix(tmp_path / "study", "small", data)
@@ -114,7 +119,7 @@ def test_no_search_run_reaches_the_test_set(
         run_matrix(study, [claim], jobs=1)
         assert caplog.messages
         assert all("only train may be read" in line for line in caplog.messages)
-    run_matrix(study, [claim], jobs=1)
+    study = finished_study
     run = next(iter(study.searches(BENCH, claim.cells()[0]).values()))
     manifest = json.loads((run / "manifest.json").read_text())
     manifest.pop("outcome")
@@ -192,7 +197,7 @@ def test_no_run_outlives_the_study(number: signal.Signals) -> None:
         assert study.stdout is not None
         assert study.stdout.readline() == "working\n"
         study.send_signal(number)
-        out, said = study.communicate(timeout=60)
+        out, said = study.communicate(timeout=600)
     assert out == ""
     assert "Traceback" not in said
     assert study.returncode == (-number if number == signal.SIGKILL else 128 + number)

@@ -1,15 +1,18 @@
 """Does it learn? Real trainings on characters, judged on characters never seen.
 
-Budget: 60 steps of 200 images of 32 px, the tiny network from scratch, half a minute of one core for each loss. The same
+Budget: 30 steps of 200 images of 32 px, the tiny network from scratch, 12 s of processor time for each loss. The same
 seed, batches, augmentation, learning rate and schedule for all three losses; the learning rate is the better of 1e-3
-and 3e-3 for contrastive and triplet, and the worse one for RS@k. r@1 over 150 test characters (3,301 images), measured:
+and 3e-3 for contrastive and triplet, and the worse one for RS@k (chosen with 60 steps). r@1 over 150 test characters
+(3,301 images), measured:
 
 | | seed 0 | seed 1 | seed 2 |
 |---|---|---|---|
 | untrained | .711 | .730 | .698 |
-| contrastive | .748 | .789 | .776 |
-| triplet, semi-hard | .770 | .810 | .813 |
-| RS@k | .828 | .846 | .847 |
+| contrastive | .729 | .753 | .743 |
+| triplet, semi-hard | .736 | .779 | .768 |
+| RS@k | .786 | .816 | .792 |
+
+After 60 steps, which take twice as long, RS@k has .828, .846 and .847, and the better of the others .770, .810 and .813.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from recollect.evaluation import evaluate
 from recollect.models import Embedder
 from recollect.training.trainer import train
 
-FLOOR = 0.80
+FLOOR = 0.76
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +59,7 @@ def test_recall_at_k_learns_and_beats_pairs_and_triplets(unseen: ImageSet, tmp_p
             "batch.size": 200,
             "optimizer.warm_up": 0,
             "run.epochs": None,
-            "run.steps": 60,
+            "run.steps": 30,
         }
         outcome = train(resolve("glyphs", settings), tmp_path / loss)
         after[loss] = found_first(Embedder.load(outcome.folder / "model"), unseen)

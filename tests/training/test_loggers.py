@@ -53,7 +53,7 @@ def test_run_tensorboard_is_still_read() -> None:
 
 def _once_written(file: Path, last: bytes) -> bytes:
     """The file's content, once it holds ``last``: a process of wandb's own writes it."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 600
     while last not in (content := file.read_bytes()) and time.monotonic() < end:
         time.sleep(0.1)
     return content

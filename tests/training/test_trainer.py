@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from killed import signal_at
 from small_runs import final_weights, losses, make_images, same_bits, small_config
 from torch import Tensor
 
+from faults.trials import run
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.locks import try_lock
 from recollect.config import overrides as recipes
@@ -120,41 +119,6 @@ def test_resuming_is_exact(
     assert outcome["metrics"] == RunFolder(whole).read_manifest()["outcome"]["metrics"]
 
 
-# Steps so long that a run of sixty is not over before this process, on a busy machine, sees ten of them and ends it.
-_SLOWLY = """
-import time
-from recollect.cli import main
-from recollect.training import run_folder
-
-record = run_folder.Log.step
-
-def slowly(self, **values):
-    record(self, **values)
-    time.sleep(0.2)
-
-run_folder.Log.step = slowly
-main()
-"""
-
-
-def _command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", _SLOWLY, "train", *arguments]
-
-
-def _environment() -> dict[str, str]:
-    package = Path(trainer.__file__).parents[2]
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(package)}
-
-
-def _wait_for_steps(folder: Path, steps: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 600
-    while time.monotonic() < deadline and process.poll() is None:
-        if (folder / "metrics.jsonl").exists() and len(losses(folder)) >= steps:
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"no step {steps}: {process.communicate()}")
-
-
 @pytest.mark.slow
 def test_kill_9_and_sigterm_of_real_processes(root: Path, tmp_path: Path) -> None:
     settings = {"run.epochs": 20, "run.checkpoint_steps": 7, "run.checkpoint_minutes": 60}
@@ -162,23 +126,16 @@ def test_kill_9_and_sigterm_of_real_processes(root: Path, tmp_path: Path) -> Non
     train(config, tmp_path / "whole")
     (tmp_path / "config.yaml").write_text((tmp_path / "whole" / "config.yaml").read_text())
     folder = tmp_path / "killed"
-    command = _command(str(tmp_path / "config.yaml"), "--out", str(folder))
-    process = subprocess.Popen(command, env=_environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    _wait_for_steps(folder, 10, process)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    ended = run(["train", str(tmp_path / "config.yaml"), "--out", str(folder)], tmp_path, signal_at("step", 11))
+    assert ended.code == -signal.SIGKILL, ended
+    assert len(losses(folder)) == 10
     assert "outcome" not in RunFolder(folder).read_manifest()
 
-    command = _command("--resume", str(folder))
-    before = len(losses(folder))
-    process = subprocess.Popen(command, env=_environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    _wait_for_steps(folder, before + 3, process)
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=600)
-    assert process.returncode == 128 + signal.SIGTERM, errors
-    assert "saved after step" in errors
-    assert "Traceback" not in errors
-    assert checkpoint.read_checkpoint(RunFolder(folder).last)["progress"]["step"] == len(losses(folder))
+    ended = run(["train", "--resume", str(folder)], tmp_path, signal_at("step", 6, signal.SIGTERM))  # after the seventh
+    assert ended.code == 128 + signal.SIGTERM, ended
+    assert "saved after step 13" in ended.err
+    assert "Traceback" not in ended.err
+    assert checkpoint.read_checkpoint(RunFolder(folder).last)["progress"]["step"] == len(losses(folder)) == 13
 
     train(resume=folder)
     assert losses(folder) == losses(tmp_path / "whole")

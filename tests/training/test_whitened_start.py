@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 
+from faults.teams import start_team
 from recollect.common.errors import ConfigError, InputError
 from recollect.config.overrides import as_mapping
 from recollect.models.whitening import pairs_of_classes
@@ -85,11 +86,9 @@ def test_two_processes_start_and_go_on_as_one(images: Path, tmp_path: Path) -> N
     config = small_config(images, **settings)
     train(config, tmp_path / "one")
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(as_mapping(config)))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "recollect"]
-    command += ["train", str(tmp_path / "config.yaml"), "--out", str(tmp_path / "two")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+    command = ["train", str(tmp_path / "config.yaml"), "--out", str(tmp_path / "two")]
+    ended = [process.wait() for process in start_team(command, tmp_path, 2)]
+    assert [one.code for one in ended] == [0, 0], ended
     one, two = final_weights(tmp_path / "one"), final_weights(tmp_path / "two")
     for name, tensor in one.items():
         assert torch.allclose(tensor, two[name], rtol=1e-3, atol=1e-4), name

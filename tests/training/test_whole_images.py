@@ -15,6 +15,7 @@ from small_runs import final_weights, losses, make_images, same_bits, small_conf
 from torch import Tensor
 from training_toys import NPair, difference, gradients
 
+from faults.teams import start_team
 from recipes import landmarks
 from recollect import Embedder, RecallAtK
 from recollect.config.overrides import resolve
@@ -22,7 +23,6 @@ from recollect.step import StepInfo, chunking, large_batch, large_batch_step
 from recollect.training import run_folder
 from recollect.training.batches import PixelFeed
 from recollect.training.trainer import plan, train
-from step.test_team import torchrun
 
 pytestmark = pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
 SIDES = st.sampled_from([8, 12, 17])
@@ -146,9 +146,10 @@ def test_two_processes_train_and_validate_as_one(tmp_path: Path) -> None:
     short = {"run.steps": 3, "batch.size": 16, "batch.chunk": 5, "model.whitening": 160, "model.image_size": 40}
     config = resolve("gldv1/r101/rsk-simix", {**landmarks.SETTINGS, **places, **short, "optimizer.name": "sgd"})
     alone = train(config, tmp_path / "alone")
-    done = torchrun(2, "-m", "recollect", "train", str(tmp_path / "alone/config.yaml"), "--out", str(tmp_path / "two"))
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "8 on each of 2 processes" in done.stdout
+    command = ["train", str(tmp_path / "alone" / "config.yaml"), "--out", str(tmp_path / "two")]
+    first, second = [process.wait() for process in start_team(command, tmp_path, 2)]
+    assert (first.code, second.code) == (0, 0), (first, second)
+    assert "8 on each of 2 processes" in first.out
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "alone"), abs=1e-3)
     from recollect.training.run_folder import RunFolder
 

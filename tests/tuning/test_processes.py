@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from faults.trials import Running, run
 from recollect.training.run_folder import RunFolder
 from recollect.tuning.results import StudyResults
+from training.killed import signal_at
 from tuning.tuning_runs import as_recipe, config_of, make_data, study, told
 
 SPACE = ["epochs=3", "lr=1e-3:1e-2"]
 LENGTH = {"batch.batches_per_epoch": 8}
 
 
-def start(recipe: Path, out: Path, trials: int, *more: str) -> subprocess.Popen[str]:
-    words = ["tune", str(recipe), "--out", str(out), "--trials", str(trials), *more]
-    words += [word for text in SPACE for word in ("--space", text)]
-    source = str(Path(__file__).resolve().parents[2] / "src")
-    environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "recollect", *words],
-        env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+def words(recipe: Path, out: Path, trials: int) -> list[str]:
+    space = [word for text in SPACE for word in ("--space", text)]
+    return ["tune", str(recipe), "--out", str(out), "--trials", str(trials), *space]
 
 
 def steps_in(folder: Path) -> int:
@@ -48,13 +40,10 @@ def test_a_killed_study_goes_on_exactly(tmp_path: Path, number: signal.Signals, 
     settings, expected = {**LENGTH, "run.checkpoint_steps": 2}, whole
     root = make_data(tmp_path / "data")
     config = config_of(root, **settings)
-    process = start(as_recipe(config, tmp_path / "small.yaml"), tmp_path / "s", 2)
-    until = time.monotonic() + 120
-    while steps_in(tmp_path / "s" / "trials" / "0001") < 5 and process.poll() is None and time.monotonic() < until:
-        time.sleep(0.01)
-    process.send_signal(number)
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode == (-9 if number == signal.SIGKILL else 143), said
+    # The first trial has 24 steps, the second gets the signal in its sixth.
+    command = words(as_recipe(config, tmp_path / "small.yaml"), tmp_path / "s", 2)
+    ended = run(command, tmp_path, signal_at("step", 24 + 6, number))
+    assert ended.code == (-9 if number == signal.SIGKILL else 143), ended
     assert 5 <= steps_in(tmp_path / "s" / "trials" / "0001") < 24  # in the middle of its three epochs
     assert not (tmp_path / "s" / "final").exists()
     results = study(root, tmp_path / "s", trials=2, space=SPACE, settings=settings)
@@ -71,9 +60,10 @@ def test_two_processes_share_the_trials_and_one_of_them_ends_the_study(tmp_path:
     settings = {"batch.batches_per_epoch": 4}
     recipe = as_recipe(config_of(root, **settings), tmp_path / "small.yaml")
     out = tmp_path / "s"
-    processes = [start(recipe, out, 6) for _ in range(2)]
-    said = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said
+    processes = [Running(words(recipe, out, 6), tmp_path, signal_at("step", 0)) for _ in range(2)]
+    both = [process.wait() for process in processes]
+    assert [ended.code for ended in both] == [0, 0], both
+    said = [ended.out + ended.err for ended in both]
     known = json.loads((out / "study.json").read_text())
     assert [t["number"] for t in known["trials"]] == list(range(6))
     assert {t["state"] for t in known["trials"]} == {"done"}

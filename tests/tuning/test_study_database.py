@@ -167,7 +167,7 @@ def test_beats_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     lease = take(store, 1)
     before = lease.trial.user_attrs["beat"]
     with store.at_work(lease):
-        until = time.monotonic() + 60
+        until = time.monotonic() + 600
         while store.trials()[0].user_attrs["beat"] == before and time.monotonic() < until:
             time.sleep(0.02)
         assert store.trials()[0].user_attrs["beat"] > before
