@@ -71,25 +71,44 @@ def damaged_vectors(world: World, draw: random.Random, tally: Tally) -> None:
 
 
 def damaged_index(world: World, draw: random.Random, tally: Tally) -> None:
-    """An index, or a file beside it, is damaged; it is refused or answers, and is never changed by a question."""
+    """An index, or a file beside it, is damaged; it is refused or answers as before."""
     folder = fresh(world, "index")
     path = world.copied(world.index, folder / "i.db")
     name, way = draw.choice(sorted(ways(path).items()))
     way(draw, path)
-    uses = {
-        "search": ["search", str(path), str(world.image)],
-        "info": ["index", str(path), "--info"],
-        "sync": ["index", str(path), str(world.images / "test")],
-        "remove": ["index", str(path), "--remove", "test-01/3.png"],
-        "approximate": ["index", str(path), "--approximate"],
-        "serve": ["serve", str(path), "--port", str(free_port())],
-        "duplicates": ["duplicates", str(path)],
-        "rebuild": ["index", str(path), "--rebuild", "--model", str(world.finished)],
-        "calibrate": ["calibrate", str(path), "--false-match-rate", "0.1", "--similar-rate", "0.2"],
-    }
+    uses = _uses_of_an_index(world)
     verb = draw.choice(sorted(uses))
     arm = stop_after(3.0) if verb == "serve" else None
-    tally.add("damaged index", f"{verb} after {name}", run(uses[verb], folder, arm))
+    ended, lost = run(["index" if verb in _OF_INDEX else verb, "i.db", *uses[verb]], folder, arm), None
+    if ended.code == 0 and verb in _QUESTIONS and ended.out != _answer(world, verb):
+        lost = f"another answer: {ended.out[-300:]}"
+    tally.add("damaged index", f"{verb} after {name}", ended, lost)
+
+
+_QUESTIONS = ("info", "search", "duplicates")
+_OF_INDEX = ("info", "sync", "remove", "approximate", "rebuild")
+
+
+def _uses_of_an_index(world: World) -> dict[str, list[str]]:
+    return {
+        "search": [str(world.image)],
+        "info": ["--info"],
+        "sync": [str(world.images / "test")],
+        "remove": ["--remove", "test-01/3.png"],
+        "approximate": ["--approximate"],
+        "serve": ["--port", str(free_port())],
+        "duplicates": [],
+        "rebuild": ["--rebuild", "--model", str(world.finished)],
+        "calibrate": ["--false-match-rate", "0.1", "--similar-rate", "0.2"],
+    }
+
+
+@functools.cache
+def _answer(world: World, verb: str) -> str:
+    """What the undamaged index answers to a question."""
+    folder = fresh(world, "answer")
+    world.copied(world.index, folder / "i.db")
+    return run(["index" if verb in _OF_INDEX else verb, "i.db", *_uses_of_an_index(world)[verb]], folder).out
 
 
 _STUDIES = ("tune", "compare", "reproduce")

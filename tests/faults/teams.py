@@ -13,8 +13,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import yaml
+from small_runs import make_images, small_config
 
 from faults.trials import Running
+from recollect.config.overrides import as_mapping
 
 
 def start_team(arguments: Sequence[str], folder: Path, size: int) -> list[Running]:
@@ -42,3 +45,12 @@ def _join(rank: int, size: int, port: int) -> None:
         "MASTER_PORT": str(port),
         "RECOLLECT_TEAM_MINUTES": "0.5",
     }
+
+
+def team_config(tmp_path: Path, epochs: int) -> Path:
+    """The configuration of a small training with a checkpoint after every step."""
+    root = make_images(tmp_path / "images")
+    settings = {"run.epochs": epochs, "run.evaluate_every": 100, "run.checkpoint_minutes": 0}
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(as_mapping(small_config(root, **settings))))
+    return path

@@ -1,4 +1,4 @@
-"""Several processes that train together, one of which is killed, stopped or cut off."""
+"""Several processes that train together, one of which is killed or stopped."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
-from small_runs import make_images, small_config
 
-from faults.teams import start_team
-from recollect.config.overrides import as_mapping
+from faults.teams import start_team, team_config
 from recollect.training.run_folder import RunFolder
 
 pytestmark = [
@@ -23,18 +20,10 @@ pytestmark = [
 ]
 
 
-def _config(tmp_path: Path, epochs: int) -> Path:
-    root = make_images(tmp_path / "images")
-    settings = {"run.epochs": epochs, "run.evaluate_every": 100, "run.checkpoint_minutes": 0}
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(as_mapping(small_config(root, **settings))))
-    return path
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_others_end_with_a_sentence(tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "run"
-    processes = start_team(["train", str(_config(tmp_path, 2000)), "--out", str(out)], tmp_path, 4)
+    processes = start_team(["train", str(team_config(tmp_path, 2000)), "--out", str(out)], tmp_path, 4)
     others = [processes[rank] for rank in (0, 1, 3)]
     try:
         while len(RunFolder(out).read_metrics()) < 6:
@@ -52,7 +41,7 @@ def test_the_others_end_with_a_sentence(tmp_path: Path, number: signal.Signals) 
 
 
 def test_one_process_prints_the_result(tmp_path: Path) -> None:
-    command = ["train", str(_config(tmp_path, 1)), "--out", str(tmp_path / "run"), "--json"]
+    command = ["train", str(team_config(tmp_path, 1)), "--out", str(tmp_path / "run"), "--json"]
     processes = start_team(command, tmp_path, 2)
     first, second = [process.wait() for process in processes]
     assert (first.code, second.code) == (0, 0), (first, second)

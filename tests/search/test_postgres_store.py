@@ -47,6 +47,34 @@ def test_indexes_of_one_database_are_apart() -> None:
         store.close()
 
 
+def test_a_restarted_server_is_asked_again_but_not_written_to_without_a_lock() -> None:
+    """As after a restart: the server ends the connections that this process keeps."""
+    store = open_store(fresh_address("postgres", None), create=True)  # type: ignore[arg-type]
+    store.create_generation(1, 8)
+    server = store._server  # type: ignore[attr-defined]
+
+    def ended() -> None:
+        connections = [*server._idle, *([] if server._lock_holder is None else [server._lock_holder])]
+        pids = [connection.info.backend_pid for connection in connections]
+        with server._connect() as other:
+            other.execute(
+                "SELECT pg_terminate_backend(p, 60000) FROM unnest(%s) p", (pids,)
+            ).fetchall()  # some are gone
+
+    with store.writing():
+        store.put(1, items(3))
+        ended()
+        with pytest.raises(StoreError, match="its lock: another process may be writing"):
+            store.put(1, items(5))
+    ended()
+    assert store.count(1) == 3
+    ended()
+    with store.writing():
+        store.put(1, items(4))
+    assert store.count(1) == 4
+    store.close()
+
+
 def test_long_vectors_have_no_graph() -> None:
     servers.postgres()
     store = open_store(fresh_address("postgres", None), create=True)  # type: ignore[arg-type]

@@ -75,7 +75,7 @@ class Graph:
             }
             arrays = {name: np.frombuffer(kept[name], kind) for name, kind in _ARRAYS.items()}
         except (KeyError, ValueError, TypeError) as error:
-            raise _damaged() from error
+            raise damaged_graph() from error
         index, storage = _empty(faiss, loaded, settings)
         _check(faiss, index, settings, arrays, loaded)
         hnsw = index.hnsw
@@ -181,8 +181,9 @@ def _check(
             sound = sound and bool((levels[links[links >= 0]] > level).all())
         sound = sound and int(levels[settings["entry_point"]]) == settings["max_level"] + 1
     if not sound:
-        raise _damaged()
+        raise damaged_graph()
 
 
-def _damaged() -> StoreError:
+def damaged_graph() -> StoreError:
+    """The error for a stored graph that is not what was written."""
     return StoreError("its graph for approximate search is damaged: build it again (recollect index --approximate).")

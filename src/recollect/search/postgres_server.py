@@ -28,6 +28,7 @@ class PostgresServer:
         self._idle: list[Any] = []
         self._slots = threading.BoundedSemaphore(_CONNECTIONS)
         self._lock_holder: Any = None
+        self._locked = False
 
     def close(self) -> None:
         """Close all connections."""
@@ -55,10 +56,12 @@ class PostgresServer:
 
     def try_lock(self, name: str) -> bool:
         """Try to acquire the advisory lock of an index; returns whether it succeeded. It ends with the connection."""
-        return self._locking("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", name)
+        self._locked = self._locking("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", name)
+        return self._locked
 
     def unlock(self, name: str) -> None:
         """Release it."""
+        self._locked = False
         self._locking("SELECT pg_advisory_unlock(hashtextextended(%s, 0))", name)
 
     def lacked_memory(self, error: StoreError) -> bool:
@@ -68,12 +71,34 @@ class PostgresServer:
     def _locking(self, query: str, name: str) -> bool:
         # A lock belongs to a session, so it has its own connection.
         with self._spoken():
-            if self._lock_holder is None or self._lock_holder.closed:
+            if self._lock_holder is None or not self._responds(self._lock_holder):
                 self._lock_holder = self._connect()
             return bool(self._lock_holder.execute(query, (name,)).fetchone()[0])
 
     def _connect(self) -> Any:
         return self._psycopg.connect(self._target, autocommit=True)
+
+    def _responds(self, connection: Any) -> bool:
+        """Whether the server still knows a connection: after its restart, all that were open are dead."""
+        try:
+            connection.execute("")  # one round trip, and no work there
+        except self._psycopg.OperationalError:
+            connection.close()
+        return not connection.closed
+
+    def _idle_or_new(self) -> Any:
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:  # none is left, or another thread was faster
+                return self._connect()
+            if self._responds(connection):
+                return connection
+            if self._locked and not self._responds(self._lock_holder):
+                raise StoreError(
+                    f"{self._address}: the server ended the connections of this process, and with them its lock: another "
+                    "process may be writing. Committed data is kept: run the command again."
+                )
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
@@ -83,7 +108,7 @@ class PostgresServer:
             yield held
             return
         with self._slots:
-            connection = self._idle.pop() if self._idle else self._connect()
+            connection = self._idle_or_new()
             self._local.connection = connection
             try:
                 yield connection

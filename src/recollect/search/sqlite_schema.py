@@ -16,25 +16,28 @@ from pathlib import Path
 from recollect.common.files import make_folder_for
 from recollect.search.store_protocol import NoIndexError, StoreError
 
-FORMAT = 2
+FORMAT = 3
 APPLICATION = 0x7265636F  # "reco": distinguishes an index from other SQLite files
 BLOCK = 256
 """Slots in a block."""
 
 _PAGE = 16384  # bytes; with SQLite's usual 4096, vectors are written 3 times and read 10 times slower
 
-_TABLES = """
-CREATE TABLE documents (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+TABLES = """
+CREATE TABLE documents (key TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE generations (
     generation INTEGER PRIMARY KEY, dim INTEGER NOT NULL, half INTEGER NOT NULL,
     epoch INTEGER NOT NULL DEFAULT 0,      -- raised when slots are renumbered
     changes INTEGER NOT NULL DEFAULT 0,
     slots INTEGER NOT NULL DEFAULT 0,      -- in use, free ones among them included
-    graph TEXT                             -- settings of the approximate index and the change it was built at
+    graph TEXT,                            -- settings of the approximate index and the change it was built at
+    checksum INTEGER NOT NULL DEFAULT 0    -- all checksums: see sqlite_checks
 );
 CREATE TABLE items (
     generation INTEGER NOT NULL, slot INTEGER NOT NULL, id TEXT NOT NULL, digest TEXT NOT NULL, source TEXT NOT NULL,
     stamp TEXT NOT NULL, metadata TEXT NOT NULL, changed INTEGER NOT NULL,
+    picture INTEGER NOT NULL,              -- whether its bytes are in pictures
+    checksum INTEGER NOT NULL,
     label TEXT AS (json_extract(metadata, '$.label')),  -- what most filters ask for
     PRIMARY KEY (generation, slot)
 ) WITHOUT ROWID;
@@ -50,8 +53,8 @@ CREATE TABLE vectors (
     data BLOB NOT NULL                     -- the vectors of BLOCK slots and their CRC-32
 );
 CREATE TABLE graphs (generation INTEGER NOT NULL, name TEXT NOT NULL, part INTEGER NOT NULL, data BLOB NOT NULL,
-    PRIMARY KEY (generation, name, part));
-CREATE TABLE pictures (digest TEXT PRIMARY KEY, data BLOB NOT NULL);
+    checksum INTEGER NOT NULL, PRIMARY KEY (generation, name, part));
+CREATE TABLE pictures (digest TEXT PRIMARY KEY, data BLOB NOT NULL, checksum INTEGER NOT NULL);
 """
 
 
@@ -94,7 +97,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, create: bool) -> None:
         connection.execute("BEGIN IMMEDIATE")
         try:
             if _is_empty(connection):  # else another process was first
-                for statement in _TABLES.split(";\n"):
+                for statement in TABLES.split(";\n"):
                     connection.execute(statement)
                 connection.execute(f"PRAGMA application_id = {APPLICATION}")
                 connection.execute(f"PRAGMA user_version = {FORMAT}")
@@ -118,8 +121,12 @@ def _prepare(connection: sqlite3.Connection, path: Path, create: bool) -> None:
 
 
 def _is_empty(connection: sqlite3.Connection) -> bool:
-    # By the tables, not the file's size: a process that died while creating the index leaves a few bytes.
-    return not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    # By the tables, not the file's size: a process that died while creating the index leaves a few bytes. More than one
+    # page without tables is a damaged index, which must not be filled anew.
+    (tables,), (pages,) = (
+        connection.execute(query).fetchone() for query in ("SELECT count(*) FROM sqlite_master", "PRAGMA page_count")
+    )
+    return not tables and pages <= 1
 
 
 @contextmanager
@@ -129,6 +136,8 @@ def spoken(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise StoreError(f"{path}: {_sentence(error)}") from error
+    except UnicodeDecodeError as error:  # raised by Python where SQLite's message quotes damaged text
+        raise StoreError(f"{path}: {_damaged('a text is not UTF-8')}") from error
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror or error}.") from error
 
@@ -140,10 +149,9 @@ def _sentence(error: sqlite3.Error) -> str:
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
         return "it is read-only: change its permissions, or copy it to a folder that you can write to."
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return (
-            f"not an index, or a damaged one ({error}). Nothing was changed: restore the file from a copy, or index the "
-            "images again into a new file."
-        )
+        return _damaged(str(error))
+    if not code and str(error).startswith("Could not decode"):  # by Python, which quotes the text
+        return _damaged("a text is not UTF-8")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return "another process has been writing to it for a minute: try again when it is done."
     if code == sqlite3.SQLITE_CANTOPEN:
@@ -151,3 +159,10 @@ def _sentence(error: sqlite3.Error) -> str:
     if code == sqlite3.SQLITE_IOERR:
         return f"it cannot be read or written ({error}): check the disk and its free space. Committed data is kept."
     return f"SQLite says: {error}."
+
+
+def _damaged(why: str) -> str:
+    return (
+        f"not an index, or a damaged one ({why}). Nothing was changed: restore the file from a copy, or index the images "
+        "again into a new file."
+    )

@@ -25,6 +25,15 @@ from recollect.search import sqlite_vectors
 from recollect.search.graph import Graph
 from recollect.search.loaded_vectors import LoadedVectors
 from recollect.search.one_writer import OneWriter
+from recollect.search.sqlite_checks import (
+    DamagedIndexError,
+    blob_checksum,
+    check_generation,
+    check_items,
+    check_tables,
+    row_checksum,
+    seal,
+)
 from recollect.search.sqlite_schema import BLOCK, connect, spoken
 from recollect.search.store_protocol import (
     Hit,
@@ -52,12 +61,20 @@ class SQLiteStore:
         self._locked: Lock | None = None
         self._loaded: dict[int, LoadedVectors] = {}
         self._graphs: dict[int, Graph] = {}
+        self._checked: set[int] = set()
 
     @classmethod
     def open(cls, address: str, *, create: bool = False) -> SQLiteStore:
         """Open the file ``address``."""
         path = Path(address)
-        return cls(path, connect(path, create))
+        connection = connect(path, create)
+        try:
+            with spoken(path):
+                check_tables(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return cls(path, connection)
 
     def close(self) -> None:
         """Close the file."""
@@ -96,7 +113,9 @@ class SQLiteStore:
     def read_document(self, key: str) -> dict[str, Any] | None:
         """A document."""
         with self._transaction("DEFERRED") as db:
-            row = db.execute("SELECT value FROM documents WHERE key = ?", (key,)).fetchone()
+            row = db.execute("SELECT value, checksum FROM documents WHERE key = ?", (key,)).fetchone()
+            if row is not None and row_checksum(key, row[0]) != row[1]:
+                raise DamagedIndexError(f"the document {key} does not match its checksum")
         return None if row is None else dict(json.loads(row[0]))
 
     def write_document(self, key: str, value: Mapping[str, Any] | None) -> None:
@@ -105,7 +124,8 @@ class SQLiteStore:
             if value is None:
                 db.execute("DELETE FROM documents WHERE key = ?", (key,))
             else:
-                db.execute("REPLACE INTO documents VALUES (?, ?)", (key, json.dumps(dict(value), allow_nan=False)))
+                text = json.dumps(dict(value), allow_nan=False)
+                db.execute("REPLACE INTO documents VALUES (?, ?, ?)", (key, text, row_checksum(key, text)))
 
     def generations(self) -> list[int]:
         """Numbers of the generations."""
@@ -118,6 +138,7 @@ class SQLiteStore:
             if db.execute("SELECT 1 FROM generations WHERE generation = ?", (generation,)).fetchone():
                 raise InputError(f"{self._path}: generation {generation} already exists.")
             db.execute("INSERT INTO generations (generation, dim, half) VALUES (?, ?, ?)", (generation, dim, half))
+            seal(db, generation)
 
     def drop_generation(self, generation: int) -> None:
         """Remove a generation."""
@@ -128,6 +149,7 @@ class SQLiteStore:
             db.execute("DELETE FROM pictures WHERE digest NOT IN (SELECT digest FROM items)")
         self._loaded.pop(generation, None)
         self._graphs.pop(generation, None)
+        self._checked.discard(generation)
 
     def put(self, generation: int, items: Sequence[Item]) -> None:
         """Add or replace items in one transaction."""
@@ -146,17 +168,21 @@ class SQLiteStore:
             change = state["changes"] + 1
             db.execute("UPDATE generations SET changes = ?, slots = max(slots, ?) WHERE generation = ?",
                        (change, max(slots, default=-1) + 1, generation))  # fmt: skip
+            seal(db, generation)
             db.executemany("DELETE FROM free WHERE generation = ? AND slot = ?", [(generation, slot) for slot in free])
             db.executemany(
-                "REPLACE INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                [
-                    (generation, slot, i.id, i.digest, i.source, i.stamp, _json(i.metadata), change)
-                    for slot, i in zip(slots, items, strict=True)
-                ],
-            )
+                "REPLACE INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [(*row, row_checksum(*row)) for row in (
+                    (generation, slot, i.id, i.digest, i.source, i.stamp, _json(i.metadata), change, int(i.picture is not None))
+                    for slot, i in zip(slots, items, strict=True))],
+            )  # fmt: skip
             sqlite_vectors.write(db, generation, np.array(slots, np.int64), vectors, bool(state["half"]))
-            pictures = [(item.digest, item.picture) for item in items if item.picture is not None]
-            db.executemany("INSERT OR IGNORE INTO pictures VALUES (?, ?)", pictures)
+            pictures = [
+                (item.digest, item.picture, blob_checksum(item.picture, item.digest))
+                for item in items
+                if item.picture is not None
+            ]
+            db.executemany("INSERT OR IGNORE INTO pictures VALUES (?, ?, ?)", pictures)
             _forget_pictures(db, {digest for _, digest in known.values()})
 
     def delete(self, generation: int, ids: Sequence[str]) -> int:
@@ -168,6 +194,7 @@ class SQLiteStore:
                 return 0
             change = state["changes"] + 1
             db.execute("UPDATE generations SET changes = ? WHERE generation = ?", (change, generation))
+            seal(db, generation)
             db.executemany(
                 "DELETE FROM items WHERE generation = ? AND slot = ?", [(generation, row[0]) for row in rows]
             )
@@ -193,7 +220,11 @@ class SQLiteStore:
     def picture(self, digest: str) -> bytes | None:
         """A picture by the digest of its bytes."""
         with self._transaction("DEFERRED") as db:
-            row = db.execute("SELECT data FROM pictures WHERE digest = ?", (digest,)).fetchone()
+            row = db.execute("SELECT data, checksum FROM pictures WHERE digest = ?", (digest,)).fetchone()
+            if row is not None and blob_checksum(row[0], digest) != row[1]:
+                raise DamagedIndexError("a stored image does not match its checksum")
+            if row is None and db.execute("SELECT 1 FROM items WHERE digest = ? AND picture", (digest,)).fetchone():
+                raise DamagedIndexError("a stored image is missing")
         return None if row is None else bytes(row[0])
 
     def iterate(self, generation: int, *, vectors: bool = False) -> Iterator[Item]:
@@ -227,6 +258,7 @@ class SQLiteStore:
     def values(self, generation: int, column: str, limit: int = 1000) -> dict[str, int]:
         """Most frequent values of a column."""
         with self._transaction("DEFERRED") as db:
+            self._state(db, generation)
             rows = db.execute(
                 f"SELECT {_field(column)} AS value, count(*) AS times FROM {_items([column])} WHERE generation = ? "
                 "AND value IS NOT NULL GROUP BY value ORDER BY times DESC, value LIMIT ?",
@@ -294,8 +326,10 @@ class SQLiteStore:
     def drop_approximate(self, generation: int) -> None:
         """Remove the graph."""
         with self._transaction("IMMEDIATE") as db:
+            self._state(db, generation)
             db.execute("DELETE FROM graphs WHERE generation = ?", (generation,))
             db.execute("UPDATE generations SET graph = NULL WHERE generation = ?", (generation,))
+            seal(db, generation)
         self._graphs.pop(generation, None)
 
     def _graph(self, db: sqlite3.Connection, generation: int, state: sqlite3.Row, loaded: LoadedVectors) -> Graph:
@@ -318,6 +352,10 @@ class SQLiteStore:
         row: sqlite3.Row | None = cursor.fetchone()
         if row is None:
             raise StoreError(f"{self._path}: there is no generation {generation}.")
+        check_generation(db, generation)
+        if generation not in self._checked:
+            check_items(db, generation, row["slots"])
+            self._checked.add(generation)
         return row
 
     def _rows(self, db: sqlite3.Connection, generation: int, ids: Sequence[str], columns: str) -> Iterator[Any]:

@@ -9,6 +9,7 @@ parameter gradient in one flat buffer. Sums, not means: a batch has one loss, fo
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +22,6 @@ from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError, InputError, RecollectError
 
-PATIENCE = timedelta(days=7)
-"""How long processes wait for work that the first one does alone."""
 MINUTES = 30.0
 """How long a process waits for another between two steps; ``RECOLLECT_TEAM_MINUTES`` overrides it."""
 _LOST = ("connection closed by peer", "connection reset by peer", "timed out waiting", "socket timeout", "broken pipe",
@@ -167,23 +166,59 @@ class Team:
     def first_alone(self, work: Callable[[], None]) -> None:
         """Let the first process do ``work`` while the others wait for it, as long as it takes.
 
-        A collective gives up after half an hour (see ``start``), which is right between steps but too short here.
-        If the first process ends meanwhile, the others notice at once, because its connections close.
+        The first process tells the others now and then that it is still at work: one that was stopped or cut off is
+        missed as soon as between two steps.
         """
         if self.size == 1:
             work()
             return
-        members = dist.get_process_group_ranks(self.group or dist.group.WORLD)
-        patient = dist.new_group(members, timeout=PATIENCE, backend="gloo", use_local_synchronization=True)
+        members, minutes = dist.get_process_group_ranks(self.group or dist.group.WORLD), minutes_of_patience()
+        group = dist.new_group(
+            members, timeout=timedelta(minutes=minutes), backend="gloo", use_local_synchronization=True
+        )
+
+        def still_at_work(answer: bool) -> bool:
+            said = torch.tensor([answer])
+            dist.broadcast(said, src=members[0], group=group)
+            return bool(said)
+
         if self.rank == 0:
-            work()
-        dist.barrier(group=patient)
-        dist.destroy_process_group(patient)
+            with _repeated(lambda: still_at_work(True), min(30.0, 15 * minutes)):
+                work()
+            still_at_work(False)
+        else:
+            while still_at_work(True):
+                pass
+        dist.barrier(group=group)
+        dist.destroy_process_group(group)
 
     def barrier(self) -> None:
         """Wait for every process."""
         if self.size > 1:
             dist.barrier(group=self.group)
+
+
+@contextmanager
+def _repeated(call: Callable[[], object], seconds: float) -> Iterator[None]:
+    """Call ``call`` from another thread, again and again while the block runs; its error is raised after the block."""
+    over, failed = threading.Event(), []
+
+    def repeat() -> None:
+        try:
+            while not over.wait(seconds):
+                call()
+        except RuntimeError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    if failed:
+        raise failed[0]
 
 
 class LostProcessError(RecollectError):
