@@ -322,6 +322,7 @@ class SQLiteStore:
         with self._transaction("IMMEDIATE") as db:
             built = {**json.loads(self._state(db, generation)["graph"]), "ef_search": int(ef_search)}
             db.execute("UPDATE generations SET graph = ? WHERE generation = ?", (json.dumps(built), generation))
+            seal(db, generation)
 
     def drop_approximate(self, generation: int) -> None:
         """Remove the graph."""
