@@ -176,8 +176,11 @@ def test_a_process_that_is_cut_off(tmp_path: Path, cable: tuple[_Places, Callabl
         _end(processes)
     for arguments in (["--resume", str(out)], [str(config), "--out", str(undisturbed)]):
         processes = _start([*TRAIN, *arguments], 4)
-        said = [process.communicate(timeout=600)[1] for process in processes]
-        assert [process.returncode for process in processes] == [0] * 4, said
+        try:
+            said = [process.communicate(timeout=600)[1] for process in processes]
+            assert [process.returncode for process in processes] == [0] * 4, said
+        finally:
+            _end(processes)
     assert weights(out / "model") == weights(undisturbed / "model")
 
 
