@@ -15,11 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from faults.teams import team_config
+from faults.teams import start_team, team_config
 from faults.wholeness import weights
 from recollect.training.run_folder import RunFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix"),
+    pytest.mark.usefixtures("prepared"),
+]
 
 TRAIN = ("-m", "recollect", "train")
 ALONE = """
@@ -150,7 +154,6 @@ def test_a_process_that_is_cut_off(tmp_path: Path, cable: tuple[_Places, Callabl
     finally:
         _end(processes)
     for arguments in (["--resume", str(out)], [str(config), "--out", str(undisturbed)]):
-        processes = _start([*TRAIN, *arguments], 4)
-        said = [process.communicate(timeout=600)[1] for process in processes]
-        assert [process.returncode for process in processes] == [0] * 4, said
+        ended = [process.wait() for process in start_team(["train", *arguments], tmp_path, 4)]
+        assert [each.code for each in ended] == [0] * 4, ended
     assert weights(out / "model") == weights(undisturbed / "model")
