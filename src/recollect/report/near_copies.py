@@ -55,12 +55,13 @@ def group_copies(pictures: SmallPictures) -> tuple[Places, Floats]:
 
 def _candidates(rows: Floats) -> tuple[Places, Places, Floats]:
     """Pairs that correlate, the most similar first."""
-    found = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
-    for some in close_pairs(rows, CANDIDATES):
-        left, right, values = (np.concatenate(both) for both in zip(found, some, strict=True))
+    left, right, values = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)
+    for more_left, more_right, more_values in close_pairs(rows, CANDIDATES):
+        values = np.concatenate([values, more_values])
         order = np.argsort(-values, kind="stable")[:_KEPT]
-        found = left[order], right[order], values[order]
-    return found
+        left, right = np.concatenate([left, more_left])[order], np.concatenate([right, more_right])[order]
+        values = values[order]
+    return left, right, values
 
 
 def agreement(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> Floats:
