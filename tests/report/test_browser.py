@@ -229,5 +229,7 @@ def test_a_lone_chart_fills_the_page_also_with_a_note_below(chromium: Browser, p
         "const charts = document.querySelector('#speed .charts'); const note = document.createElement('p');"
         "note.className = 'note'; note.textContent = 'a note'; charts.append(note)"
     )
-    share = "const [a, b] = ['#speed .charts', '#speed .charts figure'].map(s => document.querySelector(s).offsetWidth);"
+    share = (
+        "const [a, b] = ['#speed .charts', '#speed .charts figure'].map(s => document.querySelector(s).offsetWidth);"
+    )
     assert chromium.run(f"{share} return b / a") > 0.95
