@@ -220,3 +220,16 @@ def test_those_who_want_no_motion_get_none(chromium: Browser, page: Path) -> Non
         "Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "no-preference"}]
     )
     assert chromium.run("return getComputedStyle(document.documentElement).scrollBehavior") == "smooth"
+
+
+def test_a_lone_chart_fills_the_page_also_with_a_note_below(chromium: Browser, page: Path) -> None:
+    chromium.look(1200, 900, "light")
+    chromium.open(page)
+    chromium.run(
+        "const charts = document.querySelector('#speed .charts'); const note = document.createElement('p');"
+        "note.className = 'note'; note.textContent = 'a note'; charts.append(note)"
+    )
+    share = (
+        "const [a, b] = ['#speed .charts', '#speed .charts figure'].map(s => document.querySelector(s).offsetWidth);"
+    )
+    assert chromium.run(f"{share} return b / a") > 0.95

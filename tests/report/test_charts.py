@@ -63,3 +63,11 @@ def test_histograms_without_a_pair_of_one_kind() -> None:
     )
     assert "mean 0.625" in figure
     assert "nan" not in figure
+
+
+def test_numbers_of_axes_have_minus_signs_and_separators() -> None:
+    figure = line_chart([Line("a", [-10, 10], [-4000.0, 4000.0])], title="t", x_label="x", y_label="y")
+    assert figure is not None
+    said = [text.text for text in _svg(figure).iter() if text.tag == "text"]
+    assert "−4,000" in said
+    assert "−10" in said

@@ -160,6 +160,7 @@ def test_several_runs_are_compared(runs: Path) -> None:
     assert "not comparable" in text
     assert "Settings that differ" in text
     assert "loss.name" in text
+    assert "None" not in text.split("Settings that differ")[1].split("All settings")[0]
     assert "Improved from RS@k to contrastive" in text.replace("  ", " ") or "No query improved" in text
     assert text.count("random weights") >= 1  # both started from the same, shown once
 

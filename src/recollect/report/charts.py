@@ -155,12 +155,13 @@ class Frame:
         parts = []
         for value in self.y_ticks:
             y = round(self.y(value), 1)
-            text = f"{100 * value:g} %" if self.percent else f"{value:g}"
+            text = f"{100 * value:g} %" if self.percent else f"{value:,g}".replace("-", "−")
             parts.append(element("line", x1=_LEFT, x2=right, y1=y, y2=y, class_="grid"))
             parts.append(element("text", text, x=_LEFT - 6, y=y + 4, text_anchor="end"))
         if x_ticks is None:
             inside = [value for value in ticks(*self.x_range) if self.x_range[0] <= value <= self.x_range[1]]
-            x_ticks = [(value, f"{value:,g}" if abs(value) < 1e5 else f"{value:.3g}") for value in inside]
+            said = [f"{value:,g}" if abs(value) < 1e5 else f"{value:.3g}" for value in inside]
+            x_ticks = [(value, text.replace("-", "−")) for value, text in zip(inside, said, strict=True)]
         for value, name in x_ticks:
             x = round(self.x(value), 1)
             # A number centred on the last tick would be cut off at the edge.

@@ -16,6 +16,7 @@ from recollect.report.shown_images import Shown
 from recollect.search.exact_search import Found
 
 _SHOWN, _MORE = 8, 24
+_GROUPS, _LONELY = 6, 10  # shown at once: full rows of two or three groups, of ten pictures
 _MEMBERS = 6  # pictures of one group
 
 
@@ -60,13 +61,15 @@ def data_section(
             parts += [
                 element("h3", f"Near-duplicates {kind}"),
                 element("p", _REASON[kind]),
-                *_unfolded(groups, lambda some: _groups(some, shown, atlas, training, findings.training_images)),
+                *_unfolded(
+                    groups, lambda some: _groups(some, shown, atlas, training, findings.training_images), _GROUPS
+                ),
             ]
     if findings.lonely:
         parts += [
             element("h3", "Lonely images"),
             element("p", "Far from every other image: damaged, of another kind, or of a class that needs more images."),
-            *_unfolded(findings.lonely, lambda some: _lonely(some, shown, atlas)),
+            *_unfolded(findings.lonely, lambda some: _lonely(some, shown, atlas), _LONELY),
         ]
     return join(*parts)
 
@@ -94,21 +97,23 @@ def _compared(findings: Findings) -> str:
     if not findings.compared:
         said = "Near-duplicates were not looked for: the images are not at hand."
     else:
-        trained = f" and {findings.compared_training:,} of the {findings.training:,} training images"
-        beside = trained if findings.compared_training else ""
+        part = "all" if findings.compared_training == findings.training else f"{findings.compared_training:,} of the"
+        beside = f" and {part} {findings.training:,} training images" if findings.compared_training else ""
         said = (
-            f"Near-duplicates: {findings.compared:,} test images{beside} were compared at "
-            "16\u00a0×\u00a016 pixels. At that size, different objects on a plain background may look alike too."
+            f"Near-duplicates: {findings.compared:,} test images{beside} were compared by their pixels. Photos of one series, "
+            "and similar objects on a plain background, may be found too: look before you remove any."
         )
     return f"{said} The whole list as a table: recollect report RUN --csv FILE."
 
 
-def _unfolded(entries: Sequence[Entry], show: Callable[[Sequence[Entry]], Markup]) -> list[Markup | None]:
+def _unfolded(
+    entries: Sequence[Entry], show: Callable[[Sequence[Entry]], Markup], first: int = _SHOWN
+) -> list[Markup | None]:
     """The first entries, and more of them below."""
-    hidden = len(entries) - _SHOWN - _MORE
+    hidden = len(entries) - first - _MORE
     return [
-        show(entries[:_SHOWN]),
-        unfolding(entries[_SHOWN : _SHOWN + _MORE], show),
+        show(entries[:first]),
+        unfolding(entries[first : first + _MORE], show),
         element("p", f"{hidden:,} more in the CSV list.", class_="note") if hidden > 0 else None,
     ]
 
@@ -194,7 +199,7 @@ def _item(
         "figcaption",
         None if similarity is None else f"{before}{similarity:.2f}",
         breakable(name),
-        element("span", name_of(_short(shown.names[image])), class_="file"),
+        element("span", breakable(_short(shown.names[image])), class_="file"),
     )
     return element(
         "li",
@@ -209,7 +214,7 @@ def _trained_item(image: int, training: Atlas, trained: ImageSet) -> Markup:
         "figcaption",
         element("span", "trained on", class_="badge"),
         breakable(name),
-        element("span", name_of(_short(trained.names[image])), class_="file"),
+        element("span", breakable(_short(trained.names[image])), class_="file"),
     )
     return element("li", element("figure", training.image(image, f"Training image: class {name}"), caption))
 

@@ -18,13 +18,11 @@ from numpy.typing import NDArray
 from recollect.common.errors import InputError
 from recollect.common.files import atomic_write
 from recollect.data import ImageSet
+from recollect.report.near_copies import group_copies
 from recollect.report.neighbours import Labels, Lonely, Suspect, lonely_images, suspected_labels
 from recollect.report.small_pictures import SmallPictures, read_small
 from recollect.search.exact_search import Found
-from recollect.search.near_duplicates import group_vectors
 
-NEAR = 0.95
-"""Minimum correlation of small pictures for two images to be near-duplicates."""
 MOST_READ = 20_000
 """Test images, and training images, that are compared by their pixels at most."""
 COLUMNS = ("finding", "group", "part", "image", "class", "other_image", "other_class", "similarity", "what_to_do")
@@ -129,12 +127,11 @@ def find_all(
 def _duplicates(
     small: SmallPictures, names: NDArray[np.object_], border: SmallPictures | None, training: ImageSet | None
 ) -> list[Duplicates]:
-    rows, here = small.signatures(), len(small.places)
-    if border is not None:
-        rows = np.concatenate([rows, border.signatures()])
-    if len(rows) < 2:
+    here = len(small.places)
+    pictures = small if border is None else small.joined(border)
+    if len(pictures.places) < 2:
         return []
-    roots, lowest = group_vectors(rows, NEAR)
+    roots, lowest = group_copies(pictures)
     _, place, sizes = np.unique(roots, return_inverse=True, return_counts=True)
     order = np.argsort(place, kind="stable")
     groups = []

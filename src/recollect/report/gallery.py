@@ -119,9 +119,9 @@ def legend() -> Markup:
         "p",
         "Each row is a query with its results, most similar first; the number is the similarity. ",
         element("span", "✓", class_="mark right-mark"),
-        " with a full frame: of the query's class. ",
+        "with a solid frame: the query's class. ",
         element("span", "✗", class_="mark wrong-mark"),
-        " with a dashed frame: of another.",
+        "with a dashed frame: another class.",
     )
 
 

@@ -24,6 +24,7 @@ _FEWEST = 50  # number of images from which neighbourhoods show more than princi
 _PERPLEXITY = 30
 # A third of openTSNE's iterations, and coarser sums over distant points: docs/report.md has what that costs and saves.
 _EARLY, _LATER, _THETA = 100, 150, 0.8
+_BETWEEN = 50  # iterations between two steps of the progress line
 _COMPONENTS = 50  # enough for neighbourhoods, and neighbours are found in a tenth of the time
 
 Plane = NDArray[np.float64]
@@ -65,7 +66,12 @@ def principal_components(vectors: NDArray[np.float32], count: int) -> Plane:
 def _neighbourhoods(reduced: Plane, start: Plane) -> Plane:
     opentsne = require("openTSNE", "map", "a map of neighbourhoods")
     spread = start[:, 0].std() or 1.0
-    with warnings.catch_warnings(), ProgressLine("map", len(reduced)) as line:
+    title, rounds = f"map of {len(reduced):,} images", _EARLY + _LATER
+    with warnings.catch_warnings(), ProgressLine(title, rounds, "rounds") as line:
+
+        def done(*_: object) -> None:
+            line.advance(_BETWEEN)
+
         warnings.simplefilter("ignore")
         placed = opentsne.TSNE(
             perplexity=min(_PERPLEXITY, (len(reduced) - 1) // 3),
@@ -75,8 +81,9 @@ def _neighbourhoods(reduced: Plane, start: Plane) -> Plane:
             theta=_THETA,
             n_jobs=torch.get_num_threads(),
             random_state=0,
+            callbacks=done,
+            callbacks_every_iters=_BETWEEN,
         ).fit(reduced)
-        line.advance(len(reduced))
     return np.asarray(placed, np.float64)
 
 

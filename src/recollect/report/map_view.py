@@ -21,7 +21,7 @@ from recollect.report.map_layout import MOST_POINTS, Method, Plane, available_me
 from recollect.report.markup import Markup, clean, element, join
 from recollect.report.measured import Contender
 from recollect.report.shown_images import Shown
-from recollect.report.small_pictures import SIDE, SmallPictures, read_small
+from recollect.report.small_pictures import SIDE, SmallPictures, no_pictures, read_small
 
 MOST_MAPS = 3
 """Number of embeddings shown side by side: before training and the first runs."""
@@ -69,7 +69,7 @@ def map_section(contenders: Sequence[Contender], shown: Shown, small: SmallPictu
 def _words(points: int, count: int, method: Method) -> str:
     part = f"{points:,} of the {count:,} images, drawn at random" if points < count else f"all {count:,} images"
     how = (
-        "Images that are neighbours in the embedding are neighbours here (t-SNE); distances between clusters and their "
+        "Images that are neighbours in the embedding are neighbours here (t\u2011SNE); distances between clusters and their "
         "sizes mean little."
         if method == "t-SNE"
         else "The two directions in which the vectors differ most (PCA). A map that keeps neighbours together needs the "
@@ -115,7 +115,7 @@ def _sheet(places: NDArray[np.int64], shown: Shown, small: SmallPictures | None)
     wanted = places
     if len(places) > MOST_TILES:
         wanted = np.sort(np.random.default_rng(1).choice(places, MOST_TILES, replace=False))
-    found = SmallPictures(np.empty(0, np.int64), np.empty((0, SIDE, SIDE, 3), np.uint8), np.empty(0))
+    found = no_pictures()
     if shown.images is not None:
         known = found if small is None else small.of(wanted)
         found = known.joined(read_small(shown.images, np.setdiff1d(wanted, known.places)))

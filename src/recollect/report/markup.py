@@ -84,7 +84,7 @@ def name_of(text: str) -> Markup:
 
 def breakable(text: str) -> Markup:
     """``name_of`` with places where a long name may break: after separators, not within words."""
-    pieces = re.split(r"(?<=[_\-/. ])(?=[^_\-/. ])", text)
+    pieces = re.split(r"(?<=[_\-/., ])(?=[^_\-/., ])", text)
     return element("bdi", [join(piece, Markup("<wbr>")) for piece in pieces[:-1]], pieces[-1])
 
 

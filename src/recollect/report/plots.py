@@ -23,7 +23,7 @@ _CURVE_KS = ("r@1", "r@10")
 def curves(runs: Sequence[Run]) -> Markup:
     """Losses, one chart per kind of loss, and what was evaluated during training."""
     parts: list[Markup | None] = []
-    kinds = dict.fromkeys(str(run.setting("loss.name", "loss")) for run in runs)
+    kinds = dict.fromkeys(str(run.setting("loss.name", "loss")) for run in runs if run.steps)
     for kind in kinds:
         group = [run for run in runs if str(run.setting("loss.name", "loss")) == kind]
         lines = [Line(run.name, _column(run.steps, "step"), _column(run.steps, "loss")) for run in group]
@@ -46,8 +46,11 @@ def curves(runs: Sequence[Run]) -> Markup:
         drawn.append(
             element(
                 "p",
-                "No r@k curve: nothing was evaluated during training. Validation classes "
-                "(--validation random) or --watch-test give one.",
+                "No r@k curve: nothing was evaluated during training. Validation classes (",
+                element("code", "--validation random"),
+                ") or ",
+                element("code", "--watch-test"),
+                " give one.",
                 class_="note",
             )
         )

@@ -28,7 +28,7 @@ def class_section(contenders: Sequence[Contender], looked_at: Contender, shown: 
             [name_of(contender.name), *(str(count) for count in np.histogram(list(values.values()), 10, (0, 1))[0])]
             for contender, values in zip(contenders, means, strict=True)
         ],
-        caption="How many classes have which r@1",
+        caption="Number of classes by r@1",
     )
     short = [
         name_of({BEFORE: "before", AFTER: "after"}.get(contender.name, contender.name)) for contender in contenders
@@ -66,7 +66,7 @@ def settings(runs: Sequence[Run]) -> Markup:
         ]
         if keys:
             rows: list[list[Child]] = [
-                [element("code", key), *(values.get(key, "–") for values in flat)] for key in keys
+                [element("code", key), *(_set(values.get(key)) for values in flat)] for key in keys
             ]
             parts.append(
                 table(
@@ -95,6 +95,11 @@ def settings(runs: Sequence[Run]) -> Markup:
             )
         )
     return join(*parts)
+
+
+def _set(value: str | None) -> str:
+    """A setting's value in words, where it has none."""
+    return "not set" if value in (None, "None") else value
 
 
 def _plain(value: Any) -> Any:

@@ -124,7 +124,8 @@ def _time(runs: Sequence[Run]) -> Markup | None:
         if (spent := time_spent(run)) is None:
             continue
         features, training = spent
-        more = f" ({in_words(features)} of it for features)" if features >= 1 else ""
-        words = f"{in_words(features + training)}{more}"
+        whole, part = in_words(features + training), in_words(features)
+        more = "nearly all" if part == whole else part
+        words = f"{whole} ({more} of it for features)" if features >= 1 else whole
         said.append(words if len(runs) == 1 else join(name_of(run.name), f" {words}"))
     return join("Time spent: ", *_separated(said, ", "), ".") if said else None

@@ -6,6 +6,7 @@ million copies of one image need no extra memory. Used by ``recollect duplicates
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -24,6 +25,8 @@ from recollect.search.indexed_files import digest_of, list_images
 from recollect.search.store_protocol import Item
 
 _ROWS = 2048
+
+Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,15 @@ def group_vectors(vectors: NDArray[np.float32], threshold: float) -> tuple[NDArr
         raise InputError(f"the similarity is {threshold}: choose one from -1 to 1, e.g. 0.95.")
     if vectors.ndim != 2 or not np.isfinite(vectors).all():
         raise InputError("near-duplicates need N × d vectors with finite values.")
+    roots, lowest = np.arange(len(vectors)), np.full(len(vectors), np.inf, np.float32)
+    for left, right, values in close_pairs(vectors, threshold):
+        join_pairs(roots, lowest, left, right, values)
+    return settled_groups(roots, lowest)
+
+
+def close_pairs(vectors: NDArray[np.float32], threshold: float) -> Iterator[tuple[Places, Places, NDArray[np.float32]]]:
+    """All pairs at least this similar, some at a time: the earlier vectors, the later ones, their similarities."""
     count = len(vectors)
-    roots, lowest = np.arange(count), np.full(count, np.inf, np.float32)
     rows = torch.from_numpy(np.ascontiguousarray(vectors, np.float32))
     with ProgressLine("comparing", count) as line:
         for start in range(0, count, _ROWS):
@@ -75,15 +85,21 @@ def group_vectors(vectors: NDArray[np.float32], threshold: float) -> tuple[NDArr
                 places = close.nonzero()
                 if len(places):
                     values = tile[places[:, 0], places[:, 1]].numpy()
-                    _tie(roots, lowest, places[:, 0].numpy() + start, places[:, 1].numpy() + first, values)
+                    yield places[:, 0].numpy() + start, places[:, 1].numpy() + first, values
             line.advance(len(left))
+
+
+def settled_groups(
+    roots: NDArray[np.int64], lowest: NDArray[np.float32]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The result of ``group_vectors`` from a forest of joined pairs."""
     roots = _settled(roots)
-    found = np.full(count, np.inf, np.float32)
+    found = np.full(len(roots), np.inf, np.float32)
     np.minimum.at(found, roots, lowest)
     return roots, found[roots]
 
 
-def _tie(
+def join_pairs(
     roots: NDArray[np.int64],
     lowest: NDArray[np.float32],
     left: NDArray[np.int64],
