@@ -61,7 +61,7 @@ def test_every_verb_counts_the_files_it_leaves_out(run: Path, tmp_path: Path) ->
     assert "b/broken.jpg" in told
     assert counted in good(tmp_path, "embed", str(run), "photos", "--out", "v.npz", "--skip-bad")
     told = good(tmp_path, "index", "shop.index", "photos", "--model", str(run))
-    assert "8 images used; 1 left out: 1 not an image" in told
+    assert counted in told
     assert "b/broken.jpg" in told
 
 

@@ -44,6 +44,30 @@ def test_a_server_that_is_not_there_is_said() -> None:
         open_store("milvus://127.0.0.1:1/shop")
 
 
+@pytest.mark.parametrize(("refused", "late", "asked"), [(2, False, 3), (3, False, 3), (1, True, 1)])
+def test_a_connection_that_is_turned_down_at_once_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, refused: int, late: bool, asked: int
+) -> None:
+    pymilvus = pytest.importorskip("pymilvus", reason="the extra 'milvus' is not installed")
+    attempts: list[object] = []
+
+    def connect(**options: object) -> str:
+        attempts.append(options)
+        if len(attempts) <= refused:
+            raise pymilvus.MilvusException(2, "Too many pings")
+        return "client"
+
+    monkeypatch.setattr(pymilvus, "MilvusClient", connect)
+    monkeypatch.setattr(milvus_store.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(milvus_store, "_AT_ONCE", -1.0 if late else 60.0)
+    if refused < asked:
+        assert milvus_store._connected(pymilvus, {"uri": "x"}) == "client"
+    else:
+        with pytest.raises(pymilvus.MilvusException, match="Too many pings"):
+            milvus_store._connected(pymilvus, {"uri": "x"})
+    assert len(attempts) == asked
+
+
 def test_pages_do_not_depend_on_the_order_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(milvus_store, "_LONGEST", 16)
     monkeypatch.setattr(milvus_store, "_PAGE", 5)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -52,7 +53,25 @@ _COLUMNS = ["id", "digest", "source", "stamp", "metadata"]
 _PAGE = 1000
 _TEXT = 65_535  # Milvus's longest text
 _LONGEST = 16_384  # and its longest list of results
+_AT_ONCE = 5.0  # seconds; a server that cannot be reached takes longer to find out
 _COUNTED = 20_000  # items looked at for the values of a column; Milvus cannot group
+
+
+def _connected(pymilvus: Any, options: Mapping[str, Any]) -> Any:
+    """A client. A server that answers, but turns the connection down at once, is asked again.
+
+    pymilvus pings every 10 s, idle or not; a server that finds this too often (milvus-lite does) closes the connection, and
+    one that is opened at that moment fails with it.
+    """
+    for wait in (1.0, 3.0):
+        started = time.monotonic()
+        try:
+            return pymilvus.MilvusClient(**options)
+        except pymilvus.MilvusException:
+            if time.monotonic() - started > _AT_ONCE:
+                raise
+            time.sleep(wait)
+    return pymilvus.MilvusClient(**options)
 
 
 class MilvusStore:
@@ -76,7 +95,7 @@ class MilvusStore:
         options, name, shown, consistency = parsed(address)
         pymilvus = require("pymilvus", "milvus", "an index in Milvus")
         try:
-            client = pymilvus.MilvusClient(**options)
+            client = _connected(pymilvus, options)
         except pymilvus.MilvusException as error:
             raise StoreError(f"{shown}: the server cannot be reached ({brief(error)}).") from error
         store = cls(client, pymilvus.MilvusException, pymilvus.DataType, name, shown, consistency)
