@@ -88,11 +88,18 @@ def _check_same(folder: RunFolder, config: Config) -> None:
     length = (("run", "epochs"), ("run", "steps"), ("run", "seed"))
     for part, name in (*named, *settings, *length):
         there, here = (values[part] if name is None else values[part][name] for values in (one, other))
-        if there != here:
+        if not _agree(there, here):
             raise ForeignRunError(
                 f"{folder.path} contains a run with other settings ({part}: {there}, not {here}): it is from another study. "
                 "Choose another --out."
             )
+
+
+def _agree(there: object, here: object) -> bool:
+    """Whether a run's setting is what the study asks for; a run's own configuration says what "auto" came to."""
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        return there.keys() == here.keys() and all(_agree(there[name], here[name]) for name in here)
+    return there == here or (here == "auto" and not (isinstance(there, str) and doors.is_reference(there)))
 
 
 def has_diverged(error: TrainingStoppedError) -> bool:
