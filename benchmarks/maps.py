@@ -45,11 +45,11 @@ def photos(folders: list[Path], count: int, size: int) -> NDArray[np.float32]:
 
 
 def tsne(vectors: NDArray[np.float32]) -> Any:
-    return lay_out(vectors, "t-SNE")
+    return lay_out([vectors], "t-SNE")[0]
 
 
 def pca(vectors: NDArray[np.float32]) -> Any:
-    return lay_out(vectors, "PCA")
+    return lay_out([vectors], "PCA")[0]
 
 
 def umap(vectors: NDArray[np.float32]) -> Any:

@@ -7,7 +7,10 @@ differences. The measurements behind the choice of the library are in docs/repor
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from threading import Event, Lock
 from typing import Literal
 
 import numpy as np
@@ -16,6 +19,7 @@ from numpy.typing import NDArray
 
 from recollect.common.console import ProgressLine
 from recollect.common.imports import require
+from recollect.search.exact_search import nearest_unchecked
 
 MOST_POINTS = 20_000
 """Maximum number of images on a map; if there are more, a random part."""
@@ -35,21 +39,17 @@ def available_method(count: int) -> Method:
     return "t-SNE" if count >= _FEWEST and find_spec("openTSNE") is not None else "PCA"
 
 
-def lay_out(vectors: NDArray[np.float32], method: Method, like: Plane | None = None) -> Plane:
-    """N × 2 positions from 0 to 1, with equal scales on both axes.
+def lay_out(embeddings: Sequence[NDArray[np.float32]], method: Method) -> list[Plane]:
+    """N × 2 positions from 0 to 1 for every embedding, with equal scales on both axes.
 
     Args:
-        vectors: N × d of length 1.
+        embeddings: vectors of the same N images by different weights, each N × d of length 1. The layouts are rotated and
+            mirrored to resemble the first one.
         method: see ``available_method``.
-        like: another layout of the same images; the new one is rotated and mirrored to resemble it.
     """
-    reduced = principal_components(vectors, _COMPONENTS if method == "t-SNE" else 2)
-    plane = reduced[:, :2]
-    if method == "t-SNE":
-        plane = _neighbourhoods(reduced, plane)
-    if like is not None:
-        plane = turned_like(plane, like)
-    return _fitted(plane)
+    reduced = [principal_components(vectors, _COMPONENTS if method == "t-SNE" else 2) for vectors in embeddings]
+    planes = _neighbourhoods(reduced) if method == "t-SNE" else reduced
+    return [_fitted(plane if not place else turned_like(plane, planes[0])) for place, plane in enumerate(planes)]
 
 
 def principal_components(vectors: NDArray[np.float32], count: int) -> Plane:
@@ -63,28 +63,58 @@ def principal_components(vectors: NDArray[np.float32], count: int) -> Plane:
     return components if components.shape[1] > 1 else np.column_stack([components, np.zeros(len(components))])
 
 
-def _neighbourhoods(reduced: Plane, start: Plane) -> Plane:
-    opentsne = require("openTSNE", "map", "a map of neighbourhoods")
-    spread = start[:, 0].std() or 1.0
-    title, rounds = f"map of {len(reduced):,} images", _EARLY + _LATER
-    with warnings.catch_warnings(), ProgressLine(title, rounds, "rounds") as line:
-
-        def done(*_: object) -> None:
-            line.advance(_BETWEEN)
-
+def _neighbourhoods(embeddings: Sequence[Plane]) -> list[Plane]:
+    """A map of each embedding, all at once: on two cores that saves 45 % of the time, two threads for one map a quarter."""
+    maps = len(embeddings)
+    jobs = max(1, torch.get_num_threads() // maps)
+    title = f"map of {len(embeddings[0]):,} images" if maps == 1 else f"{maps} maps of {len(embeddings[0]):,} images"
+    stopped, counting = Event(), Lock()
+    with warnings.catch_warnings(), ProgressLine(title, maps * (_EARLY + _LATER), "rounds") as line:
         warnings.simplefilter("ignore")
-        placed = opentsne.TSNE(
-            perplexity=min(_PERPLEXITY, (len(reduced) - 1) // 3),
-            initialization=start / spread * 1e-4,
-            early_exaggeration_iter=_EARLY,
-            n_iter=_LATER,
-            theta=_THETA,
-            n_jobs=torch.get_num_threads(),
-            random_state=0,
-            callbacks=done,
-            callbacks_every_iters=_BETWEEN,
-        ).fit(reduced)
+
+        def done(*_: object) -> bool:
+            with counting:
+                line.advance(_BETWEEN)
+            return stopped.is_set()
+
+        with ThreadPoolExecutor(maps) as pool:
+            begun = [pool.submit(_neighbourhood, reduced, jobs, done) for reduced in embeddings]
+            try:
+                return [one.result() for one in begun]
+            except BaseException:
+                stopped.set()
+                raise
+
+
+def _neighbourhood(reduced: Plane, jobs: int, done: Callable[..., bool]) -> Plane:
+    opentsne = require("openTSNE", "map", "a map of neighbourhoods")
+    start = reduced[:, :2]
+    indices, distances = _nearest(reduced, min(3 * _PERPLEXITY, len(reduced) - 1))
+    known = opentsne.nearest_neighbors.PrecomputedNeighbors(indices, distances)
+    perplexity = min(_PERPLEXITY, (len(reduced) - 1) // 3)
+    affinities = opentsne.affinity.PerplexityBasedNN(knn_index=known, perplexity=perplexity, n_jobs=jobs)
+    placed = opentsne.TSNE(
+        initialization=start / (start[:, 0].std() or 1.0) * 1e-4,
+        early_exaggeration_iter=_EARLY,
+        n_iter=_LATER,
+        theta=_THETA,
+        n_jobs=jobs,
+        random_state=0,
+        callbacks=done,
+        callbacks_every_iters=_BETWEEN,
+    ).fit(affinities=affinities)
     return np.asarray(placed, np.float64)
+
+
+def _nearest(rows: Plane, count: int) -> tuple[NDArray[np.int64], Plane]:
+    """The nearest other rows of each row, and their Euclidean distances: exact, in half the time of openTSNE's own search."""
+    # |x − y|² = |x|² − 2 (x·y − |y|²/2): the nearest has the largest product with (y, −|y|²/2).
+    squares = (rows**2).sum(axis=1)
+    items = np.column_stack([rows, -squares / 2]).astype(np.float32)
+    queries = np.column_stack([rows, np.ones(len(rows))]).astype(np.float32)
+    found = nearest_unchecked(queries, items, count, own=np.arange(len(rows)))
+    apart: Plane = np.sqrt(np.maximum(squares[:, None] - 2 * found.similarities.astype(np.float64), 0))
+    return found.indices, apart
 
 
 def turned_like(plane: Plane, like: Plane) -> Plane:

@@ -41,11 +41,9 @@ def map_section(contenders: Sequence[Contender], shown: Shown, small: SmallPictu
         places = np.sort(np.random.default_rng(0).choice(count, MOST_POINTS, replace=False))
     method = available_method(len(places))
     kinds, labels = np.unique(shown.labels[places], return_inverse=True)
-    figures, first = [], None
-    for contender in contenders[:MOST_MAPS]:
-        plane = lay_out(contender.vectors[places], method, first)
-        first = plane if first is None else first
-        figures.append(_figure(plane, labels, contender, method))
+    drawn = contenders[:MOST_MAPS]
+    planes = lay_out([contender.vectors[places] for contender in drawn], method)
+    figures = [_figure(plane, labels, contender, method) for plane, contender in zip(planes, drawn, strict=True)]
     sheet, tiles, columns = _sheet(places, shown, small)
     data = {
         "data_labels": _text(labels.astype("<u2")),
