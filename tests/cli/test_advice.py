@@ -18,18 +18,31 @@ from recollect.cli.app import app
 PACKAGE = Path(recollect.__file__).parent
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+\b")
 
-READS_FOLDERS = ("train", "tune", "eval", "embed", "whiten", "index", "calibrate", "duplicates", "data verify")
+READS_FOLDERS = (
+    "train",
+    "tune",
+    "compare",
+    "eval",
+    "embed",
+    "whiten",
+    "index",
+    "calibrate",
+    "duplicates",
+    "data verify",
+)
 DECODES = (*READS_FOLDERS, "search", "serve", "report")
 """With a folder or files that a user names."""
-BY_SETTING = ("compare", "reproduce")
-"""Train as recipes and ``--set`` say."""
+BY_RECIPE = ("reproduce",)
+"""Reads published data sets, which are to be repaired, as its study says."""
 READS_NO_IMAGES = ("", "data", "demo", "export", "losses", "models", "paper", "publish", "recipes")
 WHO_SHOWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("common/decode.py", "--max-pixels"): DECODES,
     ("data/image_set.py", "--allow-outside"): READS_FOLDERS,
     ("common/files.py", "--allow-outside"): READS_FOLDERS,
-    ("common/bad_images.py", "--skip-bad"): ("train", "tune", "eval", "embed", "whiten", "search", "report"),
-    ("data/listing.py", "--skip-bad"): ("train", "tune", "eval", "whiten", "report"),
+    ("common/bad_images.py", "--skip-bad"): (
+        *("train", "tune", "compare", "eval", "embed", "whiten", "search", "report"),
+    ),
+    ("data/listing.py", "--skip-bad"): ("train", "tune", "compare", "eval", "whiten", "report"),
     ("data/image_files.py", "--skip-bad"): ("embed",),
     ("inference/test_sets.py", "--root"): ("eval",),
     ("search/thresholds.py", "--false-match-rate"): ("calibrate",),
@@ -101,4 +114,4 @@ def test_the_table_has_no_row_for_nothing() -> None:
 
 def test_the_table_knows_every_verb() -> None:
     """A verb that is added says which images it reads, and has the options that their messages name."""
-    assert sorted((*DECODES, *BY_SETTING, *READS_NO_IMAGES)) == sorted(verbs())
+    assert sorted((*DECODES, *BY_RECIPE, *READS_NO_IMAGES)) == sorted(verbs())

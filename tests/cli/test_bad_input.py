@@ -284,3 +284,20 @@ def test_an_error_of_ours_is_a_sentence_and_a_report(
     assert ended.value.code == 1
     [report] = (tmp_path / "crashes").iterdir()
     assert str(report) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("train --data one --data two", "--data is given 2 times"),
+        ("data verify folder . --max-pixels 5 --max-pixels 6", "--max-pixels is given 2 times"),
+    ],
+)
+def test_an_option_with_one_value_is_not_given_twice(
+    command: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["recollect", *shlex.split(command)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

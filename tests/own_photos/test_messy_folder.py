@@ -73,7 +73,7 @@ def test_it_says_whether_it_helped(run: Path) -> None:
 
 def test_new_class_folders_do_not_move_the_border(place: Path, run: Path, tmp_path: Path) -> None:
     """And the result has a name of its own, is not compared with other images, and needs no --overwrite."""
-    good(place, "eval", "run", "--skip-bad")
+    good(place, "eval", "run")
     shutil.copytree(place / "photos", tmp_path / "photos", symlinks=True)
     classes(tmp_path / "photos", [f"AAA{number}" for number in range(4)], 5000)
     before = set((run / "eval").glob("*/metrics.json"))
@@ -223,3 +223,13 @@ def test_a_limit_on_image_size_is_raised_where_it_is_met(run: Path, tmp_path: Pa
         good(tmp_path, "embed", str(run), "a.jpg", "--max-pixels", "2000")
     finally:
         set_max_pixels(None)
+
+
+def test_losses_are_compared_with_no_training(place: Path) -> None:
+    """To the end, with photos that cannot be read; each remark once, not once per process."""
+    small = ("--set", "model.image_size=32", "--set", "model.dim=16", "--set", "run.device=cpu")
+    words = ("compare", "--losses", "recall_at_k", "--data", "photos", "--steps", "2", "--seeds", "1", *small)
+    told = good(place, *words, "--skip-bad", "--jobs", "1")
+    assert "recall_at_k and no training differ by" in told
+    assert "not done" not in told
+    assert "Warning" not in told

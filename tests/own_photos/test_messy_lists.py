@@ -39,8 +39,9 @@ def test_missing_files_of_a_list_are_skipped_when_asked(place: Path, run: Path) 
     assert "1 listed twice" in log
     assert "missing" in log
     assert manifest(run)["verdicts"], "missing test photos cost no verdict"
-    assert "--skip-bad" in refused(place, "eval", "run")
-    assert "missing" in good(place, "eval", "run", "--skip-bad")
+    assert "missing" in good(place, "eval", "run"), "as it was trained"
+    assert "--skip-bad" in refused(place, "eval", "run", "--data", "list.csv")
+    assert "missing" in good(place, "eval", "run", "--data", "list.csv", "--skip-bad", "--overwrite")
 
 
 def test_a_contradiction_in_a_list_is_refused_with_both_lines(tmp_path: Path) -> None:

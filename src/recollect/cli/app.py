@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections import Counter
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from recollect._version import __version__
 from recollect.cli.last_net import past_typer
@@ -35,6 +37,33 @@ _ORDER = (
 )
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class _Verb(TyperCommand):
+    """A command that refuses a second value for an option that takes one, instead of silently using the last."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Check how often each option is given, then parse."""
+        given = Counter(self.make_parser(ctx).parse_args(args=list(args))[2])
+        for option, times in given.items():
+            if (
+                times > 1
+                and isinstance(option, TyperOption)
+                and not (option.multiple or option.is_flag or option.count)
+            ):
+                ctx.fail(f"{max(option.opts, key=len)} is given {times} times, but takes one value: keep one of them.")
+        return list(super().parse_args(ctx, args))
+
+
+class Commands(typer.Typer):
+    """Commands that are checked as ``_Verb`` does."""
+
+    def command(self, *names: Any, **options: Any) -> Callable[[Function], Function]:
+        """As in typer."""
+        return super().command(*names, **{"cls": _Verb, **options})
+
+
 class _Verbs(TyperGroup):
     """Commands in the order of use instead of alphabetical order."""
 
@@ -56,7 +85,7 @@ class _Verbs(TyperGroup):
             return super().invoke(ctx)
 
 
-app = typer.Typer(
+app = Commands(
     name="recollect",
     cls=_Verbs,
     help="Train, evaluate and ship image-retrieval embeddings by optimising recall@k itself.",

@@ -12,8 +12,10 @@ from recollect.cli.options import (
     AllowOutside,
     AsJson,
     Jobs,
+    MaxPixels,
     Minutes,
     Quiet,
+    SkipBad,
     complete_data,
     complete_recipe,
     complete_setting,
@@ -46,6 +48,8 @@ def compare(
     ] = None,
     root: Annotated[str | None, typer.Option(help="The folder of the data set.")] = None,
     allow_outside: AllowOutside = False,
+    skip_bad: SkipBad = False,
+    max_pixels: MaxPixels = None,
     seeds: Annotated[
         int, typer.Option(min=1, max=1000, help="Reported runs per loss; three or more allow a decision.")
     ] = 3,
@@ -81,7 +85,7 @@ def compare(
 
     remarks_aside(as_json)
     chosen = recipe_or_default(recipe, data)
-    given = [*data_switches(allow_outside), *(settings or [])]
+    given = [*data_switches(allow_outside, skip_bad, max_pixels), *(settings or [])]
     asked: dict[str, Any] = {"data": data, "root": root, "out": out, "seeds": seeds, "steps": steps}
     if plan:
         lines = recollect.plan_comparison(losses, chosen, given, **asked).lines()

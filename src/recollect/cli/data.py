@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recollect.cli.app import app
+from recollect.cli.app import Commands, app
 from recollect.cli.options import AllowOutside, AsJson, MaxPixels, Quiet, complete_data, given, print_json
 from recollect.common.words import printable
 
 if TYPE_CHECKING:
     from recollect.data.registry import Source
 
-data = typer.Typer(help="List the data sets, or check a copy of one.")
+data = Commands(help="List the data sets, or check a copy of one.")
 app.add_typer(data, name="data")
 
 

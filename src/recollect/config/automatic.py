@@ -137,8 +137,10 @@ def _refuse_hopeless(images: ImageSet) -> None:
         )
         remedies = {0: "", 1: ", or hold none out with --set data.train_split=all"}
         fewer = remedies.get(held_out, ", or hold out fewer with --test-share")
+        count = len(images)
+        every = f"all {count:,} training images belong" if count != 1 else "the only training image belongs"
         raise DataError(
-            f"{images.name}: all {number_of(len(images), 'training image')} belong to one class{tested}, so there is "
+            f"{images.name}: {every} to one class{tested}, so there is "
             "nothing to distinguish: give images of at least two classes for training, one folder per class"
             f"{fewer}."
         )

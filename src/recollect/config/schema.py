@@ -333,7 +333,7 @@ def _refuse_combinations(config: Config) -> None:
             "data.validation_root is the folder of sfm120k: set data.validation=sfm120k or model.whitening=sfm120k, or remove "
             "it."
         )
-    if model.whitening is not None and model.dim is None:
+    if model.whitening not in (None, "auto") and model.dim is None:
         raise ConfigError(
             "model.whitening initialises the last layer, but with model.dim null there is none: change one."
         )

@@ -148,7 +148,7 @@ def evaluate_model(
                 root=None if root is None else Path(root),
                 split=split,
             )
-            test = load_test(choice, opened.folder)
+            test = load_test(choice, opened.folder, skip_bad=skip_bad)
         for note in [] if test.screened is None else test.screened.remarks():
             logger.warning(note)
         target = embed_test(opened, test, batch_size=batch_size, skip_bad=skip_bad)

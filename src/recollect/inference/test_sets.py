@@ -42,7 +42,7 @@ _OTHERWISE = (1, 10, 100, 1000)
 
 @dataclass(frozen=True)
 class TestChoice:
-    """A data set and its split."""
+    """A data set and its split; ``skip_bad``: images that cannot be read are skipped, as when the run was trained."""
 
     __test__ = False  # not a test of pytest's
 
@@ -50,6 +50,7 @@ class TestChoice:
     root: str | Path | None = None
     split: str = "test"
     options: Mapping[str, Any] = field(default_factory=dict)
+    skip_bad: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def choose_test(
     if own is not None and own.name == name and (data is None or root is None):
         if root is None and own.root is not None and not Path(own.root).expanduser().exists():
             raise DataError(f"the run's images are no longer in {own.root}: name their folder with --root.")
-        chosen = TestChoice(name, root or own.root, split or own.test_split, own.options)
+        chosen = TestChoice(name, root or own.root, split or own.test_split, own.options, own.on_bad_image == "skip")
     elif not is_source(name) and root is None and Path(name).exists():
         chosen = TestChoice("folder", Path(name), split or "test")
     else:
@@ -145,7 +146,7 @@ def load_test(
         allow_outside: whether listed names and links may leave the root.
         distractors: for instance search, the folder that holds ``revisitop1m``, or a ``.npy``; else a ``.npy``.
         trained_classes: ``"auto"``, ``"exclude"`` or ``"keep"``.
-        skip_bad: leave out listed images that are missing, with a warning.
+        skip_bad: leave out listed images that are missing, with a warning; also if ``choice`` says so.
     """
     if choice.data in REVISITED:
         benchmark = load_revisited(choice.data, str(choice.root), allow_outside=allow_outside)
@@ -157,7 +158,7 @@ def load_test(
         return TestSet(choice, _named(choice.data + added, None, digest), None, benchmark, keys, more)
     outside = {"allow_outside": True} if allow_outside else {}
     options = {**choice.options, **outside}
-    options = without_missing(choice.data, options) if skip_bad else options
+    options = without_missing(choice.data, options) if skip_bad or choice.skip_bad else options
     images = load(choice.data, choice.root, choice.split, **options)
     added = "" if distractors is None else f"+{distractors.stem}"
     return as_test_set(choice, images, run, trained_classes=trained_classes, added=added)

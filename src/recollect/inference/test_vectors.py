@@ -229,7 +229,7 @@ def embed_test(
         skipped = _embed_benchmark(target, opened, test, scales, batch_size)
     else:
         scales = INSTANCE_SEARCH_SCALES if multiscale else None
-        skipped = _embed_labelled(target, opened, test, scales, batch_size, skip_bad)
+        skipped = _embed_labelled(target, opened, test, scales, batch_size, skip_bad or choice.skip_bad)
         target.ks = default_ks(choice.data, row, len(target.labels))
     preprocessing, is_hub = opened.embedder.preprocessing, is_hub_address(opened.source.get("model"))
     facts = {

@@ -14,6 +14,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -22,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 
 from recollect.common.console import ProgressLine
-from recollect.common.errors import ConfigError, RecollectError
+from recollect.common.errors import ConfigError, DataWarning, RecollectError
 from recollect.common.files import make_folder_for, write_json
 from recollect.common.locks import try_lock
 from recollect.studies.claims import Claim
@@ -183,6 +184,7 @@ def _do(task: Task, threads: int) -> str | None:
 
     torch.set_num_threads(threads)
     set_quiet(True)
+    warnings.simplefilter("ignore", DataWarning)  # the study's own process has shown it
     _idle.clear()
     try:
         if task.trains:
@@ -224,10 +226,10 @@ def _measure_untrained(task: Task) -> None:
     """Measure the features before any training, as in the recipes of *init* rows."""
     from recollect.config.automatic import choose_device
     from recollect.config.overrides import resolve
-    from recollect.data import load
     from recollect.inference.embedding_sets import embed_set
     from recollect.inference.evaluating import measure_labelled
     from recollect.inference.opening import make_embedder
+    from recollect.training.build import load_split
     from recollect.training.run_folder import RunFolder, circumstances
 
     begun = time.monotonic()
@@ -236,10 +238,11 @@ def _measure_untrained(task: Task) -> None:
     folder = RunFolder(task.folder)
     make_folder_for(folder.config_file)
     folder.write_config(config)
-    images = load(config.data.name, config.data.root, config.data.test_split, **config.data.options)
+    images = load_split(config.data, config.data.test_split)
     embedder = make_embedder(config.model, config.run.seed)
-    vectors = embed_set(embedder, images, device=device).vectors
-    metrics = measure_labelled(vectors, images.labels, ks=(1, 2, 4, 8))
+    found = embed_set(embedder, images, device=device, on_bad_image=config.data.on_bad_image)
+    good = sorted(set(range(len(images))) - {bad.index for bad in found.skipped})
+    metrics = measure_labelled(found.vectors[good], images.labels[good], ks=(1, 2, 4, 8))
     folder.update_manifest(
         **circumstances(device, 1),
         data={"name": config.data.name, "root": config.data.root, "fingerprints": {"test": images.fingerprint}},

@@ -243,7 +243,7 @@ def load_sets(config: Config, given: Given = NOTHING) -> Sets:
     """The image sets of ``config``; validation classes, if any, are removed from the training classes."""
     data = config.data
     set_max_pixels(data.max_pixels)
-    train = given.train_set or _load(data, data.train_split)
+    train = given.train_set or load_split(data, data.train_split)
     validation, benchmark = given.validation_set, None
     if validation is not None:
         pass
@@ -252,7 +252,7 @@ def load_sets(config: Config, given: Given = NOTHING) -> Sets:
         validation = benchmark.database
     elif data.validation != "none":
         train, validation = class_disjoint_split(train, data.validation, config.run.seed)
-    test = given.test_set or (_load(data, data.test_split) if config.run.watch_test else None)
+    test = given.test_set or (load_split(data, data.test_split) if config.run.watch_test else None)
     sets = Sets(train, validation, test, benchmark)
     return _with_held_out(sets, _judged_on(config, given, test)) if config.run.verdict else sets
 
@@ -273,11 +273,12 @@ def _judged_on(config: Config, given: Given, test: ImageSet | None) -> ImageSet 
     if test is not None or given.model is not None or given.train_set is not None:
         return None if given.model is not None else test
     with contextlib.suppress(DataError):  # a folder without a test split can be trained on too
-        return _load(replace(config.data, on_bad_image="skip"), config.data.test_split)
+        return load_split(replace(config.data, on_bad_image="skip"), config.data.test_split)
     return None
 
 
-def _load(data: DataConfig, split: str) -> ImageSet:
+def load_split(data: DataConfig, split: str) -> ImageSet:
+    """A split of the images that settings name; missing ones are left out if ``on_bad_image`` is ``"skip"``."""
     options = without_missing(data.name, data.options) if data.on_bad_image == "skip" else data.options
     return load(data.name, data.root, split, **options)
 
