@@ -66,6 +66,12 @@ def test_at_the_fewest_trials_importance_is_no_noise() -> None:
     assert first >= 11  # 7 with ten trials and their best tenth, 10 with twenty
 
 
+def test_of_equals_the_higher_map_at_r_is_chosen() -> None:
+    trials = [TrialRecord(n, "done", {}, {}, 0.5, map_at_r=value) for n, value in enumerate((0.2, 0.4, 0.3, 0.4))]
+    assert best_trial(trials) == trials[1]
+    assert best_trial([*trials, TrialRecord(9, "done", {}, {}, 0.6, map_at_r=0.1)]) != trials[1]
+
+
 def test_of_equals_the_first_is_chosen_and_only_what_ran_to_its_end() -> None:
     trials = [
         TrialRecord(0, "pruned", {}, {}, 0.9),

@@ -23,8 +23,16 @@ WORSE: Literal["made it worse"] = "made it worse"
 Judgement = Literal["helped", "no clear change", "made it worse"]
 
 FEW_QUERIES = 500
-"""With fewer queries only large differences can be distinguished from chance."""
+"""With fewer queries, chance changes r@1 by more than two points (50 / √500): only large differences can be distinguished."""
 _SHOWN = {"map@r": "mAP@R", "map": "mAP", "mrr": "MRR", "r_precision": "R-precision"}
+
+
+def few_queries(queries: int) -> list[str]:
+    """A remark if so few queries decide little; none if there are enough, or none at all."""
+    if not 0 < queries < FEW_QUERIES:
+        return []
+    points = 50 / math.sqrt(queries)
+    return [f"{queries:,} validation queries are few: chance alone changes r@1 by about {points:.0f} points"]
 
 
 @dataclass(frozen=True)

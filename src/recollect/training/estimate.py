@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -18,6 +17,7 @@ from recollect.common.words import in_digits, in_words, number_of, some_names
 from recollect.config.automatic import Choice
 from recollect.config.schema import Config
 from recollect.data.image_files import summary
+from recollect.evaluation.verdict import few_queries
 from recollect.losses.engine.simix import MAX_PAIRS
 from recollect.step.randomness import random_state, set_random_state
 from recollect.training.batches import PixelFeed, make_feed
@@ -34,7 +34,7 @@ from recollect.training.probes import (
     probe_ranking,
     probe_reading,
 )
-from recollect.training.validation import FEW_QUERIES, Watched
+from recollect.training.validation import Watched
 
 _LOSS_MEMORY = 512 << 20  # memory of the rank losses in addition to embeddings
 _LOSS_MATRICES = 6  # of a small batch: similarities, soft ranks and their gradients
@@ -97,11 +97,7 @@ class DataFigures:
         if self.all_classes:
             text.append("note       all classes are used for training: none are left for testing")
         queries = self.validation_queries or self.validation_images
-        if 0 < queries < FEW_QUERIES:
-            text.append(
-                f"note       {queries:,} validation queries are few: chance alone changes r@1 by about "
-                f"{50 / math.sqrt(queries):.0f} points"
-            )
+        text += [f"note       {remark}" for remark in few_queries(queries)]
         return text
 
 

@@ -24,9 +24,6 @@ from recollect.inference.test_sets import EVERY_K
 from recollect.step.team import Team
 from recollect.training.batches import Feed
 
-FEW_QUERIES = 500
-"""With fewer queries, chance changes r@1 by more than two points: 50 / √500."""
-
 
 @dataclass(frozen=True)
 class Watched:

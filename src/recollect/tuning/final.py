@@ -14,12 +14,14 @@ from typing import Any
 
 from recollect.common.errors import DataError
 from recollect.common.reading import read_json
+from recollect.common.words import number_of
 from recollect.config.schema import Config
-from recollect.data import ImageSet, load
+from recollect.data import ImageSet
 from recollect.data.registry import find_source
 from recollect.inference.evaluating import measure_and_keep
 from recollect.inference.opening import open_model
 from recollect.inference.test_sets import TestChoice, as_test_set
+from recollect.training.build import load_split
 from recollect.training.run_folder import RunFolder
 from recollect.tuning.protocol import Protocol, final_config
 from recollect.tuning.results import TrialRecord
@@ -80,7 +82,7 @@ def _finish(
         f"{chosen['epoch']:g}"
     )
     folder = store.folder / "final"
-    logger.info(f"final      {epochs} epochs on all training classes, in {folder}")
+    logger.info(f"final      {number_of(epochs, 'epoch')} on all training classes, in {folder}")
     outcome = run(folder, config)
     metrics = {name: _test(folder, config, images) for name, images in tests.items()}
     _log_metrics(metrics)
@@ -112,13 +114,15 @@ def sets_to_test(config: Config) -> dict[str, ImageSet]:
     """The test sets of a configuration's data, by name: VehicleID has three, GLDv1 has none."""
     data, known = config.data, find_source(config.data.name).test_splits
     splits = known if data.test_split == "test" and "test" not in known else (data.test_split,)
-    return {f"{data.name}/{split}": load(data.name, data.root, split, **data.options) for split in splits}
+    return {f"{data.name}/{split}": load_split(data, split) for split in splits}
 
 
 def _test(folder: Path, config: Config, images: ImageSet) -> dict[str, float]:
     """Metrics of one test set, computed once and stored where ``recollect eval`` stores them."""
     device = None if config.run.device == "auto" else config.run.device
-    choice = TestChoice(config.data.name, config.data.root, images.split, config.data.options)
+    choice = TestChoice(
+        config.data.name, config.data.root, images.split, config.data.options, config.data.on_bad_image == "skip"
+    )
     # The search is over and the set belongs to the data set: no image is left out.
     test = as_test_set(choice, images, folder, trained_classes="keep")
     place = folder / "eval" / test.name

@@ -38,12 +38,18 @@ class TrialRecord:
     value: float | None = None
     best_epoch: float | None = None
     best_step: int | None = None
+    map_at_r: float | None = None
     steps: int = 0
     seconds: float = 0.0
     images: int = 0
     host: str = ""
     failure: str = ""
     curve: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def merit(self) -> tuple[float, float, int]:
+        """The key for comparing trials: the validation metric; among equals mAP@R, then the earlier trial."""
+        return self.value or 0.0, self.map_at_r or 0.0, -self.number
 
 
 @dataclass(frozen=True)
@@ -125,9 +131,9 @@ def read_results(store: StudyDatabase, protocol: Protocol, final: dict[str, Any]
 
 
 def best_trial(trials: list[TrialRecord]) -> TrialRecord | None:
-    """The completed trial with the highest validation metric; among equals the first."""
+    """The completed trial with the highest validation metric; among equals see ``TrialRecord.merit``."""
     done = [trial for trial in trials if trial.state == "done" and trial.value is not None]
-    return max(done, key=lambda trial: (trial.value or 0.0, -trial.number), default=None)
+    return max(done, key=lambda trial: trial.merit, default=None)
 
 
 def write_tables(folder: Path, results: StudyResults) -> None:
@@ -135,14 +141,26 @@ def write_tables(folder: Path, results: StudyResults) -> None:
     write_json(folder / "study.json", results.as_dict())
     text = io.StringIO()
     keys = list(dict.fromkeys(key for trial in results.trials for key in trial.settings))
-    head = ["trial", "state", "chosen", results.select, "best_epoch", "steps", "seconds", "images", *keys, "host"]
+    head = [
+        "trial",
+        "state",
+        "chosen",
+        results.select,
+        "map@r",
+        "best_epoch",
+        "steps",
+        "seconds",
+        "images",
+        *keys,
+        "host",
+    ]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*head, "failure"])
     for trial in results.trials:
         chosen = "yes" if trial.number == results.chosen else ""
-        known = [trial.number, trial.state, chosen, trial.value, trial.best_epoch, trial.steps, trial.seconds]
+        known = [trial.number, trial.state, chosen, trial.value, trial.map_at_r, trial.best_epoch]
         values = [_cell(trial.settings.get(key)) for key in keys]
-        writer.writerow([*known, trial.images, *values, trial.host, trial.failure])
+        writer.writerow([*known, trial.steps, trial.seconds, trial.images, *values, trial.host, trial.failure])
     write_text(folder / "trials.csv", text.getvalue())
 
 
@@ -160,6 +178,7 @@ def _record(slot: int, trial: Any) -> TrialRecord:
         value=None if trial.state.name == "FAIL" else known.get("value"),
         best_epoch=known.get("best_epoch"),
         best_step=known.get("best_step"),
+        map_at_r=known.get("map_at_r"),
         steps=int(known.get("steps", 0)),
         seconds=float(known.get("seconds", 0.0)),
         images=int(known.get("images", 0)),

@@ -18,6 +18,7 @@ from recollect.common import doors
 from recollect.common.errors import ConfigError, InputError
 from recollect.config.schema import Config
 from recollect.data import only_splits
+from recollect.evaluation.verdict import few_queries
 from recollect.training.callbacks import Callback, TrainingStoppedError
 from recollect.tuning.final import finish_study, read_final
 from recollect.tuning.protocol import Protocol, read_protocol, trial_config
@@ -116,6 +117,7 @@ def lines(protocol: Protocol, folder: Path, trials: int, sampler: str, pruner: s
         f"validates  on the other {protocol.validation[0]:,} ({protocol.validation[1]:,} images), by {select}",
         f"varies     {', '.join(varied)}",
         *(f"note       {remark}" for remark in protocol.remarks),
+        *(f"note       {remark}" for remark in few_queries(protocol.validation[1])),
     ]
 
 

@@ -34,10 +34,11 @@ def percent(value: float | None) -> str:
 def trials(results: StudyResults) -> Markup:
     """The course of the search and every trial."""
     known = [trial for trial in results.trials if trial.value is not None]
-    order = sorted(known, key=lambda trial: (-(trial.value or 0.0), trial.number))
+    order = sorted(known, key=lambda trial: trial.merit, reverse=True)
     rest = [trial for trial in results.trials if trial.value is None]
     names = list(results.space)
-    head = ["trial", "state", f"validation {results.select}", "best epoch", *map(title_of, names), "seconds", "machine"]
+    head = ["trial", "state", f"validation {results.select}", "mAP@R", "best epoch", *map(title_of, names)]
+    head += ["seconds", "machine"]
     rows = [_row(trial, names, results) for trial in [*order, *rest]]
     failures = [trial for trial in results.trials if trial.failure]
     return join(
@@ -58,6 +59,7 @@ def _row(trial: TrialRecord, names: Sequence[str], results: StudyResults) -> lis
         join(f"{trial.number:04d}", element("strong", " ◆ chosen") if chosen else None),
         trial.state,
         percent(trial.value),
+        percent(trial.map_at_r),
         "–" if trial.best_epoch is None else f"{trial.best_epoch:g}",
         *(shown(trial.drawn.get(name)) for name in names),
         f"{trial.seconds:,.0f}",

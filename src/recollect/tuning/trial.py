@@ -34,6 +34,7 @@ class Validated:
     Attributes:
         value: the best value of the selection metric among all evaluations after training has begun.
         step, epoch: where it was reached; among equals the one with the highest mAP@R, then the last.
+        map_at_r: mAP@R there, which decides between trials that are equal in ``value``.
         curve: epoch → value of every evaluation.
         steps, seconds, images: its cost.
     """
@@ -41,6 +42,7 @@ class Validated:
     value: float
     step: int
     epoch: float
+    map_at_r: float
     curve: dict[float, float]
     steps: int
     seconds: float
@@ -51,6 +53,7 @@ class Validated:
         return {
             "best_step": self.step,
             "best_epoch": self.epoch,
+            "map_at_r": self.map_at_r,
             "steps": self.steps,
             "seconds": self.seconds,
             "images": self.images,
@@ -135,6 +138,7 @@ def validated(path: Path, select: str) -> Validated | None:
         value=curve[best],
         step=best,
         epoch=epochs[best],
+        map_at_r=merits[best][1],
         curve={epochs[step]: value for step, value in curve.items()},
         steps=steps,
         seconds=round(float(outcome.get("seconds", seconds)), 1),
