@@ -25,8 +25,9 @@ def _evaluation(r1, map_at_r, classes=CLASSES, each=EACH, seed=0):
     ("after", "judgement", "words"),
     [
         ((0.7, 0.3), "helped", "training helped."),
-        ((0.5, 0.3), "no clear change", "no clear change."),
-        ((0.5, 0.4), "helped", "(no clear change), mAP@R 29.9 → 39.7"),
+        ((0.5, 0.3), "no clear change", "): no clear change."),
+        ((0.5, 0.3), "no clear change", ", 95 % CI "),
+        ((0.5, 0.4), "helped", ": no clear change), mAP@R 29.9 → 39.7"),
         ((0.5, 0.4), "helped", "): training helped mAP@R."),  # no more than that
         ((0.5, 0.2), "made it worse", "): training made mAP@R worse."),
         ((0.4, 0.4), "made it worse", "training made it worse"),  # the first metric that changed decides
@@ -57,6 +58,7 @@ def test_a_handful_of_classes_decides_nothing():
     five = verdict(_evaluation(0.2, 0.3, 5), _evaluation(0.9, 0.3, 5))
     assert not five.enough_classes
     assert "5 test classes are too few" in five.sentence()
+    assert "CI" not in five.sentence()
     assert "1 test class is too few" in replace(five, classes=1).sentence()
 
 

@@ -60,9 +60,9 @@ def test_the_verdict_says_what_over_how_much_and_for_how_long() -> None:
     assert "40 queries of 4 classes" in said
     assert f"{100 * before.evaluation.macro['r@1']:.1f} → {100 * after.evaluation.macro['r@1']:.1f}" in said
     assert "Not included: 3 classes that were trained on." in said
-    assert "Time spent: 80 s (30 s of it for features)" in said
+    assert "Time spent: 80 s (30 s of it before the first step)" in said
     said = _text(verdict_section([_run("a", 0.1)], [before, after], shown, []) or "")
-    assert "Time spent: 30 s (nearly all of it for features)" in said
+    assert "Time spent: 30 s (nearly all of it before the first step)" in said
     assert time_spent(_run("a", 5.0)) == (30.0, 5.0)
     assert time_spent(replace(_run("a"), manifest={})) is None
 

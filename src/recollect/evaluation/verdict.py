@@ -57,15 +57,17 @@ class MetricChange:
     macro_after: float
 
     def words(self, level: float = 0.95, decided: bool = True) -> str:
-        """For example ``r@1 96.1 → 95.7 (no clear change)`` or ``mAP@R 37.0 → 41.9 (+4.9, 95 % CI 3.8 … 6.0)``.
+        """For example ``mAP@R 37.0 → 41.9 (+4.9, 95 % CI 3.8 … 6.0)``.
 
         ``decided``: whether another metric decides, so that "no clear change" of this one is mentioned.
         """
-        values = f"{metric_name(self.metric)} {100 * self.before:.1f} → {100 * self.after:.1f}"
-        if self.judgement == UNCLEAR:
-            return f"{values} ({UNCLEAR})" if decided else values
         interval = f"{100 * level:.0f} % CI {100 * self.low:.1f} … {100 * self.high:.1f}"
-        return f"{values} ({100 * self.difference:+.1f}, {interval})"
+        unclear = f": {UNCLEAR}" if decided and self.judgement == UNCLEAR else ""
+        return f"{self.values()} ({100 * self.difference:+.1f}, {interval}{unclear})"
+
+    def values(self) -> str:
+        """Before and after, without the interval."""
+        return f"{metric_name(self.metric)} {100 * self.before:.1f} → {100 * self.after:.1f}"
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,9 @@ class Verdict:
         return f"helped {name}" if self.judgement == HELPED else f"made {name} worse"
 
     def numbers(self) -> str:
-        """Values and their intervals."""
+        """Values and their intervals; of too few classes there are none to trust."""
+        if not self.enough_classes:
+            return ", ".join(change.values() for change in self.changes)
         return ", ".join(change.words(self.level, self.judgement != UNCLEAR) for change in self.changes)
 
     def caution(self) -> str:

@@ -172,6 +172,12 @@ def make_embedder(model: ModelConfig, seed: int, module: nn.Module | None = None
     )
 
 
+def _words(step: int | None, config: Config | None) -> str:
+    if step == 0 and config is not None and config.model.whitening is not None:
+        return "last layer as a whitening, without a step"
+    return "trained" if step is None else f"weights of step {step:,}"
+
+
 def _run(run: RunFiles) -> Opened:
     path, manifest = run.path, run.read_manifest()
     outcome = manifest.get("outcome")
@@ -188,7 +194,7 @@ def _run(run: RunFiles) -> Opened:
         return Opened(
             Embedder.load(run.model, backbone=init if init is not None and doors.is_reference(init) else None),
             path.resolve().name,
-            "trained" if step is None else f"weights of step {step:,}",
+            _words(step, config),
             _source(path, run.model / TENSORS),
             path,
             run,

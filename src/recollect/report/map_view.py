@@ -61,10 +61,10 @@ def map_section(contenders: Sequence[Contender], shown: Shown, small: SmallPictu
         data_columns=columns,
         **data,
     )
-    return join(element("p", _words(len(places), count, method)), box)
+    return join(_words(len(places), count, method), box)
 
 
-def _words(points: int, count: int, method: Method) -> str:
+def _words(points: int, count: int, method: Method) -> Markup:
     part = f"{points:,} of the {count:,} images, drawn at random" if points < count else f"all {count:,} images"
     how = (
         "Images that are neighbours in the embedding are neighbours here (t\u2011SNE); distances between clusters and their "
@@ -74,10 +74,11 @@ def _words(points: int, count: int, method: Method) -> str:
         'extra map: pip install "recollect[map]".'
     )
     use = (
-        "Point at an image to see it, and its class, in every map; click a map and turn the wheel, or press + and −, to zoom "
+        " Point at an image to see it, and its class, in every map; click a map and turn the wheel, or press + and −, to zoom "
         "until the pictures appear."
     )
-    return f"Each dot is an image: {part}, in the colour of its class. {how} {use}"
+    words = f"Each dot is an image: {part}, in the colour of its class. {how}"
+    return element("p", words, element("span", use, class_="scripted", hidden=True))
 
 
 def _figure(plane: Plane, labels: NDArray[np.int64], contender: Contender, method: Method) -> Markup:

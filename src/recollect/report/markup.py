@@ -104,7 +104,7 @@ def table(head: Iterable[Child], rows: Iterable[Iterable[Child]], *, caption: Ch
         body.append(element("tr", element("th", first, scope="row"), [element("td", cell) for cell in rest]))
     grid = element(
         "table",
-        element("caption", caption),
+        element("caption", element("span", caption)),
         element("thead", element("tr", titles)),
         element("tbody", body),
         class_="numbers" if numbers else None,

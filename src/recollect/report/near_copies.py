@@ -2,7 +2,8 @@
 
 Pairs that correlate at 16 × 16 pixels are candidates. Different objects on a plain background correlate at that size too, so
 a candidate is compared again at 64 × 64 grey pixels: the second picture is aligned with the first, both are cut into blocks,
-and even the half of the blocks that agrees least has to correlate. Figures are in docs/report.md.
+and even the half of the blocks that agrees least has to correlate. Characters that differ in an accent pass that too, so no
+part may be much brighter or darker in one picture than in the other. Figures are in docs/report.md.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ CANDIDATES = 0.9
 """Minimum correlation at 16 × 16 pixels for two pictures to be compared more closely."""
 AGREE = 0.6
 """Minimum agreement of two aligned pictures to be copies."""
+DIFFER = 0.4
+"""Largest difference of a part's mean brightness between copies, in standard deviations of the picture."""
 MOST_CHECKED = 5000
 """Pairs that are compared closely at most, the most similar first: about 3 seconds."""
 _AT_ONCE = 500
 _KEPT = 200_000  # candidates held in memory
 _BLOCK, _EDGE = 8, 4  # pixels of a block's side; pixels along the edge that a crop may have cut off
+_BLACK, _WHITE = 5, 250  # grey levels beyond which a pixel may have been clipped
+_ENOUGH = 0.1  # share of pixels not clipped in one picture alone, by which brightness and contrast are measured
 _TEXTURE = 4.0  # standard deviation from which a block shows something, in grey levels
 _CROPS = (-0.05, -0.033, -0.017, 0.0, 0.017, 0.033, 0.05)  # cut from each side of the first (below 0) or of the second
 _SHIFTS = tuple(product((-1, 0, 1), repeat=2))  # pixels
@@ -68,21 +73,52 @@ def agreement(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> Floats:
     """How well pairs of pictures agree after alignment, from −1 to 1: mean correlation of the blocks that agree least.
 
     Half of the blocks count, and of those only the ones in which either picture shows something. Two pictures without any
-    such block do not agree.
+    such block agree by 0, and so do two that differ in some part, see ``DIFFER``.
 
     Args:
         left, right: P × FINE × FINE.
     """
-    first = _blocks(left.astype(np.float32))
-    second = _blocks(_aligned(left.astype(np.float32), right.astype(np.float32)))
+    one = left.astype(np.float32)
+    other = _aligned(one, right.astype(np.float32))
+    first, second = _blocks(one), _blocks(other)
     size = np.sqrt((first**2).mean(axis=2)), np.sqrt((second**2).mean(axis=2))
     correlation = (first * second).mean(axis=2) / np.maximum(size[0] * size[1], _TEXTURE)
     shows = np.maximum(*size) >= _TEXTURE
     ordered = np.sort(np.where(shows, correlation, np.inf), axis=1)
     counted = np.arange(ordered.shape[1]) < (shows.sum(axis=1, keepdims=True) + 1) // 2
     total = np.where(counted, ordered, 0).sum(axis=1)
-    mean: Floats = (total / np.maximum(counted.sum(axis=1), 1)).astype(np.float32)
-    return mean
+    mean = total / np.maximum(counted.sum(axis=1), 1)
+    agree: Floats = np.where(_difference(one, other) <= DIFFER, mean, np.minimum(mean, 0)).astype(np.float32)
+    return agree
+
+
+def _difference(left: Floats, right: Floats) -> Floats:
+    """The largest difference of a block's mean brightness, in standard deviations; overall brightness and contrast aside.
+
+    One picture is brightened and clipped to resemble the other, and the other way round: what was clipped to white or black
+    can only be predicted, not restored, so the better of the two counts.
+    """
+    inner = slice(_EDGE, FINE - _EDGE)
+    one, other = left[:, inner, inner], right[:, inner, inner]
+    return np.minimum(_unexplained(one, other), _unexplained(other, one))
+
+
+def _unexplained(pictures: Floats, others: Floats) -> Floats:
+    """The largest mean of a block that is left when ``others``, brightened and clipped, are subtracted from ``pictures``."""
+    kept = ((pictures > _BLACK) == (others > _BLACK)) & ((pictures < _WHITE) == (others < _WHITE))
+    kept |= kept.mean(axis=(1, 2), keepdims=True) < _ENOUGH
+    weight = kept / kept.sum(axis=(1, 2), keepdims=True)
+    here, there = ((weight * part).sum(axis=(1, 2), keepdims=True) for part in (pictures, others))
+    spread = np.maximum((weight * (others - there) ** 2).sum(axis=(1, 2), keepdims=True), 1e-6)
+    slope = (weight * (pictures - here) * (others - there)).sum(axis=(1, 2), keepdims=True) / spread
+    rest = pictures - np.clip(here + slope * (others - there), 0, 255)
+    sums = np.cumsum(np.cumsum(np.pad(rest, ((0, 0), (1, 0), (1, 0))), axis=1), axis=2)
+    starts = np.arange(0, sums.shape[1] - _BLOCK, 2)  # blocks overlap, so that one of them covers any detail
+    ends = starts + _BLOCK
+    inside = sums[:, ends][:, :, ends] - sums[:, starts][:, :, ends] - sums[:, ends][:, :, starts]
+    means = (inside + sums[:, starts][:, :, starts]) / _BLOCK**2
+    largest: Floats = np.abs(means).max(axis=(1, 2)) / np.maximum(pictures.std(axis=(1, 2)), 1)
+    return largest
 
 
 def _blocks(pictures: Floats) -> Floats:

@@ -126,7 +126,7 @@ def _about(shown: Shown) -> Markup:
 
 
 def _comparable(shown: Shown, published: bool) -> Markup | None:
-    if shown.complete:
+    if len(shown.names) > 0.98 * shown.whole:  # unreadable images hardly make it easier
         return None
     more = (
         " Compare a whole set with the paper's row: recollect eval, or recollect report --images 0."

@@ -97,6 +97,7 @@
 
   // The map: one canvas per embedding, all of the same images.
   const numbers = (text, kind) => new kind(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
+  for (const words of all(".scripted")) words.hidden = false;
   for (const box of all(".map")) {
     const labels = numbers(box.dataset.labels, Uint16Array), tiles = numbers(box.dataset.tiles, Uint16Array);
     const names = JSON.parse(box.dataset.files), classes = JSON.parse(box.dataset.kinds);
@@ -150,7 +151,7 @@
       }
       const big = Math.min(72, Math.max(0, (size / Math.sqrt(seen.length + 1)) * 0.8));
       const pictures = view.zoom > 1.2 && big >= 18 && sheet.naturalWidth > 0;
-      const radius = pictures ? big / 2 : Math.min(5, 1.4 + view.zoom * 0.35 + 60 / Math.sqrt(labels.length) / 10);
+      const radius = pictures ? big / 2 : Math.min(5, Math.max(1.4, Math.min(3, 110 / Math.sqrt(labels.length))) + (view.zoom - 1) * 0.35);
       const lit = (at) => (matching ? matching.has(labels[at]) : under < 0 || labels[at] === labels[under]);
       for (const bright of [false, true]) {
         let colour = -1;

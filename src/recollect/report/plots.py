@@ -113,8 +113,10 @@ def speed(runs: Sequence[Run]) -> Markup:
                 str((machine or {}).get("gpu") or (machine or {}).get("processor") or "–"),
             ]
         )
-    head = ["run", "state", "steps", "training", "features", "images/s (median)", "peak memory", "machine"]
-    grid = table(head, rows, caption="Time, throughput and memory", numbers=False)
+    head = ["run", "state", "steps", "training", "preparation", "images/s (median)", "peak memory", "machine"]
+    known = [place for place in range(len(head)) if any(row[place] != "–" for row in rows)]
+    shown = [[row[place] for place in known] for row in rows]
+    grid = table([head[place] for place in known], shown, caption="Time, throughput and memory", numbers=False)
     lines = [Line(run.name, _column(run.steps, "step"), _column(run.steps, "images_per_second")) for run in runs]
     chart = line_chart(lines, title="Throughput", x_label="step", y_label="images per second", from_zero=True)
     return join(grid, element("div", chart, class_="charts") if chart else None)

@@ -108,7 +108,7 @@ def _separated(parts: Sequence[Child], between: str) -> list[Child]:
 
 
 def time_spent(run: Run) -> tuple[float, float] | None:
-    """Seconds of preparing (features of a frozen part) and of training; None if no step was taken."""
+    """Seconds of preparing (features of a frozen part, choosing a learning rate) and of training; None if not known."""
     outcome = run.manifest.get("outcome")
     known = [outcome.get("seconds")] if isinstance(outcome, Mapping) else []
     known += [record.get("seconds") for record in reversed(run.steps)]
@@ -123,9 +123,9 @@ def _time(runs: Sequence[Run]) -> Markup | None:
     for run in runs:
         if (spent := time_spent(run)) is None:
             continue
-        features, training = spent
-        whole, part = in_words(features + training), in_words(features)
+        preparing, training = spent
+        whole, part = in_words(preparing + training), in_words(preparing)
         more = "nearly all" if part == whole else part
-        words = f"{whole} ({more} of it for features)" if features >= 1 else whole
+        words = f"{whole} ({more} of it before the first step)" if preparing >= 1 else whole
         said.append(words if len(runs) == 1 else join(name_of(run.name), f" {words}"))
     return join("Time spent: ", *_separated(said, ", "), ".") if said else None
