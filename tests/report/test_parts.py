@@ -24,8 +24,9 @@ from recollect.report.findings import KINDS, Duplicates, find_all
 from recollect.report.map_view import _drawn, map_section
 from recollect.report.measured import BEFORE, Contender
 from recollect.report.neighbours import confused_pairs, neighbours_of_all
-from recollect.report.outcome_tables import results, seeds
+from recollect.report.outcome_tables import headline, results, seeds
 from recollect.report.runs import Run, number
+from recollect.report.seeds import mean_over_seeds, one_per_setting, settings_of
 from recollect.report.shown_images import Shown
 from recollect.report.verdict_view import _unbroken, time_spent, verdict_section
 from recollect.training.run_folder import RunFolder
@@ -85,20 +86,45 @@ def test_averages_over_classes_of_several_runs_stand_beside_each_other() -> None
 def test_results_have_no_empty_cells_for_other_k() -> None:
     (before, shown), (after, _) = _contender(BEFORE, 0.8, trained=False), _contender("after training", 0.2)
     run = replace(_run("a"), evaluated={"set-1": {"r@1": 0.5, "r@5": 0.75}, "set-2": {"r@3": 0.25}})
-    markup = results([run], [before, after], shown)
+    markup = results([run], [before, after], [before, after], shown)
     assert "–" not in markup
     assert "r@1000" not in markup  # more than there are images
     assert _text(markup).count("by recollect eval") == 2
 
 
 def test_seeds_of_one_setting_are_averaged() -> None:
-    contenders = [_contender(name, 0.5, seed)[0] for seed, name in enumerate("abc")]
-    runs = [_run(name, run={"seed": seed, "steps": 5}) for seed, name in enumerate("ab")]
-    other = _run("c", run={"seed": 0, "steps": 6})
-    values = [100 * contender.evaluation.metrics["r@1"] for contender in contenders[:2]]
-    said = _text(seeds([*runs, other], contenders) or "")
-    assert f"a , b 2 {np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}" in said
-    assert seeds([runs[0], other], contenders) is None
+    start = _contender(BEFORE, 0.9, 9, trained=False)[0]
+    names = ["small/seed-1", "small/seed-2", "large/seed-1"]
+    contenders = [start, *(_contender(name, 0.5, seed)[0] for seed, name in enumerate(names))]
+    runs = [_run(names[0], run={"seed": 0, "steps": 5}), _run(names[1], run={"seed": 1, "steps": 5})]
+    runs.append(_run(names[2], run={"seed": 0, "steps": 6}))
+    values = [100 * contender.evaluation.metrics["r@1"] for contender in contenders[1:3]]
+    means = mean_over_seeds(runs, contenders)
+    assert [one.name for one in means] == [BEFORE, "small (2 seeds)", "large/seed-1"]
+    assert 100 * means[1].evaluation.metrics["r@1"] == pytest.approx(np.mean(values))
+    assert f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}" in _text(seeds(means) or "")
+    assert f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f} %" in _text(headline(means) or "")
+    said = _text(verdict_section(runs, means, _contender("x", 0.5)[1], []) or "")
+    assert "Training of small (2 seeds)" in said
+    assert "large/seed-1 instead of small (2 seeds)" in said
+    assert [one.name for one in one_per_setting(runs, contenders)] == [BEFORE, names[0], names[2]]
+    assert mean_over_seeds([runs[0], runs[2]], contenders[:2]) == contenders[:2]
+    assert seeds(contenders) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["b/seed-1", "b/seed-2"], "b"),
+        (["run_seed1", "run_seed12"], "run"),
+        (["a10", "a11"], "a"),
+        (["seed-1", "seed-2"], "seed-1 and 1 more"),
+        (["x", "y", "z"], "x and 2 more"),
+    ],
+)
+def test_a_setting_is_named_after_what_its_runs_share(names: list[str], expected: str) -> None:
+    runs = [_run(name, run={"seed": number}) for number, name in enumerate(names)]
+    assert [name for name, _ in settings_of(runs)] == [expected]
 
 
 def test_failures_that_are_near_duplicates_are_marked() -> None:

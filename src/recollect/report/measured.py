@@ -9,7 +9,7 @@ missing.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,6 +46,7 @@ class Contender:
 
     Attributes:
         name: short. what: in a few words, which weights. trained: False for what training started from.
+        spread: of a mean over seeds, the standard deviation of each metric.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Contender:
     vectors: NDArray[np.float32]
     evaluation: Evaluation
     trained: bool = True
+    spread: Mapping[str, float] | None = None
 
 
 BEFORE, AFTER = "before training", "after training"

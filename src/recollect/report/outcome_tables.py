@@ -7,7 +7,6 @@ because two evaluations used different k.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
@@ -35,21 +34,23 @@ def headline(contenders: Sequence[Contender]) -> Markup | None:
         return None
     tiles = []
     for contender in contenders:
-        metrics = contender.evaluation.metrics
+        r1, map_at_r = _with_spread(contender, "r@1"), _with_spread(contender, "map@r")
         tiles.append(
             element(
                 "li",
                 element("span", name_of(contender.name), class_="who"),
-                element("span", f"{percent(metrics['r@1'])} %", class_="big"),
-                element("span", f"r@1 · mAP@R {percent(metrics['map@r'])} %", class_="small"),
+                element("span", f"{r1} %", class_="big"),
+                element("span", f"r@1 · mAP@R {map_at_r} %", class_="small"),
                 element("span", contender.what, class_="small"),
             )
         )
     return element("ul", tiles, class_="tiles")
 
 
-def results(runs: Sequence[Run], contenders: Sequence[Contender], shown: Shown | None) -> Markup:
-    """Metrics of every contender and the published ones; differences; results of ``recollect eval``; seeds."""
+def results(
+    runs: Sequence[Run], contenders: Sequence[Contender], means: Sequence[Contender], shown: Shown | None
+) -> Markup:
+    """Metrics of every contender and the published ones; means over seeds; differences; results of ``recollect eval``."""
     published = _published(runs)
     parts: list[Markup | None] = []
     if contenders and shown is not None:
@@ -57,7 +58,8 @@ def results(runs: Sequence[Run], contenders: Sequence[Contender], shown: Shown |
         metrics = _metrics(rows, len(shown.names))
         caption = join("In percent, over ", _about(shown))
         parts.append(_grid(rows + published, metrics, caption))
-        parts.append(_differences(contenders))
+        parts.append(seeds(means))
+        parts.append(_differences(means))
         parts.append(_comparable(shown, bool(published)))
     elif watched := [run for run in runs if run.evaluations]:
         rows = [
@@ -72,7 +74,6 @@ def results(runs: Sequence[Run], contenders: Sequence[Contender], shown: Shown |
         for name, values in run.evaluated.items()
     ]
     parts += _tables(evaluated, "In percent, by recollect eval")
-    parts.append(seeds(runs, contenders))
     found = [part for part in parts if part is not None]
     return join(*found) if found else element("p", "Nothing was evaluated.")
 
@@ -167,29 +168,20 @@ def _points(difference: float) -> str:
     return f"{100 * difference:+.1f}".replace("-", "−")
 
 
-def seeds(runs: Sequence[Run], contenders: Sequence[Contender]) -> Markup | None:
-    """Mean and standard deviation over runs that differ only in the seed; None if there are none."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(str(sorted(flat_settings(run.settings, without=("run.seed", "name")).items())), []).append(
-            run
-        )
-    measured = {contender.name: contender.evaluation.metrics for contender in contenders if contender.trained}
-    rows: list[list[Child]] = []
-    for group in groups.values():
-        found = [measured[run.name] for run in group if run.name in measured]
-        if len(found) < 2:
-            continue
-        cells: list[Child] = []
-        for metric in ("r@1", "map@r"):
-            values = [100 * metrics[metric] for metrics in found]
-            cells.append(f"{mean(values):.1f} ± {stdev(values):.1f}")
-        names = join(*[piece for run in group for piece in (", ", name_of(run.name))][1:])
-        rows.append([names, f"{len(found)}", *cells])
+def seeds(means: Sequence[Contender]) -> Markup | None:
+    """Mean and standard deviation of settings that were run with several seeds; None if there are none."""
+    rows: list[list[Child]] = [
+        [name_of(one.name), *(_with_spread(one, metric) for metric in ("r@1", "map@r"))] for one in means if one.spread
+    ]
     if not rows:
         return None
     caption = "Runs that differ only in the seed: mean ± standard deviation over seeds, in percent"
-    return table(["runs", "seeds", "r@1", "mAP@R"], rows, caption=caption)
+    return table(["setting", "r@1", "mAP@R"], rows, caption=caption)
+
+
+def _with_spread(one: Contender, metric: str) -> str:
+    value = percent(one.evaluation.metrics[metric])
+    return value if one.spread is None else f"{value} ± {percent(one.spread[metric])}"
 
 
 def flat_settings(values: Mapping[str, Any], above: str = "", without: Sequence[str] = ()) -> dict[str, str]:

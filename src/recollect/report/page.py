@@ -31,6 +31,7 @@ from recollect.report.markup import Child, Markup, element, join
 from recollect.report.measured import AFTER, LIMIT, Contender, Measured, Results, measure, training_images
 from recollect.report.neighbours import confused_pairs, neighbours_of_all
 from recollect.report.runs import Run, distinct_names, read_run
+from recollect.report.seeds import mean_over_seeds, one_per_setting, settings_of
 from recollect.report.shown_images import Shown
 from recollect.report.verdict_view import verdict_section
 from recollect.search.exact_search import Found
@@ -205,7 +206,10 @@ def _page(
     heading = title or _heading(runs)
     contenders = [] if compared is None else compared.contenders
     shown = None if compared is None else compared.shown
-    parts: list[tuple[str, str, Child]] = [("results", "Results", outcome_tables.results(runs, contenders, shown))]
+    means = mean_over_seeds(runs, contenders)
+    pictured = one_per_setting(runs, contenders)
+    results = outcome_tables.results(runs, contenders, means, shown)
+    parts: list[tuple[str, str, Child]] = [("results", "Results", results)]
     atlases: list[Atlas] = []
     if compared is not None and shown is not None:
         looked_at, findings = compared.looked_at, compared.findings
@@ -219,10 +223,10 @@ def _page(
         failures = failures_section(confusions, looked_at, shown, atlas, twins, of)
         parts.append(("failures", "Where it fails", failures))
         parts.append(("data", "Data to check", data_section(findings, compared.found, shown, atlas, training, of)))
-        parts.append(("map", "Map", map_section(contenders, shown, findings.small)))
-        parts.append(("gallery", "Gallery", gallery.gallery_section(contenders, looked_at, shown, atlas, twins)))
-        parts.append(("classes", "Classes", sections.class_section(contenders, looked_at, shown)))
-        parts.append(("similarities", "Similarities", plots.similarity_charts(contenders, shown)))
+        parts.append(("map", "Map", map_section(pictured, shown, findings.small)))
+        parts.append(("gallery", "Gallery", gallery.gallery_section(pictured, looked_at, shown, atlas, twins)))
+        parts.append(("classes", "Classes", sections.class_section(pictured, looked_at, shown)))
+        parts.append(("similarities", "Similarities", plots.similarity_charts(pictured, shown)))
     parts.append(("curves", "Curves", plots.curves(runs)))
     parts.append(("speed", "Speed", plots.speed(runs)))
     parts.append(("settings", "Settings", sections.settings(runs)))
@@ -232,8 +236,8 @@ def _page(
     body = join(
         element("h1", heading),
         element("p", introduction, class_="introduction") if introduction else None,
-        outcome_tables.headline(contenders),
-        verdict_section(runs, contenders, shown, [] if compared is None else compared.left_out),
+        outcome_tables.headline(means),
+        verdict_section(runs, means, shown, [] if compared is None else compared.left_out),
         states,
         element("ul", [element("li", remark) for remark in remarks], class_="remarks") if remarks else None,
         [element("section", element("h2", name), content, id=key, aria_label=name) for key, name, content in parts],
@@ -249,10 +253,11 @@ def _page(
 
 
 def _heading(runs: Sequence[Run]) -> str:
-    """The names of one or two runs; those of more are just below it."""
-    if len(runs) == 1:
-        return f"Report of {runs[0].name}"
-    return f"Comparison of {runs[0].name} and {runs[1].name}" if len(runs) == 2 else f"Comparison of {len(runs)} runs"
+    """The names of one or two settings; those of more are just below it."""
+    names = [name if len(group) == 1 else f"{name} ({len(group)} seeds)" for name, group in settings_of(runs)]
+    if len(names) == 1:
+        return f"Report of {names[0]}"
+    return f"Comparison of {names[0]} and {names[1]}" if len(names) == 2 else f"Comparison of {len(names)} settings"
 
 
 def _training_atlas(findings: Findings) -> Atlas | None:

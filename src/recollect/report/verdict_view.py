@@ -13,6 +13,7 @@ from recollect.evaluation import Verdict, metric_name, verdict
 from recollect.report.markup import Child, Markup, element, join, name_of
 from recollect.report.measured import Contender
 from recollect.report.runs import Run, number
+from recollect.report.seeds import settings_of
 from recollect.report.shown_images import Shown
 
 _SIGN = {"helped": "✓", "made it worse": "✗", "no clear change": "≈"}
@@ -84,7 +85,8 @@ def _about(contender: Contender, shown: Shown) -> Markup:
     return join(
         f"Measured over {counted:,} queries of {classes:,} classes: {part} {shown.whole:,} images of ",
         name_of(f"{shown.data}/{shown.split}"),
-        ", each searched among the others. Intervals: bootstrap over classes.",
+        ", each searched among the others. Intervals: bootstrap over classes",
+        ", of the mean over seeds." if contender.spread else ".",
     )
 
 
@@ -120,12 +122,14 @@ def time_spent(run: Run) -> tuple[float, float] | None:
 
 def _time(runs: Sequence[Run]) -> Markup | None:
     said: list[Child] = []
-    for run in runs:
-        if (spent := time_spent(run)) is None:
+    settings = settings_of(runs)
+    for name, group in settings:
+        times = [spent for run in group if (spent := time_spent(run)) is not None]
+        if not times:
             continue
-        preparing, training = spent
+        preparing, training = (sum(parts) for parts in zip(*times, strict=True))
         whole, part = in_words(preparing + training), in_words(preparing)
         more = "nearly all" if part == whole else part
         words = f"{whole} ({more} of it before the first step)" if preparing >= 1 else whole
-        said.append(words if len(runs) == 1 else join(name_of(run.name), f" {words}"))
+        said.append(words if len(settings) == 1 else join(name_of(name), f" {words}"))
     return join("Time spent: ", *_separated(said, ", "), ".") if said else None
