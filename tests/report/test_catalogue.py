@@ -152,3 +152,14 @@ def test_the_commands(runs: Path, made: Path, tmp_path: Path, monkeypatch: pytes
     done = call(app, ["report", str(runs / "first")])
     assert done.exit_code == 0, done.output
     assert done.output.splitlines()[-1] == str(runs / "first" / "report.html")
+
+
+def test_heic_without_its_reader_is_left_out_with_a_remedy(
+    runs: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = shutil.copytree(made / "data" / "test" / "test-00", tmp_path / "photos")
+    (photos / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic")
+    monkeypatch.setattr("recollect.data.image_files.can_read_heif", lambda: False)
+    with pytest.warns(DataWarning, match=r"recollect\[heic\]"):
+        found = embed_catalogue(str(runs / "first"), [photos], tmp_path / "v.npz")
+    assert found.source["left_out"]["HEIC"] == 1

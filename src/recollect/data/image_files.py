@@ -30,6 +30,7 @@ Refused = Callable[[str, str], None]
 """Called with the name of a file or folder that cannot be used, and the reason."""
 
 BESIDE = "beside the class folders"
+TO_READ_HEIC = 'To read HEIC:  pip install "recollect[heic]"'
 _IN_A_TABLE = "list the images in a CSV file with the columns path,label,split"
 _FOLDER_DATA = frozenset(
     {"thumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "system volume information", "lost+found"}

@@ -25,6 +25,7 @@ from recollect.common.reading import parse_json, read_npz
 from recollect.common.unit_prefix import unit_prefix
 from recollect.common.words import number_of
 from recollect.data import list_images
+from recollect.data.image_files import TO_READ_HEIC
 from recollect.inference.embedding_sets import Embedded, embed_files
 from recollect.inference.opening import Opened, open_model
 from recollect.search.exact_search import Found, nearest
@@ -94,6 +95,8 @@ def embed_catalogue(
     rows, kept = found.vectors, found.read.tolist()
     if left_out := dict(Counter(listed.left_out) + Counter(bad.kind for bad in found.skipped)):
         source["left_out"] = left_out
+    if "HEIC" in listed.left_out:
+        warnings.warn(f"{TO_READ_HEIC}.", DataWarning, stacklevel=2)
     if found.skipped:
         source["skipped"] = [{"name": bad.name, "reason": bad.reason} for bad in found.skipped]
     if not kept:

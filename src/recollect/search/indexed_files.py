@@ -19,7 +19,7 @@ from recollect.common.errors import DataError, InputError
 from recollect.common.files import inside
 from recollect.common.reading import read_text
 from recollect.common.words import number_of
-from recollect.data.image_files import find_parts, walk_images
+from recollect.data.image_files import TO_READ_HEIC, find_parts, walk_images
 from recollect.data.listing import is_blank, relative_to, table_reader
 
 
@@ -92,7 +92,7 @@ def _folder(
         yield IndexedFile(prefix + name, root / name, metadata)
     if left_out["HEIC"]:
         count = number_of(left_out["HEIC"], "HEIC image is/HEIC images are")
-        remarks.append(f"{root}: {count} skipped; install recollect[heic] to read them.")
+        remarks.append(f"{root}: {count} skipped. {TO_READ_HEIC}.")
 
 
 def _csv(

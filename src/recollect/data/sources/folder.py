@@ -22,16 +22,13 @@ import numpy as np
 from recollect.common.decode import IMAGE_SUFFIXES
 from recollect.common.errors import ConfigError, DataError, DataWarning
 from recollect.common.words import number_of, some_names
-from recollect.data.image_files import BESIDE, PARTS, class_images, counted, find_parts, part_to_use
+from recollect.data.image_files import BESIDE, PARTS, TO_READ_HEIC, class_images, counted, find_parts, part_to_use
 from recollect.data.image_set import ImageSet
 from recollect.data.listing import make_set, read_csv, relative_to
 from recollect.data.registry import Source
 from recollect.data.splits import first_half, held_out_classes
 
-_REMEDIES = {
-    "HEIC": 'To read HEIC:  pip install "recollect[heic]"',
-    BESIDE: "Put each image into a folder named after its class",
-}
+_REMEDIES = {"HEIC": TO_READ_HEIC, BESIDE: "Put each image into a folder named after its class"}
 
 CLASS_SPLITS = ("balanced", "alphabet")
 LISTED_TWICE = "listed twice"
