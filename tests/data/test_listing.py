@@ -38,6 +38,19 @@ def test_columns_are_found_by_name(tmp_path: Path) -> None:
         list(read_csv(path, ["path"]))
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
+@pytest.mark.parametrize("first", ["", "sep=;\r\n", '"sep=;"\r\n'])
+def test_lists_of_spreadsheets(tmp_path: Path, encoding: str, first: str) -> None:
+    path = tmp_path / "list.csv"
+    mark = "\ufeff" if encoding == "utf-16-be" else ""
+    path.write_bytes(f"{mark}{first}path;label\r\n1.png;Äpfel, rot\r\n2.png;\r\n".encode(encoding))
+    rows = read_csv(path, ["path", "label"])
+    line = 3 if first else 2
+    assert next(rows) == (line, {"path": "1.png", "label": "Äpfel, rot"})
+    with pytest.raises(DataError, match=f"line {line + 1}: 'label' is empty"):
+        next(rows)
+
+
 def test_what_is_listed_but_not_there(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "1.png").touch()

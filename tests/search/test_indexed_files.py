@@ -50,6 +50,8 @@ def test_a_list_of_a_spreadsheet(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("\ufeffpath;label;price\nclass0/0.png;cup;3,50\n", encoding="utf-8")
     found, _ = list_images(tmp_path / "list.csv")
     assert found[0].metadata == {"name": "0.png", "label": "cup", "price": "3,50"}
+    (tmp_path / "list.csv").write_text("sep=;\npath;label;price\nclass0/0.png;cup;3,50\n", encoding="utf-16")
+    assert list_images(tmp_path / "list.csv")[0] == found
 
 
 def test_what_is_left_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

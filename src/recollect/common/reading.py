@@ -13,6 +13,8 @@ problem becomes an error that names the file, the place in it and the reason. YA
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import math
 import os
@@ -21,7 +23,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar, overload
 
 from recollect.common.errors import DataError, in_one_line
 from recollect.common.refusals import in_bytes, unreadable
@@ -76,19 +78,35 @@ def read_bytes(path: Path | str, limit: int = TEXT_LIMIT) -> bytes:
 
 
 def read_text(path: Path | str, limit: int = TEXT_LIMIT) -> str:
-    """The content of a text file in UTF-8; a byte-order mark is left out.
+    """The content of a text file in UTF-8, or in UTF-16 with a byte-order mark; the mark is left out.
 
     Raises:
         DataError: it cannot be read, or is not UTF-8.
     """
     content = read_bytes(path, limit)
     try:
-        return content.decode("utf-8-sig")
+        return content.decode(encoding_of(content))
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise DataError(
             f"{path}: not a text file in UTF-8 (line {line}: byte 0x{content[error.start]:02x}). Save it as UTF-8."
         ) from error
+
+
+def encoding_of(start: bytes) -> str:
+    """The encoding of a text by its first bytes: spreadsheets on Windows save "Unicode text" as UTF-16.
+
+    Examples:
+        >>> encoding_of(b"\\xff\\xfep\\x00"), encoding_of(b"path")
+        ('utf-16', 'utf-8-sig')
+    """
+    return "utf-16" if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+
+
+def open_text(path: Path | str, newline: str | None = None) -> TextIO:
+    """A regular file to be read as text, in the encoding of ``encoding_of``."""
+    file = os.fdopen(open_regular(path), "rb")
+    return io.TextIOWrapper(file, encoding_of(file.peek(2)), newline=newline)
 
 
 # JSON ---------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common.errors import ConfigError, DataError, DataWarning
-from recollect.common.reading import open_regular
+from recollect.common.reading import open_text
 from recollect.data.image_set import ImageSet
 from recollect.data.registry import Source
 
@@ -122,7 +123,7 @@ def need(source: Source, path: Path) -> Path:
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a text list that are not blank, each with its number from 1."""
     try:
-        with os.fdopen(open_regular(path), encoding="utf-8-sig") as file:
+        with open_text(path) as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield number, line.strip()
@@ -154,7 +155,7 @@ def read_csv(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -
         optional: columns that may be absent or empty; other columns are ignored.
     """
     try:
-        with os.fdopen(open_regular(path), encoding="utf-8-sig", newline="") as file:
+        with open_text(path, newline="") as file:
             reader = table_reader(file)
             known = {*columns, *optional}
             named = [column.strip() for column in reader.fieldnames or ()]
@@ -185,7 +186,7 @@ def read_csv(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -
 def table_reader(file: TextIO) -> csv.DictReader[str]:
     """Rows of a table whose first line names the columns, separated by commas, semicolons or tabs.
 
-    Spreadsheets separate by semicolons where the comma is a decimal sign.
+    Spreadsheets separate by semicolons where the comma is a decimal sign; a first line ``sep=;`` says so.
 
     Examples:
         >>> import io
@@ -195,7 +196,11 @@ def table_reader(file: TextIO) -> csv.DictReader[str]:
     start = file.tell()
     first = file.readline()
     file.seek(start)
-    return csv.DictReader(file, delimiter=max(",;\t", key=first.count), restval="")
+    named = re.fullmatch(r"\s*\"?sep=(.)\"?\s*", first, re.IGNORECASE)
+    reader = csv.DictReader(file, delimiter=named[1] if named else max(",;\t", key=first.count), restval="")
+    if named:
+        next(reader.reader)  # not a row, but a line that errors count
+    return reader
 
 
 def is_blank(row: Mapping[Any, Any]) -> bool:
