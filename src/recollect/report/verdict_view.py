@@ -75,8 +75,9 @@ def _line(found: Verdict, before: Contender, after: Contender, count: int) -> Ma
 
 
 def _unbroken(numbers: str) -> str:
-    """Differences and their intervals: not broken across lines, and with minus signs as in the tables."""
-    return re.sub(r"\([^()]*\)", lambda found: found[0].replace(" ", "\u00a0").replace("-", "−"), numbers)
+    """Differences and their intervals: an interval is not broken across lines, and minus signs are as in the tables."""
+    signs = re.sub(r"\([^()]*\)", lambda found: found[0].replace("-", "−"), numbers)
+    return re.sub(r"\d+ % CI [^:()]*", lambda found: found[0].replace(" ", "\u00a0"), signs)
 
 
 def _about(contender: Contender, shown: Shown) -> Markup:
