@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from recollect.report.charts import HEIGHT, WIDTH, Frame, figure, legend, value_range
 from recollect.report.markup import Child, Markup, element, table
 
+_AROUND = 0.02  # shown above and below fractions that are all equal
+
 
 @dataclass(frozen=True)
 class Point:
@@ -45,7 +47,11 @@ def scatter_chart(
         return None
     place = math.log10 if log else float
     low, high = value_range([p.y for p in kept])
-    margin = 0.06 * (high - low)
+    if percent:
+        if len({p.y for p in kept}) == 1:
+            low, high = kept[0].y - _AROUND, kept[0].y + _AROUND
+        low, high = max(0.0, low), min(max(1.0, *(p.y for p in kept)), high)
+    margin = 0.0 if percent and high == 1 else 0.06 * (high - low)
     left, right = value_range([place(p.x) for p in kept])
     x_range = (left - 0.04 * (right - left), right + 0.04 * (right - left))  # points at the edge stay whole
     frame = Frame(x_range, (max(0.0, low - margin) if percent else low - margin, high + margin), percent)

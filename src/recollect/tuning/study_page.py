@@ -10,7 +10,9 @@ from pathlib import Path
 
 from recollect._version import __version__
 from recollect.common.files import write_text
+from recollect.common.words import number_of
 from recollect.config.overrides import published_tests
+from recollect.evaluation import metric_name
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.page import check_target, document
 from recollect.tuning import study_page_parts
@@ -110,7 +112,7 @@ def _test(results: StudyResults) -> Markup | None:
     for name, metrics in results.final["metrics"].items():
         paper = published.get(name) or published.get("") or {}
         rows: list[list[Child]] = [
-            [key, f"{100 * value:.2f}", *([f"{paper[key]:.1f}" if key in paper else "–"] if paper else [])]
+            [metric_name(key), f"{100 * value:.2f}", *([f"{paper[key]:.1f}" if key in paper else "–"] if paper else [])]
             for key, value in metrics.items()
             if key != "first_rank"
         ]
@@ -128,7 +130,10 @@ def _rule(results: StudyResults) -> Markup | None:
         "all training classes, with the milestones before that epoch; its last weights are kept."
     )
     if final is not None:
-        text += f" That was {final['epochs']} epochs, {final['steps']:,} steps: an ordinary run in {final['folder']}."
+        text += (
+            f" That was {number_of(final['epochs'], 'epoch')}, {number_of(final['steps'], 'step')}: an ordinary run in "
+            f"{final['folder']}."
+        )
         text += " Validation and test use different classes and numbers of images, so their values are not comparable."
     return element("p", text, class_="note")
 
