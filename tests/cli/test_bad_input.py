@@ -86,7 +86,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "unfinished" / "config.yaml").write_text("name: x\n")
     (here / "list.txt").write_text("nothing/here.jpg\n")
     (here / "bad.csv").write_text("a;b\n1;2\n")
-    (here / "binary.csv").write_bytes(b"\xff\xfe\x00\x00path")
+    (here / "binary.csv").write_bytes(b"\x80\xff\x00\x00path")
     _recipes(here)
     _vectors(here)
     return here

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import recollect
-from outside.test_outside import BY_NAME, SHORT, folder, run
+from outside.test_outside import folder, train
 from recollect.common.errors import ConfigError, RecollectError
 
 __all__ = ["folder"]  # the fixture
@@ -84,7 +84,7 @@ def test_faulty_code_is_named_with_its_fault(
     faulty: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = ["--set", "data.options={classes: 12}"] if "--data" not in words else []
-    assert run("train", *BY_NAME, *SHORT, "--out", "run", "--device", "cpu", *more, *words) == 1
+    assert train(*more, *words) == 1
     heard = " ".join(capsys.readouterr().err.split())
     assert said in heard
     assert "bug in recollect" not in heard

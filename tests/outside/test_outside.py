@@ -59,7 +59,10 @@ def run(*words: str) -> int:
 
 
 def train(*more: str) -> int:
-    return run("train", *BY_NAME, *SHORT, "--out", "run", "--device", "cpu", *more)
+    """``BY_NAME`` without the options that are given again: an option has one value."""
+    pairs = zip(BY_NAME[::2], BY_NAME[1::2], strict=True)
+    names = [word for option, value in pairs if option not in more for word in (option, value)]
+    return run("train", *names, *SHORT, "--out", "run", "--device", "cpu", *more)
 
 
 @pytest.mark.parametrize("path", THINGS, ids=lambda path: path.stem)

@@ -9,6 +9,7 @@ import csv
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -337,7 +338,7 @@ def test_pruning_ends_what_is_below_the_median(tmp_path: Path, monkeypatch: pyte
         # The untrained network is better than any of them: it must not keep the bad ones alive.
         curve = {epoch: level if epoch else 0.95 for epoch in found.curve}
         assert 0.0 in curve
-        return trial.Validated(level, found.step, found.epoch, curve, 1, 1.0, 1)
+        return replace(found, value=level, map_at_r=0.5, curve=curve, steps=1, seconds=1.0, images=1)
 
     monkeypatch.setattr(search, "validated", made_up)
     results = study(root, tmp_path / "s", trials=6, pruner="median", space=["epochs=3", "lr=1e-3:1e-2"], final=False)

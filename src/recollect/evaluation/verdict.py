@@ -27,14 +27,6 @@ FEW_QUERIES = 500
 _SHOWN = {"map@r": "mAP@R", "map": "mAP", "mrr": "MRR", "r_precision": "R-precision"}
 
 
-def few_queries(queries: int) -> list[str]:
-    """A remark if so few queries decide little; none if there are enough, or none at all."""
-    if not 0 < queries < FEW_QUERIES:
-        return []
-    points = 50 / math.sqrt(queries)
-    return [f"{queries:,} validation queries are few: chance alone changes r@1 by about {points:.0f} points"]
-
-
 @dataclass(frozen=True)
 class MetricChange:
     """One metric before and after, as fractions.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -17,7 +18,7 @@ from recollect.common.words import in_digits, in_words, number_of, some_names
 from recollect.config.automatic import Choice
 from recollect.config.schema import Config
 from recollect.data.image_files import summary
-from recollect.evaluation.verdict import few_queries
+from recollect.evaluation.verdict import FEW_QUERIES
 from recollect.losses.engine.simix import MAX_PAIRS
 from recollect.step.randomness import random_state, set_random_state
 from recollect.training.batches import PixelFeed, make_feed
@@ -41,6 +42,14 @@ _LOSS_MATRICES = 6  # of a small batch: similarities, soft ranks and their gradi
 _FEATURES_AT_ONCE = 64  # images in ``frozen_features``
 _BYTES_PER_SECOND = 200e6  # to a disk
 _BESIDE = 1.4  # factor for gradients, copies of activations and memory that is freed but kept; measured with Lite0
+
+
+def few_queries(queries: int) -> list[str]:
+    """A remark if so few queries decide little; none if there are enough, or none at all."""
+    if not 0 < queries < FEW_QUERIES:
+        return []
+    points = 50 / math.sqrt(queries)
+    return [f"{queries:,} validation queries are few: chance alone changes r@1 by about {points:.0f} points"]
 
 
 @dataclass(frozen=True)

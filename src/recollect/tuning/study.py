@@ -18,8 +18,8 @@ from recollect.common import doors
 from recollect.common.errors import ConfigError, InputError
 from recollect.config.schema import Config
 from recollect.data import only_splits
-from recollect.evaluation.verdict import few_queries
 from recollect.training.callbacks import Callback, TrainingStoppedError
+from recollect.training.estimate import few_queries
 from recollect.tuning.final import finish_study, read_final
 from recollect.tuning.protocol import Protocol, read_protocol, trial_config
 from recollect.tuning.results import StudyResults, read_results, write_tables
