@@ -46,6 +46,12 @@ typer.testing._get_command = typer.main.get_command
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One process more than there are cores: tests of patience and of killed processes mostly wait."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The whole fault campaign takes hours: only when it is asked for by its marker. Files with slow tests come first.
 

@@ -76,7 +76,9 @@ def test_tutorial_runs_from_an_empty_folder(page: Path, server: Path, tmp_path: 
     blocks = _blocks(page, "sh")
     assert blocks
     for block in blocks:
-        _run(["bash", "-euc", block], work, environment)
+        said = _run(["bash", "-euc", block], work, environment)
+        assert "not done" not in said, "a comparison ends with every row"
+        assert "Warning:" not in said, "remarks are shown once, as sentences"
     for block in _blocks(page, "python"):
         _run([sys.executable, "-c", block], work, environment)
 

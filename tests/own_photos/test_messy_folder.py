@@ -223,13 +223,3 @@ def test_a_limit_on_image_size_is_raised_where_it_is_met(run: Path, tmp_path: Pa
         good(tmp_path, "embed", str(run), "a.jpg", "--max-pixels", "2000")
     finally:
         set_max_pixels(None)
-
-
-def test_losses_are_compared_with_no_training(place: Path) -> None:
-    """To the end, with photos that cannot be read; each remark once, not once per process."""
-    small = ("--set", "model.image_size=32", "--set", "model.dim=16", "--set", "run.device=cpu")
-    words = ("compare", "--losses", "recall_at_k", "--data", "photos", "--steps", "2", "--seeds", "1", *small)
-    told = good(place, *words, "--skip-bad", "--jobs", "1")
-    assert "recall_at_k and no training differ by" in told
-    assert "not done" not in told
-    assert "Warning" not in told
