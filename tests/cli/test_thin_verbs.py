@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import recollect
 from recollect.cli.app import app
+from recollect.search.store_protocol import StoreError
 
 ROOM = Path(recollect.__file__).parent / "cli"
 SHARED = ("__init__.py", "app.py", "last_net.py", "options.py", "eval_tables.py")
@@ -126,6 +127,7 @@ def test_serve_tells_where_and_keeps_the_token_to_writers(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("recollect.search.serving.Index.open", lambda *words, **more: Opened())
     monkeypatch.setattr("recollect.search.service.create_app", create)
+    monkeypatch.setattr("recollect.search.batching.warm_up", lambda index: None)
     monkeypatch.setattr("uvicorn.run", lambda app, **options: (made[-1][1](), seen.append(options)))
     monkeypatch.delenv("RECOLLECT_TOKEN", raising=False)
     done = CliRunner().invoke(app, ["serve", "shop.index", "--host", "::1", "--port", "81", "--allow-host", "a.org"])
@@ -141,3 +143,11 @@ def test_serve_tells_where_and_keeps_the_token_to_writers(monkeypatch: pytest.Mo
     done = CliRunner().invoke(app, ["serve", "shop.index", "--write"])
     assert made[2][0].token in done.stderr
     assert made[2][0].token not in done.stdout
+
+    def damaged(index: object) -> None:
+        raise StoreError("shop.index: a damaged one.")
+
+    monkeypatch.setattr("recollect.search.batching.warm_up", damaged)
+    done = CliRunner().invoke(app, ["serve", "shop.index"])
+    assert isinstance(done.exception, StoreError), "before the server starts, which would show a traceback"
+    assert len(seen) == 3

@@ -138,3 +138,26 @@ def test_a_file_too_large_to_be_an_image_is_not_hashed(tmp_path: Path) -> None:
     begun = time.process_time()
     content_keys(images)
     assert time.process_time() - begun < 5
+
+
+def test_a_damaged_table_never_gives_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut, flipped or filled with zeros: SQLite does not notice each of these, and some rows come back changed."""
+    real = time.time_ns
+    monkeypatch.setattr(keys_of.time, "time_ns", lambda: real() + 10_000_000_000)
+    images = files(tmp_path / "a", {f"{number:03d}.png": b"%d" % number for number in range(120)})
+    expected = content_keys(images).tolist()
+    table = cache_folder() / "content.sqlite"
+    whole = table.read_bytes()
+    assert content_keys(images).tolist() == expected
+    random = np.random.default_rng(0)
+    for trial in range(60):
+        place = int(random.integers(len(whole)))
+        length = int(random.integers(1, 200))
+        table.write_bytes(
+            [
+                whole[:place],
+                whole[:place] + bytes(length) + whole[place + length :],
+                whole[:place] + bytes([whole[place] ^ 1 << int(random.integers(8))]) + whole[place + 1 :],
+            ][trial % 3]
+        )
+        assert content_keys(images).tolist() == expected, (trial, place, length)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -163,3 +164,11 @@ def test_heic_without_its_reader_is_left_out_with_a_remedy(
     with pytest.warns(DataWarning, match=r"recollect\[heic\]"):
         found = embed_catalogue(str(runs / "first"), [photos], tmp_path / "v.npz")
     assert found.source["left_out"]["HEIC"] == 1
+
+
+@pytest.mark.parametrize("name", ["names", "labels"])
+def test_a_name_for_all_vectors_is_refused(tmp_path: Path, name: str) -> None:
+    arrays: dict[str, Any] = {"embeddings": np.eye(2, dtype=np.float32), name: np.array("all of them")}
+    np.savez(tmp_path / "v.npz", **arrays)
+    with pytest.raises(DataError, match="must be lists"):
+        read_catalogue(tmp_path / "v.npz")

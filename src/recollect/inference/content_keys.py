@@ -15,6 +15,7 @@ import os
 import sqlite3
 import stat
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -137,11 +138,10 @@ def _remembered(paths: Sequence[str]) -> dict[str, tuple[Stamp, bytes]]:
         for start in range(0, len(paths), 500):
             some = [os.fsencode(path) for path in paths[start : start + 500]]
             marks = ",".join("?" * len(some))
-            rows = database.execute(
-                f"SELECT path, size, content, entry, digest FROM files WHERE path IN ({marks})", some
-            )
-            for path, size, content, entry, digest in rows:
-                found[os.fsdecode(path)] = ((size, content, entry), bytes(digest))
+            for *row, checksum in database.execute(f"SELECT * FROM digests WHERE path IN ({marks})", some):
+                if checksum == _checksum(row):
+                    path, size, content, entry, digest = row
+                    found[os.fsdecode(path)] = ((size, content, entry), digest)
 
     _with_database(read)
     return found
@@ -150,9 +150,15 @@ def _remembered(paths: Sequence[str]) -> dict[str, tuple[Stamp, bytes]]:
 def _remember(fresh: Sequence[tuple[str, Stamp, bytes]]) -> None:
     rows = [(os.fsencode(path), *stamp, digest) for path, stamp, digest in fresh]
     if rows:
+        checked = [(*row, _checksum(row)) for row in rows]
         _with_database(
-            lambda database: database.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", rows)
+            lambda database: database.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?, ?)", checked)
         )
+
+
+def _checksum(row: Sequence[object]) -> int:
+    """Of a row: SQLite reads what a cut file lacks as zeros, and a digest that ends in zeros is that of no photo."""
+    return zlib.crc32(repr(tuple(row)).encode())
 
 
 def _with_database(work: Callable[[sqlite3.Connection], Any]) -> None:
@@ -162,9 +168,10 @@ def _with_database(work: Callable[[sqlite3.Connection], Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.closing(sqlite3.connect(path, timeout=30)) as database, database:
             database.execute(
-                "CREATE TABLE IF NOT EXISTS files (path BLOB PRIMARY KEY, size INTEGER, content INTEGER, "
-                "entry INTEGER, digest BLOB) WITHOUT ROWID"
+                "CREATE TABLE IF NOT EXISTS digests (path BLOB PRIMARY KEY, size INTEGER, content INTEGER, "
+                "entry INTEGER, digest BLOB, checksum INTEGER) WITHOUT ROWID"
             )
+            database.execute("DROP TABLE IF EXISTS files")  # of version 0.2.0, without checksums
             work(database)
     except (OSError, sqlite3.OperationalError):
         return  # a folder that cannot be written, a lock that is held for too long

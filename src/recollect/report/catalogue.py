@@ -147,6 +147,8 @@ def read_catalogue(path: Path | str, root: Path | str | None = None) -> Catalogu
         raise DataError(
             f"{path}: has no array 'embeddings' of N × d vectors; its arrays are {', '.join(arrays) or 'none'}."
         )
+    if any(arrays[name].ndim != 1 for name in ("names", "labels") if name in arrays):
+        raise DataError(f"{path}: 'names' and 'labels' must be lists, with one value per vector.")
     embeddings = arrays["embeddings"].astype(np.float32)
     names = [str(name) for name in arrays.get("names", np.arange(len(embeddings)))]
     labels = [str(label) for label in arrays["labels"]] if "labels" in arrays else None

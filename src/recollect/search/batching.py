@@ -39,6 +39,12 @@ class Job:
     answer: asyncio.Future[list[Match]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
+def warm_up(index: Index) -> None:
+    """Open the model and read the vectors; an index that is damaged is refused here."""
+    rows = index.encoder.embed([np.full((64, 64, 3), 127, np.uint8)])
+    index.search_vectors(np.nan_to_num(rows), 1)
+
+
 class Batcher:
     """Answers queries of an index, one batch after the other.
 
@@ -60,7 +66,7 @@ class Batcher:
 
     async def start(self) -> None:
         """Open the model and read the vectors, so that the first query is as fast as the others; then accept queries."""
-        await asyncio.get_running_loop().run_in_executor(self._worker, self._warm_up)
+        await asyncio.get_running_loop().run_in_executor(self._worker, warm_up, self._index)
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
@@ -86,11 +92,6 @@ class Batcher:
         except asyncio.QueueFull as error:
             raise TooBusyError("too many queries are waiting: try again in a moment.") from error
         return await job.answer
-
-    def _warm_up(self) -> None:
-        encoder = self._index.encoder
-        rows = encoder.embed([np.full((64, 64, 3), 127, np.uint8)])
-        self._index.search_vectors(np.nan_to_num(rows), 1)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

@@ -123,6 +123,7 @@ def serve(
     uvicorn: Any = require("uvicorn", "serve", "recollect serve")
     require("fastapi", "serve", "recollect serve")
     require("python_multipart", "serve", "recollect serve")
+    from recollect.search.batching import warm_up
     from recollect.search.service import Limits, create_app
 
     token, new = find_token(None if token_file is None else Path(token_file)) if write else (None, False)
@@ -131,6 +132,7 @@ def serve(
         if new:
             logger.warning(f"the token for writing is {token}")
         logger.info(f"{opened.address}: {len(opened):,} images; loading the model and the vectors")
+        warm_up(opened)  # an error here is a sentence; in the server it would be a traceback
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
         limits = Limits(token, max_bytes, max_pixels, allowed_hosts(host, list(hosts)))
         uvicorn.run(
