@@ -171,7 +171,7 @@ def _with_database(work: Callable[[sqlite3.Connection], Any]) -> None:
                 "CREATE TABLE IF NOT EXISTS digests (path BLOB PRIMARY KEY, size INTEGER, content INTEGER, "
                 "entry INTEGER, digest BLOB, checksum INTEGER) WITHOUT ROWID"
             )
-            database.execute("DROP TABLE IF EXISTS files")  # of version 0.2.0, without checksums
+            database.execute("DROP TABLE IF EXISTS files")  # of earlier versions, without checksums
             work(database)
     except (OSError, sqlite3.OperationalError):
         return  # a folder that cannot be written, a lock that is held for too long
