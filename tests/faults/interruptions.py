@@ -133,8 +133,8 @@ def full_disk(world: World, draw: random.Random, tally: Tally) -> None:
     first = run(task.arguments, world.folder, task.armed(), cache=world.disk / "cache")
     what = f"{verb} in {kilobytes} kB"
     said = first.code == 0 or any(words in first.err for words in ("cannot be written", "full", "room"))
+    _resize(world.disk, "64m")  # SQLite needs room to read a file, too
     tally.add("full disk", what, first, broken(task.writes), None if said else f"names no disk: {first.err[-300:]}")
-    _resize(world.disk, "64m")
     ended = _go_on(task, world.folder, world.disk / "cache", first)
     tally.add("full disk", f"{what}, again", ended, _lost(world, verb, task, ended, world.disk))
 
