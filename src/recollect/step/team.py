@@ -173,8 +173,11 @@ class Team:
             work()
             return
         members, minutes = dist.get_process_group_ranks(self.group or dist.group.WORLD), minutes_of_patience()
+        # Made from the ranks alone, its name would be that of the group of an earlier call, and its addresses in the store
+        # those of the closed one. Among all processes, names are counted.
+        part = len(members) < dist.get_world_size()
         group = dist.new_group(
-            members, timeout=timedelta(minutes=minutes), backend="gloo", use_local_synchronization=True
+            members, timeout=timedelta(minutes=minutes), backend="gloo", use_local_synchronization=part
         )
 
         def still_at_work(answer: bool) -> bool:
