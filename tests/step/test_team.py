@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import traceback
+import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from small_runs import final_weights, losses, make_images, small_config
 from training_toys import difference
 
 import recollect
-from recollect.step.team import Team
+from recollect.step.team import LostProcessError, Team, losing_no_process
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import train
 from step import worker_step
@@ -38,8 +40,45 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
     assert done.returncode == 0, done.stderr[-3000:]
     return {
         form: [torch.load(folder / f"{form}-{rank}.pt", weights_only=True) for rank in range(count)]
-        for form, count in (("one", 1), ("two", 2), ("four", 4), ("uneven", 4))
+        for form, count in (("one", 1), ("two", 2), ("four", 4), ("uneven", 4), ("alone", 4), ("threads", 4))
     }
+
+
+@pytest.mark.slow
+def test_the_first_works_alone_again_and_again(results: Any) -> None:
+    """The closed form and the verdict of one training: groups of processes must not be taken for earlier ones."""
+    assert results["alone"] == [8] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="names of threads are read from /proc")
+def test_no_thread_of_a_group_outlives_it(results: Any) -> None:
+    """A thread that releases a tensor while the interpreter ends would end the process with SIGABRT."""
+    for before, after in results["threads"]:
+        assert any("gloo" in name for name in before)
+        assert not any("gloo" in name for name in after)
+
+
+def test_a_lost_process_leaves_no_group_behind() -> None:
+    class Group:
+        pass
+
+    seen: list[weakref.ref[Group]] = []
+
+    def collective() -> None:
+        group = Group()
+        seen.append(weakref.ref(group))
+        raise RuntimeError("[gloo] Connection closed by peer")
+
+    with (
+        pytest.raises(LostProcessError, match=r"another of the 2 processes.*--resume run") as caught,
+        losing_no_process(Team(0, 2), lambda: "Continue with --resume run."),
+    ):
+        collective()
+    cause = caught.value.__cause__
+    assert cause is not None
+    assert "in collective" in "".join(traceback.format_tb(cause.__traceback__))
+    assert seen[0]() is None, "its threads would go on"
 
 
 @pytest.mark.slow

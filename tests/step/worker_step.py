@@ -6,7 +6,9 @@ Run through torchrun; starting processes costs seconds, so one start serves ever
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +77,15 @@ def steps(name: str, team: Team, calls: Counter[str], uneven: bool = False) -> d
     }
 
 
+def threads() -> list[str]:
+    """Their names, where the system tells them."""
+    return [task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").glob("*")]
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     everyone = start()
+    import_module("torch.distributed.nn.functional")  # as other libraries do: the group is a default argument there
     calls = count_collectives()
     groups = {"one": dist.new_group([0]), "two": dist.new_group([0, 1]), "four": None}
     for form in ("one", "two", "four", "uneven"):
@@ -85,4 +93,13 @@ if __name__ == "__main__":
             team = Team.of(groups.get(form))
             results = {name: steps(name, team, calls, form == "uneven") for name in LOSSES}
             torch.save(results, Path(sys.argv[1]) / f"{form}-{team.rank}.pt")
+    done = 0
+    for _ in range(8):  # one after the other, with processes that arrive at different times
+        time.sleep(0.02 * everyone.rank)
+        everyone.first_alone(lambda: None)
+        done += 1
+    torch.save(done, Path(sys.argv[1]) / f"alone-{everyone.rank}.pt")
+    before = threads()
+    del groups, team
     stop()
+    torch.save([before, threads()], Path(sys.argv[1]) / f"threads-{everyone.rank}.pt")

@@ -8,8 +8,10 @@ parameter gradient in one flat buffer. Sums, not means: a batch has one loss, fo
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -245,6 +247,7 @@ def losing_no_process(team: Team, advice: Callable[[], str]) -> Iterator[None]:
         text = str(error).lower()
         if team.size == 1 or not any(words in text for words in _LOST):
             raise
+        traceback.clear_frames(error.__traceback__)  # they keep the group, and its threads, alive after ``stop``
         raise LostProcessError(
             f"another of the {team.size} processes ended or did not respond for {minutes_of_patience():g} minutes; "
             f"process {team.rank} stops. {advice()}"
@@ -283,13 +286,17 @@ def start(device: str = "cpu", timeout_minutes: float | None = None) -> Team:
                     "as there are GPUs (torchrun --nproc-per-node), or use --device cpu."
                 )
             torch.cuda.set_device(local)
+        # Its functions have the group of all processes as a default argument, taken when it is imported. If it is imported
+        # later, by another library, they keep the group, and its threads, until the interpreter ends; a thread that then
+        # still has a tensor to release ends the process with SIGABRT.
+        importlib.import_module("torch.distributed.nn.functional")
         backend = "nccl" if device.startswith("cuda") else "gloo"
         dist.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes or minutes_of_patience()))
     return Team.of()
 
 
 def stop() -> None:
-    """Leave the process group, if there is one."""
+    """Leave the process group, if there is one, and end its threads."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
