@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from recollect.common.words import number_of
+from recollect.common.words import in_decimals, number_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -91,8 +91,8 @@ def comparison_table(compared: dict[str, Any]) -> Table:
         if metric not in ("file", "differences"):
             table.add_row(
                 metric,
-                f"{100 * found['difference']:+.2f}",
-                f"{100 * found['low']:+.2f} … {100 * found['high']:+.2f}",
+                in_decimals(100 * found["difference"], 2, plus=True),
+                f"{in_decimals(100 * found['low'], 2, plus=True)} … {in_decimals(100 * found['high'], 2, plus=True)}",
                 f"{found['p_value']:.3f}",
                 str(found["better"]),
                 str(found["worse"]),
@@ -106,9 +106,12 @@ def show_tables(found: WrittenEvaluation) -> None:
 
     measured, tables = found.summary, []
     title = f"{found.name} on {found.test}" if found.test else found.name
-    title += f", {number_of(queries, 'query/queries')}" if (queries := measured.get("queries")) else ""
-    if without := measured.get("without_distractors"):
-        tables.append(metrics_table(f"{title}, without distractors", without, found.published_without))
+    if queries := measured.get("queries"):
+        without = measured.get("queries_without_positive", 0)
+        title += f", {number_of(queries - without, 'query/queries')}"
+        title += f" ({without:,} more without a positive)" if without else ""
+    if alone := measured.get("without_distractors"):
+        tables.append(metrics_table(f"{title}, without distractors", alone, found.published_without))
     macro = measured.get("macro")
     tables.append(metrics_table(title, measured["metrics"], found.published, macro, found.notes))
     if "dims" in measured:

@@ -53,16 +53,31 @@ def in_digits(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
+def in_decimals(number: float, digits: int, *, plus: bool = False) -> str:
+    """A number with a minus sign instead of a hyphen, and none before a zero; ``plus``: a sign before every number.
+
+    Examples:
+        >>> in_decimals(-0.014, 2), in_decimals(-0.001, 2), in_decimals(1.26, 1, plus=True), in_decimals(-0.04, 1, plus=True)
+        ('−0.01', '0.00', '+1.3', '+0.0')
+    """
+    text = f"{abs(number):.{digits}f}"
+    negative = number < 0 and float(text) != 0
+    return f"{'−' if negative else '+' if plus else ''}{text}"
+
+
 def number_of(count: int, noun: str) -> str:
     """A count with its noun, in the plural where it is one; several words with a slash: one for each number.
 
     Examples:
         >>> number_of(1, "image"), number_of(1200, "image"), number_of(2, "class"), number_of(1, "class was/classes were")
         ('1 image', '1,200 images', '2 classes', '1 class was')
+        >>> number_of(2, "batch"), number_of(2, "epoch")
+        ('2 batches', '2 epochs')
     """
     one, slash, several = noun.partition("/")
     if not slash:
-        several = f"{one}es" if one.endswith(("s", "x", "ch", "sh")) else f"{one}s"
+        hissing = one.endswith(("s", "x", "ch", "sh")) and not one.endswith("epoch")
+        several = f"{one}es" if hissing else f"{one}s"
     return f"{count:,} {one if count == 1 else several}"
 
 

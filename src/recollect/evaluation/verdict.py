@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from recollect.common.errors import DataError, InputError
+from recollect.common.words import in_decimals
 from recollect.evaluation.bootstrap import paired_bootstrap
 from recollect.evaluation.result import Evaluation
 
@@ -53,9 +54,9 @@ class MetricChange:
 
         ``decided``: whether another metric decides, so that "no clear change" of this one is mentioned.
         """
-        interval = f"{100 * level:.0f} % CI {100 * self.low:.1f} … {100 * self.high:.1f}"
+        interval = f"{100 * level:.0f} % CI {in_decimals(100 * self.low, 1)} … {in_decimals(100 * self.high, 1)}"
         unclear = f": {UNCLEAR}" if decided and self.judgement == UNCLEAR else ""
-        return f"{self.values()} ({100 * self.difference:+.1f}, {interval}{unclear})"
+        return f"{self.values()} ({in_decimals(100 * self.difference, 1, plus=True)}, {interval}{unclear})"
 
     def values(self) -> str:
         """Before and after, without the interval."""
@@ -72,6 +73,7 @@ class Verdict:
         queries, classes: how many were compared.
         level: of the intervals.
         enough_classes: False if too few classes were compared to distinguish any difference from chance.
+        subject: what was done in between, for sentences.
 
     Examples:
         >>> labels, ones = np.repeat(np.arange(10), 4), np.ones(40, np.int64)
@@ -89,6 +91,7 @@ class Verdict:
     classes: int
     level: float = 0.95
     enough_classes: bool = True
+    subject: str = "training"
 
     def __getitem__(self, metric: str) -> MetricChange:
         for change in self.changes:
@@ -98,9 +101,9 @@ class Verdict:
             f"{metric!r} was not compared; available: {', '.join(change.metric for change in self.changes)}."
         )
 
-    def sentence(self, subject: str = "training") -> str:
-        """Values, their intervals and the judgement, in plain English; ``subject`` is what was done in between."""
-        ends = UNCLEAR if self.judgement == UNCLEAR else f"{subject} {self.outcome()}"
+    def sentence(self) -> str:
+        """Values, their intervals and the judgement, in plain English."""
+        ends = UNCLEAR if self.judgement == UNCLEAR else f"{self.subject} {self.outcome()}"
         return f"{self.numbers()}: {ends}. {self.caution()}".rstrip()
 
     def outcome(self) -> str:
@@ -148,6 +151,7 @@ class Verdict:
                 int(values["classes"]),
                 float(values["level"]),
                 bool(values["enough_classes"]),
+                str(values.get("subject", "training")),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"not a verdict written by recollect ({error}).") from error
