@@ -58,6 +58,12 @@ def test_permissions_are_the_usual_ones(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "a.txt").stat().st_mode) == 0o640
 
 
+def test_names_that_are_not_utf_8_come_back_from_json(tmp_path: Path) -> None:
+    value = {"name": "photos/\udcff\udcfe.png", "other": "é \\udcff"}
+    write_json(tmp_path / "a.json", value)
+    assert read_json(tmp_path / "a.json") == value
+
+
 def test_json_round_trip(tmp_path: Path) -> None:
     value = {"z": [1, 2.5, None], "a": "Straße"}
     write_json(tmp_path / "a.json", value)

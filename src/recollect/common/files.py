@@ -381,8 +381,12 @@ def write_text(path: Path | str, text: str) -> None:
 
 
 def write_json(path: Path | str, value: Any) -> None:
-    """Write JSON atomically: indented, with keys in the given order; NaN is refused."""
-    write_text(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+    """Write JSON atomically: indented, with keys in the given order; NaN is refused.
+
+    Names of files that are not UTF-8 are written with escapes, and read as they were.
+    """
+    text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
+    write_text(path, re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
 
 
 def append_line(path: Path | str, line: str) -> None:
