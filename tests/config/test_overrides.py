@@ -140,3 +140,12 @@ def test_former_spellings_are_still_read() -> None:
     values["model"]["normalisation"] = values["model"].pop("normalization")
     assert from_mapping(values, "config.yaml") == resolve(None, ["optimizer.lr=0.02", "model.normalization=clip"])
     assert resolve(None, ["optimiser.lr=0.02", "model.normalisation=clip"]) == from_mapping(values, "config.yaml")
+
+
+def test_every_recipe_for_a_folder_ends_with_a_verdict(tmp_path: Path) -> None:
+    """With the lines "files" and "held out" of its plan, for which the test part is listed."""
+    own = tmp_path / "own.yaml"
+    own.write_text("data: {name: folder, root: photos}\n")
+    assert resolve(own).run.verdict
+    assert not resolve(own, ["run.verdict=false"]).run.verdict
+    assert not resolve("sop/r50-512/rsk").run.verdict

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError, SealedError
-from recollect.data import available, load, load_distractors, load_revisited, only_splits
+from recollect.data import available, list_images, load, load_distractors, load_revisited, only_splits
 from recollect.data.registry import without_missing
 
 
@@ -116,12 +116,38 @@ def test_csv_with_and_without_split(tmp_path: Path) -> None:
         ("path,label\na.png,x\ngone.png,y\n", r"1 of 2 images .* e.g. gone.png.*missing='drop'"),
         ("", "an empty file. Its first line must name the columns path,label"),
         ("path,label\n,\n", "list.csv lists no images"),
+        ("path,label\n./a.png,x\na.png,y\n", "line 3: 'a.png' is already listed in line 2"),
+        (
+            "path,label\na.png,x\n\nb.png,x, red\n",
+            "line 4: 3 values for 2 columns.*contains ',' between quotation marks",
+        ),
+        ("path;label\na.png;x;y\n", "line 2: 3 values for 2 columns.*contains ';'"),
+        ("path,label,Label\na.png,x,y\n", "names the column 'label' twice"),
+        ('path,label\na.png,x\nb.png,"y\nc.png,"z\n', "line 3: the value of 'label' has several lines"),
+        ('path,label\n"a.png\nb.png",x\n', "line 2: the value of 'path' has several lines"),
     ],
 )
 def test_faults_of_a_csv_are_named(tmp_path: Path, text: str, message: str) -> None:
     touch(tmp_path, "a.png", "b.png")
     with pytest.raises(DataError, match=message):
         load("folder", write(tmp_path / "list.csv", text), "all")
+
+
+def test_one_file_in_several_spellings_is_one_image(tmp_path: Path) -> None:
+    touch(tmp_path, "im/a.png", "im/b.png")
+    (tmp_path / "other").symlink_to("im")
+    names = [
+        "im/a.png",
+        "./im/a.png",
+        "im//a.png",
+        "im/../im/a.png",
+        f"{tmp_path}/im/./a.png",
+        f"{tmp_path}/x/../im/a.png",
+    ]
+    text = "".join(f"{name},x,\n" for name in [*names, "im/b.png"])
+    images = load("folder", write(tmp_path / "list.csv", f"path,label\n{text}"), "all")
+    assert list(images.names) == ["im/a.png", "im/b.png"]
+    assert images.facts["left_out"] == {"listed twice": 5}
 
 
 def test_missing_files_of_a_csv(tmp_path: Path) -> None:
@@ -158,8 +184,37 @@ def test_links_out_of_the_root_are_refused_unless_allowed(tmp_path: Path) -> Non
 def test_links_in_a_circle_end(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.png", "b/1.png")
     (tmp_path / "a" / "round").symlink_to(tmp_path / "a")
-    (tmp_path / "c").symlink_to(tmp_path / "b")
-    assert list(load("folder", tmp_path, "all").names) == ["a/1.png", "b/1.png", "c/1.png"]
+    with pytest.warns(DataWarning, match="left out 1 link to a parent folder"):
+        assert list(load("folder", tmp_path, "all").names) == ["a/1.png", "b/1.png"]
+
+
+@pytest.mark.parametrize("target", ["..", "../..", "../b", "../b/deep"])
+def test_no_class_takes_the_photos_of_others_by_a_link(tmp_path: Path, target: str) -> None:
+    root = tmp_path / "root"
+    touch(root, "a/1.png", "b/1.png", "b/deep/2.png", ".pool/3.png")
+    (root / "a" / "more").symlink_to("../.pool")
+    (root / "a" / "others").symlink_to(target)
+    with pytest.warns(DataWarning, match="left out 1 link to (a parent folder|another class)"):
+        images = load("folder", root, "all", allow_outside=True)
+    assert list(images.names) == ["a/1.png", "a/more/3.png", "b/1.png", "b/deep/2.png"]
+    listed = list_images([root], allow_outside=True)
+    assert listed.labels == ["a", "a", "b", "b"]
+    assert sum(listed.left_out.values()) == 1
+
+
+def test_a_class_folder_that_is_a_link_to_another_is_left_out(tmp_path: Path) -> None:
+    touch(tmp_path, "b/1.png", ".pool/2.png")
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "c").symlink_to(".pool")
+    with pytest.warns(DataWarning, match="left out 1 link to another class"):
+        assert list(load("folder", tmp_path, "all").names) == ["b/1.png", "c/2.png"]
+
+
+def test_a_link_to_another_split_is_left_out(tmp_path: Path) -> None:
+    touch(tmp_path, "train/a/1.png", "train/b/1.png", "test/c/1.png")
+    (tmp_path / "train" / "a" / "tests").symlink_to("../../test")
+    with pytest.warns(DataWarning, match="left out 1 link to a parent folder"):
+        assert list(load("folder", tmp_path).names) == ["train/a/1.png", "train/b/1.png"]
 
 
 def test_nothing_there(tmp_path: Path) -> None:
@@ -170,7 +225,7 @@ def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no root was given"):
         load("folder")
     touch(tmp_path, "one/1.png")
-    with pytest.raises(DataError, match="one class"):
+    with pytest.raises(DataError, match="a single class"):
         load("folder", tmp_path)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from recollect.common.errors import DataError
-from recollect.data.image_files import list_images, summary
+from recollect.data.image_files import list_images, summary, walk_images
 
 
 def touch(root: Path, *names: str) -> None:
@@ -89,3 +90,20 @@ def test_a_listed_file_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_the_line_about_what_was_used() -> None:
     assert summary(1, {}) == "1 image used"
     assert summary(5, {}, 1) == "5 images used; 1 class held out for testing"
+
+
+def test_a_table_is_not_taken_for_an_image(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("path\na.png\n")
+    with pytest.raises(DataError, match=r"list\.csv: tables are not read here.*\.txt file"):
+        list_images([tmp_path / "list.csv"])
+
+
+def test_a_dead_link_is_broken_wherever_it_pointed(tmp_path: Path) -> None:
+    touch(tmp_path, "in/a.png", "outside.png")
+    for name, target in (("dead.png", "../gone.png"), ("self.png", "self.png"), ("live.png", "../outside.png")):
+        (tmp_path / "in" / name).symlink_to(target)
+    told: dict[str, str] = {}
+    left_out: Counter[str] = Counter()
+    assert list(walk_images(tmp_path / "in", "", False, left_out, refused=told.__setitem__)) == ["a.png"]
+    assert left_out == {"broken link": 2, "outside link": 1}
+    assert told["dead.png"] == told["self.png"] == "a broken link."

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recollect.common.errors import DataError
-from recollect.data.listing import as_number, find_missing, read_csv, read_fields, read_lines
+from recollect.data.listing import as_number, find_missing, read_csv, read_fields, read_lines, relative_to
 
 
 def test_lines_have_their_numbers(tmp_path: Path) -> None:
@@ -49,6 +49,18 @@ def test_lists_of_spreadsheets(tmp_path: Path, encoding: str, first: str) -> Non
     assert next(rows) == (line, {"path": "1.png", "label": "Äpfel, rot"})
     with pytest.raises(DataError, match=f"line {line + 1}: 'label' is empty"):
         next(rows)
+
+
+def test_a_spelling_is_shortened_only_if_it_names_the_same_file(tmp_path: Path) -> None:
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "link").symlink_to(tmp_path / "far" / "away")
+    for name in ("a.png", "far/a.png", "root/a.png"):
+        (tmp_path / name).touch()
+    assert relative_to(tmp_path / "root", "link/../a.png") == "link/../a.png", "far/a.png, not root/a.png"
+    assert relative_to(tmp_path / "root", "./x/../a.png") == "a.png"
+    assert relative_to(tmp_path / "root", "../a.png") == "../a.png"
+    assert relative_to(tmp_path / "root", "") == ""
 
 
 def test_what_is_listed_but_not_there(tmp_path: Path) -> None:

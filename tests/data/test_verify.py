@@ -186,3 +186,28 @@ def test_a_listed_pipe_is_told_and_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("path,label\na.png,x\nb.png,y\n")
     report = verify("folder", tmp_path, csv="list.csv")
     assert "named pipe" in report.unreadable["b.png"]
+
+
+def test_class_names_that_look_alike_across_parts_are_remarked_on(root: Path) -> None:
+    photo(root / "test" / "A" / "0.png", 99)
+    report = verify("folder", root)
+    assert report.ok
+    assert report.notes == [
+        "classes 'A' and 'a' differ only in case: they are separate classes. Give them one name if they are the same."
+    ]
+
+
+def test_groups_of_classes_are_confirmed(tmp_path: Path) -> None:
+    for number, name in enumerate(("fruit/kiwi", "fruit/lime", "veg/pea")):
+        photo(tmp_path / name / "0.png", number)
+    refused = CliRunner().invoke(app, ["data", "verify", "folder", str(tmp_path)])
+    assert "--nested" in str(refused.exception)
+    assert CliRunner().invoke(app, ["data", "verify", "folder", str(tmp_path), "--nested"]).exit_code == 0
+
+
+def test_strips_that_training_refuses_are_reported(root: Path) -> None:
+    Image.new("RGB", (4000, 2)).save(root / "train" / "a" / "strip.png")
+    report = verify("folder", root)
+    assert report.unreadable.keys() == {"train/a/strip.png"}
+    assert report.unreadable["train/a/strip.png"].startswith("4,000×2 pixels would become 512,000×256")
+    assert not report.ok

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from toy_model import make_photos
 
+from recollect.common.errors import DataError
 from recollect.search.indexed_files import list_images
 
 
@@ -52,6 +53,21 @@ def test_a_list_of_a_spreadsheet(tmp_path: Path) -> None:
     assert found[0].metadata == {"name": "0.png", "label": "cup", "price": "3,50"}
     (tmp_path / "list.csv").write_text("sep=;\npath;label;price\nclass0/0.png;cup;3,50\n", encoding="utf-16")
     assert list_images(tmp_path / "list.csv")[0] == found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("path,label\nclass0/0.png,cup, red\n", "line 2: 3 values for 2 columns"),
+        ('path,label\nclass0/0.png,"cup\nclass0/1.png,cup\n', "line 2: the value of 'label' has several lines"),
+        ("path,Path\nclass0/0.png,x\n", "'path' twice"),
+    ],
+)
+def test_torn_rows_of_a_list_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    make_photos(tmp_path, classes=1, each=2)
+    (tmp_path / "list.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        list_images(tmp_path / "list.csv")
 
 
 def test_what_is_left_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,10 @@ def verify(
         typer.Option("--samples-per-class", "-m", min=1, max=10**6, help="Images per class in a batch."),
     ] = 4,
     csv: Annotated[str | None, typer.Option(help="For folder: the CSV file, relative to ROOT.")] = None,
+    nested: Annotated[
+        bool,
+        typer.Option("--nested", help="For folder: the folders of ROOT are the classes, though they contain folders."),
+    ] = False,
     allow_outside: AllowOutside = False,
     max_pixels: MaxPixels = None,
     workers: Annotated[int | None, typer.Option(min=1, max=1024, help="Number of reading threads.")] = None,
@@ -61,7 +65,7 @@ def verify(
     """
     from recollect import verify_data
 
-    chosen = given(csv=csv, allow_outside=allow_outside or None)
+    chosen = given(csv=csv, allow_outside=allow_outside or None, nested=nested or None)
     report = verify_data(name, root, samples_per_class=samples_per_class, workers=workers, **chosen)
     if as_json:
         print_json(report.as_dict())

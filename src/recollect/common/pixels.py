@@ -79,6 +79,20 @@ def resized_size(width: int, height: int, shorter: int) -> tuple[int, int]:
     return int(shorter * width / height), shorter
 
 
+def refuse_narrow(width: int, height: int, shorter: int) -> None:
+    """Refuse an image that would be huge after its shorter side is resized to ``shorter``.
+
+    Raises:
+        ValueError: it would have more than ``MAX_RESIZED`` pixels.
+    """
+    new_width, new_height = resized_size(width, height, shorter)
+    if new_width * new_height > MAX_RESIZED:
+        raise ValueError(
+            f"{width:,}×{height:,} pixels would become {new_width:,}×{new_height:,} when the shorter side is resized "
+            f"to {shorter}, more than the limit of {MAX_RESIZED:,}"
+        )
+
+
 def fitted(
     image: Image.Image, size: int, resize: int | None, interpolation: str, max_side: int | None = None
 ) -> Image.Image:
@@ -101,12 +115,8 @@ def fitted(
             # In one step, without the faster reducing_gap: exact, and never enlarging, as instance search requires.
             image.thumbnail((max_side, max_side), method, reducing_gap=None)
         return image
+    refuse_narrow(*image.size, resize)
     width, height = resized_size(*image.size, resize)
-    if width * height > MAX_RESIZED:
-        raise ValueError(
-            f"{image.width:,}×{image.height:,} pixels would become {width:,}×{height:,} when the shorter side is resized "
-            f"to {resize}, more than the limit of {MAX_RESIZED:,}"
-        )
     if (width, height) != image.size:
         image = image.resize((width, height), method)
     left, top = round((width - size) / 2), round((height - size) / 2)

@@ -9,6 +9,7 @@ problem becomes an error that names the file, the place in it and the reason. YA
     read_json_lines          one JSON object per line; damaged lines are skipped with a remark
     read_npz, open_npy       arrays of numbers and text, never of Python objects
     read_torch               files of ``torch.save``, with every part checked against its checksum
+    visible_entries          what a user put into a folder
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar, overload
 
 from recollect.common.errors import DataError, in_one_line
 from recollect.common.refusals import in_bytes, unreadable
+from recollect.common.words import printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,6 +42,11 @@ DEPTH_LIMIT = 64
 """How deeply lists and mappings may be nested; recollect's own files need 8."""
 _DEFLATE_LIMIT = 1040
 """Maximum number of bytes per compressed byte in a ZIP file: 1,032, and some for the ends."""
+
+_FOLDER_DATA = frozenset(
+    {"thumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "system volume information", "lost+found"}
+)
+"""What systems write into folders of images; Synology's ``@eaDir`` has small copies of every photo."""
 
 
 def open_regular(path: Path | str) -> int:
@@ -341,3 +348,24 @@ def _refuse_damaged(path: Path | str, file: Any) -> None:
                 raise DataError(f"{path}: {info.filename} is compressed, which torch.save does not do.")
         if (name := archive.testzip()) is not None:
             raise DataError(f"{path}: damaged; {name} does not match its checksum.")
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a folder, or a link to one."""
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, or a drive that is no longer there
+        return False
+
+
+def visible_entries(folder: Path) -> list[os.DirEntry[str]]:
+    """The content of a folder, without hidden files and files written by the operating system."""
+    try:
+        with os.scandir(folder) as entries:
+            return [
+                entry
+                for entry in entries
+                if not entry.name.startswith((".", "__MACOSX")) and entry.name.lower() not in _FOLDER_DATA
+            ]
+    except OSError as error:
+        raise DataError(f"{printable(str(folder))}: the folder cannot be read ({error.strerror}).") from error

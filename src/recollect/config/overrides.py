@@ -21,7 +21,7 @@ from recollect.common.words import did_you_mean
 from recollect.common.yaml_text import parse_yaml
 from recollect.config.recipe_files import available_recipes, load_recipe, published_tests
 from recollect.config.schema import Config, DataConfig
-from recollect.data.registry import find_source, is_source
+from recollect.data.registry import find_source, is_source, refuse_two_meanings
 
 __all__ = [
     "as_mapping",
@@ -70,6 +70,7 @@ def resolve(
     values: dict[str, Any] = {} if recipe is None else load_recipe(recipe).values
     for key, value in given.items():
         _assign(values, key, value)
+    _judge_folders(values)
     return as_written_now(from_mapping(values, "the settings" if recipe is None else str(recipe)))
 
 
@@ -82,9 +83,11 @@ def with_data(
     """Which recipe and settings ``resolve`` means by its arguments: ``data`` and ``root`` become settings, the weakest.
 
     Raises:
-        ConfigError: a folder is given for a recipe whose images are generated.
+        ConfigError: a folder is given for a recipe whose images are generated, or ``data`` may be a data set or a folder.
     """
     chosen: dict[str, Any] = {}
+    if data is not None and root is None:
+        refuse_two_meanings(str(data))
     if data is not None and is_source(str(data)):
         chosen["data.name"] = str(data)
     elif data is not None and recipe is not None:
@@ -108,6 +111,13 @@ def _refuse_folder(recipe: str | Path, folder: str | Path) -> None:
             f"To train on it leave the recipe out (--data {folder}), or keep the recipe's other settings with "
             f"--set data.name=folder --set data.root={folder}."
         )
+
+
+def _judge_folders(values: dict[str, Any]) -> None:
+    """A training on a folder of one's own ends with a verdict, also with a recipe that does not inherit ``folder``."""
+    data, run = values.get("data"), values.setdefault("run", {})
+    if isinstance(data, Mapping) and data.get("name") == "folder" and isinstance(run, dict):
+        run.setdefault("verdict", True)
 
 
 def as_written_now(config: Config) -> Config:

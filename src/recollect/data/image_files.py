@@ -7,35 +7,27 @@ file name extension decides what counts as an image; whether it can be read is k
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from recollect.common.decode import HEIF_SUFFIXES, IMAGE_SUFFIXES, can_read_heif
-from recollect.common.errors import DataError
+from recollect.common.errors import DataError, DataWarning
 from recollect.common.files import inside
+from recollect.common.reading import is_folder, visible_entries
 from recollect.common.words import number_of, printable
+from recollect.data.folder_layout import PARTS, find_inner_classes, find_parts
 from recollect.data.listing import read_lines
-
-PARTS: Mapping[str, frozenset[str]] = {
-    "train": frozenset({"train", "training"}),
-    "test": frozenset({"test", "testing"}),
-    "val": frozenset({"val", "valid", "validation"}),
-}
-"""Splits of a data set and the names of their folders, ignoring case."""
 
 Refused = Callable[[str, str], None]
 """Called with the name of a file or folder that cannot be used, and the reason."""
 
 BESIDE = "beside the class folders"
 TO_READ_HEIC = 'To read HEIC:  pip install "recollect[heic]"'
-_IN_A_TABLE = "list the images in a CSV file with the columns path,label,split"
-_FOLDER_DATA = frozenset(
-    {"thumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "system volume information", "lost+found"}
-)
-"""What systems write into folders of images; Synology's ``@eaDir`` has small copies of every photo."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +80,11 @@ def list_images(
         elif path.suffix.lower() == ".txt":
             found = _from_list(path, missing)
             paths, names, labels = paths + found, names + [p.as_posix() for p in found], labels + [""] * len(found)
+        elif path.suffix.lower() in (".csv", ".tsv") and path.exists():
+            raise DataError(
+                f"{printable(str(path))}: tables are not read here. Give folders, image files or .txt lists: write the "
+                "paths of the table to a .txt file, one per line."
+            )
         elif path.exists():
             paths, names, labels = [*paths, path], [*names, path.as_posix()], [*labels, ""]
         else:
@@ -101,13 +98,9 @@ def list_images(
 def _labelled(root: Path, allow_outside: bool, left_out: Counter[str]) -> Iterator[tuple[str, str]]:
     """Every image below ``root`` with its class: its folder below ``root`` or below a part of it."""
     parts = find_parts(root, instead="list its images in a .txt file, which gives them no classes")
-    for entry in sorted(_entries(root), key=lambda entry: entry.name):
-        if parts and entry.name in parts.values():
-            yield from class_images(root, entry.name, allow_outside, left_out, loose=True)
-        elif _is_folder(entry):
-            yield from ((name, entry.name) for name in walk_images(root, entry.name, allow_outside, left_out))
-        elif _is_image(entry, root, "", allow_outside, left_out):
-            yield entry.name, ""
+    if not parts and (inner := find_inner_classes(root)) is not None:
+        warnings.warn(inner.remark(), DataWarning, stacklevel=3)
+    yield from class_images(root, "", allow_outside, left_out, loose=True, parts=frozenset(parts.values()))
 
 
 def _from_list(path: Path, missing: str) -> list[Path]:
@@ -124,70 +117,18 @@ def _from_list(path: Path, missing: str) -> list[Path]:
     return found
 
 
-def find_parts(root: Path, *, instead: str = _IN_A_TABLE) -> dict[str, str]:
-    """The folders of ``root`` that are splits, by split: ``{"train": "Training", "test": "Testing"}``.
-
-    Empty if the folders are classes. A folder called ``train`` is a split if it is the only folder and contains folders
-    itself; next to other folders it is a class with that name.
-
-    Args:
-        root: the folder.
-        instead: what the error advises apart from renaming.
-
-    Raises:
-        DataError: it is ambiguous, e.g. two folders for one split.
-    """
-    folders = [entry.name for entry in _entries(root) if _is_folder(entry)]
-    found: dict[str, list[str]] = {}
-    for folder in sorted(folders):
-        for part, words in PARTS.items():
-            if folder.lower() in words:
-                found.setdefault(part, []).append(folder)
-    for part, named in found.items():
-        if len(named) > 1 and len(found) > 1:
-            raise DataError(
-                f"{root}: {' and '.join(map(repr, named))} would both be the split {part!r}. Merge or rename them, or "
-                f"{instead}."
-            )
-    first = {part: named[0] for part, named in found.items()}
-    if len(found) > 1 and "train" in found:
-        return first
-    if "train" in found and folders == [first["train"]] and _holds_classes(root / first["train"]):
-        return first
-    # A split without a training split next to it: treating it as a class would be silently wrong.
-    alone = [folder for named in found.values() for folder in named if _holds_classes(root / folder)]
-    if alone and set(folders) <= {folder for named in found.values() for folder in named}:
-        return first
-    if alone:
-        raise DataError(
-            f"{root}: is {alone[0]!r} a class or a split? It has the name of a split and contains folders, but "
-            f"{'there is no train folder' if 'train' not in found else 'there are other folders'} next to it. Rename it, or "
-            f"{instead}."
-        )
-    return {}
-
-
-def _holds_classes(folder: Path) -> bool:
-    """Whether a folder contains folders and no images, as a split does."""
-    entries = _entries(folder)
-    images = any(Path(entry.name).suffix.lower() in IMAGE_SUFFIXES for entry in entries if not _is_folder(entry))
-    return not images and any(_is_folder(entry) for entry in entries)
-
-
-def part_to_use(split: str, parts: Collection[str]) -> str:
-    """``split``, or ``"val"`` for a test on data that have no other part to test on.
-
-    Examples:
-        >>> part_to_use("test", {"train", "val"}), part_to_use("test", {"train", "val", "test"})
-        ('val', 'test')
-    """
-    return "val" if split == "test" and "test" not in parts and "val" in parts else split
-
-
 def class_images(
-    root: Path, part: str, allow_outside: bool, left_out: Counter[str], *, loose: bool = False
+    root: Path,
+    part: str,
+    allow_outside: bool,
+    left_out: Counter[str],
+    *,
+    loose: bool = False,
+    parts: Collection[str] = (),
 ) -> Iterator[tuple[str, str]]:
     """Path relative to ``root`` and class of every image in the class folders below ``root/part`` (or ``root``).
+
+    A link to the folder of another class is left out: the same images would have two classes.
 
     Args:
         root: the folder that paths are relative to.
@@ -195,16 +136,47 @@ def class_images(
         allow_outside: whether links may leave ``root``.
         left_out: counts skipped files.
         loose: include images next to the class folders, without a class, instead of counting them as skipped.
+        parts: folders of ``root`` that contain class folders themselves.
     """
-    for entry in sorted(_entries(root / part), key=lambda entry: entry.name):
+    entries = sorted(visible_entries(root / part), key=lambda entry: entry.name)
+    above = _above(root, bool(part or parts))
+    owners = _owners([entry for entry in entries if entry.name not in parts], above)
+    for entry in entries:
         relative = f"{part}/{entry.name}" if part else entry.name
-        if _is_folder(entry):
-            yield from ((name, entry.name) for name in walk_images(root, relative, allow_outside, left_out))
+        if entry.name in parts:
+            yield from class_images(root, entry.name, allow_outside, left_out, loose=loose)
+        elif is_folder(entry):
+            others = partial(_is_of_another, owners, entry.name)
+            found = walk_images(root, relative, allow_outside, left_out, above, others=others)
+            yield from ((name, entry.name) for name in found)
         elif _is_image(entry, root, part, allow_outside, left_out):
             if loose:
                 yield relative, ""
             else:
                 left_out[BESIDE] += 1
+
+
+def _above(root: Path, has_parts: bool) -> frozenset[str]:
+    """The real paths of ``root``, of its splits and of every folder above it: none of them belongs to one class."""
+    words = frozenset.union(*PARTS.values()) if has_parts else ()
+    splits = [entry.path for entry in visible_entries(root) if entry.name.lower() in words]
+    real = Path(os.path.realpath(root))
+    return frozenset({str(real), *map(str, real.parents), *map(os.path.realpath, splits)})
+
+
+def _owners(entries: Sequence[os.DirEntry[str]], above: frozenset[str]) -> dict[str, str]:
+    """The class of each class folder, by the folder's real path; a folder comes before the links to it."""
+    owners: dict[str, str] = {}
+    for entry in sorted(filter(is_folder, entries), key=os.DirEntry.is_symlink):
+        real = os.path.realpath(entry.path)
+        if real not in above and not _is_of_another(owners, entry.name, real):
+            owners[real] = entry.name
+    return owners
+
+
+def _is_of_another(owners: Mapping[str, str], name: str, real: str) -> bool:
+    """Whether a folder is, or is below, the folder of a class other than ``name``."""
+    return any(owners.get(str(folder), name) != name for folder in (real, *Path(real).parents))
 
 
 def walk_images(
@@ -215,6 +187,7 @@ def walk_images(
     above: frozenset[str] = frozenset(),
     *,
     refused: Refused | None = None,
+    others: Callable[[str], bool] | None = None,
 ) -> Iterator[str]:
     """Every image below ``root/folder``, sorted, as paths relative to ``root``.
 
@@ -228,43 +201,42 @@ def walk_images(
         above: the parent folders.
         refused: called with each image and folder that cannot be used, and the reason; without it, a link that leaves the
             root is an error.
+        others: whether a folder, by its real path, belongs to another class; links to such folders are left out.
     """
     real = os.path.realpath(inside(root, folder, allow_outside=allow_outside) if folder else root)
-    if real in above:
+    if real in above or (others is not None and (root / folder).is_symlink() and others(real)):
+        left_out["link to a parent folder" if real in above else "link to another class"] += 1
         return
-    for entry in sorted(_entries(root / folder), key=lambda entry: entry.name):
+    for entry in sorted(visible_entries(root / folder), key=lambda entry: entry.name):
         name = f"{folder}/{entry.name}" if folder else entry.name
-        is_folder = _is_folder(entry)
-        if refused is not None and (is_folder or Path(entry.name).suffix.lower() in IMAGE_SUFFIXES):
-            against = _reason_against(entry, root, name, is_folder, allow_outside)
+        descends = is_folder(entry)
+        if refused is not None and (descends or Path(entry.name).suffix.lower() in IMAGE_SUFFIXES):
+            against = _reason_against(entry, root, name, allow_outside)
             if against is not None:
                 left_out[against[0]] += 1
                 refused(name, against[1])
                 continue
-        if is_folder:
-            yield from walk_images(root, name, allow_outside, left_out, above | {real}, refused=refused)
+        if descends:
+            yield from walk_images(root, name, allow_outside, left_out, above | {real}, refused=refused, others=others)
         elif _is_image(entry, root, folder, allow_outside, left_out):
             yield name
 
 
-def _reason_against(
-    entry: os.DirEntry[str], root: Path, name: str, is_folder: bool, allow_outside: bool
-) -> tuple[str, str] | None:
+def _reason_against(entry: os.DirEntry[str], root: Path, name: str, allow_outside: bool) -> tuple[str, str] | None:
     """Why an image or a folder cannot be used, in two words for counting and as a sentence; None if it can."""
     if any("\ud800" <= character <= "\udfff" for character in entry.name):
         return "name not UTF-8", "its name is not valid UTF-8. Rename it."
+    if entry.is_symlink() and not os.path.exists(entry.path):  # noqa: PTH110 (False for a link to itself)
+        return "broken link", "a broken link."
     if entry.is_symlink() and not allow_outside and _leaves(root, name):
         return "outside link", "a link that leaves the folder (allow it with --allow-outside)."
-    if not is_folder and not _is_file(entry):
-        return ("broken link", "a broken link.") if entry.is_symlink() else ("not a file", "not a file.")
+    if not is_folder(entry) and not _is_file(entry):
+        return "not a file", "not a file."
     return None
 
 
 def _leaves(root: Path, name: str) -> bool:
-    try:
-        return not (root / name).resolve().is_relative_to(root.resolve())
-    except (OSError, RuntimeError):  # a link to itself, which is broken
-        return False
+    return not (root / name).resolve().is_relative_to(root.resolve())
 
 
 def _is_image(entry: os.DirEntry[str], root: Path, folder: str, allow_outside: bool, left_out: Counter[str]) -> bool:
@@ -284,31 +256,11 @@ def _is_image(entry: os.DirEntry[str], root: Path, folder: str, allow_outside: b
     return True
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself, or a drive that is no longer there
-        return False
-
-
 def _is_file(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_file()
     except OSError:
         return False
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """The content of a folder, without hidden files and files written by the operating system."""
-    try:
-        with os.scandir(folder) as entries:
-            return [
-                entry
-                for entry in entries
-                if not entry.name.startswith((".", "__MACOSX")) and entry.name.lower() not in _FOLDER_DATA
-            ]
-    except OSError as error:
-        raise DataError(f"{printable(str(folder))}: the folder cannot be read ({error.strerror}).") from error
 
 
 def counted(counts: Mapping[str, int]) -> str:

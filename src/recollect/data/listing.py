@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import csv
 import os
+import posixpath
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from recollect.common.errors import ConfigError, DataError, DataWarning
 from recollect.common.reading import open_text
+from recollect.common.words import number_of
 from recollect.data.image_set import ImageSet
 from recollect.data.registry import Source
 
@@ -157,7 +159,7 @@ def read_csv(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -
     try:
         with open_text(path, newline="") as file:
             reader = table_reader(file)
-            known = {*columns, *optional}
+            known = (*columns, *optional)
             named = [column.strip() for column in reader.fieldnames or ()]
             header = [column.lower() if column.lower() in known else column for column in named]
             reader.fieldnames = header
@@ -169,9 +171,11 @@ def read_csv(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -
                     f"{path}: there is no column {', '.join(map(repr, absent))}; the first line names the columns "
                     f"{', '.join(map(repr, header))}. Expected: {','.join([*columns, *optional])}."
                 )
+            refuse_repeated(path, header, known)
             for row in reader:
                 if is_blank(row):
                     continue
+                refuse_torn(path, reader, row, known)
                 values = {column: (row.get(column) or "").strip() for column in (*columns, *optional)}
                 empty = [column for column in columns if not values[column]]
                 if empty:
@@ -203,6 +207,41 @@ def table_reader(file: TextIO) -> csv.DictReader[str]:
     return reader
 
 
+def refuse_repeated(path: Path, header: Sequence[str], known: Collection[str]) -> None:
+    """Refuse a table with two columns of one name, of which only one would be read.
+
+    Args:
+        path: the table.
+        header: its columns, with the names of ``known`` in lower case.
+        known: the columns that are read.
+    """
+    for column in header:
+        if column in known and header.count(column) > 1:
+            raise DataError(
+                f"{path}: the first line names the column {column!r} twice. Rename or remove one of the two."
+            )
+
+
+def refuse_torn(path: Path, reader: csv.DictReader[str], row: Mapping[Any, Any], known: Collection[str]) -> None:
+    """Refuse a row whose quotation marks are missing: several lines in a cell of ``known``, or more cells than columns."""
+    torn = [column for column in known if "\n" in (row.get(column) or "").strip()]
+    extra = any(cell.strip() for cell in row.get(None) or ())
+    if not torn and not extra:
+        return
+    cells = _cells(row)
+    breaks = "".join(cells).rstrip().count("\n")  # a quotation mark that is missing swallows the last line break too
+    where = f"{path}, line {reader.line_num - breaks}"
+    if torn:
+        raise DataError(
+            f"{where}: the value of {torn[0]!r} has several lines. If a quotation mark is missing at its end, add it; "
+            "otherwise write the value in one line."
+        )
+    raise DataError(
+        f"{where}: {len(cells)} values for {number_of(len(reader.fieldnames or ()), 'column')}. Put a value that contains "
+        f"{reader.reader.dialect.delimiter!r} between quotation marks."
+    )
+
+
 def is_blank(row: Mapping[Any, Any]) -> bool:
     """Whether every cell of a row is empty: spreadsheets write such rows after the last one that was ever filled.
 
@@ -210,25 +249,38 @@ def is_blank(row: Mapping[Any, Any]) -> bool:
         >>> is_blank({"path": "", "label": " ", None: [""]}), is_blank({"path": "", "label": "cat"})
         (True, False)
     """
-    cells = [cell for value in row.values() for cell in (value if isinstance(value, list) else [value])]
-    return not any((cell or "").strip() for cell in cells)
+    return not any(cell.strip() for cell in _cells(row))
+
+
+def _cells(row: Mapping[Any, Any]) -> list[str]:
+    """Every cell of a row, those beyond its columns included."""
+    return [cell or "" for value in row.values() for cell in (value if isinstance(value, list) else [value])]
 
 
 def relative_to(root: Path, name: str) -> str:
     """A listed path as a path relative to ``root``, with ``/``, so that a set does not depend on its folder.
 
-    Absolute paths below ``root`` are shortened. Backslashes are read as separators if that is how a file is found: the list
-    was then written on Windows.
+    Absolute paths below ``root`` are shortened, and ``./a.jpg`` and ``b//../a.jpg`` are ``a.jpg``. Backslashes are read as
+    separators if that is how a file is found: the list was then written on Windows.
     """
     if "\\" in name and os.sep == "/" and not (root / name).exists():
         slashes = name.replace("\\", "/")
         name = slashes if (root / slashes).exists() else name
+    name = _normal(root, name) if name else name
     path = Path(name)
     if path.is_absolute():
         for base in (root.absolute(), root.resolve()):
             if path.is_relative_to(base):
                 return path.relative_to(base).as_posix()
     return name
+
+
+def _normal(root: Path, name: str) -> str:
+    """``name`` in its shortest spelling, unless a link makes that another file: ``link/..`` need not be its folder."""
+    normal = posixpath.normpath(name)
+    if ".." in name.split("/") and os.path.realpath(root / name) != os.path.realpath(root / normal):
+        return name
+    return normal
 
 
 def as_number(text: str, path: Path, what: str) -> int:

@@ -103,6 +103,20 @@ def is_source(name: str) -> bool:
     return name in available() or (doors.knows("data set", name) and not Path(name).exists())
 
 
+def refuse_two_meanings(name: str) -> None:
+    """Refuse a name, given without a root, that is a data set of the table and also a folder or file here.
+
+    Raises:
+        ConfigError: it is both; the message says how to name each.
+    """
+    if name in available() and Path(name).exists():
+        theirs = f"add --root FOLDER to --data {name}" if available()[name].needs_root else "rename the folder"
+        raise ConfigError(
+            f"--data {name}: there is a data set {name!r}, and a folder {name!r} here. Write --data ./{name} for the folder; "
+            f"for the data set, {theirs}."
+        )
+
+
 def find_source(name: str) -> Source:
     """The data set called ``name``: from the table, from an installed package, or given by a reference.
 

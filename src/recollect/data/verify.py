@@ -21,12 +21,16 @@ import numpy as np
 from recollect.common.console import ProgressLine
 from recollect.common.decode import file_bytes, read_image
 from recollect.common.errors import DataError, DataWarning, InputError
+from recollect.common.look_alike_names import look_alikes
+from recollect.common.pixels import refuse_narrow
 from recollect.common.words import number_of
 from recollect.data.image_set import ImageSet
 from recollect.data.listing import find_missing
 from recollect.data.registry import Source, check_root, count_difference, find_source, load
 from recollect.data.verify_report import Report, SplitReport
 
+SHORTER_SIDE = 256
+"""Most models resize the shorter side of an image to this; see ``Preprocessing``."""
 BLOCK = 512  # files submitted to the threads at a time, so that a million do not queue up
 
 
@@ -62,6 +66,8 @@ def verify(
         sets = {split: load(name, root, split, **_listing(source, options)) for split in _splits(source, root, options)}
     counts = {split: count_difference(source, images, split) for split, images in sets.items()}
     notes = [str(w.message) for w in caught if issubclass(w.category, DataWarning)]
+    alike = look_alikes(name for images in sets.values() for name in images.class_names)  # parts are read one by one
+    notes += [] if alike is None else [alike]
 
     missing = {n for images in sets.values() for n in _missing(images)}
     contents, unreadable = _read_all(sets, missing, workers)
@@ -150,7 +156,10 @@ def _read(images: ImageSet, index: int) -> tuple[str | None, str | None]:
     try:
         content = file_bytes(images.path(index))
         digest = hashlib.sha256(content).hexdigest()
-        read_image(content)
+        image = read_image(content)
+        refuse_narrow(*image.size, SHORTER_SIDE)
+    except ValueError as error:  # not broken, but training would refuse it
+        return digest, f"{error}."
     except DataError as error:
         return digest, str(error).removeprefix(f"an image of {len(content):,} bytes: ")  # the file is named beside it
     return digest, None

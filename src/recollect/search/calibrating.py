@@ -14,8 +14,8 @@ from recollect.common.errors import DataError, InputError
 from recollect.common.files import make_folder_for
 from recollect.common.words import number_of
 from recollect.data import load
-from recollect.data.image_files import part_to_use
-from recollect.data.registry import without_missing
+from recollect.data.folder_layout import part_to_use
+from recollect.data.registry import refuse_two_meanings, without_missing
 from recollect.inference.content_keys import KEY_BYTES, Keys, content_keys
 from recollect.inference.embedding_sets import files_as_set
 from recollect.inference.trained_on import is_unseen, read_trained_on
@@ -109,6 +109,8 @@ def _labelled(
     data: str, root: str | Path | None, split: str, allow_outside: bool, model: Any, remarks: list[str]
 ) -> Labelled:
     """Labelled images of classes that the model was not trained on."""
+    if root is None:
+        refuse_two_meanings(data)
     if root is None and Path(data).exists():
         listed, left_out = list_images(data, allow_outside=allow_outside)
         remarks += left_out

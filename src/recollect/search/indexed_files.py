@@ -19,8 +19,12 @@ from recollect.common.errors import DataError, InputError
 from recollect.common.files import inside
 from recollect.common.reading import read_text
 from recollect.common.words import number_of
-from recollect.data.image_files import TO_READ_HEIC, find_parts, walk_images
-from recollect.data.listing import is_blank, relative_to, table_reader
+from recollect.data.folder_layout import find_parts
+from recollect.data.image_files import TO_READ_HEIC, walk_images
+from recollect.data.listing import is_blank, refuse_repeated, refuse_torn, relative_to, table_reader
+
+_COLUMNS = ("path", "id", "label")
+"""Columns of a CSV file that are found in any case; the others are metadata, which may have several lines."""
 
 
 @dataclass(frozen=True)
@@ -104,14 +108,16 @@ def _csv(
         with io.StringIO(read_text(path), newline="") as file:
             reader = table_reader(file)
             named = [name.strip() for name in reader.fieldnames or ()]
-            reader.fieldnames = [name.lower() if name.lower() in ("path", "id", "label") else name for name in named]
+            reader.fieldnames = [name.lower() if name.lower() in _COLUMNS else name for name in named]
             if "path" not in reader.fieldnames:
                 raise DataError(
                     f"{path}: there is no column 'path'; the first line names {', '.join(reader.fieldnames) or 'none'}."
                 )
+            refuse_repeated(path, reader.fieldnames, _COLUMNS)
             for row in reader:
                 if is_blank(row):
                     continue
+                refuse_torn(path, reader, row, _COLUMNS)
                 name = relative_to(path.parent, (row.pop("path") or "").strip())
                 if not name:
                     raise DataError(f"{path}, line {reader.line_num}: 'path' is empty.")

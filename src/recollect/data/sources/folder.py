@@ -21,8 +21,10 @@ import numpy as np
 
 from recollect.common.decode import IMAGE_SUFFIXES
 from recollect.common.errors import ConfigError, DataError, DataWarning
+from recollect.common.look_alike_names import look_alikes
 from recollect.common.words import number_of, some_names
-from recollect.data.image_files import BESIDE, PARTS, TO_READ_HEIC, class_images, counted, find_parts, part_to_use
+from recollect.data.folder_layout import PARTS, find_inner_classes, find_parts, part_to_use
+from recollect.data.image_files import BESIDE, TO_READ_HEIC, class_images, counted
 from recollect.data.image_set import ImageSet
 from recollect.data.listing import make_set, read_csv, relative_to
 from recollect.data.registry import Source
@@ -44,6 +46,7 @@ def read(
     class_split: str = "balanced",
     test_share: float = 0.5,
     split_seed: int = 0,
+    nested: bool = False,
 ) -> ImageSet:
     """Read a folder in one of the three forms.
 
@@ -58,6 +61,8 @@ def read(
             sorted classes for training.
         test_share: the share of the classes for testing, between 0 and 1.
         split_seed: seed of the draw.
+        nested: the folders of ``root`` are the classes, even if the folders inside them look like classes; by default an
+            error asks then (``find_inner_classes``).
     """
     if class_split not in CLASS_SPLITS:
         raise ConfigError(f"class_split {class_split!r} is unknown: choose one of {', '.join(CLASS_SPLITS)}.")
@@ -65,6 +70,8 @@ def read(
         raise ConfigError(f"test_share is {test_share!r}: it must be a number between 0 and 1.")
     if not isinstance(split_seed, int) or isinstance(split_seed, bool) or not 0 <= split_seed < 2**63:
         raise ConfigError(f"split_seed is {split_seed!r}: it must be a whole number, 0 or more.")
+    if not isinstance(nested, bool):
+        raise ConfigError(f"nested is {nested!r}: it must be true or false.")
     if class_split == "alphabet" and test_share != 0.5:
         raise ConfigError("class_split='alphabet' divides the classes in halves: remove test_share, or use 'balanced'.")
     if root.is_file() and csv is None:
@@ -73,7 +80,7 @@ def read(
         root, csv = root.parent, root.name
     split = _part(split)
     left_out: Counter[str] = Counter()
-    rows = _rows(root, csv, allow_outside, left_out, split)
+    rows = _rows(root, csv, allow_outside, left_out, split, nested=nested)
     parts = sorted({part for _, _, part in rows if part})
     facts: dict[str, Any] = {"left_out": dict(left_out)}
     if split == "all":
@@ -98,16 +105,21 @@ def read(
     if lost := {reason: count for reason, count in left_out.items() if reason not in ("not an image", LISTED_TWICE)}:
         remedies = "".join(f". {remedy}" for reason, remedy in _REMEDIES.items() if reason in lost)
         warnings.warn(f"{root}: left out {counted(lost)}{remedies}.", DataWarning, stacklevel=3)
+    if (alike := look_alikes(row[1] for row in rows)) is not None:
+        warnings.warn(alike, DataWarning, stacklevel=3)
     # Folders list existing files, so only a CSV can name missing ones.
     policy = missing if csv is not None else "keep"
     return make_set(SOURCE, root, split, names, classes, missing=policy, allow_outside=allow_outside, facts=facts)
 
 
-def find_splits(root: Path, *, csv: str | Path | None = None, allow_outside: bool = False) -> tuple[str, ...]:
+def find_splits(
+    root: Path, *, csv: str | Path | None = None, allow_outside: bool = False, nested: bool = False
+) -> tuple[str, ...]:
     """The splits of this folder, ``"train"`` first."""
     if root.is_file() and csv is None:
         root, csv = root.parent, root.name
-    parts = {part for _, _, part in _rows(root, csv, allow_outside, Counter()) if part} or {"train", "test"}
+    rows = _rows(root, csv, allow_outside, Counter(), nested=nested)
+    parts = {part for _, _, part in rows if part} or {"train", "test"}
     return tuple(sorted(parts, key=lambda part: (part != "train", part)))
 
 
@@ -120,12 +132,18 @@ def _part(word: str) -> str:
 
 
 def _rows(
-    root: Path, csv: str | Path | None, allow_outside: bool, left_out: Counter[str], split: str = "all"
+    root: Path,
+    csv: str | Path | None,
+    allow_outside: bool,
+    left_out: Counter[str],
+    split: str = "all",
+    *,
+    nested: bool = False,
 ) -> list[Row]:
     if csv is not None:
         rows = list(_csv_rows(root, Path(csv), left_out))
     else:
-        rows = list(_folder_rows(root, allow_outside, left_out, split))
+        rows = list(_folder_rows(root, allow_outside, left_out, split, nested))
     if not rows and csv is not None:
         raise SOURCE.trouble(f"{root / csv} lists no images.")
     if not rows and left_out[BESIDE]:
@@ -149,7 +167,7 @@ def _test_classes(
     if len(classes) < 2:
         raise DataError(
             f"{root}: a single class ({classes[0]!r}) cannot be split into train and test: put each class into a folder of "
-            "its own. recollect eval measures one class with --split all (split='all')."
+            "its own."
         )
     if class_split == "alphabet":
         return frozenset(first_half(classes)[1])
@@ -180,10 +198,12 @@ def _csv_rows(root: Path, csv: Path, left_out: Counter[str]) -> Iterator[Row]:
         yield name, row["label"], part
 
 
-def _folder_rows(root: Path, allow_outside: bool, left_out: Counter[str], split: str) -> Iterator[Row]:
+def _folder_rows(root: Path, allow_outside: bool, left_out: Counter[str], split: str, nested: bool) -> Iterator[Row]:
     if not root.is_dir():
         raise SOURCE.trouble(f"{root} is not a folder.")
     parts = find_parts(root)
+    if not parts and not nested and (inner := find_inner_classes(root)) is not None:
+        raise DataError(inner.question())
     if not parts:
         yield from ((name, label, "") for name, label in class_images(root, "", allow_outside, left_out))
         return
