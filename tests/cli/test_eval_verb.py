@@ -94,6 +94,27 @@ def test_compare_with_another_run(file, vectors, tmp_path):
     assert f"{100 * found['difference']:+.2f}" in out
 
 
+def test_compare_takes_the_folder_of_a_run(file, vectors, tmp_path):
+    place = tmp_path / "runs" / "other"
+    for arguments in ((file,), ("tiny", "--data", "nowhere")):  # before anything else is looked for
+        with pytest.raises(
+            RecollectError, match=r"no result of recollect eval\. Give one file, RUN/eval/TEST/queries\.npz"
+        ):
+            run(*arguments, "--compare", tmp_path)
+    evaluate(*vectors).save(place / "eval" / "photos-test-1" / "queries.npz")
+    run(file, "--compare", place)
+    found = json.loads((tmp_path / "run-eval" / "metrics.json").read_text())
+    assert found["compared_with"]["r@1"]["difference"] == 0
+    evaluate(*vectors).save(place / "eval" / "photos-all-2" / "queries.npz")
+    with pytest.raises(RecollectError, match=r"contains 2 results: .*photos-all-2.queries\.npz, .*photos-test-1"):
+        run(file, "--compare", place, "--overwrite")
+
+
+def test_one_class_measures_nothing(vectors, tmp_path):
+    np.savez(tmp_path / "one.npz", embeddings=vectors[0], labels=np.zeros_like(vectors[1]))
+    assert "the numbers measure nothing" in " ".join(run(tmp_path / "one.npz").split())
+
+
 def test_index(file):
     pytest.importorskip("faiss")
     out = run(file, "--index", "ivf")

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import recollect
-from recollect.common.errors import ConfigError, DataError
+from recollect.common.errors import ConfigError, DataError, DataWarning
 from recollect.data import load as load_images
 from recollect.inference.api import embed, evaluate_model, load
 
@@ -70,3 +70,19 @@ def test_every_public_name_is_documented_and_typed(name: str) -> None:
     assert len(thing.__doc__) > 20
     if not isinstance(thing, type):
         assert thing.__annotations__
+
+
+def test_several_folders_are_embedded_as_by_the_command(photos: Path) -> None:
+    embedder = recollect.Embedder.create("tiny", size=24).eval()
+    one, other = photos / "class0", photos / "class1"
+    both = embed(embedder, [one, other / "1.png", other], progress=False)
+    assert both.shape == (7, 128)
+    assert torch.allclose(both[3], both[5], atol=1e-5)
+
+
+def test_a_result_on_trained_classes_comes_with_a_warning(photos: Path, tmp_path: Path) -> None:
+    """Visible without any configuration of logging."""
+    settings = {"data.root": str(photos), "model.init": "tiny", "run.steps": 1, "run.epochs": None, "batch.size": 8}
+    outcome = recollect.train("folder", tmp_path / "run", settings=settings)
+    with pytest.warns(DataWarning, match="2 classes of the test set were trained on"):
+        evaluate_model(outcome.folder, split="train")

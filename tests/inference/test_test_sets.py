@@ -32,12 +32,18 @@ def test_what_data_means(tmp_path: Path) -> None:
     own = {"data.name": "folder", "data.root": str(photos), "data.test_split": "val", "data.options": OPTIONS}
     RunFolder(folder).write_config(resolve(None, own))
     run = RunFiles(folder)
-    assert choose_test(run) == TestChoice("folder", str(photos), "val", OPTIONS), "a run is tested on its own data"
-    assert choose_test(run, root=tmp_path) == TestChoice("folder", tmp_path, "val", OPTIONS)
-    assert choose_test(run, split="all") == TestChoice("folder", str(photos), "all", OPTIONS)
+    options = {**OPTIONS, "nested": True}  # the training has settled which folders are the classes
+    assert choose_test(run) == TestChoice("folder", str(photos), "val", options, own=True), (
+        "a run is tested on its own data"
+    )
+    assert choose_test(run, root=tmp_path) == TestChoice("folder", tmp_path, "val", options, own=True)
+    assert choose_test(run, split="all") == TestChoice("folder", str(photos), "all", options, own=True)
     assert choose_test(run, data="sop", root=tmp_path) == TestChoice("sop", tmp_path)
     assert choose_test(run, data=str(photos)) == TestChoice("folder", photos)
     assert choose_test(data="glyphs") == TestChoice("glyphs")
+    for gone in ("gone.csv", f"{tmp_path}/gone"):
+        with pytest.raises(DataError, match=f"--data {gone}: no such file or folder"):
+            choose_test(data=gone)
     for arguments in ({}, {"root": tmp_path}):
         with pytest.raises(ConfigError, match="--data NAME"):
             choose_test(None, **arguments)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from recollect.inference.trained_on import (
     screen,
     trained_on,
 )
-from recollect.report.measured import measure
+from recollect.report.measured import measure, training_images
 from recollect.report.runs import read_run
 from recollect.training.trainer import train
 from training.small_runs import make_images, small_config
@@ -85,22 +85,70 @@ def test_classes_added_later_do_not_move_the_border(photos: Path, tmp_path: Path
         mixed = known.classes & set(test.class_names)
         if mixed and number >= 2:
             break
+    unseen = set(load("folder", photos, "all").class_names) - known.classes
+    assert unseen > set(test.class_names) - known.classes, (
+        "classes that would be drawn for training are new to the run too"
+    )
     later, said = evaluated(run)
-    assert later["source"]["trained_classes"] == len(mixed) > 0
-    assert later["source"]["trained_classes_excluded"] is True
-    assert later["queries"] == len(test) - 4 * len(mixed)
-    assert "of the test set" in said
-    assert "left out of the result" in said
+    assert later["source"]["trained_classes"] == 0
+    assert later["source"]["classes_by_record"] is True
+    assert later["queries"] == 4 * len(unseen)
+    assert f"uses the {len(unseen)} classes that took no part in the training" in said
     kept, said = evaluated(run, "--trained-classes", "keep")
     assert kept["source"]["trained_classes_excluded"] is False
     assert kept["queries"] == len(test)
     assert "does not show" in said
     table = CliRunner().invoke(app, ["eval", str(run), "--overwrite", "--quiet"])
-    assert f"WARNING: {len(mixed)} class" in " ".join(table.stdout.split()), "part of the result, so quiet or not"
+    assert f"uses the {len(unseen)} classes" in " ".join(table.stdout.split()), "part of the result, so quiet or not"
     assert table.stderr == ""
     found = measure(read_run(run))
-    assert set(found.shown.class_names) == set(test.class_names) - known.classes
-    assert any(f"WARNING: {len(mixed)} class" in remark for remark in found.remarks)
+    assert set(found.shown.class_names) == unseen
+    assert any(f"uses the {len(unseen)} classes" in remark for remark in found.remarks)
+
+
+def test_one_more_photo_does_not_draw_the_test_classes_anew(photos: Path, tmp_path: Path) -> None:
+    drawn = {"class_split": "balanced"}
+    run = fitted(photos, tmp_path / "run", **{"data.options": drawn})
+    before = load("folder", photos, "test", **drawn)
+    trained = photos / load("folder", photos, "train", **drawn).class_names[0]
+    for number in range(20):  # until other classes come out
+        shutil.copy(trained / "0.png", trained / f"more{number}.png")
+        if set(load("folder", photos, "test", **drawn).class_names) != set(before.class_names):
+            break
+    else:
+        raise AssertionError("more photos never change the draw")
+    found, said = evaluated(run)
+    assert found["queries"] == len(before)
+    trained_images, _ = training_images(read_run(run), None)
+    assert trained_images is not None
+    assert not set(trained_images.names) & set(before.names), "else each would be its own copy across the border"
+    assert found["source"]["trained_classes"] == 0
+    assert "took no part in the training" in said
+
+
+def test_empty_and_equally_broken_files_are_not_photos_that_were_trained_on(photos: Path) -> None:
+    """An interrupted copy leaves empty files, and a failed download the same page under many names."""
+    trained, tested = (photos / sorted(load("folder", photos, part).class_names)[0] for part in ("train", "test"))
+    for folder, count in ((trained, 1), (tested, 9)):
+        for number in range(count):
+            (folder / f"empty{number}.png").touch()
+            (folder / f"page{number}.png").write_text("<html>not found</html>")
+    everything = load("folder", photos, "all")
+    one, other = (everything.of_classes([everything.class_names.index(folder.name)]) for folder in (trained, tested))
+    found = screen(other, content_keys(other), trained_on(one))
+    assert found.trained_classes == ()
+    assert found.trained_images == 9, "copies of the page, by content; empty files are of no content"
+
+
+def test_a_class_of_the_same_name_in_another_folder_is_said_to_be_that(photos: Path, tmp_path: Path) -> None:
+    run = fitted(photos, tmp_path / "run")
+    shutil.move(flat(tmp_path / "more", 4, seed=77), tmp_path / "others")
+    found, said = evaluated(run, "--data", tmp_path / "others", "--split", "all")
+    known = read_trained_on(run)
+    assert known is not None
+    same = known.classes & set(load("folder", tmp_path / "others", "all").class_names)
+    assert found["source"]["trained_classes"] == len(same) > 0
+    assert "of classes that were trained on" in said
 
 
 def test_a_set_of_trained_classes_only_is_measured_and_announced(photos: Path, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def evaluate_command(
     ] = None,
     index: Annotated[str | None, typer.Option(help="Also measure an approximate index: ivf, hnsw or pq.")] = None,
     compare: Annotated[
-        Path | None, typer.Option(help="Compare with the per-query .npz of another run on the same images.")
+        Path | None, typer.Option(help="Compare with another run on the same images: its queries.npz or folder.")
     ] = None,
     metrics_out: Annotated[
         Path | None, typer.Option(rich_help_panel=_OUT, help="Write the metrics to this file (JSON).")

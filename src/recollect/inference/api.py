@@ -6,6 +6,7 @@ They are ``recollect.load``, …; each is a few lines on top of the functions th
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from recollect.common.doors import trusting
+from recollect.common.errors import DataWarning
 from recollect.data import ImageSet, list_images
 from recollect.evaluation import Evaluation
 from recollect.evaluation.metrics import METRICS, MetricLike
@@ -77,8 +79,8 @@ def embed(
 
     Args:
         model: an embedder, or what ``recollect.load`` takes.
-        images: a folder, a file, or a sequence of files, bytes, PIL images or uint8 arrays; an ``ImageSet``; or a
-            preprocessed tensor. For a folder, the rows are in the order of ``recollect.data.list_images``.
+        images: a folder, a file, or a list of them; a sequence of bytes, PIL images or uint8 arrays; an ``ImageSet``; or a
+            preprocessed tensor. With folders, the rows are in the order of ``recollect.data.list_images``.
         batch_size: images per batch.
         device: where to compute; None for the embedder's device.
         on_bad_image: ``"error"`` raises the first unreadable file's error; ``"skip"`` sets its row to NaN.
@@ -92,6 +94,8 @@ def embed(
     embedder = model if isinstance(model, Embedder) else load(model)
     if isinstance(images, str | Path):
         images = list_images([images]).paths
+    elif isinstance(images, list | tuple) and _has_folder(images):
+        images = list_images(images).paths
     return embedder.embed(
         images,
         batch_size=batch_size,
@@ -150,10 +154,10 @@ def evaluate_model(
             )
             test = load_test(choice, opened.folder, skip_bad=skip_bad)
         for note in [] if test.screened is None else test.screened.remarks():
-            logger.warning(note)
+            warnings.warn(note.removeprefix("WARNING: "), DataWarning, stacklevel=2)
         target = embed_test(opened, test, batch_size=batch_size, skip_bad=skip_bad)
         for bad in target.source.get("skipped", []):
-            logger.warning(f"left out: {bad['reason']}")
+            warnings.warn(f"left out: {bad['reason']}", DataWarning, stacklevel=2)
         more: dict[str, Any] = {"metrics": [*METRICS, *metrics]} if metrics else {}
         result, _ = evaluate_target(target, ks, **more)
     if not isinstance(result, Evaluation):
@@ -202,6 +206,10 @@ def export_onnx(
     reference = onnx_export.reference_path(path)
     logger.info(f"{reference}: preprocess() computes the input pixels; it needs only numpy and Pillow.")
     return difference
+
+
+def _has_folder(images: Sequence[Any]) -> bool:
+    return any(isinstance(each, str | Path) and Path(each).is_dir() for each in images)
 
 
 def _opened(model: Embedder | str | Path, device: str | None) -> Opened:

@@ -18,7 +18,6 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,14 +40,18 @@ Stamp = tuple[int, int, int]  # size, time of change of the content, time of cha
 
 
 def content_keys(images: ImageSet) -> Keys:
-    """The keys of all images of a set, N × 16. The key of an unreadable file is made from its name and matches no content."""
+    """The keys of all images of a set, N × 16.
+
+    The key of a file that is empty or cannot be read is made from its name and matches no content: empty files, as an
+    interrupted copy leaves them, are not the same photo.
+    """
     if images.arrays is not None:
         shape = str(images.arrays.shape[1:]).encode()
         digests = [hashlib.sha256(shape + np.ascontiguousarray(pixels).data).digest() for pixels in images.arrays]
     elif images.items is not None:
         digests = _of_items(images)
     else:
-        digests = _of_files([images.root / name for name in images.names] if images.root is not None else [])
+        digests = [digest or _of_name(name) for digest, name in zip(_of_files(images), images.names, strict=True)]
     if images.boxes is not None:
         boxes = np.asarray(images.boxes, "<f8")
         digests = [
@@ -74,12 +77,18 @@ def _of_items(images: ImageSet) -> list[bytes]:
                 facts = f"{image.mode} {image.size}\0".encode()
                 digests.append(hashlib.sha256(facts + image.tobytes()).digest())
             except ImageError:
-                digests.append(hashlib.sha256(b"unreadable\0" + name.encode("utf-8", "replace")).digest())
+                digests.append(_of_name(name))
             line.advance()
     return digests
 
 
-def _of_files(paths: Sequence[Path]) -> list[bytes]:
+def _of_name(name: str) -> bytes:
+    return hashlib.sha256(b"unreadable\0" + name.encode("utf-8", "surrogateescape")).digest()
+
+
+def _of_files(images: ImageSet) -> list[bytes | None]:
+    """Digests of files; None for one that is empty or cannot be read."""
+    paths = [images.root / name for name in images.names] if images.root is not None else []
     absolute = [os.path.abspath(path) for path in paths]  # noqa: PTH100 - a hundred thousand of them, and no links followed
     stamps = [_stamp(path) for path in absolute]
     known = _remembered(absolute)
@@ -98,14 +107,16 @@ def _of_files(paths: Sequence[Path]) -> list[bytes]:
         ):
             stamp, path = stamps[place], absolute[place]
             line.advance()
-            if digest is None:
-                found[place] = hashlib.sha256(b"unreadable\0" + os.fsencode(path)).digest()
-                continue
             found[place] = digest
-            if stamp is not None and stamp == _stamp(path) and time.time_ns() - max(stamp[1:]) > _SETTLED:
+            if (
+                digest is not None
+                and stamp is not None
+                and stamp == _stamp(path)
+                and time.time_ns() - max(stamp[1:]) > _SETTLED
+            ):
                 fresh.append((path, stamp, digest))
     _remember(fresh)
-    return [digest for digest in found if digest is not None]
+    return found
 
 
 def _stamp(path: str) -> Stamp | None:
@@ -115,6 +126,8 @@ def _stamp(path: str) -> Stamp | None:
         return None
     if not stat.S_ISREG(status.st_mode):
         return None  # a pipe would be waited for
+    if not status.st_size:
+        return None
     # The entry's own time too: a copy that keeps the other ("cp -p", rsync) still changes this one.
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 

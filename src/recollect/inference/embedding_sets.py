@@ -8,7 +8,7 @@ averaged over several scales are stored after the last layer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from recollect.common.bad_images import BadImage
-from recollect.data import ImageSet, Pipeline
+from recollect.common.words import some_names
+from recollect.data import ImageSet, Pipeline, summary
 from recollect.data.transforms import Transform
 from recollect.data.transforms.transform import test_transform
 from recollect.inference.content_keys import Keys, content_keys
@@ -110,6 +111,17 @@ def embed_files(embedder: Embedder, paths: Sequence[Path], **options: object) ->
 def files_left_out(images: ImageSet, skipped: Sequence[BadImage]) -> dict[str, int]:
     """The number of unused files of a set, by reason: not listed, or ``skipped`` while embedding."""
     return dict(Counter(images.facts.get("left_out", {})) + Counter(bad.kind for bad in skipped))
+
+
+def used_after_all(images: ImageSet, unread: Mapping[str, BadImage]) -> str | None:
+    """How many images of a set are used without the ``unread`` ones, by name, and which classes are lost; None if all are."""
+    bad = [unread[name] for name in images.names if name in unread]
+    if not bad:
+        return None
+    left = {int(label) for name, label in zip(images.names, images.labels, strict=True) if name not in unread}
+    lost = [images.class_names[label] for label in np.unique(images.labels).tolist() if label not in left]
+    said = summary(len(images) - len(bad), files_left_out(images, bad))
+    return f"{said}; no image of {some_names(lost)} can be read" if lost else said
 
 
 def files_as_set(paths: Sequence[Path], name: str = "images") -> ImageSet:

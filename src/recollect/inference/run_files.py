@@ -68,7 +68,9 @@ class RunFiles:
         data, relative = config.data, self._relative_roots()
         root = self._found(data.root, relative.get("root"))
         validation_root = self._found(data.validation_root, relative.get("validation_root"))
-        return replace(config, data=replace(data, root=root, validation_root=validation_root))
+        # Which folders are the classes was settled when the run was trained.
+        options = {**data.options, "nested": True} if data.name == "folder" else data.options
+        return replace(config, data=replace(data, root=root, validation_root=validation_root, options=options))
 
     def read_manifest(self) -> dict[str, Any]:
         """The content of ``manifest.json``; empty if there is none.
@@ -118,6 +120,16 @@ class RunFiles:
             return root
         moved = None if relative is None else Path(os.path.normpath(self.path.absolute() / relative))
         return str(moved) if moved is not None and moved.exists() else root
+
+
+def refuse_moved(data: DataConfig) -> None:
+    """Check that the folder of a run's images is there.
+
+    Raises:
+        DataError: it is not; the message says how to name another.
+    """
+    if data.root is not None and not Path(data.root).expanduser().exists():
+        raise DataError(f"the run's images are no longer in {data.root}: name their folder with --root.")
 
 
 def absolute_roots(data: DataConfig) -> DataConfig:

@@ -17,12 +17,12 @@ from recollect.common.doors import is_reference
 from recollect.common.errors import ConfigError, DataError
 from recollect.config.overrides import published_tests
 from recollect.config.schema import Config, DataConfig
-from recollect.data import ImageSet, RevisitedBenchmark, load, load_distractors, load_revisited
-from recollect.data.registry import is_source, without_missing
+from recollect.data import ImageSet, RevisitedBenchmark, load_distractors, load_revisited
+from recollect.data.registry import is_source, refuse_two_meanings, without_missing
 from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.content_keys import Keys, content_keys, set_digest
-from recollect.inference.run_files import RunFiles
-from recollect.inference.trained_on import Screened, read_trained_on, screen
+from recollect.inference.run_files import RunFiles, refuse_moved
+from recollect.inference.trained_on import Screened, load_by_record, read_trained_on, screen
 
 REVISITED = ("roxford5k", "rparis6k", SFM_NAME)
 """Data sets of queries with ground truth instead of classes."""
@@ -42,7 +42,12 @@ _OTHERWISE = (1, 10, 100, 1000)
 
 @dataclass(frozen=True)
 class TestChoice:
-    """A data set and its split; ``skip_bad``: images that cannot be read are skipped, as when the run was trained."""
+    """A data set and its split.
+
+    Attributes:
+        skip_bad: images that cannot be read are skipped, as when the run was trained.
+        own: whether it is the data set that the run was trained on, perhaps in another place.
+    """
 
     __test__ = False  # not a test of pytest's
 
@@ -51,6 +56,7 @@ class TestChoice:
     split: str = "test"
     options: Mapping[str, Any] = field(default_factory=dict)
     skip_bad: bool = False
+    own: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,16 +101,22 @@ def choose_test(
     A name that is not a data set but an existing folder means that folder.
 
     Raises:
-        ConfigError: no images are given.
+        ConfigError: no images are given, or ``data`` may be a data set or a folder.
+        DataError: there is no such file or folder.
     """
     own = None if run is None else _own_data(run, needed=data is None and recipe is None)
+    if data is not None and root is None:
+        refuse_two_meanings(data)
+    if data is not None and not is_source(data) and _is_path(data) and not Path(data).exists():
+        raise DataError(f"--data {data}: no such file or folder.")
     name = data or (recipe.data.name if recipe is not None else None) or (own.name if own is not None else None)
     if name is None:
         raise ConfigError("no images are given: use --data NAME or --data FOLDER (only an .npz of vectors needs none).")
     if own is not None and own.name == name and (data is None or root is None):
-        if root is None and own.root is not None and not Path(own.root).expanduser().exists():
-            raise DataError(f"the run's images are no longer in {own.root}: name their folder with --root.")
-        chosen = TestChoice(name, root or own.root, split or own.test_split, own.options, own.on_bad_image == "skip")
+        if root is None:
+            refuse_moved(own)
+        skips = own.on_bad_image == "skip"
+        chosen = TestChoice(name, root or own.root, split or own.test_split, own.options, skips, own=True)
     elif not is_source(name) and root is None and Path(name).exists():
         chosen = TestChoice("folder", Path(name), split or "test")
     else:
@@ -118,6 +130,11 @@ def choose_test(
     if chosen.data in REVISITED and chosen.root is None:
         raise ConfigError(f"--root says where the folder {chosen.data} lies.")
     return chosen
+
+
+def _is_path(text: str) -> bool:
+    """Whether ``--data`` can only be a path: no data set has a folder or an extension in its name."""
+    return bool(Path(text).suffix) or Path(text).name != text
 
 
 def _own_data(run: RunFiles, needed: bool) -> DataConfig | None:
@@ -159,7 +176,9 @@ def load_test(
     outside = {"allow_outside": True} if allow_outside else {}
     options = {**choice.options, **outside}
     options = without_missing(choice.data, options) if skip_bad or choice.skip_bad else options
-    images = load(choice.data, choice.root, choice.split, **options)
+    by_record = run is not None and choice.own and trained_classes != "keep"
+    known = read_trained_on(run) if run is not None and by_record else None
+    images = load_by_record(choice.data, choice.root, choice.split, known, options)
     added = "" if distractors is None else f"+{distractors.stem}"
     return as_test_set(choice, images, run, trained_classes=trained_classes, added=added)
 

@@ -2,25 +2,26 @@
 
 The division into training and test classes must not change after training, but a folder may get new classes, and a test
 set may contain trained ones. So images for a run are compared with this file. A class counts as trained if the run has a
-class of that name from the same data set, or if at least half of its images are training images by content,
+class of that name from the same data set, or if at least half of its different images are training images by content,
 under any names.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from recollect.common.errors import ConfigError, DataError
+from recollect.common.errors import ConfigError, DataError, DataWarning
 from recollect.common.files import atomic_write
 from recollect.common.reading import parse_json, read_npz
 from recollect.common.words import number_of, some_names
-from recollect.data import ImageSet
+from recollect.data import ImageSet, load
 from recollect.inference.content_keys import KEY_BYTES, Keys, content_keys, set_digest
 
 FILE = "trained_on.npz"
@@ -87,6 +88,34 @@ def read_trained_on(run: Path) -> TrainedOn | None:
         raise DataError(f"{run / FILE}: damaged ({error}). {_REMEDY}") from error
 
 
+def load_by_record(
+    name: str, root: Path | str | None, split: str, known: TrainedOn | None, options: Mapping[str, Any]
+) -> ImageSet:
+    """A split of a run's own data set. Of drawn classes, those that did or did not take part in its training.
+
+    Which classes of a folder are for testing depends on all of its photos: after one more, others might be drawn. So if the
+    classes are not those of the run's record, they are taken from it, and ``Screened.remarks`` says so.
+
+    Args:
+        name, root, options: the data set, as in ``recollect.data.load``.
+        split: of the data set; only ``"train"`` and ``"test"`` are drawn.
+        known: the record of the run; None changes nothing.
+    """
+    images = load(name, root, split, **options)
+    drawn = split in ("train", "test") and "split" in images.facts
+    if known is None or not drawn or images.name != known.data:
+        return images
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)  # given above
+        everything = load(name, root, "all", **options)
+    took_part = known.classes | known.validation_classes
+    wanted = [title for title in everything.class_names if (title in took_part) == (split == "train")]
+    if not wanted or set(wanted) == set(_classes(images)):
+        return images
+    chosen = everything.of_classes([everything.class_names.index(title) for title in wanted], split)
+    return replace(chosen, facts={**chosen.facts, "by_record": len(wanted)})
+
+
 def refuse_other_training_images(run: Path, train: ImageSet) -> None:
     """Check that a resumed run has the same images as at its start, in names, classes and contents.
 
@@ -122,6 +151,7 @@ class Screened:
         validation_classes: names of those that were used to choose the weights.
         trained_images: how many of ``images`` were trained on, by content.
         excluded: whether trained classes were left out.
+        by_name: those of ``trained_classes`` that have the name of one but none of its images.
     """
 
     images: ImageSet
@@ -130,10 +160,12 @@ class Screened:
     validation_classes: tuple[str, ...] = ()
     trained_images: int = 0
     excluded: bool = False
+    by_name: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for ``metrics.json``."""
         return {
+            "classes_by_record": bool(self.images.facts.get("by_record")),
             "trained_classes": len(self.trained_classes),
             "trained_classes_excluded": self.excluded,
             "trained_class_names": list(self.trained_classes[:100]),
@@ -144,20 +176,28 @@ class Screened:
     def remarks(self) -> list[str]:
         """Warnings; none for a test on unseen classes."""
         said = []
+        if classes := self.images.facts.get("by_record"):
+            part = "part" if self.images.split == "train" else "no part"
+            said.append(
+                "The photos are no longer those of the training, so that other classes would be drawn for testing: the test "
+                f"uses the {number_of(classes, 'class')} that took {part} in the training."
+            )
         if self.trained_classes:
-            names = some_names(self.trained_classes)
-            count = number_of(len(self.trained_classes), "class of the test set was/classes of the test set were")
-            if self.excluded:
-                left_out = "It is" if len(self.trained_classes) == 1 else "They are"
-                said.append(
-                    f"WARNING: {count} trained on ({names}). {left_out} left out of the result; recollect eval "
-                    "--trained-classes keep includes trained classes."
+            told = some_names(self.trained_classes)
+            if set(self.by_name) == set(self.trained_classes):
+                count = number_of(
+                    len(self.by_name), "class of the test set has the name/classes of the test set have the names"
                 )
+                what = f"{count} of classes that were trained on ({told})"
             else:
-                said.append(
-                    f"WARNING: {count} trained on ({names}). The result does not show how well the model works on "
-                    "unseen classes."
-                )
+                count = number_of(len(self.trained_classes), "class of the test set was/classes of the test set were")
+                what = f"{count} trained on ({told})"
+            left_out = "It is" if len(self.trained_classes) == 1 else "They are"
+            said.append(
+                f"WARNING: {what}. {left_out} left out of the result; recollect eval --trained-classes keep includes them."
+                if self.excluded
+                else f"WARNING: {what}. The result does not show how well the model works on unseen classes."
+            )
         if self.validation_classes:
             count = number_of(len(self.validation_classes), "class of the test set was/classes of the test set were")
             said.append(f"{count} used to choose the weights; the result is slightly too good.")
@@ -186,10 +226,12 @@ def screen(images: ImageSet, keys: Keys, known: TrainedOn | None, trained_classe
     names = np.array(images.class_names, object)
     same_data = images.name == known.data
     seen = _contained(keys, known.keys)
-    trained = _seen_classes(images.class_names, images.labels, seen, known.classes if same_data else ())
+    trained, by_content = _seen_classes(
+        images.class_names, images.labels, keys, seen, known.classes if same_data else ()
+    )
     others = int(((images.class_sizes > 0) & ~trained).sum())
     exclude = trained_classes == "exclude" or (trained_classes == "auto" and others > 0)
-    found = tuple(str(name) for name in names[trained])
+    found, named = (tuple(str(name) for name in names[which]) for which in (trained, trained & ~by_content))
     if exclude and trained.any():
         if not others:
             raise ConfigError(
@@ -198,7 +240,7 @@ def screen(images: ImageSet, keys: Keys, known: TrainedOn | None, trained_classe
         left = np.flatnonzero(~trained[images.labels])
         images, keys, seen = images.subset(left), keys[left], seen[left]
     validating = tuple(name for name in _classes(images) if same_data and name in known.validation_classes)
-    return Screened(images, keys, found, validating, int(seen.sum()), bool(exclude and found))
+    return Screened(images, keys, found, validating, int(seen.sum()), bool(exclude and found), named)
 
 
 def is_unseen(labels: Sequence[str], keys: Keys, data: str, known: TrainedOn) -> np.typing.NDArray[np.bool_]:
@@ -213,22 +255,31 @@ def is_unseen(labels: Sequence[str], keys: Keys, data: str, known: TrainedOn) ->
     names, numbers = np.unique(np.asarray(labels, object).astype(str), return_inverse=True)
     seen = _contained(keys, known.keys)
     took_part = known.classes | known.validation_classes if data == known.data else ()
-    trained = _seen_classes(names.tolist(), numbers, seen, took_part)
+    trained, _ = _seen_classes(names.tolist(), numbers, keys, seen, took_part)
     return ~trained[numbers]
 
 
 def _seen_classes(
     names: Sequence[str],
     labels: np.typing.NDArray[np.int64],
+    keys: Keys,
     seen: np.typing.NDArray[np.bool_],
     known: Collection[str],
-) -> np.typing.NDArray[np.bool_]:
-    """Which classes were trained on: those ``known`` by name, and those with at least half of their images ``seen``."""
-    sizes = np.bincount(labels, minlength=len(names))
-    share = np.bincount(labels, weights=seen, minlength=len(names)) / np.maximum(sizes, 1)
+) -> tuple[np.typing.NDArray[np.bool_], np.typing.NDArray[np.bool_]]:
+    """Which classes were trained on, and which of them have trained images.
+
+    They are those ``known`` by name, and those with at least half of their images ``seen``; copies of one file count once,
+    since they may be a broken download that is everywhere.
+    """
+    rows = np.unique(
+        np.column_stack([labels.astype("<i8").view(np.uint8).reshape(-1, 8), keys]), axis=0, return_index=True
+    )
+    first = rows[1]
+    sizes = np.bincount(labels[first], minlength=len(names))
+    counts = np.bincount(labels[first], weights=seen[first], minlength=len(names))
     by_name = np.array([name in known for name in names], bool)
-    found: np.typing.NDArray[np.bool_] = (by_name | (share >= 0.5)) & (sizes > 0)
-    return found
+    found: np.typing.NDArray[np.bool_] = (by_name | (counts >= 0.5 * sizes)) & (sizes > 0)
+    return found, counts > 0
 
 
 def _classes(images: ImageSet) -> Sequence[str]:

@@ -105,7 +105,7 @@ def write_evaluation(
         multiscale: average each image over three scales; by default instance search does as the recipe says.
         distractors: a ``.npy`` of vectors; for instance search also the folder that contains R1M.
         index: also evaluate an approximate index: ``"ivf"``, ``"hnsw"`` or ``"pq"``.
-        compare: ``queries.npz`` of another run on the same images.
+        compare: ``queries.npz`` of another run on the same images, or the folder of a run that was evaluated once.
         metrics_out, queries_out: where to write; by default a folder of the run. vectors_out: also write the vectors.
         overwrite: replace existing results.
         weights, download: of an initialisation, see ``recollect.load``.
@@ -124,6 +124,7 @@ def write_evaluation(
             found.summary["metrics"]["r@1"]
     """
     check_protocol(protocol)
+    other = None if compare is None else Evaluation.load(_result_file(compare))
     if index is not None:
         check_index_kind(index)
     more = [find_metric(metric) if isinstance(metric, str) else metric for metric in metrics]
@@ -143,6 +144,7 @@ def write_evaluation(
             trained_classes=trained_classes,
             skip_bad=skip_bad,
         )
+    prepared.notes.extend(_cautions(prepared))
     for note in prepared.notes:
         logger.info(note, extra={"in_result": True})
     metrics_out = metrics_out or prepared.place / "metrics.json"
@@ -151,7 +153,6 @@ def write_evaluation(
         if path is not None:
             refuse_existing(path, overwrite)
             make_folder_for(path)
-    other = None if compare is None else Evaluation.load(compare)
     found = target_vectors(prepared, multiscale=multiscale, batch_size=batch_size, skip_bad=skip_bad)
     _tell_files(found)
     if vectors_out is not None:
@@ -183,6 +184,28 @@ def write_evaluation(
     return WrittenEvaluation(
         found.name, test, result, summary, found.published, found.published_without, prepared.notes, metrics_out
     )
+
+
+def _result_file(path: Path) -> Path:
+    """The values per query that ``--compare`` means: the file, or that of a run with one evaluation."""
+    if not path.is_dir():
+        return path
+    found = sorted(path.glob("queries.npz")) or sorted(path.glob("eval/*/queries.npz"))
+    if len(found) == 1:
+        return found[0]
+    which = f"contains {number_of(len(found), 'result')}" if found else "contains no result of recollect eval"
+    names = f": {', '.join(map(str, found))}" if found else ""
+    raise InputError(f"--compare {path}: the folder {which}{names}. Give one file, RUN/eval/TEST/queries.npz.")
+
+
+def _cautions(prepared: Prepared) -> list[str]:
+    """What makes the numbers meaningless although they can be computed."""
+    target, screened = prepared.target, None if prepared.test is None else prepared.test.screened
+    labels = target.labels if target is not None else None if screened is None else screened.images.labels
+    searched = prepared.distractors or (target and (target.gallery is not None or target.distractors is not None))
+    if labels is None or searched or len(set(labels.tolist())) != 1:
+        return []
+    return ["all images are of one class, so every result is right and the numbers measure nothing: add other classes"]
 
 
 def _recipe(name: str | Path, trains: bool) -> Config:
