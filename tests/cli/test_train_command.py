@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from recollect.cli import main
 from recollect.cli.app import app
+from recollect.common.console import RESULT
 from recollect.config.schema import Config
 from recollect.training import trainer
 from recollect.training.trainer import Outcome, TrainingStoppedError
@@ -23,6 +25,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
     def train(config: Config | None = None, out: Path | None = None, **options: Any) -> Outcome:
         calls.append((config, out, options.get("resume")))
+        if settings := options.get("settings"):
+            calls[-1] += (settings,)
         return Outcome(Path("runs/x"), 10, 1.0, 7, {"val": {"r@1": 0.5, "r@2": 0.75}})
 
     monkeypatch.setattr(trainer, "train", train)
@@ -70,8 +74,14 @@ def test_a_recipe_with_data_somewhere(asked: list[Any], tmp_path: Path) -> None:
 def test_resume_stands_alone(asked: list[Any], tmp_path: Path) -> None:
     run("--resume", str(tmp_path))
     assert asked == [(None, None, tmp_path)]
-    result = run("--resume", str(tmp_path), "--seed", "3")
-    assert "remove all other options" in str(result.exception)
+    result = run("--resume", str(tmp_path), "--data", "photos")
+    assert "remove the recipe, --data" in str(result.exception)
+
+
+def test_a_resumed_run_is_told_where_and_how_to_read_images(asked: list[Any], tmp_path: Path) -> None:
+    run("--resume", str(tmp_path), "--root", "moved", "--skip-bad", "--device", "cpu", "--set", "data.cache=ram")
+    given = ['data.root="moved"', "run.device=cpu", "data.on_bad_image=skip", "data.cache=ram"]
+    assert asked == [(None, None, tmp_path, given)]
 
 
 def test_a_stopped_training_ends_with_its_exit_code(
@@ -94,3 +104,14 @@ def test_mistakes_are_sentences(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         main()
     assert ended.value.code == 1
     assert capsys.readouterr().err.startswith("recollect: glyphs: there is no setting 'batch.sise'. Did you mean size?")
+
+
+def test_quiet_prints_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(*arguments: Any, **options: Any) -> Outcome:
+        log = logging.getLogger("recollect.training.trainer")
+        log.info("run        runs/x")
+        log.info("verdict    against lite0", extra=RESULT)
+        return Outcome(Path("runs/x"), 10, 1.0, 7, {})
+
+    monkeypatch.setattr(trainer, "train", train)
+    assert run("--quiet").output.splitlines() == ["verdict    against lite0", "model      runs/x/model (step 7)"]

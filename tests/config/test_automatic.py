@@ -170,13 +170,19 @@ def test_images_that_nothing_can_be_learned_from_are_refused(sizes: list[int], s
 
 
 @pytest.mark.parametrize(
-    ("held_out", "remedy"), [(0, "per class."), (1, "data.train_split=all."), (6, "--test-share.")]
+    ("held_out", "remedy"), [(0, "per class."), (1, "data.train_split=all."), (6, "data.options.test_share=0.25.")]
 )
 def test_one_training_class_is_refused_with_a_remedy_that_exists(held_out: int, remedy: str) -> None:
     images = replace(made([5]), facts={"split": {"held_out_classes": held_out}})
     with pytest.raises(DataError) as caught:
         settle(resolve("folder", {"data.root": "photos"}), images, torch.device("cpu"), pretrained=True)
     assert str(caught.value).endswith(remedy)
+
+
+def test_the_half_that_validates_is_named_as_the_reason() -> None:
+    images = replace(made([5]), facts={"split": {"held_out_classes": 2}})
+    with pytest.raises(DataError, match=r"half of the training classes are held out for validation, and 2 other.*four"):
+        settle(resolve("folder", ["data.validation=paper"]), images, torch.device("cpu"), pretrained=True)
 
 
 def test_no_step_is_planned_where_nothing_can_be_chosen() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,13 @@ from faults.trials import run
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.locks import try_lock
 from recollect.config import overrides as recipes
+from recollect.config.schema import Config
 from recollect.models import Embedder
 from recollect.step import large_batch
 from recollect.step.team import Team
 from recollect.training import build, checkpoint, run_folder, trainer
 from recollect.training.callbacks import Callback, TrainingStoppedError
+from recollect.training.outcome import final_config
 from recollect.training.run_folder import RunFolder, circumstances
 from recollect.training.trainer import plan, train
 
@@ -177,6 +181,68 @@ def test_a_run_is_never_written_over(root: Path, whole: Path, tmp_path: Path, ca
     assert outcome.steps == 6
     with pytest.raises(DataError, match="not a run"):
         train(resume=tmp_path)
+
+
+def stopped_early(config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder.Log, "step", lambda self, **values: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(config, folder)
+    return folder
+
+
+def test_a_run_whose_images_moved_is_resumed_where_they_are_now(
+    root: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    shutil.copytree(root, before)
+    folder = stopped_early(small_config(before, **{"data.validation": "random"}), tmp_path / "run", monkeypatch)
+    before.rename(after)
+    with pytest.raises(DataError, match=r"no longer in .*before: name their folder with --root"):
+        train(resume=folder)
+    with pytest.raises(ConfigError, match=r"a resumed run keeps its own settings: remove optimizer\.lr"):
+        train(resume=folder, settings={"data.root": str(after), "optimizer.lr": 0.1})
+    with pytest.raises(DataError, match="give --max-pixels 100000000 or more"):
+        train(resume=folder, settings={"data.root": str(after), "data.max_pixels": 10})
+    train(resume=folder, settings={"data.root": str(after), "data.on_bad_image": "skip"})
+    assert same_bits(final_weights(folder), final_weights(whole))
+    kept = RunFolder(folder).read_config().data
+    assert (kept.root, kept.on_bad_image) == (str(after), "skip"), "the next verb finds them"
+    shutil.rmtree(after)
+    with pytest.raises(DataError, match="name their folder with --root"):
+        final_config(folder)
+
+
+def test_skipping_bad_images_does_not_make_a_resumed_run_another_training(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(root, tmp_path / "images")
+    folder = stopped_early(small_config(tmp_path / "images"), tmp_path / "run", monkeypatch)
+    next((tmp_path / "images" / "train").rglob("*.png")).write_bytes(b"x")  # it broke meanwhile
+    with pytest.raises(ConfigError, match="other training images"):
+        train(resume=folder, settings={"data.on_bad_image": "skip"})
+
+
+def test_a_resumed_run_takes_another_chunk(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks = []
+    folder = stopped_early(small_config(root, **{"run.checkpoint_steps": 1}), tmp_path / "run", monkeypatch)
+    monkeypatch.setattr(trainer.Trainer, "_batches", lambda self: chunks.append(self.chunk) or iter(()))
+    train(resume=folder, settings=["batch.chunk=3"])
+    assert chunks == [3]
+
+
+def test_the_manifest_has_the_length_that_was_chosen_after_the_plan(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def two_steps(training: build.Training, tell: object) -> build.Training:
+        length = replace(training.config.run, steps=2, epochs=None)
+        return replace(
+            training, config=replace(training.config, run=length), batches=replace(training.batches, steps=2)
+        )
+
+    monkeypatch.setattr(trainer, "choose_start", two_steps)
+    assert train(small_config(root), tmp_path / "run").steps == 2
+    assert RunFolder(tmp_path / "run").read_manifest()["plan"]["steps"] == 2
 
 
 def test_a_run_has_one_writer(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

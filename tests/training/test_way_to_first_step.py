@@ -18,7 +18,7 @@ from small_runs import make_images
 import recollect
 
 MOST_HANDING_ON = 25
-MOST_WORKING = 64
+MOST_WORKING = 65
 SOURCES = Path(recollect.__file__).parent
 WALK = r"""
 import ast, importlib, os, sys, threading

@@ -30,6 +30,8 @@ class _Remarks(logging.Handler):
             typer.echo(f"recollect: {printable(record.getMessage())}", err=True)
         elif getattr(record, "in_result", False):
             return  # shown with the result
+        elif getattr(record, "result", False) and not self.aside:
+            typer.echo(printable(record.getMessage()))
         elif not (getattr(record, "progress", False) and (sys.stderr if self.aside else sys.stdout).isatty()):
             (remark_aside if self.aside else remark)(record.getMessage())
 

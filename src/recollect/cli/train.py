@@ -209,24 +209,29 @@ def train(
     import recollect
     from recollect.common.errors import ConfigError
 
-    chosen = _settings(locals())
+    chosen = [*_settings(locals()), *(settings or [])]
     remarks_aside(as_json)
     if resume is not None:
-        if any((recipe, data, root, chosen, settings, out, plan)):
-            raise ConfigError("--resume continues with the run's own settings: remove all other options.")
-        _show(recollect.train(resume=resume), as_json)
+        if any((recipe, data, final, out, plan)):
+            raise ConfigError(
+                "--resume continues a run where it is: remove the recipe, --data, --final, --out and --plan."
+            )
+        _show(recollect.train(resume=resume, settings=_with_root(chosen, root)), as_json)
         return
     if final is not None:
-        if any((recipe, data, root, chosen, settings)):
-            raise ConfigError("--final takes all settings from its run: remove all options except --out and --plan.")
-        config = recollect.final_config(final)
+        if any((recipe, data)):
+            raise ConfigError("--final takes its settings from the run: remove the recipe and --data.")
+        config = recollect.final_config(final, _with_root(chosen, root))
     else:
-        wanted = recipe_or_default(recipe, data)
-        config = recollect.resolve(wanted, [*chosen, *(settings or [])], data=data, root=root)
+        config = recollect.resolve(recipe_or_default(recipe, data), chosen, data=data, root=root)
     if plan:
         _show_plan(*recollect.plan(config), as_json)
     else:
         _show(recollect.train(config, out), as_json)
+
+
+def _with_root(chosen: list[str], root: str | None) -> list[str]:
+    return chosen if root is None else [f"data.root={json.dumps(root, ensure_ascii=False)}", *chosen]
 
 
 def _settings(given: dict[str, Any]) -> list[str]:

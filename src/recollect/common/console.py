@@ -32,6 +32,8 @@ from recollect.common.words import in_words
 logger = logging.getLogger(__name__)
 PROGRESS = {"progress": True}
 """``extra`` of a record that reports progress."""
+RESULT = {"result": True}
+"""``extra`` of a record that is a result: ``--quiet`` shows it too."""
 _quiet = False
 _seconds_between_lines = 30.0
 

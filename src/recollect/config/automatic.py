@@ -78,7 +78,7 @@ def settle(config: Config, images: ImageSet, device: torch.device, pretrained: b
     Raises:
         DataError: nothing can be learned from the images: one class, or no class with two images.
     """
-    _refuse_hopeless(images)
+    _refuse_hopeless(images, validated=config.data.validation in ("paper", "random"))
     choices: list[Choice] = []
 
     def choose(part: str, name: str, value: Any, reason: str) -> None:
@@ -127,21 +127,24 @@ def _with(config: Config, part: str, name: str, value: Any) -> Config:
     return replace(config, **{part: replace(getattr(config, part), **{name: value})})
 
 
-def _refuse_hopeless(images: ImageSet) -> None:
-    """Ranking needs at least one positive and one negative."""
+def _refuse_hopeless(images: ImageSet, validated: bool) -> None:
+    """Ranking needs at least one positive and one negative. ``validated``: half of the classes are held out for validation."""
     sizes = images.class_sizes[images.class_sizes > 0]
     if len(sizes) < 2:
         held_out = images.facts.get("split", {}).get("held_out_classes", 0)
-        tested = (
-            f" ({number_of(held_out, 'other class is/other classes are')} held out for testing)" if held_out else ""
-        )
-        remedies = {0: "", 1: ", or hold none out with --set data.train_split=all"}
-        fewer = remedies.get(held_out, ", or hold out fewer with --test-share")
+        others = [
+            "half of the training classes are held out for validation" if validated else "",
+            f"{number_of(held_out, 'other class is/other classes are')} held out for testing" if held_out else "",
+        ]
+        why = f" ({', and '.join(filter(None, others))})" if any(others) else ""
+        # Every verb that trains has --set.
+        remedies = {0: "", 1: "" if validated else ", or hold none out with --set data.train_split=all"}
+        fewer = remedies.get(held_out, ", or hold out fewer for testing with --set data.options.test_share=0.25")
         count = len(images)
         every = f"all {count:,} training images belong" if count != 1 else "the only training image belongs"
         raise DataError(
-            f"{images.name}: {every} to one class{tested}, so there is "
-            "nothing to distinguish: give images of at least two classes for training, one folder per class"
+            f"{images.name}: {every} to one class{why}, so there is nothing to distinguish: give images of at least "
+            f"{'four' if validated else 'two'} classes for training, one folder per class"
             f"{fewer}."
         )
     if sizes.max() < 2:

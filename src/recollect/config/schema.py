@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from recollect.common.errors import ConfigError
@@ -88,6 +89,11 @@ class DataConfig:
     used instead)."""
     max_pixels: int | None = ranged(None, 1, 10**10)
     """Maximum number of pixels per image; larger images are refused. None for 100 million."""
+
+    @property
+    def title(self) -> str:
+        """The name for readers: the data set's, or for a folder of your own that of the folder, without its path."""
+        return Path(self.root).absolute().name or self.name if self.name == "folder" and self.root else self.name
 
 
 @dataclass(frozen=True)

@@ -243,6 +243,10 @@ class Plan:
         """All figures in one mapping of plain values, for the manifest: their names are unique."""
         return {name: value for group in asdict(self).values() for name, value in group.items()}
 
+    def with_length(self, training: Training) -> Plan:
+        """The plan with the length of ``training``, which may have been chosen after the plan was printed."""
+        return replace(self, length=_length(training))
+
     def lines(self, choices: Sequence[Choice] = ()) -> list[str]:
         """The plan as text."""
         groups = (self.data, self.network, self.batch, self.length, self.machine)
@@ -267,7 +271,6 @@ def _estimate(training: Training) -> Plan:
     sizes = images.class_sizes[images.class_sizes > 0]
     used = sizes if whole or batch.small_classes == "repeat" else sizes[sizes >= batch.samples_per_class]
     inputs, share = batches.feed.example()
-    per_epoch, epochs = len(batches.sampler), config.run.epochs
     held_before = resident_bytes()
     refuse_chunk(training.network.trained, inputs, batches.chunk, training.machine.device)
     with limited_threads(batches.threads):
@@ -300,7 +303,7 @@ def _estimate(training: Training) -> Plan:
             processes=training.machine.team.size,
             longer_side=inputs.shape[-1] if batches.feed.whole_images else 0,
         ),
-        LengthFigures(batches.steps, epochs if isinstance(epochs, int) else batches.steps / per_epoch, per_epoch),
+        _length(training),
         MachineFigures(
             device=str(training.machine.device),
             precision=config.run.precision,
@@ -308,6 +311,11 @@ def _estimate(training: Training) -> Plan:
         ),
         _time(training, network, probe, share),
     )
+
+
+def _length(training: Training) -> LengthFigures:
+    steps, per_epoch, epochs = training.batches.steps, len(training.batches.sampler), training.config.run.epochs
+    return LengthFigures(steps, epochs if isinstance(epochs, int) else steps / per_epoch, per_epoch)
 
 
 def _network(training: Training) -> NetworkFigures:

@@ -19,8 +19,9 @@ from recollect.common.errors import ConfigError, InputError
 from recollect.config.overrides import parse_setting, resolve, with_settings
 from recollect.config.schema import Config, ModelConfig
 from recollect.data import ImageSet
-from recollect.data.registry import is_source
+from recollect.data.registry import is_source, refuse_two_meanings
 from recollect.models import Embedder
+from recollect.training.resuming import resumed_config
 from recollect.training.run_folder import RunFolder
 
 
@@ -88,9 +89,10 @@ def chosen_config(
 ) -> Config:
     """The configuration for ``train``."""
     if run is not None:
-        if config is not None or settings:
+        if config is not None:
             raise ConfigError("a resumed run keeps its own settings: give either a configuration or a run to resume.")
-        return with_settings(run.read_config(), named) if named else run.read_config()
+        chosen = resumed_config(run, settings)
+        return with_settings(chosen, named) if named else chosen
     if config is None and not has_images and not settings and not named:
         raise ConfigError("give either a configuration or a run to resume.")
     if isinstance(config, Config):
@@ -112,6 +114,7 @@ def objects_and_names(
     named = {key: name for key, name in (("loss.name", loss), ("model.init", model)) if isinstance(name, str)}
     if isinstance(train_set, str | Path):
         place = str(train_set)
+        refuse_two_meanings(place)
         named |= {"data.name": place} if is_source(place) else {"data.name": "folder", "data.root": place}
     objects = Given(
         None if isinstance(loss, str) else loss,

@@ -13,32 +13,40 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from recollect.common.bad_images import BadImage
 from recollect.common.errors import RecollectError
+from recollect.common.words import number_of
 from recollect.config.automatic import is_pretrained
 from recollect.config.schema import Config
 from recollect.data import ImageSet
 from recollect.evaluation import Evaluation, Verdict, evaluate, verdict
-from recollect.inference.content_keys import content_keys
+from recollect.inference.content_keys import Keys, content_keys
 from recollect.inference.embedding_sets import Embedded, embed_set
 from recollect.inference.opening import make_embedder, open_start
-from recollect.inference.trained_on import screen, trained_on
+from recollect.inference.trained_on import TrainedOn, screen, trained_on
 from recollect.models import Embedder
 from recollect.training.build import Training
 from recollect.training.last_layer import start_last_layer, whitening_images
 
 PRETRAINED, START = "pretrained", "start"
 """The baselines: the pre-trained network without training, and the initial last layer (0 steps)."""
+CLOSED_FORM = "the closed form"
+"""What is judged where no step was taken."""
 
 
 @dataclass
 class JudgedTraining:
-    """Verdicts by what they compare with, or why there are none, and the test images that could not be read."""
+    """Verdicts by what they compare with, or why there are none, and the test images that could not be read.
+
+    ``remarks``: classes that are not included, and images that were trained on.
+    """
 
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     skipped: list[BadImage] = field(default_factory=list)
     reason: str = ""
+    remarks: list[str] = field(default_factory=list)
 
 
 def judge(config: Config, embedder: Embedder, train: ImageSet, test: ImageSet, steps: int) -> JudgedTraining:
@@ -78,7 +86,37 @@ def judge(config: Config, embedder: Embedder, train: ImageSet, test: ImageSet, s
         return JudgedTraining(skipped=trained.skipped, reason="no held-out class has two images that can be read")
     found = {name: _evaluation(rows[read], labels) for name, rows in vectors.items()}
     verdicts = {name: verdict(found[name], found["trained"]) for name in (PRETRAINED, START) if name in found}
-    return JudgedTraining(verdicts, trained.skipped)
+    if not steps:
+        verdicts = {name: replace(each, subject=CLOSED_FORM) for name, each in verdicts.items()}
+    return JudgedTraining(verdicts, trained.skipped, remarks=_remarks(test, images, labels, known, keys))
+
+
+def _remarks(test: ImageSet, images: ImageSet, read: NDArray[np.int64], known: TrainedOn, keys: Keys) -> list[str]:
+    """Which held-out classes a verdict leaves out, and how many of its images were trained on.
+
+    Args:
+        test: the images held out. images: those of unseen classes, with their ``keys``.
+        read: labels of those that could be read.
+        known: what was trained on.
+    """
+    sizes = np.bincount(read, minlength=len(images.class_names))
+    here = np.bincount(images.labels, minlength=len(images.class_names)) > 0
+    trained = len(np.unique(test.labels)) - int(here.sum())
+    missing = (
+        (trained, "class that was trained on/classes that were trained on"),
+        (
+            int((here & (sizes == 0)).sum()),
+            "class without an image that can be read/classes without an image that can be read",
+        ),
+        (int((sizes == 1).sum()), "class with a single image/classes with a single image"),
+    )
+    said = "; ".join(number_of(count, words) for count, words in missing if count)
+    remarks = [f"not included: {said}"] if said else []
+    copies = screen(images, keys, known, "keep").trained_images
+    if copies:
+        count = number_of(copies, "image of the held-out classes was/images of the held-out classes were")
+        remarks.append(f"WARNING: {count} trained on, in other classes")
+    return remarks
 
 
 def _embedded(embedder: Embedder, images: ImageSet, keys: Any, frozen: str) -> Embedded:
@@ -116,6 +154,8 @@ def judge_training(training: Training, steps: int, remark: Callable[[str], None]
         remark(f"verdict    none: {found.reason}")
     words = {PRETRAINED: f"{config.model.init} without training", START: "its own start (0 steps)"}
     for name, each in found.verdicts.items():
-        said = each.sentence("training" if steps else "the closed form")
-        remark(f"verdict    against {words[name]}, on {each.classes:,} held-out classes: {said}")
+        classes = number_of(each.classes, "held-out class")
+        remark(f"verdict    against {words[name]}, on {classes}: {each.sentence()}")
+    for line in found.remarks:
+        remark(f"verdict    {line}")
     return found

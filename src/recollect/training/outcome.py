@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from recollect.common.errors import ConfigError
+from recollect.config.free_settings import with_free_settings
 from recollect.config.schema import Config
 from recollect.data.registry import find_source
 from recollect.evaluation import Verdict
+from recollect.inference.run_files import refuse_moved
 from recollect.training.run_folder import RunFolder
 
 _KEPT = {"steps": 0, "seconds": 0.0, "chosen_step": 0, "metrics": {}}
@@ -43,14 +45,16 @@ class Outcome:
         return cls(folder, **values, verdicts={name: Verdict.from_dict(each) for name, each in verdicts.items()})
 
 
-def final_config(path: Path | str) -> Config:
+def final_config(path: Path | str, settings: Mapping[str, Any] | Iterable[str] = ()) -> Config:
     """The configuration of a training on all classes, with the settings of the run in ``path`` and its chosen step.
 
     Args:
         path: a finished run.
+        settings: changes to those that do not change what is trained: ``{"data.on_bad_image": "skip"}``.
 
     Raises:
-        ConfigError: a run that is not finished, or of a data set that has no split with all classes.
+        ConfigError: a run that is not finished, or of a data set that has no split with all classes; other settings.
+        DataError: its images moved.
 
     Example:
         >>> config = final_config("run")
@@ -63,6 +67,8 @@ def final_config(path: Path | str) -> Config:
         raise ConfigError(f"{path} is not finished, so its length is not known: recollect train --resume {path} first.")
     if "all" not in find_source(config.data.name).splits:
         raise ConfigError(f"{config.data.name} has no split with all classes, which --final needs.")
+    config = with_free_settings(config, settings, "--final takes its settings from the run")
+    refuse_moved(config.data)
     return replace(
         config,
         data=replace(config.data, train_split="all", validation="none", validation_root=None),

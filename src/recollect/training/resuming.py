@@ -1,14 +1,21 @@
-"""Resuming a run: the command to print, the entry in the manifest, and the advice for a full disk."""
+"""Resuming a run: its settings, the command to print, the entry in the manifest, and the advice for a full disk."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from recollect.common import doors
+from recollect.common.decode import MAX_PIXELS
+from recollect.common.errors import DataError
 from recollect.common.refusals import StorageError
+from recollect.config.free_settings import free_settings_of, with_free_settings
+from recollect.config.overrides import with_settings
+from recollect.config.schema import Config
+from recollect.inference.run_files import absolute_roots, refuse_moved, relative_roots
 from recollect.training.run_folder import RunFolder, now
 
 logger = logging.getLogger(__name__)
@@ -22,10 +29,36 @@ def resume_command(run: Path, outside: Sequence[doors.Loaded] = ()) -> str:
     return f"recollect train --resume {run}{trust}"
 
 
-def note_resumption(folder: RunFolder, outside: Sequence[doors.Loaded]) -> None:
-    """Record in the manifest when a run was resumed, and report code from outside that has changed since it began."""
+def resumed_config(run: RunFolder, settings: Mapping[str, Any] | Iterable[str] = ()) -> Config:
+    """The configuration of a run to resume; ``settings``: those of ``FREE``.
+
+    That the training images are still the same is checked when they are loaded (``refuse_other_training_images``).
+
+    Raises:
+        ConfigError: other settings. DataError: its images moved, or some of them would be refused.
+    """
+    before = run.read_config()
+    config = with_free_settings(before, settings, "a resumed run keeps its own settings")
+    refuse_moved(config.data)
+    least = before.data.max_pixels or MAX_PIXELS
+    if (config.data.max_pixels or MAX_PIXELS) < least:
+        raise DataError(
+            f"{run.path} was started with images of up to {least:,} pixels, and some of them may have more than "
+            f"{config.data.max_pixels:,}: give --max-pixels {least} or more, or none."
+        )
+    return config
+
+
+def note_resumption(folder: RunFolder, config: Config, outside: Sequence[doors.Loaded]) -> None:
+    """Record that a run was resumed and where its images are now, and report code from outside that has changed."""
     manifest = folder.read_manifest()
-    folder.update_manifest(resumed=[*manifest.get("resumed", []), now()])
+    with doors.trusting():  # the references are only written back
+        before = folder.read_config()
+        now_read = with_settings(before, free_settings_of(config))
+        if now_read != before:
+            folder.write_config(now_read)
+    place = {"root": absolute_roots(config.data).root, "relative": relative_roots(config.data, folder.path)}
+    folder.update_manifest(resumed=[*manifest.get("resumed", []), now()], data={**manifest.get("data", {}), **place})
     for line in doors.changes(manifest.get("outside", []), outside):
         logger.warning(line)
         folder.append_log(line)

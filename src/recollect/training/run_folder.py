@@ -24,7 +24,7 @@ import platform
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -168,15 +168,17 @@ class RunFolder(RunFiles):
         """Add entries to ``manifest.json``."""
         write_json(self.manifest_file, {**self.read_manifest(), **values})
 
-    def note_skipped(self, bad: Sequence[BadImage]) -> str:
-        """List images that could not be read in the manifest; returns a message about them."""
+    def note_skipped(self, bad: Sequence[BadImage], told: Collection[str] = ()) -> str:
+        """List images that could not be read in the manifest; returns a message about those not ``told`` of before."""
         self.update_manifest(skipped=[{"name": each.name, "reason": each.reason, "kind": each.kind} for each in bad])
-        if len(bad) == 1:
-            return f"skipped    1 image cannot be read. {printable(bad[0].reason)}"
-        reasons = counted(Counter(each.kind for each in bad))
+        new = [each for each in bad if each.name not in told]
+        more = " more" if told else ""
+        if len(new) == 1:
+            return f"skipped    1{more} image cannot be read. {printable(new[0].reason)}"
+        reasons = counted(Counter(each.kind for each in new))
         return (
-            f"skipped    {len(bad):,} images cannot be read ({reasons}) and are listed in manifest.json. The first: "
-            f"{printable(bad[0].reason)}"
+            f"skipped    {len(new):,}{more} images cannot be read ({reasons}) and are listed in manifest.json. The first: "
+            f"{printable(new[0].reason)}"
         )
 
     def keep_batch(self, rank: int, batch: Mapping[str, Any], about: Mapping[str, Any]) -> Path:
@@ -263,7 +265,7 @@ def beginning_of(training: Training, figures: Plan, run: Path) -> dict[str, Any]
         **circumstances(machine.device, machine.team.size),
         "data": {
             "name": config.data.name,
-            "root": config.data.root,
+            "root": absolute_roots(config.data).root,
             "relative": relative_roots(config.data, run),
             "fingerprints": training.sets.fingerprints(),
         },

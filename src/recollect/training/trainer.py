@@ -23,7 +23,7 @@ from torch import nn
 
 from recollect.common import doors
 from recollect.common.bad_images import BadImage
-from recollect.common.console import ProgressLine
+from recollect.common.console import RESULT, ProgressLine
 from recollect.common.memory import peak_memory_mb
 from recollect.common.threads import limited_threads
 from recollect.config.overrides import as_mapping
@@ -31,6 +31,7 @@ from recollect.config.schema import Config
 from recollect.data import ImageSet, shard
 from recollect.data.image_set import Indices
 from recollect.data.sources.revisited import SFM_NAME
+from recollect.inference.embedding_sets import used_after_all
 from recollect.inference.run_files import read_checkpoint
 from recollect.inference.trained_on import refuse_other_training_images, trained_on
 from recollect.step.chunking import is_out_of_memory, out_of_memory
@@ -75,7 +76,8 @@ def train(
         config: a recipe's name, a YAML file, or a configuration (see ``recollect.resolve``); not with ``resume``. With
             ``train_set`` it may be left out: the settings are then those for a folder of photos.
         out: the run folder to create; by default a new one in ``runs``.
-        settings: changes to it, ``{"batch.size": 392}`` or ``["batch.size=392"]``.
+        settings: changes to it, ``{"batch.size": 392}`` or ``["batch.size=392"]``; with ``resume`` only those
+            that do not change what is trained, such as ``{"data.root": "moved"}`` or ``{"data.on_bad_image": "skip"}``.
         loss: a loss of ``recollect losses``, a reference such as ``"my.py:MyLoss"``, or an ``nn.Module`` that is called as
             ``loss(embeddings, labels)``.
         train_set: images to train on, instead of those that ``config`` names: an ``ImageSet``, a data set by name or
@@ -144,7 +146,7 @@ def _train(
             training = choose_start(training, lines.append if team.rank == 0 else lambda line: None)
         if training.watched:
             column_of(training.config.run.select)  # a metric from outside is recorded before the run begins
-        folder = _place(training, figures, run, out, outside, time.monotonic() - begun)
+        folder = _place(training, figures.with_length(training), run, out, outside, time.monotonic() - begun)
         how = resume_command(folder.path, outside)
         advice = f"Resume all of them from the last checkpoint: {how}."
         with alone(folder, team), stop_on_signals() as stop, resumable(how):
@@ -152,7 +154,7 @@ def _train(
             if team.rank == 0:
                 folder.append_log(*lines)
                 if run is not None:
-                    note_resumption(folder, outside)
+                    note_resumption(folder, training.config, outside)
             trainer.remark(f"run        {folder.path}")
             return trainer.run()
 
@@ -212,13 +214,17 @@ class Trainer:
         self.outcome: Outcome | None = None
         self.config, self.machine, self.team = training.config, training.machine, training.machine.team
         self.chunk, self.progress, self.first = training.batches.chunk, Progress(), self.team.rank == 0
-        self.skipped = 0
+        self.skipped = frozenset[str]()
 
-    def remark(self, line: str) -> None:
-        """Log a line and write it to the run."""
+    def remark(self, line: str, extra: Mapping[str, Any] | None = None) -> None:
+        """Log a line and write it to the run; ``extra`` is that of ``logging``."""
         if self.first:
-            logger.info(line)
+            logger.info(line, extra=extra)
             self.folder.append_log(line)
+
+    def report(self, line: str) -> None:
+        """The same for a result, which is shown with ``--quiet`` too."""
+        self.remark(line, RESULT)
 
     def run(self) -> Outcome:
         """The whole training."""
@@ -243,24 +249,35 @@ class Trainer:
 
         ``tested``: those of the images that the verdict is given on.
         """
-        found = {name: bad for each in self.team.from_each(self.training.skipped) for name, bad in each.items()}
-        found |= {bad.name: bad for bad in tested}
-        if len(found) > self.skipped and self.first:
-            self.remark(self.folder.note_skipped(list(found.values())))
-        self.skipped = len(found)
+        found = self._skipped() | {bad.name: bad for bad in tested}
+        if len(found) > len(self.skipped) and self.first:
+            self.report(self.folder.note_skipped(list(found.values()), self.skipped))
+        self.skipped = frozenset(found)
+
+    def _skipped(self) -> dict[str, BadImage]:
+        return {name: bad for each in self.team.from_each(self.training.skipped) for name, bad in each.items()}
+
+    def _say_used(self) -> None:
+        """The line about files again, if some that the plan counted could not be read."""
+        if (said := used_after_all(self.training.sets.train, self._skipped())) is not None:
+            self.report(f"files      {said}")
 
     def _restore(self) -> None:
         resumed = self.folder.last.exists()
         if resumed:
-            self.progress, sampler, self.chunk = load_checkpoint(self.folder.last, self.training.trained)
+            self.progress, sampler, chunk = load_checkpoint(self.folder.last, self.training.trained)
+            if self.config.batch.chunk == "auto":  # the one measured at the start, not the one measured now
+                self.chunk = chunk
             self.training.batches.sampler.load_state_dict(sampler)
             if self.progress.best:  # needed after the last step; better to fail now
                 read_checkpoint(self.folder.best(self.progress.best["step"]))
             self.remark(f"resumed    after step {self.progress.step:,}")
         elif (chosen := whitening_images(self.config, self.training.sets.train)) is not None:
-            whose = "training" if chosen.pairs is None else "SfM-120k"
-            self.remark(f"whitening  the last layer starts from {len(chosen.images):,} {whose} images")
             whiten_last_layer(self.training, chosen)
+            whose = "training" if chosen.pairs is None else "SfM-120k"
+            unread = self._skipped()
+            count = sum(name not in unread for name in chosen.images.names)
+            self.remark(f"whitening  the last layer starts from {count:,} {whose} images")
             self._save()  # so that it is learned only once, even if the run is interrupted early
         if self.first:
             # Before the first step the first evaluation is repeated.
@@ -427,7 +444,10 @@ class Trainer:
         if best:
             self.team.barrier()  # the file is written by the first process
             embedder.load_state_dict(read_checkpoint(self.folder.best(best["step"]))["model"])
-        judged = judge_training(self.training, self.progress.step, self.remark)
+        self._say_used()
+        started = time.monotonic()
+        judged = judge_training(self.training, self.progress.step, self.report)
+        judging = round(time.monotonic() - started, 1)
         self._note_skipped(judged.skipped)
         outcome = Outcome(
             folder=self.folder.path,
@@ -441,7 +461,7 @@ class Trainer:
             embedder.save(self.folder.model, overwrite=True)
             set_name = SFM_NAME if self.training.sets.benchmark is not None else "the validation classes"
             by = f"{column_of(self.config.run.select)} of {set_name}" if best else "being the last"
-            self.folder.update_manifest(finished=now(), **outcome.for_manifest(chosen_by=by))
+            self.folder.update_manifest(finished=now(), **outcome.for_manifest(chosen_by=by, judging_seconds=judging))
             self.folder.forget_best_but(best.get("step"))
         self.team.barrier()
         return outcome

@@ -71,7 +71,9 @@ def measure(
         return measure_benchmark(database, watched.benchmark, distributed=shared)
     labels = torch.from_numpy(watched.images.labels).to(device)[whole.labels]
     own = own_metric(select)
-    return measure_labelled(whole.embeddings, labels, more=[] if own is None else [own], distributed=shared)
+    # Without those that cannot fail: a query finds at most all other images.
+    ks = [k for k in EVERY_K if k < len(watched.images) - 1 or k == 1 or f"r@{k}" == select]
+    return measure_labelled(whole.embeddings, labels, ks=ks, more=[] if own is None else [own], distributed=shared)
 
 
 def merit(metrics: Mapping[str, float], select: str, step: int) -> tuple[float, float, int]:

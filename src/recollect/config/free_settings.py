@@ -1,0 +1,95 @@
+"""Settings that change where images lie, how they are read and how the machine works, not what is trained.
+
+A run that is resumed or repeated on all classes (``--final``) and a study that is resumed may change them. Everything else
+is part of what is trained: ``differences`` names it where two descriptions of a study differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from recollect.common.errors import ConfigError
+from recollect.config.overrides import as_mapping, parse_setting, with_settings
+from recollect.config.schema import Config
+
+FREE = {
+    "data.root": "--root",
+    "data.validation_root": "",
+    "data.options.allow_outside": "--allow-outside",
+    "data.on_bad_image": "--skip-bad",
+    "data.max_pixels": "--max-pixels",
+    "data.workers": "--workers",
+    "data.cache": "--cache",
+    "data.prefetch_mb": "",
+    "model.download": "--download",
+    "batch.chunk": "--chunk",
+    "run.device": "--device",
+}
+"""Each with the option of ``recollect train`` that sets it, if there is one."""
+
+
+def with_free_settings(config: Config, settings: Mapping[str, Any] | Iterable[str], keeps: str) -> Config:
+    """``config`` with other settings of ``FREE``.
+
+    Args:
+        config: of an existing run.
+        settings: ``{"data.on_bad_image": "skip"}`` or ``["data.on_bad_image=skip"]``.
+        keeps: begins the error, e.g. "a resumed run keeps its settings".
+
+    Raises:
+        ConfigError: any other setting.
+    """
+    changes = dict(settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings))
+    if others := [key for key in changes if key not in FREE]:
+        possible = ", ".join(f"{key} ({option})" if option else key for key, option in FREE.items())
+        raise ConfigError(
+            f"{keeps}: remove {', '.join(others)}. Only settings that do not change what is trained can be given: "
+            f"{possible}."
+        )
+    return with_settings(config, changes) if changes else config
+
+
+def free_settings_of(config: Config) -> dict[str, Any]:
+    """The settings of ``FREE`` that a configuration has."""
+    found: dict[str, Any] = {}
+    values = as_mapping(config)
+    for key in FREE:
+        value: Any = values
+        for name in key.split("."):
+            value = value.get(name, _NOT_SET)
+        if value is not _NOT_SET:
+            found[key] = value
+    return found
+
+
+def differences(known: Mapping[str, Any], asked: Mapping[str, Any], above: str = "") -> list[str]:
+    """In words, where two descriptions of a study differ; settings of ``FREE`` do not count.
+
+    Examples:
+        >>> differences({"settings": {"run.seed": 0}}, {"settings": {"run.seed": 1, "data.root": "photos"}})
+        ['run.seed is 0 there and 1 here']
+        >>> differences({"images": "0f3a"}, {"images": "77b1"})
+        ['the training images are others']
+    """
+    found: list[str] = []
+    for key in dict.fromkeys([*known, *asked]):
+        one, other = known.get(key), asked.get(key)
+        name = f"{above}{key}".removeprefix("settings.")
+        if one == other or name in FREE:
+            continue
+        if isinstance(one, Mapping | None) and isinstance(other, Mapping | None):
+            found += differences(one or {}, other or {}, f"{above}{key}.")
+        elif name.split(".")[0] == "images":
+            found.append("the training images are others")
+        else:
+            found.append(f"{name} is {_brief(one)} there and {_brief(other)} here")
+    return list(dict.fromkeys(found))
+
+
+_NOT_SET: dict[str, Any] = {}
+
+
+def _brief(value: Any) -> str:
+    text = "not set" if value is None else str(value)
+    return text if len(text) <= 40 else f"{text[:12]}…"
