@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from recollect.studies.compared_losses import (
     parse_losses,
     plan_comparison,
 )
-from recollect.studies.matrix import pending, processor_seconds_of
-from recollect.studies.summary import Judged, verdict
+from recollect.studies.matrix import RateChoice, pending, processor_seconds_of
+from recollect.studies.summary import CellResult, Judged, verdict
 from training.small_runs import make_images
 
 SMALL = {
@@ -147,6 +148,7 @@ def test_the_verb_plans(images: Path, tmp_path: Path) -> None:
         ((1.0, 1.1, 0.9), "A finds more than B: 1.0 points"),
         ((-1.0, -1.1, -0.9), "B finds more than A: 1.0 points of r@1, 90 % interval 0.8 to 1.2"),
         ((1.0, -1.1, 0.9), "cannot be distinguished"),
+        ((0.5, -0.2, 0.1), "+0.1 points of r@1, 90 % interval −0.5 to +0.7"),
     ],
 )
 def test_one_plain_sentence_for_each_pair(differences: tuple[float, ...], words: str) -> None:
@@ -169,6 +171,28 @@ def test_hostile_names_are_shown_and_do_nothing(images: Path, tmp_path: Path) ->
     assert "<script" not in written.page.read_text()
 
 
+def test_without_training_there_is_one_result_and_no_spread(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from recollect.studies import compared_losses_page
+
+    planned = plan_comparison("smooth_ap", "folder", {**SMALL, "data.root": str(images)}, out=tmp_path / "out")
+    planned.matrix.open()
+    tested = {seed: {"r@1": 80.0} for seed in (1, 2, 3)}
+    choice = RateChoice(1e-3, 7, 0.5, 16)
+    spread = {seed: {"r@1": 80.0 + seed} for seed in tested}
+    found = [
+        CellResult(Cell("init", "no training", 16, trains=False), tested, None, 0),
+        CellResult(Cell("a", "A", 16), spread, choice, 7, processor_seconds=2.0, searched_seconds=3.0),
+    ]
+    monkeypatch.setattr(compared_losses_page, "summarise", lambda _: (found, []))
+    written = compared_losses_page.write_comparison(planned, True)
+    rows = re.findall(r"<tr><th scope=\"row\"><bdi>(.*?)</bdi></th>(.*?)</tr>", written.page.read_text())
+    cells = [(name, re.findall("<td>(.*?)</td>", row)) for name, row in rows]
+    assert cells == [("A", ["82.0 ± 1.7", "3"]), ("no training", ["80.0", "1"]), ("A", ["0.001", "7", "2.0", "3.0"])]
+    assert written.as_dict()["losses"][0]["half_width_90"] is None
+
+
 def test_a_page_of_someone_else_is_refused_before_the_runs(images: Path, tmp_path: Path) -> None:
     planned = plan_comparison(
         "recall_at_k", "folder", {**SMALL, "data.root": str(images)}, out=tmp_path / "out", steps=2
@@ -180,3 +204,17 @@ def test_a_page_of_someone_else_is_refused_before_the_runs(images: Path, tmp_pat
             "recall_at_k", "folder", {**SMALL, "data.root": str(images)}, out=tmp_path / "out", steps=2, jobs=1
         )
     assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_the_advice_to_skip_bad_images_works_in_the_same_folder(images: Path, tmp_path: Path) -> None:
+    compare(images, tmp_path / "out", minutes=0)
+    other = {"data.on_bad_image": "skip", "data.max_pixels": 10**9}
+    assert compare(images, tmp_path / "out", minutes=0, settings=other).page.exists()
+    with pytest.raises(ConfigError, match=r"other settings: model\.dim is 16 there and 8 here\. Choose another --out"):
+        compare(images, tmp_path / "out", minutes=0, settings={"model.dim": 8})
+
+
+def test_too_few_classes_for_the_validation_half_are_said_to_be_so(tmp_path: Path) -> None:
+    make_images(tmp_path / "photos", classes=2)
+    with pytest.raises(RecollectError, match="half of the training classes are held out for validation"):
+        compare(tmp_path / "photos", tmp_path / "out")

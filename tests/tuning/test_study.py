@@ -134,7 +134,7 @@ def test_the_search_needs_no_test_set_and_only_the_end_asks_for_it(
     trap.mkdir(parents=True)
     for number in range(3):
         (trap / f"{number}.png").write_text("not an image: whoever opens it fails")
-    with pytest.raises(DataError, match=r"0\.png"):
+    with pytest.raises(DataError, match=r"none of the 3 images can be read"):
         study(root, folder)
     trained = (folder / "final" / "model" / "model.safetensors").read_bytes()
     shutil.rmtree(root / "test")
@@ -385,3 +385,31 @@ def test_refusals_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(MissingExtraError, match=r"'optuna': recollect\[tune\]"):
         study(root, tmp_path / "s")
     assert not (tmp_path / "s").exists()
+
+
+def test_a_broken_test_photo_costs_one_photo_and_not_the_search(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = make_data(tmp_path / "data")
+    (root / "test" / "test-00" / "0.png").write_bytes(b"x")
+    results = study(root, tmp_path / "s", trials=1)
+    assert results.final is not None
+    assert results.final["metrics"]["folder/test"]["r@1"] > 0
+    assert any("left out of the test" in line and "0.png" in line for line in caplog.messages)
+
+
+def test_a_study_is_resumed_with_other_ways_to_read_images(tmp_path: Path) -> None:
+    root = make_data(tmp_path / "data")
+    study(root, tmp_path / "s", trials=1, final=False)
+    other = {"data.on_bad_image": "skip", "data.max_pixels": 10**9}
+    assert len(study(root, tmp_path / "s", trials=1, final=False, settings=other).trials) == 1
+
+
+def test_a_folder_with_few_classes_is_searched_at_the_length_of_a_training(tmp_path: Path) -> None:
+    config = resolve("folder", {"data.root": str(make_data(tmp_path / "data")), "model.dim": 16})
+    lines = plan_tuning(config, trials=1)
+    assert any("epochs 75:225" in line for line in lines)
+    assert any("recollect train would take no step here (48 photos of 8 training classes" in line for line in lines)
+    assert "1 trial of folder" in lines[0]
+    with pytest.raises(ConfigError, match=r"run\.steps 0 trains nothing"):
+        plan_tuning(resolve("folder", ["run.steps=0"]), trials=1)

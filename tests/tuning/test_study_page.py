@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from recollect.common.errors import InputError
+from recollect.config.schema import DataConfig
 from recollect.report.scatter import Point, scatter_chart
 from recollect.tuning.results import StudyResults, TrialRecord
 from recollect.tuning.study_page import write_page
@@ -72,7 +73,7 @@ class _Reader(HTMLParser):
 
 
 def test_everything_is_there(tmp_path: Path) -> None:
-    text = page(tmp_path)
+    text = page(tmp_path).replace("\u00a0", " ")
     for expected in (
         "75.00 %", "62.50", "70.0", "0001<strong> ◆ chosen</strong>", "the loss is nan", "80.0 %", "a remark",
         "42 s", "700", "optimizer.lr", "1, 2", "measured once", "The study is closed",
@@ -92,6 +93,30 @@ def test_elements_are_closed_and_every_chart_and_table_has_words(tmp_path: Path)
     assert reader.counts["figure"] == reader.counts["figcaption"]
     assert reader.counts.get("script", 0) == 0
     assert not re.findall(r'(?:src|href)="(?!#)[^"]', text)
+
+
+def test_cost_has_a_title_for_every_column(tmp_path: Path) -> None:
+    shown = page(tmp_path).split("Time of training and images seen</span>")[1].split("</table>")[0]
+    assert re.findall(r'<th scope="col">([^<]*)</th>', shown) == ["part", "trainings", "time", "images trained on"]
+    assert re.findall(r"<td>([^<]*)</td>", shown) == ["3", "30 s", "300", "1", "12 s", "400", "4", "42 s", "700"]
+
+
+def test_curves_that_are_close_together_can_be_told_apart(tmp_path: Path) -> None:
+    close = [trial(number, 0.98, curve=[(0.0, 0.961 + 0.005 * number), (1.0, 0.98)]) for number in range(2)]
+    chart = page(tmp_path, trials=close).split("Validation of the best 2 trials</title>")[1].split("</svg>")[0]
+    assert "96\u00a0%" in chart
+    assert ">0\u00a0%" not in chart
+
+
+def test_a_folder_is_called_by_its_name(tmp_path: Path) -> None:
+    final = {**(results().final or {}), "metrics": {"folder/test": {"r@1": 0.6}}}
+    text = page(tmp_path, recipe="folder", data="groceries", final=final)
+    assert "<h1>Settings for groceries</h1>" in text
+    assert "on groceries/test, measured once" in text
+    assert "folder" not in text.split("</style>")[1]
+    assert DataConfig("folder", "data/groceries/").title == "groceries"
+    assert DataConfig("folder", ".").title == Path().absolute().name
+    assert [DataConfig("folder").title, DataConfig("cars196", "data/cars").title] == ["folder", "cars196"]
 
 
 def test_names_cannot_act(tmp_path: Path) -> None:

@@ -41,5 +41,6 @@ def test_a_run_of_other_settings_is_refused(asked: Config, tmp_path: Path) -> No
     }
     for name, other in others.items():
         begun(other, tmp_path / name)
-        with pytest.raises(ForeignRunError, match="other settings"):
+        with pytest.raises(ForeignRunError, match="other settings") as refused:
             begin_or_resume(tmp_path / name, asked)
+        assert "{" not in str(refused.value), "in words"

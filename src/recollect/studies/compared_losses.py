@@ -17,7 +17,7 @@ from typing import Any
 
 from recollect.common import doors
 from recollect.common.errors import ConfigError
-from recollect.common.words import in_words
+from recollect.common.words import in_decimals, in_words
 from recollect.common.yaml_text import parse_yaml
 from recollect.config.automatic import PAPER_BATCH, choose_device, is_pretrained, settle
 from recollect.config.overrides import resolve, with_data
@@ -49,12 +49,6 @@ class PlannedComparison:
     feature_seconds: float = 0.0
     """Approximate time to compute the features of the training images, which is done once."""
 
-    @property
-    def data_name(self) -> str:
-        """The data set, or the name of the user's folder without its path."""
-        data = self.config.data
-        return Path(data.root).name if data.name == "folder" and data.root else data.name
-
     def lines(self) -> list[str]:
         """The plan in words, one line each."""
         bench = self.claim.bench
@@ -63,7 +57,7 @@ class PlannedComparison:
             ", the whole network is trained" if frozen == "none" else f", frozen up to {frozen}, computed once"
         )
         return [
-            f"data       {self.data_name}: {self.train_images:,} training images of {self.train_classes:,} classes",
+            f"data       {self.config.data.title}: {self.train_images:,} training images of {self.train_classes:,} classes",
             f"network    {network}",
             f"losses     {', '.join(cell.label for cell in self.claim.cells() if cell.trains)}",
             f"batch      {bench.batch} images",
@@ -95,12 +89,12 @@ class PairOfLosses:
         middle, half = interval(found)
         seeds = f"{len(found)} seed{'s' if len(found) > 1 else ''}"
         if math.isinf(half) or (self.judged.verdict == "undecided" and len(found) < 3):
-            return f"{a} and {b} differ by {middle:+.1f} points of r@1 over {seeds}: too few seeds to decide."
+            return f"{a} and {b} differ by {_points(middle)} points of r@1 over {seeds}: too few seeds to decide."
         low, high = middle - half, middle + half
         if self.judged.verdict == "undecided":
             return (
-                f"{a} and {b} cannot be distinguished here: the difference is {middle:+.1f} points of r@1, 90 % interval "
-                f"{low:+.1f} to {high:+.1f}, {seeds}."
+                f"{a} and {b} cannot be distinguished here: the difference is {_points(middle)} points of r@1, 90 % interval "
+                f"{_points(low)} to {_points(high)}, {seeds}."
             )
         if middle < 0:
             a, b, low, high = b, a, -high, -low
@@ -149,13 +143,18 @@ class LossComparison:
         }
 
 
+def half_width(result: CellResult) -> float | None:
+    """Half of the 90 % interval of r@1; None for a single value, and without training, where every seed has the same."""
+    half = interval(list(result.by_seed.values()))[1] if result.by_seed and result.cell.trains else math.inf
+    return None if math.isinf(half) else half
+
+
 def _plain(result: CellResult) -> dict[str, Any]:
     choice = result.choice
-    half = interval(list(result.by_seed.values()))[1] if result.by_seed else math.inf
     return {
         "loss": result.cell.label,
         "r@1": result.mean,
-        "half_width_90": None if math.isinf(half) else half,
+        "half_width_90": half_width(result),
         "by_seed": result.by_seed,
         "metrics": dict(result.metrics),
         "learning_rate": None if choice is None else choice.rate,
@@ -413,6 +412,10 @@ def _compute_features(planned: PlannedComparison) -> None:
     settings = planned.matrix.settings(bench, cell, seed=1, rate=bench.rates[0], steps=1)
     with built(resolve(bench.recipe, settings)) as training:
         training.prepare()
+
+
+def _points(difference: float) -> str:
+    return in_decimals(difference, 1, plus=True)
 
 
 def summarise(planned: PlannedComparison) -> tuple[list[CellResult], list[PairOfLosses]]:

@@ -6,14 +6,16 @@ Rebuilt from the run folders each time. Names of losses come from the user and a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from recollect.common.files import write_json, write_text
+from recollect.common.words import in_decimals
 from recollect.report.bars import Bar, bar_chart
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.page import check_target, document
-from recollect.studies.compared_losses import LossComparison, PlannedComparison, spent, summarise
-from recollect.studies.summary import CellResult, interval
+from recollect.studies.compared_losses import LossComparison, PlannedComparison, half_width, spent, summarise
+from recollect.studies.summary import CellResult
 
 GENERATOR = "recollect compare"
 _DASH = "–"
@@ -52,7 +54,7 @@ def _body(found: LossComparison) -> Markup:
         element(
             "p",
             "Every loss at its own best learning rate, on ",
-            name_of(found.planned.data_name),
+            name_of(config.data.title),
             f" with {config.model.init}. r@1 in percent on unseen test classes.",
             class_="introduction",
         ),
@@ -64,7 +66,7 @@ def _body(found: LossComparison) -> Markup:
 def _results(found: LossComparison) -> Markup:
     ordered = sorted(found.results, key=lambda result: -(result.mean or -1))
     bars = [
-        Bar(result.cell.label, result.mean, 0 if result.cell.trains else 1, _half(result))
+        Bar(result.cell.label, result.mean, 0 if result.cell.trains else 1, half_width(result))
         for result in ordered
         if result.mean is not None
     ]
@@ -79,24 +81,12 @@ def _results(found: LossComparison) -> Markup:
             name_of(result.cell.label),
             _shown(result),
             *(f"{result.metrics[name]:.1f}" if name in result.metrics else _DASH for name in more),
-            str(len(result.by_seed)),
-            *_training(result),
-            _seconds(result.processor_seconds),
-            _seconds(result.searched_seconds if result.cell.trains else None),
+            str(len(result.by_seed) if result.cell.trains else 1),  # without training, every seed has the same result
         ]
         for result in ordered
     ]
     shown = {"map@r": "mAP@R"}
-    head = [
-        "loss",
-        "r@1",
-        *(shown.get(name, name) for name in more),
-        "seeds",
-        "learning rate",
-        "steps",
-        "s per run",
-        "s of search",
-    ]
+    head = ["loss", "r@1", *(shown.get(name, name) for name in more), "seeds"]
     failures = [f"{result.cell.label}, {why}" for result in found.results for why in result.failures]
     return join(
         element(
@@ -107,10 +97,27 @@ def _results(found: LossComparison) -> Markup:
         table(
             head,
             rows,
-            caption="Results, best first: mean ± half of the 90 % interval (Student's t over seeds). s: processor seconds.",
+            caption="Results, best first: mean ± half of the 90 % interval (Student's t over seeds).",
         ),
+        _trainings(ordered),
         element("ul", [element("li", why) for why in failures], class_="remarks") if failures else None,
     )
+
+
+def _trainings(ordered: Sequence[CellResult]) -> Markup | None:
+    """How each loss was trained; a row without training has nothing to say here."""
+    rows = [
+        [
+            name_of(result.cell.label),
+            *_training(result),
+            _seconds(result.processor_seconds),
+            _seconds(result.searched_seconds),
+        ]
+        for result in ordered
+        if result.cell.trains
+    ]
+    head = ["loss", "learning rate", "steps", "s per run", "s of search"]
+    return table(head, rows, caption="How each was trained. s: processor seconds.") if rows else None
 
 
 def _pairs(found: LossComparison) -> Markup:
@@ -162,15 +169,10 @@ def _training(result: CellResult) -> tuple[str, str]:
     return f"{result.choice.rate:g}{end}", f"{result.steps:,}{limit}"
 
 
-def _half(result: CellResult) -> float | None:
-    half = interval(list(result.by_seed.values()))[1] if result.by_seed else math.inf
-    return None if math.isinf(half) else half
-
-
 def _shown(result: CellResult) -> str:
     if result.mean is None:
         return _DASH
-    half = _half(result)
+    half = half_width(result)
     return f"{result.mean:.1f}" + ("" if half is None else f" ± {half:.1f}")
 
 
@@ -179,4 +181,4 @@ def _seconds(value: float | None) -> str:
 
 
 def _by_seed(differences: tuple[float, ...]) -> str:
-    return ", ".join(f"{value:+.1f}" for value in differences) or _DASH
+    return ", ".join(in_decimals(value, 1, plus=True) for value in differences) or _DASH

@@ -25,6 +25,7 @@ from typing import Any
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import remove_strays, write_json
 from recollect.common.reading import read_json
+from recollect.config.free_settings import differences
 from recollect.studies.benches import BENCHES, Bench, Budget
 from recollect.studies.claims import Cell, Claim
 
@@ -76,12 +77,10 @@ class Matrix:
 
     def _check_about(self, known: dict[str, Any]) -> None:
         """Runs of different data or settings must not be mixed on one page."""
-        then = known.get("about", {})
-        if differing := [key for key in {**then, **self.about} if then.get(key) != self.about.get(key)]:
-            key = differing[0]
+        if found := differences(known.get("about", {}), self.about):
             raise ConfigError(
-                f"{self.out} contains runs with other settings ({key}: {then.get(key)}, not {self.about.get(key)}): "
-                "choose another --out."
+                f"{self.out} is a comparison with other settings: {'; '.join(found[:3])}. Choose another --out, or use the "
+                "same settings."
             )
 
     def _check_benches(self, known: dict[str, Any]) -> None:

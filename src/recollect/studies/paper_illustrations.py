@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from recollect.common.words import in_decimals
 from recollect.report import paper_figures
 from recollect.report.markup import Markup, element, join, table
 
@@ -57,7 +58,7 @@ def _pull_table(listed: paper_figures.RankedList, pulls: Sequence[paper_figures.
     rows = [
         [
             "● positive" if pull.positive else "○ negative",
-            f"{pull.similarity:.2f}",
+            in_decimals(pull.similarity, 2),
             *map(_signed, (pull.pairs, pull.recall)),
         ]
         for pull in (pulls[item] for item in listed.order)
@@ -67,7 +68,7 @@ def _pull_table(listed: paper_figures.RankedList, pulls: Sequence[paper_figures.
 
 def _signed(value: float) -> str:
     """With its sign and two digits; 0 without a sign."""
-    return "0" if abs(value) < 0.005 else f"{value:+.2f}".replace("-", "−")
+    return "0" if abs(value) < 0.005 else in_decimals(value, 2, plus=True)
 
 
 def _ranking(listed: paper_figures.RankedList) -> str:

@@ -15,6 +15,7 @@ from statistics import mean, stdev
 from typing import Any, Literal
 
 from recollect.common.errors import DataError
+from recollect.common.words import in_decimals
 from recollect.studies.benches import Bench
 from recollect.studies.claims import Cell, Claim, Contrast
 from recollect.studies.matrix import (
@@ -102,7 +103,7 @@ class Judged:
             return "–"
         middle, half = interval(self.differences)
         around = "" if math.isinf(half) else f" ± {half:.1f}"
-        return f"{round(middle, 1) + 0.0:+.1f}{around}"  # + 0.0: no "-0.0"
+        return in_decimals(middle, 1, plus=True) + around
 
     @property
     def words(self) -> str:

@@ -87,7 +87,7 @@ def _finish(
     metrics = {name: _test(folder, config, images) for name, images in tests.items()}
     _log_metrics(metrics)
     if not tests:
-        logger.info(f"test       {config.data.name} has no test split: evaluate it with recollect eval {folder}")
+        logger.info(f"test       {config.data.title} has no test split: evaluate it with recollect eval {folder}")
     plan = RunFolder(folder).read_manifest().get("plan", {})
     result = {
         "folder": str(folder),
@@ -118,11 +118,13 @@ def sets_to_test(config: Config) -> dict[str, ImageSet]:
 
 
 def _test(folder: Path, config: Config, images: ImageSet) -> dict[str, float]:
-    """Metrics of one test set, computed once and stored where ``recollect eval`` stores them."""
+    """Metrics of one test set, computed once and stored where ``recollect eval`` stores them.
+
+    Images that cannot be read are left out and named, as in the verdict of a training: a search may not look at the test
+    images before, and one broken photo must not end it after days.
+    """
     device = None if config.run.device == "auto" else config.run.device
-    choice = TestChoice(
-        config.data.name, config.data.root, images.split, config.data.options, config.data.on_bad_image == "skip"
-    )
+    choice = TestChoice(config.data.name, config.data.root, images.split, config.data.options, skip_bad=True)
     # The search is over and the set belongs to the data set: no image is left out.
     test = as_test_set(choice, images, folder, trained_classes="keep")
     place = folder / "eval" / test.name
@@ -131,4 +133,7 @@ def _test(folder: Path, config: Config, images: ImageSet) -> dict[str, float]:
         if isinstance(known, dict) and all(isinstance(value, int | float) for value in known.values()):
             return known
         raise DataError(f"{place / 'metrics.json'}: contains no metrics. Remove it to evaluate again.")
-    return measure_and_keep(open_model(folder, device=device), test, place)
+    metrics = measure_and_keep(open_model(folder, device=device), test, place)
+    for bad in read_json(place / "metrics.json", dict)["source"]["skipped"]:
+        logger.warning(f"left out of the test: {bad['reason']}")
+    return metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recollect.common.words import in_words
+from recollect.common.words import in_words, number_of
 from recollect.config.schema import Config
 from recollect.data import only_splits
 from recollect.training import trainer
@@ -42,12 +42,12 @@ def plan_tuning(
     middle = {name: _middle(parameter) for name, parameter in protocol.space.items()}
     with only_splits(config.data.train_split):
         trial, said = trainer.plan(trial_config(protocol, as_settings(middle)))
-    seconds = trial.time.seconds * trials
+    length = f"{in_words(trial.time.seconds * trials)} for {number_of(trials, 'trial')}"
     return [
         *lines(protocol, study_folder(config, out), trials, sampler, pruner),
         *(line for line in said if line.startswith(("model", "batch", "chunk", "machine"))),
-        f"a trial    of {middle['epochs']} epochs is {trial.length.steps:,} steps",
-        f"time       about {in_words(seconds)} for {trials} trials; then one training on all training classes, and the test",
+        f"a trial    of {middle['epochs']} epochs is {number_of(trial.length.steps, 'step')}",
+        f"time       about {length}; then one training on all training classes, and the test",
     ]
 
 

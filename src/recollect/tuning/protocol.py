@@ -10,29 +10,31 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.files import sha256
 from recollect.config.automatic import choose_device, is_pretrained, settle
+from recollect.config.free_settings import FREE
 from recollect.config.overrides import as_mapping, with_settings
 from recollect.config.schema import Config
-from recollect.data import ImageSet, class_disjoint_split, load, only_splits
+from recollect.data import ImageSet, class_disjoint_split, only_splits
 from recollect.data.registry import find_source
 from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.test_sets import EVERY_K
 from recollect.models.weight_files import obtain_weights
 from recollect.models.zoo import find
 from recollect.training.batches import make_sampler
-from recollect.training.build import make_loss
+from recollect.training.build import load_split, make_loss
 from recollect.tuning.space import Parameter, Space, as_settings, corners, default_space, read_space
 
 LOCAL = (
-    "data.root", "data.workers", "data.cache", "data.prefetch_mb", "model.weights", "model.download", "batch.chunk",
-    "run.device", "run.tensorboard", "run.loggers", "run.logger_options", "run.checkpoint_minutes", "run.checkpoint_steps",
+    "model.weights", "run.tensorboard", "run.loggers", "run.logger_options", "run.checkpoint_minutes",
+    "run.checkpoint_steps",
 )  # fmt: skip
-"""Settings that may differ between machines that share a study: they affect where and how fast a trial runs, not its
-result. The starting weights of the network are part of a study's identity by their content."""
+"""Settings that may differ between machines that share a study, besides those of ``FREE``: they affect where and how fast
+a trial runs, not its result. The starting weights of the network are part of a study's identity by their content."""
 
 MEASURED = (*(f"r@{k}" for k in EVERY_K), "map@r")
 """Possible values of ``run.select`` when validating on held-out classes."""
@@ -66,9 +68,9 @@ class Protocol:
     def identity(self) -> dict[str, Any]:
         """The values that must be equal for two processes to work on one study."""
         base = as_mapping(self.base)
-        for key in LOCAL:
-            part, name = key.split(".")
-            base[part].pop(name, None)
+        for key in (*FREE, *LOCAL):
+            *groups, name = key.split(".")
+            reduce(dict.__getitem__, groups, base).pop(name, None)
         base.pop("published")
         plain: dict[str, Any] = json.loads(
             json.dumps(
@@ -99,15 +101,15 @@ def read_protocol(config: Config, space: list[str] | None = None) -> Protocol:
     _refuse(config)
     config, remarks = _validated_by_classes(config)
     with only_splits(config.data.train_split):
-        images = load(config.data.name, config.data.root, config.data.train_split, **config.data.options)
+        images = load_split(config.data, config.data.train_split)
     if images.num_classes < 4:
         raise InputError(
             f"{images.name}: {images.num_classes} training classes are too few to tune with; at least four are needed, two "
             "for training and two for validation."
         )
     train, validation = class_disjoint_split(images, "paper")
-    device = choose_device(config.run.device)
-    base, _ = settle(config, images, device, is_pretrained(config.model))
+    base, few = _settled(config, images)
+    remarks += few
     epochs = _epochs(base, images)
     chosen = read_space(space or (), default_space(base, epochs))
     longest = _longest(chosen["epochs"])
@@ -162,6 +164,8 @@ def _refuse(config: Config) -> None:
     data = config.data
     if config.run.epochs == 0:
         raise ConfigError(f"{config.name} trains nothing (run.epochs 0), so there is nothing to tune.")
+    if config.run.steps == 0:
+        raise ConfigError("run.steps 0 trains nothing, so there is nothing to tune: remove this setting.")
     if config.run.watch_test:
         raise ConfigError("run.watch_test: a search does not use the test set. Remove this setting.")
     if data.validation == "random":
@@ -191,6 +195,21 @@ def _validated_by_classes(config: Config) -> tuple[Config, list[str]]:
         )
     data = replace(config.data, validation="none", validation_root=None)
     return replace(config, data=data, run=replace(config.run, select=select)), remarks
+
+
+def _settled(config: Config, images: ImageSet) -> tuple[Config, list[str]]:
+    """The recipe without any ``"auto"``, and a remark if ``recollect train`` would take no step with so few images."""
+    device, pretrained = choose_device(config.run.device), is_pretrained(config.model)
+    base, choices = settle(config, images, device, pretrained)
+    if base.run.steps != 0:
+        return base, []
+    # With a learning rate that is set, the length is that of a training.
+    lasting = replace(config, optimizer=replace(config.optimizer, lr=base.optimizer.lr))
+    reason = next(choice.reason for choice in choices if choice.key == "run.steps")
+    return settle(lasting, images, device, pretrained)[0], [
+        f"recollect train would take no step here ({reason.partition(';')[0]}): compare the test with that of recollect "
+        "train."
+    ]
 
 
 def _weights(config: Config) -> str:

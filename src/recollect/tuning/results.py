@@ -105,7 +105,7 @@ def read_results(store: StudyDatabase, protocol: Protocol, final: dict[str, Any]
         name=store.study.study_name,
         folder=str(store.folder),
         recipe=base.name,
-        data=base.data.name,
+        data=base.data.title,
         select=base.run.select,
         sampler=store.sampler,
         seed=store.seed,

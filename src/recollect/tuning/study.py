@@ -16,6 +16,7 @@ from typing import Any
 
 from recollect.common import doors
 from recollect.common.errors import ConfigError, InputError
+from recollect.common.words import number_of
 from recollect.config.schema import Config
 from recollect.data import only_splits
 from recollect.training.callbacks import Callback, TrainingStoppedError
@@ -83,14 +84,16 @@ def tune(
         _search(store, closing, protocol, trials)
     elif len(store.slots()) < trials:
         raise ConfigError(
-            f"{folder} is closed: its choice was made among {len(store.slots())} trials, and more trials after the test "
-            "could be chosen by it. Use the same number of trials, or start a new study with another --out."
+            f"{folder} is closed: its choice was made among {number_of(len(store.slots()), 'trial')}, and more trials after "
+            "the test could be chosen by it. Use the same number of trials, or start a new study with another --out."
         )
     results = write_results(store, closing, protocol)
     unfinished = results.count("running", "queued") + max(0, trials - len(results.trials))
     if unfinished:
-        what = "1 trial is" if unfinished == 1 else f"{unfinished} trials are"
-        logger.info(f"{what} not done yet; run the same command again, or let the last running process finish.")
+        logger.info(
+            f"{number_of(unfinished, 'trial is/trials are')} not done yet; run the same command again, or let the last "
+            "running process finish."
+        )
     elif results.best is None:
         logger.info(f"no trial finished, so there is nothing to choose. {_reasons(results)}")
     elif final:
@@ -111,7 +114,7 @@ def lines(protocol: Protocol, folder: Path, trials: int, sampler: str, pruner: s
     varied = [f"{name} {parameter}" for name, parameter in protocol.space.items()]
     select = protocol.base.run.select
     return [
-        f"study      {folder}: {trials} trials of {protocol.base.name}, {sampler} sampler"
+        f"study      {folder}: {number_of(trials, 'trial')} of {protocol.base.name}, {sampler} sampler"
         + ("" if pruner == "none" else f", {pruner} pruning"),
         f"trains     on the first {protocol.train[0]:,} training classes ({protocol.train[1]:,} images)",
         f"validates  on the other {protocol.validation[0]:,} ({protocol.validation[1]:,} images), by {select}",
@@ -236,7 +239,7 @@ def _reasons(results: StudyResults) -> str:
         if trial.failure:
             alike.setdefault(re.sub(r"\d+", "#", trial.failure), []).append(trial.failure)
     told = [
-        f"{'1 trial' if len(texts) == 1 else f'{len(texts)} trials'} failed: {texts[0]}"
+        f"{number_of(len(texts), 'trial')} failed: {texts[0]}"
         for texts in sorted(alike.values(), key=len, reverse=True)[:3]
     ]
     return " ".join(

@@ -26,6 +26,7 @@ import numpy as np
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.imports import require
 from recollect.common.locks import Lock, exclusive, is_free, try_lock
+from recollect.config.free_settings import differences
 
 BEAT = 30.0
 """Seconds between heartbeats in the database."""
@@ -122,11 +123,11 @@ class StudyDatabase:
             if _IDENTITY not in self.study.user_attrs:
                 self.study.set_user_attr(_IDENTITY, dict(identity))
         known = self.study.user_attrs[_IDENTITY]
-        differences = _differences(known, identity)
-        if differences:
+        found = differences(known, identity)
+        if found:
             raise ConfigError(
-                f"{self.folder} is a study with other settings: {'; '.join(differences[:3])}"
-                f"{f'; and {len(differences) - 3} more' if len(differences) > 3 else ''}. Choose another --out, or use "
+                f"{self.folder} is a study with other settings: {'; '.join(found[:3])}"
+                f"{f'; and {len(found) - 3} more' if len(found) > 3 else ''}. Choose another --out, or use "
                 "the same settings."
             )
 
@@ -327,20 +328,3 @@ def shown_address(url: str) -> str:
         return url
     scheme, _, account = start.partition("://")
     return f"{scheme}://{account.split(':')[0]}@{end}"
-
-
-def _differences(known: Mapping[str, Any], asked: Mapping[str, Any], above: str = "") -> list[str]:
-    found: list[str] = []
-    for key in dict.fromkeys([*known, *asked]):
-        one, other = known.get(key), asked.get(key)
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            found += _differences(one, other, f"{above}{key}.")
-        elif one != other:
-            name = f"{above}{key}".removeprefix("settings.")
-            found.append(f"{name} is {_brief(one)} there and {_brief(other)} here")
-    return found
-
-
-def _brief(value: Any) -> str:
-    text = "not set" if value is None else str(value)
-    return text if len(text) <= 40 else f"{text[:12]}…"

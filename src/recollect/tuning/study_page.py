@@ -25,7 +25,7 @@ GENERATOR = "recollect tune"
 def write_page(path: Path, results: StudyResults) -> Path:
     """Write the page; an earlier page of a study is overwritten, any other file is not."""
     check_target(path, False, GENERATOR)
-    heading = f"Settings for {results.recipe}"
+    heading = f"Settings for {results.data if results.recipe == 'folder' else results.recipe}"
     parts: list[tuple[str, str, Child]] = [
         ("result", "Result", _result(results)),
         ("trials", "Trials", study_page_parts.trials(results)),
@@ -72,7 +72,7 @@ def _tiles(results: StudyResults) -> Markup | None:
     for name, metrics in (results.final or {}).get("metrics", {}).items():
         first = next((key for key in (results.select, "r@1") if key in metrics), None)
         if first is not None:
-            tiles.append(("test", percent(metrics[first]), f"{first} on {name}, measured once"))
+            tiles.append(("test", percent(metrics[first]), f"{first} on {_set_name(results, name)}, measured once"))
     return element(
         "ul",
         [
@@ -86,6 +86,12 @@ def _tiles(results: StudyResults) -> Markup | None:
         ],
         class_="tiles",
     )
+
+
+def _set_name(results: StudyResults, name: str) -> str:
+    """A test set's name on the page: ``folder/test`` with the name of the folder."""
+    kind, _, split = name.partition("/")
+    return f"{results.data}/{split}" if kind == "folder" else name
 
 
 def _result(results: StudyResults) -> Markup:
@@ -117,7 +123,13 @@ def _test(results: StudyResults) -> Markup | None:
             if key != "first_rank"
         ]
         head = ["metric, in %", "here", *(["paper"] if paper else [])]
-        tables.append(table(head, rows, caption=join("Test on ", name_of(name), ", once, after the choice was made")))
+        tables.append(
+            table(
+                head,
+                rows,
+                caption=join("Test on ", name_of(_set_name(results, name)), ", once, after the choice was made"),
+            )
+        )
     return join(*tables) if tables else element("p", "This data set has no test split.")
 
 

@@ -101,6 +101,7 @@ def _curves(order: Sequence[TrialRecord]) -> Markup | None:
         x_label="epoch",
         y_label="validation",
         percent=True,
+        zoomed=True,
         caption="Where a curve falls again, longer training did not help.",
     )
 
@@ -161,25 +162,15 @@ def _importance(results: StudyResults) -> Markup:
 
 
 def cost(results: StudyResults) -> Markup:
-    """Seconds and images."""
+    """Time and images."""
     final = results.final
-    rows: list[list[Child]] = [
-        [
-            "search",
-            str(len(results.trials)),
-            f"{results.seconds:,.0f}",
-            in_words(results.seconds),
-            f"{results.images:,}",
-        ]
-    ]
+    rows: list[list[Child]] = [["search", str(len(results.trials)), in_words(results.seconds), f"{results.images:,}"]]
     if final is not None:
-        rows.append(
-            ["final training", "1", f"{final['seconds']:,.0f}", in_words(final["seconds"]), f"{final['images']:,}"]
-        )
-        both = results.seconds + final["seconds"]
-        rows.append(["together", "", f"{both:,.0f}", in_words(both), f"{results.images + final['images']:,}"])
+        rows.append(["final training", "1", in_words(final["seconds"]), f"{final['images']:,}"])
+        both, images = in_words(results.seconds + final["seconds"]), results.images + final["images"]
+        rows.append(["together", str(len(results.trials) + 1), both, f"{images:,}"])
     count = f"{results.count('done')} done, {results.count('pruned')} stopped early, {results.count('failed')} failed"
     return join(
-        table(["", "trainings", "seconds", "", "images trained on"], rows, caption="Time of training and images seen"),
-        element("p", f"{count}. Seconds are summed over machines and include validation.", class_="note"),
+        table(["part", "trainings", "time", "images trained on"], rows, caption="Time of training and images seen"),
+        element("p", f"{count}. Times are summed over machines and include validation.", class_="note"),
     )

@@ -14,6 +14,7 @@ from typing import Any
 from recollect.common import doors
 from recollect.common.console import only_warnings
 from recollect.common.errors import ConfigError
+from recollect.config.free_settings import differences, free_settings_of
 from recollect.config.overrides import as_mapping
 from recollect.config.references import anchored_names
 from recollect.config.schema import Config
@@ -77,7 +78,7 @@ def begin_or_resume(path: Path, config: Config, callback: Callback | None = None
     if not folder.config_file.exists():
         return train(config, path, callbacks=callbacks)
     _check_same(folder, config)
-    return train(resume=path, callbacks=callbacks, trust=True)
+    return train(resume=path, settings=free_settings_of(config), callbacks=callbacks, trust=True)
 
 
 def _check_same(folder: RunFolder, config: Config) -> None:
@@ -92,9 +93,11 @@ def _check_same(folder: RunFolder, config: Config) -> None:
     for part, name in (*named, *settings, *length):
         there, here = (values[part] if name is None else values[part][name] for values in (one, other))
         if not _agree(there, here):
+            key = part if name is None else f"{part}.{name}"
+            found = differences({key: there}, {key: here})
             raise ForeignRunError(
-                f"{folder.path} contains a run with other settings ({part}: {there}, not {here}): it is from another study. "
-                "Choose another --out."
+                f"{folder.path} contains a run with other settings: {'; '.join(found[:3])}. It is from another study: choose "
+                "another --out."
             )
 
 
