@@ -92,6 +92,20 @@ def test_an_id_finds_its_neighbours(client: Client, index: Index) -> None:
     assert odd.json()["results"][0]["id"] == "class0/0.png"
 
 
+def test_a_field_that_would_be_ignored_is_refused(client: Client) -> None:
+    """A misspelt filter would otherwise be a search through everything."""
+    for answer in (
+        client.upload("/search", _png(), wher='{"label": "class1"}'),
+        client.post("/search", {"id": "class1/2.png", "wher": {"label": "class1"}}),
+    ):
+        assert answer.status == 422
+        assert answer.json()["detail"].startswith("there is no field 'wher'; the fields are "), answer.body
+    assert "'image'" in client.post("/search", {"image": "aGk=", "id": "class1/2.png"}).json()["detail"]
+    for answer in (client.upload("/search?k=2", _png()), client.post("/search?top=2", {"id": "class1/2.png"})):
+        assert answer.status == 422
+        assert answer.json()["detail"] == "send the fields in the body, not in the address."
+
+
 def test_items_and_thumbnails(client: Client) -> None:
     answer = client.get("/items/a%2Fodd%20id%3F%23%25")
     assert answer.json()["id"] == "a/odd id?#%"
@@ -107,6 +121,19 @@ def test_items_and_thumbnails(client: Client) -> None:
         "/thumbnails/..%2F..%2Fetc%2Fpasswd",
     ):
         assert client.get(path).status == 404
+
+
+def test_an_id_may_contain_line_breaks(tmp_path: Path) -> None:
+    photo = make_photos(tmp_path / "p", classes=1, each=1) / "class0" / "0.png"
+    with Index.create(tmp_path / "x", ToyEncoder()) as index:
+        index.add([photo, photo], ["a/line\nbreak.png", "last\n"])
+        with running(index, token=TOKEN) as client:
+            for name in ("a%2Fline%0Abreak.png", "last%0A"):
+                found = client.get(f"/items/{name}").json()
+                assert client.get(found["thumbnail"]).headers["content-type"] == "image/jpeg"
+            gone = client.call("DELETE", "/items/last%0A", headers={"Authorization": f"Bearer {TOKEN}"})
+            assert gone.status == 204
+            assert client.get("/items/last").status == 404
 
 
 def test_a_file_that_took_anothers_place_is_not_shown(tmp_path: Path) -> None:

@@ -164,6 +164,33 @@ def test_a_label_does_not_become_an_element(chromium: Browser, service: Client, 
     assert chromium.log("browser") == []
 
 
+def test_pictures_are_large_names_are_whole_and_a_missing_picture_is_said(chromium: Browser, tmp_path: Path) -> None:
+    long = "a_name_that_would_not_fit_on_one_line_of_a_tile_of_this_width.png"
+    photos = make_photos(tmp_path / "p", classes=1, each=3, size=48) / "class0"
+    (photos / "0.png").rename(photos / "line\nbreak.png")
+    (photos / "1.png").rename(photos / long)
+    with Index.create(tmp_path / "x", ToyEncoder()) as index:
+        index.sync(photos)
+        (photos / "2.png").unlink()
+        with running(index) as client:
+            chromium.look(1200, 900, "light")
+            chromium.visit(f"{client.address}/")
+            chromium.until(f"{_READY} === 3")
+            chromium.until("return [...document.querySelectorAll('.card img')].every(i => i.complete)")
+            shown = chromium.run(
+                "return Object.fromEntries([...document.querySelectorAll('.card')].map(c => [c.dataset.id, "
+                "[c.querySelector('.frame').textContent.trim(), c.offsetWidth]]))"
+            )
+            name = chromium.run(
+                f"const n = [...document.querySelectorAll('.name')].find(n => n.textContent.includes({long!r}));"
+                "return [n.scrollWidth <= n.clientWidth || n.scrollWidth <= n.parentElement.clientWidth, "
+                "getComputedStyle(n).textOverflow]"
+            )
+    assert {key: text for key, (text, _) in shown.items()} == {"line\nbreak.png": "", long: "", "2.png": "no picture"}
+    assert all(width > 190 for _, width in shown.values())
+    assert name == [True, "clip"]
+
+
 def test_what_goes_wrong_is_said(chromium: Browser, service: Client, tmp_path: Path) -> None:
     chromium.visit(f"{service.address}/")
     chromium.until(_READY)

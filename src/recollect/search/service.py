@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,11 +22,13 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect
 
 from recollect._version import __version__
 from recollect.common.errors import ImageError, InputError, RecollectError
+from recollect.common.words import printable
 from recollect.search.batching import Batcher, TooBusyError
 from recollect.search.guards import Guard
 from recollect.search.index import Index, Match
@@ -110,7 +112,7 @@ def _routes(service: _Service) -> list[tuple[str, Any, dict[str, Any]]]:
 
     hidden = {"methods": ["GET"], "include_in_schema": False, "response_model": None}
     picture = {200: {"content": {"image/jpeg": {}}}, 304: {"description": "Not modified"}}
-    read, item = {"methods": ["GET"], "responses": refused(400, 503)}, "/items/{item_id:path}"
+    read, item = {"methods": ["GET"], "responses": refused(400, 503)}, "/items/{item_id:any_text}"
     taken = {"methods": ["POST"], "responses": refused(400, 401, 403, 404, 413, 415, 422, 503)}
     found = {"methods": ["GET"], "responses": refused(400, 404, 503)}
     gone = {"methods": ["DELETE"], "responses": refused(400, 401, 403, 404, 503)}
@@ -133,7 +135,7 @@ def _routes(service: _Service) -> list[tuple[str, Any, dict[str, Any]]]:
             {**gone, **write, "status_code": 204, "response_class": Response, "response_model": None},
         ),
         (
-            "/thumbnails/{item_id:path}",
+            "/thumbnails/{item_id:any_text}",
             service.thumbnail,
             {
                 **found,
@@ -147,6 +149,19 @@ def _routes(service: _Service) -> list[tuple[str, Any, dict[str, Any]]]:
         ("/health", service.health, {**read, "response_model": Health}),
         ("/metrics", service.metrics_text, {**read, "response_class": PlainTextResponse, "response_model": None}),
     ]
+
+
+class _AnyText(StringConvertor):
+    """The rest of an address, also with line breaks, which ``path`` does not match: an id may be any file's name."""
+
+    regex = r"[\s\S]*"
+
+    def to_string(self, value: str) -> str:
+        """As it is."""
+        return value
+
+
+register_url_convertor("any_text", _AnyText())
 
 
 class _Service:
@@ -170,7 +185,7 @@ class _Service:
 
     async def search(self, request: Request) -> FoundItems:
         """Find the images most similar to an uploaded one, or to one of the index."""
-        image, fields = await self._read(request, "image")
+        image, fields = await self._read(request, ("image", "id", "k", "where"))
         k, where = _count(fields.get("k", 10)), _where(fields.get("where"))
         if image is not None:
             check_upload(image, self.limits.max_pixels)
@@ -187,7 +202,7 @@ class _Service:
     async def add(self, request: Request) -> ItemAnswer:
         """Add an image, or replace the one with the same id."""
         self._check_writer(request)
-        image, fields = await self._read(request, "image")
+        image, fields = await self._read(request, ("image", "id", "metadata"))
         name, about = fields.get("id"), _json(fields.get("metadata") or "{}", "metadata")
         if image is None or not isinstance(name, str) or not name or len(name) > 512:
             raise HTTPException(422, "send an image and an id of at most 512 characters.")
@@ -268,19 +283,23 @@ class _Service:
         if kind.lower() != "bearer" or not hmac.compare_digest(given.encode(), self.limits.token.encode()):
             raise HTTPException(401, "writing needs the token of this service.", {"WWW-Authenticate": "Bearer"})
 
-    async def _read(self, request: Request, file: str) -> tuple[bytes | None, Mapping[str, Any]]:
-        """An uploaded image and the other fields, of a form or of JSON."""
+    async def _read(self, request: Request, known: tuple[str, ...]) -> tuple[bytes | None, Mapping[str, Any]]:
+        """The uploaded ``image`` and the other fields, of a form or of JSON. A field that would be ignored is refused."""
+        if request.query_params:
+            raise HTTPException(422, "send the fields in the body, not in the address.")
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind == "application/json":
             body = _json((await request.body()).decode("utf-8", "replace"), "the body")
             if not isinstance(body, dict):
                 raise HTTPException(422, "the body is not a JSON object.")
+            _check_names(body, known[1:])  # a picture needs a form
             return None, body
         if kind != "multipart/form-data":
             raise HTTPException(415, "send multipart/form-data with an image, or application/json with an id.")
         try:
             async with request.form(max_files=1, max_fields=8, max_part_size=_FIELDS) as form:
-                upload = form.get(file)
+                _check_names(form, known)
+                upload = form.get("image")
                 fields = {name: value for name, value in form.items() if isinstance(value, str)}
                 content = None if upload is None or isinstance(upload, str) else await upload.read()
         except (MultiPartException, ClientDisconnect, UnicodeDecodeError, ValueError) as error:
@@ -300,6 +319,12 @@ async def _problem(_: Request, error: Exception) -> Any:
     if isinstance(error, RecollectError):
         return JSONResponse({"detail": "the index cannot be used at the moment; see the log of the service."}, 503)
     return JSONResponse({"detail": "internal error; see the log of the service."}, 500)
+
+
+def _check_names(fields: Iterable[str], known: Sequence[str]) -> None:
+    for name in fields:
+        if name not in known:
+            raise HTTPException(422, f"there is no field {printable(name[:40])!r}; the fields are {', '.join(known)}.")
 
 
 def _count(value: Any) -> int:

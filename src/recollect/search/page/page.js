@@ -65,6 +65,11 @@ function offer(items) {
   say(items.length ? "Or begin with one of these:" : "The index holds no images yet.");
 }
 
+// Stands where the picture would be.
+function missing() {
+  return Object.assign(document.createElement("span"), { className: "missing", textContent: "no picture" });
+}
+
 function card(result, place) {
   const item = $("card").content.cloneNode(true).firstElementChild;
   const pick = selector => item.querySelector(selector);
@@ -78,11 +83,11 @@ function card(result, place) {
   const what = found ? `Result ${place + 1}: ${label || name}, similarity ${result.similarity.toFixed(2)}${verdict}` : label || name;
   button.setAttribute("aria-label", `${what}. Search with it.`);
   pick("img").src = result.thumbnail.slice(1); // relative, so that the page works below a path, too
-  pick("img").addEventListener("error", event => event.target.remove());
+  pick("img").addEventListener("error", event => event.target.replaceWith(missing()));
   if (found) {
     button.dataset.similarity = result.similarity;
     pick(".fill").style.setProperty("--share", Math.max(0, Math.min(1, result.similarity)));
-    pick(".similarity").textContent = result.similarity.toFixed(3);
+    pick(".similarity").textContent = result.similarity.toFixed(3).replace("-", "−");
   }
   if (result.verdict) {
     pick(".verdict").textContent = result.verdict;
