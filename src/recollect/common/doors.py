@@ -135,9 +135,10 @@ def load(reference: str, kind: str, name: str | None = None) -> Loaded:
             f"{kind}: {attribute} was passed in Python and is not stored in files. Continue in Python and pass it "
             f"again: recollect.train(resume=RUN, {argument}=…){instead.get(kind, '')}."
         )
-    from recollect.common import torchvision_fix
+    if place.split(".")[0] != "recollect":
+        from recollect.common import torchvision_fix
 
-    torchvision_fix.apply()  # the code may import torchvision
+        torchvision_fix.apply()  # the code may import torchvision, which takes a second or two
     module = _module_of_file(Path(place), kind) if place.endswith(".py") else _module(place, kind, reference)
     target: Any = module
     for part in attribute.split("."):
