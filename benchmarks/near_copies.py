@@ -73,11 +73,16 @@ def small(images: list[Image.Image]) -> SmallPictures:
     )
 
 
+def folder_sets(folders: list[Path], split: str) -> dict[str, ImageSet]:
+    """The images of some folders, by the folder's name."""
+    return {folder.name: load("folder", folder, split) for folder in folders}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folders", type=Path, nargs="+")
     folders = parser.parse_args().folders
-    sets = {folder.name: load("folder", folder, "all") for folder in folders}
+    sets = folder_sets(folders, "all")
     originals = [image for images in sets.values() for image in _some(images)]
     rows: list[dict[str, object]] = []
     first = small(originals)

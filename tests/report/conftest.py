@@ -1,11 +1,20 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from report.browser import Browser, browser
 from report.report_runs import make_data, make_run
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """One browser for all tests; each sets the size and the colours it needs."""
+    with browser() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

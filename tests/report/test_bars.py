@@ -24,8 +24,8 @@ def test_a_long_name_is_shortened_in_the_drawing_and_whole_in_the_table() -> Non
     chart = bar_chart([Bar(name, 60.0), Bar("b", 80.0)], ("x",), title="T", value="r@1")
     assert chart is not None
     drawn = re.findall(r'class="label">([^<]*)<', chart)
-    assert any(text.startswith("reciprocal_rank.") and text.endswith("query=excluded)") for text in drawn)
-    assert all(len(text) <= 34 for text in drawn)
+    assert any(text.startswith("reciprocal_") and text.endswith("=excluded)") for text in drawn)
+    assert all(len(text) <= 26 for text in drawn)
     assert chart.count(name) == 2, "the hint and the table"
 
 

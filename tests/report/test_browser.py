@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from recollect.report import write_report
-from report.browser import Browser, browser, programs
+from recollect.report.class_colours import ON_DARK, ON_LIGHT, class_colours
+from recollect.report.markup import element, join, listed
+from recollect.report.page import _filter, document, packaged
+from recollect.report.shown_images import Shown
+from report.browser import Browser, programs
 
 pytestmark = [
     pytest.mark.slow,
@@ -56,12 +60,6 @@ for (const element of document.querySelectorAll('body *')) {
 }
 return {out, page: document.documentElement.scrollWidth, window: innerWidth};
 """
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -148,11 +146,73 @@ def test_rows_are_filtered_by_class(chromium: Browser, page: Path) -> None:
     chromium.run(typed.format("'TEST-0'"))  # not test-00, which contains it
     assert chromium.run(
         "const rows = [...document.querySelectorAll('[data-classes]')];"
-        "return rows.every(row => row.hidden === !row.dataset.classes.split('\\n').includes('test-0'))"
+        "return rows.every(row => row.hidden === !JSON.parse(row.dataset.classes).includes('test-0'))"
     )
     assert 0 < chromium.run(count) < everything
     chromium.run(typed.format("''"))
     assert chromium.run(count) == everything
+
+
+_FILTER = "const f = document.getElementById('filter'); f.value = {!r}; f.dispatchEvent(new Event('input'));"
+# Headings, tables and folds that are shown although none of their rows is; how many of the folds are open.
+_EMPTY = """
+const rows = [...document.querySelectorAll('[data-classes], .by-class tbody tr')];
+const left = at => rows.filter(row => at.contains(row)).map(row => row.checkVisibility());
+const parts = [...document.querySelectorAll('details.more, .by-class .scroll, .gallery, .groups')];
+const headings = [...document.querySelectorAll('main h3')].filter(h => h.checkVisibility());
+return {
+  parts: parts.filter(p => left(p).length && p.checkVisibility() && !left(p).includes(true)).length,
+  headings: headings.filter(h => !h.nextElementSibling.checkVisibility()).length,
+  shown: headings.length, open: parts.filter(p => p.open).length,
+  hidden: document.querySelectorAll('main :is(h3, article, details, tr, .scroll)[hidden]').length};
+"""
+
+
+@pytest.mark.parametrize("opened", [0, 1])
+def test_a_filter_leaves_nothing_empty_and_clearing_it_restores_the_page(
+    chromium: Browser, page: Path, opened: int
+) -> None:
+    chromium.look(1280, 900, "light")
+    chromium.open(page)
+    chromium.run(f"document.querySelector('details.more').open = {opened} === 1")
+    bar = "return document.querySelector('nav').offsetHeight"
+    before, height = chromium.run(_EMPTY), chromium.run(bar)
+    assert before["open"] == opened
+    for wanted in ("test-04", "no such class"):
+        chromium.run(_FILTER.format(wanted))
+        found = chromium.run(_EMPTY)
+        assert (found["parts"], found["headings"]) == (0, 0)
+        assert found["hidden"] > 5
+        assert chromium.run(bar) == height
+    chromium.run(_FILTER.format(""))
+    assert chromium.run(_EMPTY) == before
+    assert before["hidden"] == 0
+
+
+def test_a_confused_pair_and_its_example_are_found_by_either_class(chromium: Browser, page: Path) -> None:
+    chromium.open(page)
+    pairs = "[...document.querySelectorAll('#failures .by-class tbody tr')]"
+    names = f"const [a, b] = {pairs}[0].querySelectorAll('bdi'); return [a.textContent, b.textContent]"
+    asked, answered = chromium.run(names)
+    words = (
+        "[...document.querySelectorAll('#failures article')].filter(a => a.checkVisibility()).map(a => a.textContent)"
+    )
+    for wanted in (asked, answered):
+        chromium.run(_FILTER.format(wanted))
+        assert any(f"{asked} taken for {answered}" in row for row in chromium.run(f"return {words}"))
+
+
+def test_a_class_with_a_line_break_in_its_name_can_be_chosen(chromium: Browser, tmp_path: Path) -> None:
+    shown = Shown("set", "test", ["a", "b"], np.arange(2), ["two\nlines", "two"], 2)
+    rows = [element("article", name, data_classes=listed([name])) for name in shown.class_names]
+    text = document("t", join(*rows), [("x", "x")], tools=_filter(shown), script=packaged("page.js"))
+    (tmp_path / "page.html").write_text(text, "utf-8")
+    chromium.open(tmp_path / "page.html")
+    left = "return [...document.querySelectorAll('article')].filter(a => !a.hidden).map(a => a.textContent)"
+    for number, name in enumerate(sorted(shown.class_names)):
+        chosen = f"f.value = document.querySelectorAll('option')[{number}].value;"
+        chromium.run(f"const f = document.getElementById('filter'); {chosen} f.dispatchEvent(new Event('input'))")
+        assert chromium.run(left) == [name]
 
 
 def test_the_map_answers_to_pointer_and_keys(chromium: Browser, page: Path) -> None:
@@ -167,6 +227,59 @@ def test_the_map_answers_to_pointer_and_keys(chromium: Browser, page: Path) -> N
     assert ".png" in tip
     chromium.until(f"return document.querySelector('canvas.plane').toDataURL() !== {before!r}")
     assert chromium.log("browser") == []
+
+
+# Where an image lies in the window, in the first map.
+_DOT = """
+const figure = document.querySelector('.map figure'), canvas = figure.querySelector('canvas');
+canvas.scrollIntoView({block: 'center'});
+const bytes = Uint8Array.from(atob(figure.dataset.points), c => c.charCodeAt(0));
+const points = new Uint16Array(bytes.buffer), box = canvas.getBoundingClientRect();
+return [0, 1].map(axis => (points[axis] / 65535 - 0.5) * box.width * 0.94 + box.width / 2 + [box.left, box.top][axis]);
+"""
+
+
+def _touch(chromium: Browser, kind: str, *places: tuple[float, float]) -> None:
+    fingers = [{"x": x, "y": y, "id": number} for number, (x, y) in enumerate(places)]
+    chromium.devtools("Input.dispatchTouchEvent", type=kind, touchPoints=fingers)
+
+
+def test_the_map_answers_to_fingers(chromium: Browser, page: Path) -> None:
+    chromium.look(360, 740, "light")
+    chromium.devtools("Emulation.setTouchEmulationEnabled", enabled=True, maxTouchPoints=2)
+    try:
+        chromium.open(page)
+        x, y = chromium.run(_DOT)
+        _touch(chromium, "touchStart", (x, y))
+        _touch(chromium, "touchEnd")
+        tip = chromium.until("const t = document.querySelector('.tip'); return t.hidden ? '' : t.textContent")
+        assert ".png" in tip
+        before = chromium.run("return document.querySelector('canvas.plane').toDataURL()")
+        _touch(chromium, "touchStart", (170, y))
+        _touch(chromium, "touchStart", (170, y), (190, y))
+        for far in (20, 40, 60):
+            _touch(chromium, "touchMove", (170 - far, y), (190 + far, y))
+        _touch(chromium, "touchEnd")
+        chromium.until("return document.querySelector('canvas.plane').matches('.zoomed')")
+        chromium.until(f"return document.querySelector('canvas.plane').toDataURL() !== {before!r}")
+    finally:
+        chromium.devtools("Emulation.setTouchEmulationEnabled", enabled=False)
+
+
+@pytest.mark.parametrize(("scheme", "luminances"), [("light", ON_LIGHT), ("dark", ON_DARK)])
+def test_dots_have_the_colours_of_the_theme(
+    chromium: Browser, page: Path, scheme: str, luminances: tuple[float, float]
+) -> None:
+    chromium.look(1200, 900, scheme)
+    chromium.open(page)
+    seen = chromium.until(
+        "const c = document.querySelector('canvas.plane'); const found = new Set();"
+        "const all = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
+        "for (let at = 0; at < all.length; at += 4) if (all[at + 3] === 255) found.add(all.slice(at, at + 3).join());"
+        "return found.size ? [...found] : null"
+    )
+    colours = {",".join(map(str, colour)) for colour in class_colours(luminances)[:6]}
+    assert colours <= set(seen)
 
 
 def test_without_its_script_the_page_says_everything(chromium: Browser, page: Path, tmp_path: Path) -> None:
@@ -222,14 +335,17 @@ def test_those_who_want_no_motion_get_none(chromium: Browser, page: Path) -> Non
     assert chromium.run("return getComputedStyle(document.documentElement).scrollBehavior") == "smooth"
 
 
-def test_a_lone_chart_fills_the_page_also_with_a_note_below(chromium: Browser, page: Path) -> None:
-    chromium.look(1200, 900, "light")
+@pytest.mark.parametrize("width", [740, 360])
+def test_an_enlarged_picture_is_whole_in_a_low_window(chromium: Browser, page: Path, width: int) -> None:
+    chromium.look(width, 360, "light")
     chromium.open(page)
-    chromium.run(
-        "const charts = document.querySelector('#speed .charts'); const note = document.createElement('p');"
-        "note.className = 'note'; note.textContent = 'a note'; charts.append(note)"
+    chromium.run("document.querySelector('#gallery .strip .pic').click()")
+    top, bottom, scrolled = chromium.run(
+        "const d = document.querySelector('dialog'), box = d.querySelector('.big-picture').getBoundingClientRect();"
+        "return [box.top, box.bottom, d.scrollTop]"
     )
-    share = (
-        "const [a, b] = ['#speed .charts', '#speed .charts figure'].map(s => document.querySelector(s).offsetWidth);"
-    )
-    assert chromium.run(f"{share} return b / a") > 0.95
+    assert top > 0
+    assert bottom < 360
+    assert scrolled == 0
+    shown_as = chromium.run("return document.querySelector('dialog dd:last-of-type').textContent")
+    assert shown_as in ("Result 1, right", "Result 1, wrong")

@@ -71,3 +71,10 @@ def test_numbers_of_axes_have_minus_signs_and_separators() -> None:
     said = [text.text for text in _svg(figure).iter() if text.tag == "text"]
     assert "−4,000" in said
     assert "−10" in said
+
+
+def test_large_numbers_have_no_exponent() -> None:
+    chart = line_chart([Line("a", [1, 2], [2639.4, 10018.0])], title="Throughput", x_label="step", y_label="images")
+    assert chart is not None
+    assert "10,018" in chart
+    assert "e+" not in chart

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +38,7 @@ def _set(folder: Path, photos: dict[str, tuple[str, Image.Image]], name: str = "
     return ImageSet(name, list(photos), labels, classes, root=folder)
 
 
-def _found(images: ImageSet, training: ImageSet | None = None, **options: int) -> Findings:
+def _found(images: ImageSet, training: ImageSet | None = None, **options: Any) -> Findings:
     vectors = np.random.default_rng(0).normal(size=(len(images), 8)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     neighbours = neighbours_of_all(vectors)
@@ -82,6 +84,51 @@ def test_a_jpeg_is_read_at_a_fraction_and_looks_the_same(tmp_path: Path) -> None
     assert small.of([1]).places.tolist() == [1]
 
 
+def _listed(path: Path, found: Findings, images: ImageSet) -> list[dict[str, str]]:
+    write_findings(path, found, list(images.names), images.labels, images.class_names, overwrite=False)
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_image_is_listed_with_the_one_it_resembles_and_their_own_similarity(tmp_path: Path) -> None:
+    one, two = _photo(1), _photo(2)
+    images = _set(
+        tmp_path / "test",
+        {"a0.png": ("a", one), "a1.png": ("a", _recompressed(one)), "b0.png": ("b", one), "b1.png": ("b", two)},
+    )
+    rows = _listed(tmp_path / "one.csv", _found(images), images)
+    pairs = {row["image"]: (row["other_image"], row["similarity"]) for row in rows if row["group"]}
+    assert pairs["a0.png"] == ("b0.png", "1.0000")  # the same bytes, in a group whose least similar pair is another
+    assert pairs["b0.png"] == ("a0.png", "1.0000")
+    assert pairs["a1.png"][0] == "b0.png"
+    assert float(pairs["a1.png"][1]) < 1
+    training = _set(tmp_path / "train", {"t0.png": ("t", two), "t1.png": ("t", _photo(3))})
+    rows = _listed(tmp_path / "two.csv", _found(images, training, copies=[3]), images)
+    assert [(row["part"], row["other_image"], row["similarity"]) for row in rows if row["image"] == "b1.png"] == [
+        ("test", "t0.png", "1.0000")  # once, not also as a copy
+    ]
+    assert not any(row["finding"] == "copy of a training image" for row in rows)
+
+
+def test_a_copy_of_a_training_image_is_listed_with_that_image(tmp_path: Path) -> None:
+    plain = Image.new("RGB", (50, 50), "white")  # of one colour, so no near-duplicate of anything
+    images = _set(tmp_path / "test", {"a.png": ("a", plain), "b.png": ("a", _photo(1)), "c.png": ("a", _photo(2))})
+    training = _set(tmp_path / "train", {"t0.png": ("t", _photo(3)), "t1.png": ("t", plain)})
+    rows = _listed(tmp_path / "list.csv", _found(images, training, copies=[0]), images)
+    copies = [row for row in rows if row["finding"] == "copy of a training image"]
+    assert [(row["image"], row["other_image"], row["other_class"]) for row in copies] == [("a.png", "t1.png", "t")]
+    gone = _listed(tmp_path / "list.csv", _found(images, copies=[0]), images)
+    assert [row["other_image"] for row in gone if row["finding"] == "copy of a training image"] == [""]
+
+
+def test_a_spreadsheet_reads_the_list_as_utf_8(tmp_path: Path) -> None:
+    images = _set(tmp_path / "s", {"é.png": ("é", _photo(1)), "b.png": ("b", _photo(2)), "c.png": ("b", _photo(3))})
+    rows = _listed(tmp_path / "list.csv", _found(images), images)
+    assert (tmp_path / "list.csv").read_bytes().startswith(codecs.BOM_UTF8)
+    assert "é" in {row["class"] for row in rows}
+    _listed(tmp_path / "list.csv", _found(images), images)  # a list with the mark may be replaced by a newer one
+
+
 def test_the_list_is_written_and_harmless(tmp_path: Path) -> None:
     photo = _photo(1)
     names = {"=cmd|' C calc'!A0.png": ("@evil", photo), 'b,"c"\n.png': ("-b", photo), "d.png": ("-b", _photo(2))}
@@ -90,7 +137,7 @@ def test_the_list_is_written_and_harmless(tmp_path: Path) -> None:
     path = write_findings(
         tmp_path / "list.csv", found, list(images.names), images.labels, images.class_names, overwrite=False
     )
-    rows = list(csv.DictReader(path.open(newline="", encoding="utf-8")))
+    rows = list(csv.DictReader(path.open(newline="", encoding="utf-8-sig")))
     assert tuple(rows[0]) == COLUMNS
     copies = [row for row in rows if row["finding"] == f"near-duplicates {KINDS[1]}"]
     assert [(row["image"], row["class"]) for row in copies] == [

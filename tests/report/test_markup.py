@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect.report.markup import Markup, clean, element, join, table
+from recollect.report.markup import Markup, breakable, clean, element, join, name_of, table
 
 
 class _Reader(HTMLParser):
@@ -63,6 +63,12 @@ def test_children_and_attributes() -> None:
     assert element("circle", r=1) == '<circle r="1"/>'
     assert element("circle", element("title", "t"), r=1) == '<circle r="1"><title>t</title></circle>'
     assert join("<", Markup("<b>")) == "&lt;<b>"
+
+
+def test_a_number_stays_with_its_percent_sign_but_names_stay_as_they_are() -> None:
+    assert element("p", "70 % of 30 %, in %") == "<p>70\u00a0% of 30\u00a0%, in %</p>"
+    assert name_of("70 %") == "<bdi>70 %</bdi>"
+    assert breakable("a/70 %") == "<bdi>a/<wbr>70 <wbr>%</bdi>"
 
 
 def test_tables_have_captions_and_scopes() -> None:

@@ -131,6 +131,9 @@ def test_without_images_the_kept_vectors_serve(made: Path, tmp_path: Path) -> No
     whole = measure(read_run(folder))
     shutil.rmtree(data)
     later = measure(read_run(folder))
+    said = next(remark for remark in later.remarks if "not available" in remark)
+    assert "\n" not in said
+    assert said.endswith("name their folder with --root.")
     assert later.shown.images is None
     assert whole.trained is not None
     assert later.trained is not None

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+import recollect
 from recollect.common.errors import DataError, InputError
 from recollect.report import write_report
+from recollect.report.findings import KINDS
 from recollect.report.measured import measure
 from recollect.report.runs import distinct_names, read_run
 from report.report_runs import EVIL, count_images, make_run
@@ -252,12 +254,25 @@ def test_results_of_eval_stand_beside(runs: Path) -> None:
 
 def test_a_list_to_work_through(runs: Path, tmp_path: Path) -> None:
     write_report([runs / "first"], csv=tmp_path / "list.csv")
-    with (tmp_path / "list.csv").open(newline="", encoding="utf-8") as file:
+    with (tmp_path / "list.csv").open(newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
     assert {row["part"] for row in rows} <= {"test", "train"}
     (tmp_path / "list.csv").write_text("mine")
     with pytest.raises(InputError, match="exists"):
         write_report([runs / "first"], csv=tmp_path / "list.csv")
+
+
+def test_training_images_are_not_compared_with_themselves(runs: Path, tmp_path: Path) -> None:
+    path = write_report([runs / "first"], tmp_path / "train.html", split="train", csv=tmp_path / "list.csv")
+    with (tmp_path / "list.csv").open(newline="", encoding="utf-8-sig") as file:
+        rows = list(csv.DictReader(file))
+    findings = {row["finding"] for row in rows}
+    assert {row["part"] for row in rows} <= {"train"}
+    assert not findings & {"copy of a training image", f"near-duplicates {KINDS[0]}"}
+    text = words(check(path))
+    assert "training images are checked" in text
+    assert "classes of the test set were trained on" in text
+    assert "WARNING" not in text  # that is for a terminal
 
 
 def test_runs_of_one_name_are_told_apart_by_as_little_as_possible(runs: Path) -> None:
@@ -283,3 +298,12 @@ def test_what_runs_have_in_common_is_embedded_once(runs: Path, monkeypatch: pyte
     assert sum(through) == 3 * 30  # one start, two ends
     write_report([runs / "first", runs / "second"])
     assert sum(through) == 3 * 30
+
+
+def test_dark_colours_are_for_screens_and_not_for_paper() -> None:
+    sheets = list(Path(recollect.__file__).parent.rglob("*.css"))
+    assert len(sheets) == 2  # of reports and studies, and of the search service
+    for sheet in sheets:
+        rules = sheet.read_text("utf-8")
+        assert re.findall(r"@media (.*)\(prefers-color-scheme: dark\)", rules) == ["screen and "]
+        assert "@media print { :root { color-scheme: light; } }" in rules

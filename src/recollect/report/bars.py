@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recollect.report.charts import SERIES, figure, legend, ticks
+from recollect.report.charts import LETTER, SERIES, figure, legend, ticks
 from recollect.report.markup import Child, Markup, element, table
 
 _WIDTH, _ROW, _TOP, _BOTTOM = 470, 20, 4, 24
-_LETTER, _LONGEST = 7.2, 34
-"""Width of a letter, and how many of them a name beside a bar has at most: half of the drawing is for bars."""
+_LONGEST = 26
+"""Letters that a name beside a bar has at most: half of the drawing is for bars."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ def bar_chart(
     """
     if not bars:
         return None
-    left = 8 + _LETTER * min(_LONGEST, max(len(bar.name) for bar in bars))
-    right = _WIDTH - 44
+    left = 8 + LETTER * min(_LONGEST, max(len(bar.name) for bar in bars))
+    right = _WIDTH - 8 - LETTER * len("100.0")
     marks = [
         mark
         for mark in ticks(low, max(100.0 if low > 50 else 1.0, *(bar.value + (bar.half or 0.0) for bar in bars)))

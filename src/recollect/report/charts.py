@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from recollect.report.markup import Child, Markup, element, table
 
 WIDTH, HEIGHT = 470, 270
-_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 12, 12, 40
+_RIGHT, _TOP, _BOTTOM = 12, 12, 48
+LETTER = 9.2
+"""Width of a letter where text is largest: 16 units, in narrow windows (``style.css``). Drawings leave room for that."""
 SERIES = 6
 """Different looks of a line; a seventh looks like the first."""
 MOST_POINTS = 400
@@ -92,8 +94,8 @@ def histogram_pair(
     caption: Child = None,
     top: float | None = None,
 ) -> Markup:
-    """Two histograms over the same bins, each as shares of its own total."""
-    shares = [_shares(values) for values in counts]
+    """Two histograms over the same bins, each as shares of its own total; ``top``: the highest share on the axis."""
+    shares = [as_shares(values) for values in counts]
     high = top or max(float(values.max(initial=0.0)) for values in shares) or 1.0
     frame = Frame((float(edges[0]), float(edges[-1])), (0.0, high), percent=True)
     shapes = []
@@ -116,6 +118,8 @@ def histogram_pair(
         role="img",
         class_="chart",
     )
+    rows = [[name, "–" if mean is None else f"{mean:.3f}"] for name, mean in zip(names, means, strict=True)]
+    numbers = table(["pairs", f"mean {x_label}"], rows, caption=f"{title}, in numbers")
     legend = element(
         "ul",
         [
@@ -124,7 +128,7 @@ def histogram_pair(
         ],
         class_="legend",
     )
-    return figure(title, svg, legend, caption, None)
+    return figure(title, svg, legend, caption, numbers)
 
 
 class Frame:
@@ -134,11 +138,13 @@ class Frame:
         self.x_range, self.percent = x_range, percent
         self.y_ticks = ticks(*y_range)
         self.y_range = (min(y_range[0], self.y_ticks[0]), max(y_range[1], self.y_ticks[-1]))
+        self.y_names = [f"{100 * value:g} %" if percent else f"{value:,g}".replace("-", "−") for value in self.y_ticks]
+        self.left = max(66.0, 28 + LETTER * max(map(len, self.y_names)))  # beside them, the name of the axis
 
     def x(self, value: float) -> float:
         """Where a value lies across."""
         low, high = self.x_range
-        return _LEFT + (value - low) / (high - low) * (WIDTH - _LEFT - _RIGHT)
+        return self.left + (value - low) / (high - low) * (WIDTH - self.left - _RIGHT)
 
     def y(self, value: float) -> float:
         """Where a value lies down the page."""
@@ -147,17 +153,18 @@ class Frame:
 
     def shown(self, value: float) -> str:
         """A value in words."""
-        return f"{100 * value:.1f} %" if self.percent else f"{value:.4g}"
+        if self.percent:
+            return f"{100 * value:.1f}\u00a0%"
+        return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
 
     def axes(self, x_label: str, y_label: str, x_ticks: Sequence[tuple[float, str]] | None = None) -> list[Markup]:
         """Grid lines, numbers and names of the axes; ``x_ticks`` are places and their names instead of round numbers."""
-        bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
+        left, bottom, right = round(self.left, 1), HEIGHT - _BOTTOM, WIDTH - _RIGHT
         parts = []
-        for value in self.y_ticks:
+        for value, name in zip(self.y_ticks, self.y_names, strict=True):
             y = round(self.y(value), 1)
-            text = f"{100 * value:g} %" if self.percent else f"{value:,g}".replace("-", "−")
-            parts.append(element("line", x1=_LEFT, x2=right, y1=y, y2=y, class_="grid"))
-            parts.append(element("text", text, x=_LEFT - 6, y=y + 4, text_anchor="end"))
+            parts.append(element("line", x1=left, x2=right, y1=y, y2=y, class_="grid"))
+            parts.append(element("text", name, x=round(left - 6, 1), y=y + 4, text_anchor="end"))
         if x_ticks is None:
             inside = [value for value in ticks(*self.x_range) if self.x_range[0] <= value <= self.x_range[1]]
             said = [f"{value:,g}" if abs(value) < 1e5 else f"{value:.3g}" for value in inside]
@@ -172,17 +179,17 @@ class Frame:
                     "text",
                     name,
                     x=min(x, right),
-                    y=bottom + 17,
+                    y=bottom + 20,
                     text_anchor=anchor,
                 )
             )
-        parts.append(element("line", x1=_LEFT, x2=right, y1=bottom, y2=bottom, class_="tick"))
+        parts.append(element("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="tick"))
         parts.append(
-            element("text", x_label, x=(_LEFT + right) / 2, y=HEIGHT - 6, text_anchor="middle", class_="label")
+            element("text", x_label, x=round((left + right) / 2, 1), y=HEIGHT - 7, text_anchor="middle", class_="label")
         )
         middle = (_TOP + bottom) / 2
-        turned = f"rotate(-90 12 {middle})"
-        parts.append(element("text", y_label, x=12, y=middle, text_anchor="middle", transform=turned, class_="label"))
+        turned = f"rotate(-90 14 {middle})"
+        parts.append(element("text", y_label, x=14, y=middle, text_anchor="middle", transform=turned, class_="label"))
         return parts
 
 
@@ -237,7 +244,8 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
-def _shares(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+def as_shares(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Counts divided by their sum."""
     total = float(counts.sum())
     return counts / total if total else counts
 
@@ -260,8 +268,7 @@ def legend(names: Sequence[str], samples: Sequence[Markup], width: int, height: 
     return element("ul", items, class_="legend")
 
 
-def figure(title: str, svg: Markup, legend: Markup, caption: Child, numbers: Markup | None) -> Markup:
+def figure(title: str, svg: Markup, legend: Markup, caption: Child, numbers: Markup) -> Markup:
     """The title and caption, the legend, the drawing, and its numbers to unfold."""
     words = element("figcaption", element("strong", title), " " if caption else None, caption)
-    more = None if numbers is None else element("details", element("summary", "In numbers"), numbers)
-    return element("figure", words, legend, svg, more)
+    return element("figure", words, legend, svg, element("details", element("summary", "In numbers"), numbers))

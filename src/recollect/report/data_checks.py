@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from recollect.common.words import in_decimals
 from recollect.data import ImageSet
 from recollect.report.atlas import Atlas
 from recollect.report.findings import KINDS, Duplicates, Findings
 from recollect.report.gallery import TOP, Entry, unfolding
-from recollect.report.markup import Child, Markup, breakable, element, join, name_of, table
-from recollect.report.neighbours import Lonely, Suspect
+from recollect.report.markup import Child, Markup, breakable, element, join, listed, name_of, table
+from recollect.report.neighbours import AGREEING, AMONG, CLEAR, FEW, Lonely, Suspect
 from recollect.report.shown_images import Shown
 from recollect.search.exact_search import Found
 
@@ -41,7 +42,8 @@ def data_section(
     parts: list[Markup | None] = [
         table(["finding", "found", "what to do"], rows, caption="What to check", numbers=False),
         None if of is None else element("p", "Labels and lonely images: judged by ", name_of(of), ".", class_="note"),
-        element("p", _compared(findings), class_="note"),
+        element("p", _labels_checked(shown.split), class_="note"),
+        element("p", _compared(findings, "training" if shown.split == "train" else "test"), class_="note"),
     ]
     if not atlas.at_hand:
         parts.append(element("p", "No pictures: the images are not available."))
@@ -51,8 +53,10 @@ def data_section(
             element("h3", "Suspected wrong labels"),
             element(
                 "p",
-                "The nearest images all belong to one other class. Either the label is wrong, or two classes cannot be "
-                "distinguished. The clearest come first.",
+                f"At least {AGREEING} of the {AMONG} nearest images belong to one other class (all {AMONG}, if their own has "
+                f"{FEW} images or fewer), and none of the {CLEAR} nearest to their own (if the other class has fewer "
+                "images: none of as many). Either the label is wrong, or two classes cannot be distinguished. Those with the "
+                "largest gap between the similarities to the two classes come first.",
             ),
             *_unfolded(findings.suspects, lambda some: _suspects(some, found, shown, atlas)),
         ]
@@ -89,19 +93,28 @@ _REASON = {
 }
 
 
+def _labels_checked(split: str) -> str:
+    if split == "train":
+        return "Labels: training images are checked. The model has learnt their labels, so fewer wrong ones stand out."
+    return (
+        f"Labels: only images of the split “{split}” are checked. Those of the training images: "
+        "recollect report RUN --split train --out FILE."
+    )
+
+
 def _groups_found(groups: Sequence[Duplicates]) -> str:
     return "1 group" if len(groups) == 1 else f"{len(groups):,} groups"
 
 
-def _compared(findings: Findings) -> str:
+def _compared(findings: Findings, kind: str) -> str:
     if not findings.compared:
         said = "Near-duplicates were not looked for: the images are not at hand."
     else:
         part = "all" if findings.compared_training == findings.training else f"{findings.compared_training:,} of the"
         beside = f" and {part} {findings.training:,} training images" if findings.compared_training else ""
         said = (
-            f"Near-duplicates: {findings.compared:,} test images{beside} were compared by their pixels. Photos of one series, "
-            "and similar objects on a plain background, may be found too: look before you remove any."
+            f"Near-duplicates: {findings.compared:,} {kind} images{beside} were compared by their pixels. Photos of one series "
+            "and similar objects on a plain background may be found too: look before you remove any."
         )
     return f"{said} The whole list as a table: recollect report RUN --csv FILE."
 
@@ -125,12 +138,12 @@ def _suspects(suspects: Sequence[Suspect], found: Found, shown: Shown, atlas: At
         words = join(
             "labelled ",
             element("strong", name_of(own)),
-            f"; its {suspect.neighbours} nearest are all ",
+            f"; {suspect.agreeing} of its {suspect.neighbours} nearest are ",
             element("strong", name_of(other)),
-            f" (mean similarity {suspect.similarity:.2f}; ",
+            f" (mean similarity {in_decimals(suspect.similarity, 2)}; ",
             "no other image of its own class)"
             if np.isnan(suspect.own)
-            else f"the nearest of its own class {suspect.own:.2f})",
+            else f"the nearest of its own class {in_decimals(suspect.own, 2)})",
         )
         items = [
             _item(int(index), f"Neighbour {number}", shown, atlas, float(similarity))
@@ -165,7 +178,7 @@ def _groups(
                 element("ol", items, class_="strip plain"),
                 class_="group",
                 data_pics=True,
-                data_classes="\n".join(group.classes),
+                data_classes=listed(group.classes),
             )
         )
     return element("div", blocks, class_="groups")
@@ -187,24 +200,24 @@ def _card(
         class_="asked",
     )
     body = element("div", element("p", words, class_="note-line"), element("ol", items, class_="strip plain"))
-    return element("article", figure, body, class_="query", data_pics=True, data_classes="\n".join(classes))
+    return element("article", figure, body, class_="query", data_pics=True, data_classes=listed(classes))
 
 
 def _item(
     image: int, what: str, shown: Shown, atlas: Atlas, similarity: float | None = None, before: str = ""
 ) -> Markup:
     name = shown.class_names[int(shown.labels[image])]
-    said = f"{what}: class {name}" + ("" if similarity is None else f", similarity {similarity:.3f}")
+    said = f"{what}: class {name}" + ("" if similarity is None else f", similarity {in_decimals(similarity, 3)}")
     caption = element(
         "figcaption",
-        None if similarity is None else f"{before}{similarity:.2f}",
+        None if similarity is None else f"{before}{in_decimals(similarity, 2)}",
         breakable(name),
         element("span", breakable(_short(shown.names[image])), class_="file"),
     )
     return element(
         "li",
         element("figure", atlas.image(image, said, similarity), caption),
-        data_classes=name if before else None,
+        data_classes=listed([name]) if before else None,
     )
 
 

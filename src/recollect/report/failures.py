@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from recollect.common.words import number_of
 from recollect.report.atlas import Atlas
 from recollect.report.gallery import Twins, rows_of_results, unfolding
 from recollect.report.markup import Child, Markup, breakable, element, join, name_of, table
@@ -37,8 +38,7 @@ def failures_section(
     summary = element(
         "p",
         None if of is None else join("With ", name_of(of), ", "),
-        f"{failed:,} of {counted:,} queries have an image of another class first. {_spread(confusions, failed)}"
-        + (f" {_of_copies(copies)}" if copies else ""),
+        " ".join(filter(None, [_failed(failed, counted), _spread(confusions, failed), _of_copies(copies, failed)])),
     )
 
     def grid(pairs: Sequence[Confusion]) -> Markup:
@@ -72,7 +72,8 @@ def failures_section(
             )
             for pair in pairs
         ]
-        return rows_of_results([p.example for p in pairs], [looked_at], shown, atlas, twins=twins, notes=notes)
+        asked, answered = [pair.example for pair in pairs], [pair.answered for pair in pairs]
+        return rows_of_results(asked, [looked_at], shown, atlas, twins=twins, notes=notes, about=answered)
 
     examples = range(min(_EXAMPLES, len(confusions)))
     rest = range(len(examples), min(_EXAMPLES + _MORE, len(confusions)))
@@ -85,8 +86,15 @@ def failures_section(
     )
 
 
+def _failed(failed: int, counted: int) -> str:
+    verb = "has" if failed == 1 else "have"
+    return f"{failed:,} of {number_of(counted, 'query/queries')} {verb} an image of another class first."
+
+
 def _spread(confusions: Sequence[Confusion], failed: int) -> str:
-    """Over how many pairs of classes the failures are spread."""
+    """Over how many pairs of classes the failures are spread; nothing for a single one."""
+    if failed == 1:
+        return ""
     if len(confusions) == 1:
         return "All are of one pair of classes."
     said = f"They are spread over {len(confusions):,} pairs of classes"
@@ -96,7 +104,11 @@ def _spread(confusions: Sequence[Confusion], failed: int) -> str:
     return f"{said}; the {PAIRS} most frequent pairs account for {100 * share:.0f} %."
 
 
-def _of_copies(count: int) -> str:
+def _of_copies(count: int, failed: int) -> str:
+    if not count:
+        return ""
+    if failed == 1:
+        return "It has a near-duplicate with another label: the data may be at fault."
     said = "One of them has a near-duplicate" if count == 1 else f"{count:,} of them have near-duplicates"
     return f"{said} with another label: look at these first, the data may be at fault."
 

@@ -6,9 +6,10 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from recollect.common.errors import InputError
 from recollect.common.files import atomic_write
 from recollect.data import ImageSet
+from recollect.inference.content_keys import content_keys
 from recollect.report.near_copies import group_copies
 from recollect.report.neighbours import Labels, Lonely, Suspect, lonely_images, suspected_labels
 from recollect.report.small_pictures import SmallPictures, read_small
@@ -25,6 +27,7 @@ from recollect.search.exact_search import Found
 
 MOST_READ = 20_000
 """Test images, and training images, that are compared by their pixels at most."""
+_AT_ONCE = 512  # near-duplicates of one group that are compared with all of it at a time
 COLUMNS = ("finding", "group", "part", "image", "class", "other_image", "other_class", "similarity", "what_to_do")
 
 
@@ -37,6 +40,8 @@ class Duplicates:
         similarity: the lowest correlation among the pairs that connect the group.
         classes: names of all classes in it. kind: where it lies: ``"across the train/test border"``,
             ``"across classes"`` or ``"inside a class"``, the most serious that applies.
+        partners: for each of ``images`` and then of ``training``, the position in both of the most similar one across that
+            border, and their correlation.
     """
 
     images: list[int]
@@ -44,6 +49,7 @@ class Duplicates:
     similarity: float
     classes: list[str]
     kind: str
+    partners: list[tuple[int, float]] = field(default_factory=list)
 
 
 KINDS = ("across the train/test border", "across classes", "inside a class")
@@ -55,10 +61,10 @@ class Findings:
 
     Attributes:
         suspects, lonely, duplicates: see ``neighbours.py`` and ``Duplicates``. alone: the only image of its class.
-        copies: test images whose bytes equal a training image.
+        copies: test images whose bytes equal a training image. copied: of these, the training image, where it was found.
         compared: test images compared by pixels. compared_training: training images. training: how many there are.
         training_images: the training images compared, for their names.
-        small: small copies of test images, for display.
+        small: small copies of test images, for display. part: which images were looked at, if not test images.
     """
 
     suspects: list[Suspect]
@@ -71,6 +77,8 @@ class Findings:
     training: int = 0
     training_images: ImageSet | None = None
     small: SmallPictures | None = None
+    copied: Mapping[int, int] = field(default_factory=dict)
+    part: str = "test"
 
     def twins(self) -> dict[int, frozenset[int]]:
         """For every test image in a group of near-duplicates, the images of that group."""
@@ -121,7 +129,18 @@ def find_all(
         0 if training is None else trained_on or len(training),
         training,
         small,
+        _copied(copies, images, training),
+        "train" if images.split == "train" else "test",
     )
+
+
+def _copied(copies: Sequence[int], images: ImageSet, training: ImageSet | None) -> dict[int, int]:
+    """For test images that are copies of a training image, the number of that image."""
+    if not len(copies) or training is None:
+        return {}
+    known = {key.tobytes(): place for place, key in reversed(list(enumerate(content_keys(training))))}
+    keys = content_keys(images.subset(list(copies)))
+    return {image: known[key.tobytes()] for image, key in zip(copies, keys, strict=True) if key.tobytes() in known}
 
 
 def _duplicates(
@@ -132,6 +151,7 @@ def _duplicates(
     if len(pictures.places) < 2:
         return []
     roots, lowest = group_copies(pictures)
+    signatures = pictures.signatures()
     _, place, sizes = np.unique(roots, return_inverse=True, return_counts=True)
     order = np.argsort(place, kind="stable")
     groups = []
@@ -140,12 +160,26 @@ def _duplicates(
         if len(members) < 2 or not inside:  # copies among training images do not affect the test
             continue
         outside = [] if border is None else border.places[members[members >= here] - here].tolist()
-        classes = {str(names[image]) for image in inside}
+        labels = [str(names[image]) for image in inside]
         if training is not None:
-            classes |= {training.class_names[int(training.labels[image])] for image in outside}
+            labels += [training.class_names[int(training.labels[image])] for image in outside]
+        classes = sorted(set(labels))
         kind = KINDS[0] if outside else KINDS[1] if len(classes) > 1 else KINDS[2]
-        groups.append(Duplicates(inside, outside, float(lowest[members[0]]), sorted(classes), kind))
+        sides = {KINDS[0]: members >= here, KINDS[1]: np.array([classes.index(label) for label in labels])}
+        partners = _partners(signatures[members], sides.get(kind, members))
+        groups.append(Duplicates(inside, outside, float(lowest[members[0]]), classes, kind, partners))
     return sorted(groups, key=lambda g: (KINDS.index(g.kind), -len(g.classes), -g.similarity, g.images))
+
+
+def _partners(rows: NDArray[np.float32], sides: NDArray[np.generic]) -> list[tuple[int, float]]:
+    """For each row the most similar one of another side, and their correlation."""
+    found: list[tuple[int, float]] = []
+    for start in range(0, len(rows), _AT_ONCE):
+        some = slice(start, start + _AT_ONCE)
+        similar = np.where(sides[some, None] == sides[None, :], -np.inf, rows[some] @ rows.T)
+        best = similar.argmax(axis=1)
+        found += zip(best.tolist(), similar[np.arange(len(best)), best].tolist(), strict=True)
+    return found
 
 
 def write_findings(
@@ -153,7 +187,8 @@ def write_findings(
 ) -> Path:
     """Write the list as CSV, one row per image and finding. A file that is not such a list is kept unless ``overwrite``.
 
-    Spreadsheets treat a cell that starts with ``=``, ``+``, ``-`` or ``@`` as a formula; such names get an apostrophe.
+    Spreadsheets treat a cell that starts with ``=``, ``+``, ``-`` or ``@`` as a formula; such names get an apostrophe. The file
+    begins with a byte-order mark, without which Excel reads "é" as two characters.
 
     Raises:
         InputError: another file exists.
@@ -165,7 +200,7 @@ def write_findings(
     for row in _rows(findings, names, labels, class_names):
         writer.writerow([_harmless(cell) for cell in row])
     with atomic_write(path) as file:
-        file.write(text.getvalue().encode("utf-8", "backslashreplace"))
+        file.write(text.getvalue().encode("utf-8-sig", "backslashreplace"))
     return path
 
 
@@ -175,7 +210,7 @@ def check_list(path: Path, overwrite: bool) -> None:
         return
     if path.is_file():
         with path.open("rb") as file:
-            if file.readline(500).strip() == ",".join(COLUMNS).encode():
+            if file.readline(500).removeprefix(codecs.BOM_UTF8).strip() == ",".join(COLUMNS).encode():
                 return
     raise InputError(
         f"{path} exists and is not a list of findings: choose another name, or allow overwriting with --overwrite."
@@ -188,34 +223,36 @@ def _rows(
     def of(image: int) -> tuple[str, str]:
         return names[image], class_names[int(labels[image])]
 
+    def trained(image: int) -> tuple[str, str]:
+        training = findings.training_images
+        return ("", "") if training is None else (training.names[image], training.class_names[training.labels[image]])
+
     rows: list[tuple[str, ...]] = []
+    part = findings.part
     for suspect in findings.suspects:
-        other = (names[suspect.nearest], class_names[suspect.suggested])
+        nearest = (names[suspect.nearest], class_names[suspect.suggested])
         todo = "check the label"
-        rows.append(("suspected label", "", "test", *of(suspect.image), *other, f"{suspect.similarity:.4f}", todo))
-    training = findings.training_images
+        rows.append(("suspected label", "", part, *of(suspect.image), *nearest, f"{suspect.similarity:.4f}", todo))
     for number, group in enumerate(findings.duplicates, 1):
         todo = {KINDS[0]: "keep it on one side only", KINDS[1]: "give all the same class, or remove one"}.get(
             group.kind, "keep one, or leave as it is"
         )
-        first = of(group.images[0])
-        members = [("test", *of(image)) for image in group.images]
-        if training is not None:
-            members += [
-                ("train", training.names[image], training.class_names[int(training.labels[image])])
-                for image in group.training
-            ]
-        for member in members:
-            others = ("", "") if member[1:] == first else first
+        members = [(part, *of(image)) for image in group.images]
+        members += [("train", *trained(image)) for image in group.training]
+        for member, (other, similarity) in zip(members, group.partners, strict=True):
             kind = f"near-duplicates {group.kind}"
-            rows.append((kind, str(number), *member, *others, f"{group.similarity:.4f}", todo))
+            rows.append((kind, str(number), *member, *members[other][1:], f"{similarity:.4f}", todo))
+    listed = {image for group in findings.duplicates if group.kind == KINDS[0] for image in group.images}
     for image in findings.copies:
-        rows.append(("copy of a training image", "", "test", *of(image), "", "", "1.0000", "keep it on one side only"))
+        if image not in listed:
+            source = trained(findings.copied[image]) if image in findings.copied else ("", "")
+            todo = "keep it on one side only"
+            rows.append(("copy of a training image", "", part, *of(image), *source, "1.0000", todo))
     for lonely in findings.lonely:
         todo = "check whether it belongs to the set"
-        rows.append(("lonely", "", "test", *of(lonely.image), *of(lonely.nearest), f"{lonely.similarity:.4f}", todo))
+        rows.append(("lonely", "", part, *of(lonely.image), *of(lonely.nearest), f"{lonely.similarity:.4f}", todo))
     for image in findings.alone:
-        rows.append(("only image of its class", "", "test", *of(image), "", "", "", "add images, or remove it"))
+        rows.append(("only image of its class", "", part, *of(image), "", "", "", "add images, or remove it"))
     return rows
 
 

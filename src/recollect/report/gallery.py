@@ -11,11 +11,13 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.common.words import in_decimals
 from recollect.data.image_set import Indices
 from recollect.evaluation import Evaluation
 from recollect.report.atlas import Atlas
-from recollect.report.markup import Child, Markup, breakable, element, join, name_of
+from recollect.report.markup import Child, Markup, breakable, element, join, listed, name_of
 from recollect.report.measured import Contender
+from recollect.report.neighbours import in_rank_order
 from recollect.report.shown_images import Shown
 from recollect.search.exact_search import nearest
 
@@ -159,10 +161,22 @@ def rows_of_results(
     *,
     twins: Twins | None = None,
     notes: Sequence[Child] | None = None,
+    about: Sequence[int] | None = None,
 ) -> Markup:
-    """Each query with a row of results for every contender, and a note above it if there are ``notes``."""
+    """Each query with a row of results for every contender.
+
+    Args:
+        queries, contenders, shown, atlas: what to show. top: results of each. twins: near-duplicates, to be marked.
+        notes: words above each query. about: another class that each row is about; a filter finds the row by it too.
+    """
     own = np.array(queries, np.int64)
-    found = [nearest(c.vectors[own], c.vectors, min(top, len(shown.names) - 1), own=own) for c in contenders]
+    top = min(top, len(shown.names) - 1)
+    found = [
+        in_rank_order(
+            nearest(c.vectors[own], c.vectors, top, own=own), own, shown.labels, c.evaluation.values("first_rank")[own]
+        )
+        for c in contenders
+    ]
     blocks = []
     for place, query in enumerate(queries):
         rows = []
@@ -183,6 +197,7 @@ def rows_of_results(
             )
             rows.append(element("div", words, element("ol", items, class_="strip"), class_="row"))
         note = None if notes is None else element("p", notes[place], class_="note-line")
+        classes = [int(shown.labels[query]), *([] if about is None else [about[place]])]
         blocks.append(
             element(
                 "article",
@@ -190,7 +205,7 @@ def rows_of_results(
                 element("div", note, rows),
                 class_="query",
                 data_pics=True,
-                data_classes=shown.class_names[int(shown.labels[query])],
+                data_classes=listed(shown.class_names[number] for number in classes),
             )
         )
     return element("div", blocks, class_="gallery")
@@ -201,7 +216,13 @@ def _query(index: int, shown: Shown, atlas: Atlas) -> Markup:
     return element(
         "figure",
         atlas.image(index, f"Query: an image of class {name}"),
-        element("figcaption", element("span", "query", class_="tag"), breakable(name), title=shown.names[index]),
+        element(
+            "figcaption",
+            element("span", "query", class_="tag"),
+            breakable(name),
+            element("span", breakable(shown.names[index]), class_="file unscripted"),
+            title=shown.names[index],
+        ),
         class_="asked",
     )
 
@@ -221,7 +242,7 @@ def _result(number: int, index: int, similarity: float, query: int, shown: Shown
             element(
                 "figcaption",
                 mark,
-                f"{similarity:.2f}",
+                in_decimals(similarity, 2),
                 element("span", "near-duplicate", class_="badge") if twin else None,
                 breakable(name),
                 title=name,

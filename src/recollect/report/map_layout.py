@@ -24,7 +24,8 @@ from recollect.search.exact_search import nearest_unchecked
 MOST_POINTS = 20_000
 """Maximum number of images on a map; if there are more, a random part."""
 Method = Literal["t-SNE", "PCA"]
-_FEWEST = 50  # number of images from which neighbourhoods show more than principal components
+FEWEST = 50
+"""Number of images from which neighbourhoods show more than principal components."""
 _PERPLEXITY = 30
 # A third of openTSNE's iterations, and coarser sums over distant points: docs/report.md has what that costs and saves.
 _EARLY, _LATER, _THETA = 100, 150, 0.8
@@ -36,7 +37,7 @@ Plane = NDArray[np.float64]
 
 def available_method(count: int) -> Method:
     """The method that lays out ``count`` vectors."""
-    return "t-SNE" if count >= _FEWEST and find_spec("openTSNE") is not None else "PCA"
+    return "t-SNE" if count >= FEWEST and find_spec("openTSNE") is not None else "PCA"
 
 
 def lay_out(embeddings: Sequence[NDArray[np.float32]], method: Method) -> list[Plane]:

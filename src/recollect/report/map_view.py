@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import math
 from collections.abc import Sequence
-from colorsys import hsv_to_rgb
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from recollect.report.atlas import as_address
-from recollect.report.map_layout import MOST_POINTS, Method, Plane, available_method, lay_out
-from recollect.report.markup import Markup, clean, element, join
+from recollect.report.class_colours import ON_BOTH, ON_DARK, ON_LIGHT, class_colours
+from recollect.report.map_layout import FEWEST, MOST_POINTS, Method, Plane, available_method, lay_out
+from recollect.report.markup import Markup, element, join, listed
 from recollect.report.measured import Contender
 from recollect.report.shown_images import Shown
 from recollect.report.small_pictures import SIDE, SmallPictures, no_pictures, read_small
@@ -48,8 +47,10 @@ def map_section(contenders: Sequence[Contender], shown: Shown, small: SmallPictu
     data = {
         "data_labels": _text(labels.astype("<u2")),
         "data_tiles": _text(tiles.astype("<u2")),
-        "data_files": json.dumps([clean(shown.names[place]) for place in places.tolist()], ensure_ascii=False),
-        "data_kinds": json.dumps([clean(shown.class_names[kind]) for kind in kinds.tolist()], ensure_ascii=False),
+        "data_files": listed(shown.names[place] for place in places.tolist()),
+        "data_kinds": listed(shown.class_names[kind] for kind in kinds.tolist()),
+        "data_light": _colours(ON_LIGHT),
+        "data_dark": _colours(ON_DARK),
     }
     pictures = element("img", src=sheet, alt="", class_="sheet", hidden=True)
     box = element(
@@ -61,24 +62,35 @@ def map_section(contenders: Sequence[Contender], shown: Shown, small: SmallPictu
         data_columns=columns,
         **data,
     )
-    return join(_words(len(places), count, method), box)
+    return join(_words(len(places), count, method, bool((tiles != _NO_TILE).any())), box)
 
 
-def _words(points: int, count: int, method: Method) -> Markup:
+def _colours(luminances: tuple[float, float]) -> str:
+    return listed(f"rgb({red} {green} {blue})" for red, green, blue in class_colours(luminances))
+
+
+def _words(points: int, count: int, method: Method, pictures: bool) -> Markup:
     part = f"{points:,} of the {count:,} images, drawn at random" if points < count else f"all {count:,} images"
     how = (
         "Images that are neighbours in the embedding are neighbours here (t\u2011SNE); distances between clusters and their "
         "sizes mean little."
         if method == "t-SNE"
-        else "The two directions in which the vectors differ most (PCA). A map that keeps neighbours together needs the "
-        'extra map: pip install "recollect[map]".'
+        else f"The two directions in which the vectors differ most (PCA). {_instead(points)}"
     )
     use = (
-        " Point at an image to see it, and its class, in every map; click a map and turn the wheel, or press + and −, to zoom "
-        "until the pictures appear."
+        f" Point at a dot, or tap it, to see its {'image' if pictures else 'name'}, and its class in every map. Zoom with the "
+        "buttons, the keys + and −, two fingers, or, after a click, the wheel"
+        + (": close up, the pictures appear." if pictures else ".")
     )
     words = f"Each dot is an image: {part}, in the colour of its class. {how}"
     return element("p", words, element("span", use, class_="scripted", hidden=True))
+
+
+def _instead(points: int) -> str:
+    """Why a map shows principal components."""
+    if points < FEWEST:
+        return f"A map that keeps neighbours together needs at least {FEWEST} images."
+    return 'A map that keeps neighbours together needs the extra map: pip install "recollect[map]".'
 
 
 def _figure(plane: Plane, labels: NDArray[np.int64], contender: Contender, method: Method) -> Markup:
@@ -96,14 +108,13 @@ def _drawn(plane: Plane, labels: NDArray[np.int64]) -> str:
     scale = 2  # drawn larger and reduced, so that dots are round
     radius = scale * min(3.0, max(0.8, 110 / math.sqrt(len(plane))))
     side, reach = scale * _SIDE, math.ceil(radius)
-    hues = np.arange(labels.max() + 1) * 137.508 % 360 / 360  # as in page.js
-    colours = np.array([[*(round(255 * part) for part in hsv_to_rgb(hue, 0.75, 0.8)), 255] for hue in hues], np.uint8)
+    colours = np.array([(*colour, 255) for colour in class_colours(ON_BOTH)], np.uint8)
     centres = reach + np.round(plane * (side - 1 - 2 * reach)).astype(np.int64)
     canvas = np.zeros((side, side, 4), np.uint8)
     for down in range(-reach, reach + 1):
         for across in range(-reach, reach + 1):
             if down * down + across * across <= radius * radius:
-                canvas[centres[:, 1] + down, centres[:, 0] + across] = colours[labels]
+                canvas[centres[:, 1] + down, centres[:, 0] + across] = colours[labels % len(colours)]
     picture = Image.fromarray(canvas).resize((_SIDE, _SIDE), Image.Resampling.BOX)
     return _address(picture.quantize(128, Image.Quantize.FASTOCTREE), "png", optimize=True)
 

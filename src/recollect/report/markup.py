@@ -8,12 +8,14 @@ depends on that; do not add a way to pass a plain string unescaped.
 from __future__ import annotations
 
 import html
+import json
 import re
 import unicodedata
 from collections.abc import Iterable
 
 # Characters that reverse or hide text: a class name could make the page show something else.
 _UNWANTED = {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0xFEFF}
+_PERCENT = re.compile(r"(?<=\d) (?=%)")
 _EMPTY = {"img", "br", "meta", "hr", "input", "line", "rect", "circle", "path", "polyline", "use"}
 _SVG_SHAPES = {"line", "rect", "circle", "path", "polyline", "use"}
 
@@ -47,11 +49,13 @@ def escape(text: str) -> Markup:
 
 
 def join(*children: Child) -> Markup:
-    """The children concatenated; None is skipped."""
+    """The children concatenated; None is skipped. A number is not separated from its % at the end of a line."""
     parts: list[str] = []
     for child in children:
-        if isinstance(child, str):
-            parts.append(escape(child))
+        if isinstance(child, Markup):
+            parts.append(child)
+        elif isinstance(child, str):
+            parts.append(escape(_PERCENT.sub("\u00a0", child)))
         elif child is not None:
             parts.append(join(*child))
     return Markup("".join(parts))
@@ -78,14 +82,19 @@ def element(tag: str, *children: Child, **attributes: str | float | bool | None)
 
 
 def name_of(text: str) -> Markup:
-    """A name that comes from files, kept apart from the text around it (it may run from right to left)."""
-    return element("bdi", text)
+    """A name that comes from files, as it is and apart from the text around it (it may run from right to left)."""
+    return element("bdi", escape(text))
 
 
 def breakable(text: str) -> Markup:
     """``name_of`` with places where a long name may break: after separators, not within words."""
     pieces = re.split(r"(?<=[_\-/., ])(?=[^_\-/., ])", text)
-    return element("bdi", [join(piece, Markup("<wbr>")) for piece in pieces[:-1]], pieces[-1])
+    return element("bdi", [join(escape(piece), Markup("<wbr>")) for piece in pieces[:-1]], escape(pieces[-1]))
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names as one attribute, for the script: JSON, so that a name may contain any character."""
+    return json.dumps([clean(name) for name in names], ensure_ascii=False)
 
 
 def table(head: Iterable[Child], rows: Iterable[Iterable[Child]], *, caption: Child, numbers: bool = True) -> Markup:

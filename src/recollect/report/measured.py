@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ from recollect.common.errors import DataError, RecollectError
 from recollect.common.memory import available_bytes
 from recollect.common.words import number_of
 from recollect.config.overrides import published_tests
-from recollect.data import ImageSet, load, summary
+from recollect.data import ImageSet, summary
 from recollect.data.registry import without_missing
 from recollect.evaluation import Evaluation, evaluate
 from recollect.evaluation.ranks import DEFAULT_MEMORY
@@ -29,7 +28,7 @@ from recollect.inference.content_keys import content_keys, set_digest
 from recollect.inference.embedding_sets import embed_set, files_left_out
 from recollect.inference.opening import Opened, open_model, open_start
 from recollect.inference.test_sets import EVERY_K, published_ks
-from recollect.inference.trained_on import read_trained_on, screen
+from recollect.inference.trained_on import load_by_record, read_trained_on, screen
 from recollect.inference.vector_store import weights_digest
 from recollect.report.runs import Run
 from recollect.report.shown_images import Kept, Shown, read_kept, write_kept
@@ -47,6 +46,7 @@ class Contender:
     Attributes:
         name: short. what: in a few words, which weights. trained: False for what training started from.
         spread: of a mean over seeds, the standard deviation of each metric.
+        seen: whether it was trained on the classes that it is tested on. steps: that were taken; None if not known.
     """
 
     name: str
@@ -55,6 +55,8 @@ class Contender:
     evaluation: Evaluation
     trained: bool = True
     spread: Mapping[str, float] | None = None
+    seen: bool = False
+    steps: int | None = None
 
 
 BEFORE, AFTER = "before training", "after training"
@@ -111,22 +113,26 @@ def measure(
     chosen = split or data.test_split
     try:
         options = without_missing(data.name, data.options) if skip_bad else data.options
-        whole = load(data.name, root or data.root, chosen, **options)
+        known = read_trained_on(run.folder.path)
+        whole = load_by_record(data.name, root or data.root, chosen, known, options)
     except RecollectError as error:
         said: list[str] = []
         kept = read_kept(path, said)
+        moved = [] if root or data.root is None else ["If the images moved, name their folder with --root."]
         if kept is None or kept.shown.split != chosen:
-            moved = [] if root or data.root is None else ["If the images moved, name their folder with --root."]
             raise DataError(" ".join([str(error), *said, *moved])) from error
-        remark = f"The images are not available, so the vectors of an earlier report were used. ({error})"
-        return _evaluated(run, kept, [remark], results)
-    known = read_trained_on(run.folder.path)
+        reason = str(error).partition("\n")[0].rstrip(".")  # the next lines say what a data set consists of
+        remark = f"The images are not available ({reason}), so the vectors of an earlier report were used."
+        remark = " ".join([remark, *moved])
+        known = read_trained_on(run.folder.path)
+        classes = {kept.shown.class_names[label] for label in kept.shown.labels.tolist()}
+        return _marked(_evaluated(run, kept, [remark], results), known is not None and classes <= known.classes)
     screened = screen(whole, content_keys(whole), known)
     some = choose(screened.images, limit)
     images, keys = screened.images.subset(some), screened.keys[some]
     remarks, count = screened.remarks(), len(screened.images)
     # A set in folders has no name of its own: the folder tells it from others.
-    title = Path(place).name if images.name == "folder" and (place := root or data.root) else images.name
+    title = dataclasses.replace(data, root=root or data.root).title if images.name == "folder" else images.name
     shown = Shown(title, chosen, list(images.names), images.labels, list(images.class_names), count, images)
     kept = Kept(shown, {}, {"images": set_digest(images, keys)}, {})
     config = run.config
@@ -170,10 +176,19 @@ def measure(
         left_out.append(trained)
     if len(some) < count:
         left_out.append(f"{count - len(some):,} images of other classes: the report uses a part (--images 0 for all)")
+    if screened.trained_classes and not screened.excluded:  # no class is new
+        return dataclasses.replace(_marked(result, True), left_out=left_out)
     seen = set() if known is None else {key.tobytes() for key in known.keys}
     there = {name: key.tobytes() in seen for name, key in zip(images.names, keys, strict=True)}
     copies = [place for place, name in enumerate(result.shown.names) if there[name]]
     return dataclasses.replace(result, left_out=left_out, copies=copies)
+
+
+def _marked(result: Measured, seen: bool) -> Measured:
+    """``result``, with its run marked if it was trained on all classes of the test: then it is not a test."""
+    return dataclasses.replace(
+        result, trained=None if result.trained is None else dataclasses.replace(result.trained, seen=seen)
+    )
 
 
 def training_images(run: Run, limit: int | None, root: str | None = None) -> tuple[ImageSet | None, int]:
@@ -182,7 +197,8 @@ def training_images(run: Run, limit: int | None, root: str | None = None) -> tup
         return None, 0
     data = run.config.data
     try:
-        images = load(data.name, root or data.root, "train", **without_missing(data.name, data.options))
+        known, options = read_trained_on(run.folder.path), without_missing(data.name, data.options)
+        images = load_by_record(data.name, root or data.root, data.train_split, known, options)
     except RecollectError:
         return None, 0
     return images.subset(choose(images, limit)), len(images)
@@ -245,7 +261,8 @@ def _evaluated(run: Run, kept: Kept, remarks: list[str], results: Results | None
             known[key] = evaluate(vectors[name], shown.labels, ks=ks, metrics=metrics, memory=_memory(), progress=True)
         trained = name == "trained"
         what = kept.words.get(name, name)
-        return Contender(run.name if trained else BEFORE, what, vectors[name], known[key], trained)
+        steps = run.steps_taken if trained else 0
+        return Contender(run.name if trained else BEFORE, what, vectors[name], known[key], trained, steps=steps)
 
     try:
         before, after = contender("init"), contender("trained")

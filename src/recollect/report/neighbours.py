@@ -16,10 +16,12 @@ from recollect.search.exact_search import Found, nearest_unchecked
 
 NEAREST = 10
 """Neighbours of each image."""
-AGREEING = 5
-"""Number of neighbours that must agree before a label is suspected."""
-FEWEST = 3
-"""Minimum number of images of the other class; two could be neighbours by chance."""
+AMONG, AGREEING = 5, 3
+"""A label is suspected if so many of the nearest images, 3 of 5, belong to one other class …"""
+CLEAR = NEAREST
+"""… and none of so many to its own. Measured by ``benchmarks/wrong_labels.py``; the table is in docs/report.md."""
+FEW = 5
+"""An image of a class with at most so many images seldom has them among its nearest: there all of ``AMONG`` must agree."""
 _AT_ONCE = 4096  # images between two steps of the progress line
 
 Labels = NDArray[np.int64]
@@ -44,20 +46,26 @@ class Confusion:
 
 @dataclass(frozen=True)
 class Suspect:
-    """An image whose nearest images all belong to one other class.
+    """An image most of whose nearest images belong to one other class, and none to its own.
 
     Attributes:
-        image: its number. suggested: the label of its neighbours.
-        neighbours: how many were compared. nearest: the first of them.
+        image: its number. suggested: the other class.
+        agreeing: how many of the nearest belong to that class. neighbours: of how many. nearest: the first of them.
         similarity: their mean similarity. own: similarity to the nearest image of its own class; NaN if it has none.
     """
 
     image: int
     suggested: int
+    agreeing: int
     neighbours: int
     nearest: int
     similarity: float
     own: float
+
+    @property
+    def margin(self) -> float:
+        """How much more similar the other class is; an image without its like counts as 0 similar to its own class."""
+        return self.similarity - (0.0 if np.isnan(self.own) else self.own)
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,28 @@ def neighbours_of_all(vectors: NDArray[np.float32], count: int = NEAREST) -> Fou
     return Found(np.concatenate([p.indices for p in parts]), np.concatenate([p.similarities for p in parts]))
 
 
+def in_rank_order(found: Found, queries: Labels, labels: Labels, first_rank: NDArray[np.float64]) -> Found:
+    """Results in the order that the evaluation gives them where similarities are equal, as those of exact copies are.
+
+    It counts a negative as similar as a positive before it, so that an embedding gains nothing from ties.
+
+    Args:
+        found: results of ``queries``, most similar first.
+        labels: of all images. first_rank: of each query, the rank of its first positive.
+    """
+    indices, similarities = found.indices.copy(), found.similarities.copy()
+    width = indices.shape[1]
+    same = labels[indices] == labels[queries][:, None]
+    place = np.where(same.any(axis=1), same.argmax(axis=1), width) if width else np.zeros(len(queries))
+    wrong = np.isfinite(first_rank) & (place != first_rank - 1) & (np.minimum(place, first_rank - 1) < width)
+    for row in np.flatnonzero(wrong).tolist():
+        ahead = np.flatnonzero(~same[row])[: int(first_rank[row]) - 1].tolist()
+        ahead += np.flatnonzero(same[row])[:1].tolist()
+        order = [*ahead, *(column for column in range(width) if column not in ahead)]
+        indices[row], similarities[row] = indices[row, order], similarities[row, order]
+    return Found(indices, similarities)
+
+
 def confused_pairs(labels: Labels, found: Found) -> list[Confusion]:
     """Pairs of classes by how often the first result for a query of one is of the other, most frequent first.
 
@@ -110,30 +140,36 @@ def confused_pairs(labels: Labels, found: Found) -> list[Confusion]:
 
 
 def suspected_labels(vectors: NDArray[np.float32], labels: Labels, found: Found) -> list[Suspect]:
-    """Images whose nearest neighbours all belong to one other class, clearest first.
+    """Images whose nearest belong to one other class, by the margin between its similarity and that of their own class.
 
-    The nearest ``AGREEING`` must agree, or all images of a smaller class, if it has at least ``FEWEST``.
+    ``AGREEING`` of the nearest ``AMONG`` must be of one other class, and none of the nearest ``CLEAR`` of the image's own,
+    or of as many as the other class has: with few images, those that follow say nothing. In a class of ``FEW`` images or
+    fewer, all ``AMONG`` must agree, or the whole other class if it is smaller.
     """
-    if not found.indices.shape[1]:
+    first = labels[found.indices[:, :AMONG]]
+    width = first.shape[1]
+    if not width:
         return []
     sizes = np.bincount(labels)
-    answered = labels[found.indices]
-    suggested = answered[:, 0]
-    asked = np.minimum(np.minimum(AGREEING, sizes[suggested]), answered.shape[1])
-    agree = np.cumprod(answered == suggested[:, None], axis=1).sum(axis=1)
-    suspects = np.flatnonzero(
-        (suggested != labels) & (sizes[suggested] >= FEWEST) & (agree >= asked) & (asked >= FEWEST)
-    )
+    alike = (first[:, :, None] == first[:, None, :]).sum(axis=2)  # how many of the nearest share the class of each
+    place = alike.argmax(axis=1)[:, None]
+    suggested = np.take_along_axis(first, place, axis=1)[:, 0]
+    agreeing = alike.max(axis=1)
+    asked = np.where(sizes[labels] > FEW, AGREEING, np.maximum(AGREEING, np.minimum(width, sizes[suggested])))
+    clear = np.minimum(CLEAR, sizes[suggested])[:, None]
+    own = (labels[found.indices] == labels[:, None]) & (np.arange(found.indices.shape[1]) < clear)
+    suspects = np.flatnonzero((suggested != labels) & (agreeing >= asked) & ~own.any(axis=1)).tolist()
     members = {label: np.flatnonzero(labels == label) for label in np.unique(labels[suspects]).tolist()}
     listed = []
-    for image in suspects.tolist():
+    for image in suspects:
         others = members[int(labels[image])]
         others = others[others != image]
-        own = float((vectors[others] @ vectors[image]).max()) if len(others) else float("nan")
-        count = int(asked[image])
-        mean = float(found.similarities[image, :count].mean())
-        listed.append(Suspect(image, int(suggested[image]), count, int(found.indices[image, 0]), mean, own))
-    return sorted(listed, key=lambda s: (-(s.similarity - np.nan_to_num(s.own, nan=0.0)), s.image))
+        best = float((vectors[others] @ vectors[image]).max()) if len(others) else float("nan")
+        those = np.flatnonzero(first[image] == suggested[image])
+        mean = float(found.similarities[image, those].mean())
+        nearest = int(found.indices[image, those[0]])
+        listed.append(Suspect(image, int(suggested[image]), len(those), width, nearest, mean, best))
+    return sorted(listed, key=lambda s: (-s.margin, s.image))
 
 
 def lonely_images(found: Found) -> list[Lonely]:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from recollect.common.errors import RecollectError
+from recollect.common.words import in_decimals, number_of
 from recollect.config.overrides import published_tests
-from recollect.evaluation import metric_name, paired_bootstrap
+from recollect.evaluation import Evaluation, metric_name, paired_bootstrap
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.measured import Contender
 from recollect.report.runs import Run, number
@@ -56,7 +57,7 @@ def results(
     if contenders and shown is not None:
         rows: list[Row] = [(name_of(one.name), one.evaluation.metrics) for one in contenders]
         metrics = _metrics(rows, len(shown.names))
-        caption = join("In percent, over ", _about(shown))
+        caption = join("In percent, over ", measured_over(shown, contenders[0].evaluation))
         parts.append(_grid(rows + published, metrics, caption))
         parts.append(seeds(means))
         parts.append(_differences(means))
@@ -117,12 +118,14 @@ def _metrics(rows: Sequence[Row], images: int | None = None) -> list[str]:
     return sorted(numbered, key=lambda name: int(name[2:])) + [name for name in kept if name not in numbered]
 
 
-def _about(shown: Shown) -> Markup:
+def measured_over(shown: Shown, found: Evaluation) -> Markup:
+    """How many queries and classes the numbers are over, and what they are searched among."""
     part = "all" if shown.complete else f"{len(shown.names):,} of the"
+    asked = number_of(len(np.unique(found.labels[found.positives > 0])), "class")
     return join(
-        f"{part} {shown.whole:,} images of ",
+        f"{number_of(found.counted, 'query/queries')} of {asked}, each searched among {part} {shown.whole:,} images of ",
         name_of(f"{shown.data}/{shown.split}"),
-        f" ({len(set(shown.labels.tolist())):,} classes), each a query among the others",
+        f" ({number_of(len(np.unique(shown.labels)), 'class')})",
     )
 
 
@@ -165,7 +168,7 @@ def _differences(contenders: Sequence[Contender]) -> Markup | None:
 
 
 def _points(difference: float) -> str:
-    return f"{100 * difference:+.1f}".replace("-", "−")
+    return in_decimals(100 * difference, 1, plus=True)
 
 
 def seeds(means: Sequence[Contender]) -> Markup | None:

@@ -36,11 +36,15 @@
     big.className = "big-picture " + picture.className;
     big.setAttribute("role", "img");
     big.setAttribute("aria-label", picture.getAttribute("aria-label"));
-    const rows = [["File", picture.title], ["Class", picture.dataset.class],
-      ["Similarity", picture.dataset.similarity], ["Shown as", picture.getAttribute("aria-label")]];
+    const { class: name, similarity } = picture.dataset;
+    // The label is for those who hear it; here, class and similarity have lines of their own.
+    const label = [`: class ${name}`, ` of class ${name}`, `, similarity ${similarity}`]
+      .reduce((words, part) => words.replace(part, ""), picture.getAttribute("aria-label"));
+    const rows = [["File", picture.title], ["Class", name], ["Similarity", similarity], ["Shown as", label]];
     facts.replaceChildren(...rows.filter(([, value]) => value).flatMap(([name, value]) =>
       [make("dt", { textContent: name }), make("dd", {}, make("bdi", { textContent: value }))]));
     if (!dialog.open) dialog.showModal();
+    dialog.scrollTop = 0; // the button with the focus may be below a low window's edge
     reach(picture);
   };
   const move = (by) => {
@@ -75,18 +79,34 @@
   const filter = document.getElementById("filter");
   const maps = [];
   if (filter) {
+    // The field drops line breaks from what is typed or chosen, so they do not count in names either.
+    const plain = (name) => name.replace(/[\r\n]/g, "").trim().toLowerCase();
     const rows = all("[data-classes], .by-class tbody tr");
     const classes = rows.map((row) =>
-      row.dataset.classes ? row.dataset.classes.split("\n") : all("bdi", row).map((name) => name.textContent));
-    const offered = new Set(all("#offered option").map((option) => option.value.toLowerCase()));
+      row.dataset.classes ? JSON.parse(row.dataset.classes) : all("bdi", row).map((name) => name.textContent));
+    const offered = new Set(all("#offered option").map((option) => plain(option.value)));
     const said = document.getElementById("filtered");
+    // What has no row left is hidden too: tables, folds, and a heading with everything up to the next one.
+    const chapter = (heading) => {
+      const found = [heading];
+      for (let next = heading.nextElementSibling; next && next.tagName !== "H3"; next = next.nextElementSibling) found.push(next);
+      return found;
+    };
+    const folds = all("details.more");
+    const parts = [...folds, ...all(".by-class .scroll, .gallery, .groups")].map((part) => [part]).concat(all("main h3").map(chapter))
+      .map((part) => [part, rows.filter((row) => part.some((piece) => piece.contains(row)))]).filter(([, held]) => held.length);
+    let unfolded = null; // what was open before there was a filter
     const apply = () => {
-      const wanted = filter.value.trim().toLowerCase();
+      const wanted = plain(filter.value);
       // A class chosen from the list is that class alone; other words match every class that contains them.
-      const matches = (name) => (offered.has(wanted) ? name.toLowerCase() === wanted : name.toLowerCase().includes(wanted));
+      const matches = (name) => (offered.has(wanted) ? plain(name) === wanted : plain(name).includes(wanted));
       let left = 0;
       rows.forEach((row, at) => (left += !(row.hidden = !classes[at].some(matches))));
-      all("details.more").forEach((more) => wanted && (more.open = true));
+      const gone = new Set(parts.flatMap(([part, held]) => (held.every((row) => row.hidden) ? part : [])));
+      parts.forEach(([part]) => part.forEach((piece) => (piece.hidden = gone.has(piece))));
+      unfolded = unfolded || new Set(folds.filter((fold) => fold.open));
+      folds.forEach((fold) => (fold.open = wanted ? !gone.has(fold) : unfolded.has(fold)));
+      if (!wanted) unfolded = null;
       said.textContent = wanted ? `${left} of ${rows.length} rows` : "";
       maps.forEach((map) => map.highlight(wanted ? matches : null));
     };
@@ -102,8 +122,8 @@
     const labels = numbers(box.dataset.labels, Uint16Array), tiles = numbers(box.dataset.tiles, Uint16Array);
     const names = JSON.parse(box.dataset.files), classes = JSON.parse(box.dataset.kinds);
     const sheet = box.querySelector("img.sheet"), side = +box.dataset.side, columns = +box.dataset.columns;
-    // Neighbouring numbers get colours far apart: steps of the golden angle.
-    const colours = classes.map((_, at) => `hsl(${(at * 137.508) % 360} 70% ${at % 3 ? 48 : 62}%)`);
+    const palettes = [box.dataset.light, box.dataset.dark].map((text) => JSON.parse(text));
+    const dark = matchMedia("screen and (prefers-color-scheme: dark)");
     const NONE = 65535;
     const order = [...labels.keys()].sort((a, b) => labels[a] - labels[b]); // so that the pen changes its colour once per class
     let under = -1, matching = null;
@@ -152,13 +172,14 @@
       const big = Math.min(72, Math.max(0, (size / Math.sqrt(seen.length + 1)) * 0.8));
       const pictures = view.zoom > 1.2 && big >= 18 && sheet.naturalWidth > 0;
       const radius = pictures ? big / 2 : Math.min(5, Math.max(1.4, Math.min(3, 110 / Math.sqrt(labels.length))) + (view.zoom - 1) * 0.35);
+      const colours = palettes[+dark.matches];
       const lit = (at) => (matching ? matching.has(labels[at]) : under < 0 || labels[at] === labels[under]);
       for (const bright of [false, true]) {
         let colour = -1;
-        pen.globalAlpha = bright ? (matching || under >= 0 ? 1 : 0.8) : 0.12;
+        pen.globalAlpha = bright ? 1 : 0.12;
         for (const [at, x, y] of seen) {
           if (lit(at) !== bright) continue;
-          if (labels[at] !== colour) pen.fillStyle = colours[(colour = labels[at])];
+          if (labels[at] !== colour) pen.fillStyle = colours[(colour = labels[at]) % colours.length];
           if (pictures && tiles[at] !== NONE) {
             pen.fillRect(x - radius - 2, y - radius - 2, 2 * radius + 4, 2 * radius + 4);
             tile(pen, at, x - radius, y - radius, 2 * radius);
@@ -216,25 +237,38 @@
       const after = size * 0.94 * view.zoom;
       if (x !== null) (view.x += (x - size / 2) * (1 / before - 1 / after)), (view.y += (y - size / 2) * (1 / before - 1 / after));
       if (view.zoom === 1) view.x = view.y = 0.5;
+      view.canvas.classList.toggle("zoomed", view.zoom > 1);
       redraw();
     };
-    const reset = (view) => ((view.zoom = 1), (view.x = view.y = 0.5), tell(-1), redraw());
+    const reset = (view) => (zoom(view, 0), tell(-1));
     for (const view of views) {
       const { canvas } = view;
-      let held = null;
+      const held = new Map(); // where the mouse button or each finger is
       const at = (event) => [event.offsetX, event.offsetY];
-      canvas.addEventListener("pointerdown", (event) => ((held = at(event)), canvas.setPointerCapture(event.pointerId)));
-      canvas.addEventListener("pointerup", () => (held = null));
-      canvas.addEventListener("pointermove", (event) => {
-        const [x, y] = at(event);
-        if (held && view.zoom > 1) {
-          const scale = canvas.clientWidth * 0.94 * view.zoom;
-          view.x -= (x - held[0]) / scale, view.y -= (y - held[1]) / scale;
-          held = [x, y];
-          redraw();
-        } else tell(nearest(view, x, y, 14), view, x, y);
+      const point = (event, reach) => tell(nearest(view, ...at(event), reach), view, ...at(event));
+      const touched = (event) => event.pointerType === "touch";
+      const apart = () => Math.hypot(...[0, 1].map((axis) => [...held.values()].reduce((a, b) => b[axis] - a[axis])));
+      canvas.addEventListener("pointerdown", (event) => {
+        held.set(event.pointerId, at(event));
+        canvas.setPointerCapture(event.pointerId);
+        if (touched(event)) point(event, 24); // a finger covers more than a dot
       });
-      canvas.addEventListener("pointerleave", () => tell(-1));
+      canvas.addEventListener("pointerup", (event) => held.delete(event.pointerId));
+      canvas.addEventListener("pointercancel", (event) => (held.delete(event.pointerId), tell(-1))); // it scrolls the page
+      canvas.addEventListener("pointermove", (event) => {
+        const [x, y] = at(event), last = held.get(event.pointerId);
+        if (held.size === 2) {
+          const before = apart();
+          held.set(event.pointerId, [x, y]);
+          zoom(view, apart() / before, ...[0, 1].map((axis) => [...held.values()].reduce((sum, one) => sum + one[axis] / 2, 0)));
+        } else if (last && view.zoom > 1) {
+          const scale = canvas.clientWidth * 0.94 * view.zoom;
+          view.x -= (x - last[0]) / scale, view.y -= (y - last[1]) / scale;
+          held.set(event.pointerId, [x, y]);
+          redraw();
+        } else point(event, 14);
+      });
+      canvas.addEventListener("pointerleave", (event) => touched(event) || tell(-1)); // what a tap showed stays
       // Without a click first, the wheel scrolls the page as everywhere else.
       canvas.addEventListener("wheel", (event) => {
         if (document.activeElement !== canvas && !event.ctrlKey) return;
@@ -261,6 +295,7 @@
         redraw();
       },
     });
+    dark.addEventListener("change", () => views.forEach(draw)); // at once: it may be printed now
     new ResizeObserver(redraw).observe(box);
     sheet.decode().catch(() => 0).then(redraw);
   }

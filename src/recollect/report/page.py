@@ -18,6 +18,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from recollect._version import __version__
 from recollect.common.errors import InputError, RecollectError
 from recollect.common.files import make_folder_for, write_text
@@ -29,7 +31,7 @@ from recollect.report.findings import MOST_READ, Findings, check_list, find_all,
 from recollect.report.map_view import map_section
 from recollect.report.markup import Child, Markup, element, join
 from recollect.report.measured import AFTER, LIMIT, Contender, Measured, Results, measure, training_images
-from recollect.report.neighbours import confused_pairs, neighbours_of_all
+from recollect.report.neighbours import confused_pairs, in_rank_order, neighbours_of_all
 from recollect.report.runs import Run, distinct_names, read_run
 from recollect.report.seeds import mean_over_seeds, one_per_setting, settings_of
 from recollect.report.shown_images import Shown
@@ -178,9 +180,12 @@ def _side_by_side(
     if not contenders:
         return None
     looked_at = next((one for one in contenders if one.trained), contenders[0])
-    neighbours = neighbours_of_all(looked_at.vectors)
+    ranks = looked_at.evaluation.values("first_rank")
+    neighbours = in_rank_order(neighbours_of_all(looked_at.vectors), np.arange(len(ranks)), shown.labels, ranks)
     most = min(limit or MOST_READ, MOST_READ)
-    training, trained_on = (None, 0) if shown.images is None else training_images(same[0][0], most, root)
+    # A report on images that were trained on does not compare them with themselves.
+    itself = looked_at.seen or shown.split == "train"
+    training, trained_on = (None, 0) if shown.images is None or itself else training_images(same[0][0], most, root)
     findings = find_all(
         looked_at.vectors,
         shown.labels,
@@ -189,7 +194,7 @@ def _side_by_side(
         shown.images,
         training,
         trained_on=trained_on,
-        copies=same[0][1].copies,
+        copies=[] if itself else same[0][1].copies,
         most=most,
     )
     left_out = list(dict.fromkeys(reason for _, found in same for reason in found.left_out))
@@ -203,8 +208,10 @@ def _page(
     title: str | None,
     introduction: str | None,
 ) -> str:
-    heading = title or _heading(runs)
     contenders = [] if compared is None else compared.contenders
+    together = {one.name for one in contenders}
+    apart = [run for run in runs if len(runs) > 1 and run.name not in together]
+    heading = title or _heading(runs, bool(apart))
     shown = None if compared is None else compared.shown
     means = mean_over_seeds(runs, contenders)
     pictured = one_per_setting(runs, contenders)
@@ -237,9 +244,9 @@ def _page(
         element("h1", heading),
         element("p", introduction, class_="introduction") if introduction else None,
         outcome_tables.headline(means),
-        verdict_section(runs, means, shown, [] if compared is None else compared.left_out),
+        verdict_section(runs, means, shown, [] if compared is None else compared.left_out, apart),
         states,
-        element("ul", [element("li", remark) for remark in remarks], class_="remarks") if remarks else None,
+        element("ul", [element("li", _on_page(remark)) for remark in remarks], class_="remarks") if remarks else None,
         [element("section", element("h2", name), content, id=key, aria_label=name) for key, name, content in parts],
     )
     return document(
@@ -252,12 +259,18 @@ def _page(
     )
 
 
-def _heading(runs: Sequence[Run]) -> str:
-    """The names of one or two settings; those of more are just below it."""
+def _on_page(remark: str) -> str:
+    """A remark without what sets a warning apart in a terminal: the page sets all of them apart."""
+    return remark.replace("WARNING: ", "", 1)
+
+
+def _heading(runs: Sequence[Run], apart: bool) -> str:
+    """The names of one or two settings; those of more are just below it. ``apart``: not all are compared."""
     names = [name if len(group) == 1 else f"{name} ({len(group)} seeds)" for name, group in settings_of(runs)]
     if len(names) == 1:
         return f"Report of {names[0]}"
-    return f"Comparison of {names[0]} and {names[1]}" if len(names) == 2 else f"Comparison of {len(names)} settings"
+    what = "Report" if apart else "Comparison"
+    return f"{what} of {names[0]} and {names[1]}" if len(names) == 2 else f"{what} of {len(names)} settings"
 
 
 def _training_atlas(findings: Findings) -> Atlas | None:

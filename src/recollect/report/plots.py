@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from recollect.common.words import in_words
-from recollect.report.charts import Line, histogram_pair, line_chart
+from recollect.report.charts import Line, as_shares, histogram_pair, line_chart
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.measured import Contender
 from recollect.report.runs import Run, number
@@ -42,6 +42,8 @@ def curves(runs: Sequence[Run]) -> Markup:
         caption = "It chooses the weights that are kept." if split == "val" else "Watched only; it chooses nothing."
         parts.append(line_chart(lines, title=title, x_label="step", y_label="r@k", percent=True, caption=caption))
     drawn = [part for part in parts if part is not None]
+    if not any(run.steps for run in runs):
+        return element("p", "No curves: no step was taken.", class_="note")
     if not any(run.evaluations for run in runs):
         drawn.append(
             element(
@@ -62,13 +64,14 @@ def _column(records: Sequence[Mapping[str, Any]], key: str) -> list[float]:
 
 
 def similarity_charts(contenders: Sequence[Contender], shown: Shown) -> Markup:
-    """Histograms of similarities, over the same range for all."""
+    """Histograms of similarities, with the same axes for all."""
     counted = [count_similarities(contender.vectors, shown.labels) for contender in contenders]
     spans = [counts.span() for counts in counted]
     low, high = min(span[0] for span in spans), max(span[1] for span in spans)
+    drawn = [counts.binned(low, high) for counts in counted]
+    top = max(float(as_shares(kind).max()) for *kinds, _ in drawn for kind in kinds)
     charts = []
-    for contender, counts in zip(contenders, counted, strict=True):
-        positive, negative, edges = counts.binned(low, high)
+    for contender, counts, (positive, negative, edges) in zip(contenders, counted, drawn, strict=True):
         ordered = counts.ordered
         said = (
             "One of the two kinds does not occur."
@@ -83,6 +86,7 @@ def similarity_charts(contenders: Sequence[Contender], shown: Shown) -> Markup:
                 names=("same class", "different classes"),
                 x_label="similarity",
                 caption=said,
+                top=top,
             )
         )
     part = (
@@ -106,8 +110,8 @@ def speed(runs: Sequence[Run]) -> Markup:
                 name_of(run.name),
                 run.status,
                 f"{len(run.steps):,}",
-                "–" if spent is None else in_words(spent[1]),
-                "–" if spent is None else in_words(spent[0]) if spent[0] >= 1 else "none",
+                "–" if spent is None else _seconds(spent.training),
+                "–" if spent is None else _seconds(spent.preparing),
                 f"{median(rates):,.0f}" if rates else "–",
                 f"{max(memory):,.0f} MB" if memory else "–",
                 str((machine or {}).get("gpu") or (machine or {}).get("processor") or "–"),
@@ -120,3 +124,7 @@ def speed(runs: Sequence[Run]) -> Markup:
     lines = [Line(run.name, _column(run.steps, "step"), _column(run.steps, "images_per_second")) for run in runs]
     chart = line_chart(lines, title="Throughput", x_label="step", y_label="images per second", from_zero=True)
     return join(grid, element("div", chart, class_="charts") if chart else None)
+
+
+def _seconds(seconds: float) -> str:
+    return in_words(seconds) if seconds >= 1 else "none" if not seconds else "less than 1 s"

@@ -26,7 +26,8 @@ class Run:
         config: its settings; None if this version cannot read them. settings: the same as plain values.
         manifest: versions, machine, plan, outcome.
         steps: records of ``metrics.jsonl``, one per step; evaluations: one per evaluation.
-        evaluated: results of ``recollect eval`` kept in the run: name of the set → metric → fraction.
+        evaluated: results of ``recollect eval`` kept in the run: name of the set, with a note if its classes were trained
+            on → metric → fraction.
         remarks: messages about files that could not be read.
     """
 
@@ -44,6 +45,13 @@ class Run:
     def finished(self) -> bool:
         """Whether it finished."""
         return isinstance(self.manifest.get("outcome"), Mapping)
+
+    @property
+    def steps_taken(self) -> int | None:
+        """The number of steps of a finished run; None if it is not known."""
+        outcome = self.manifest.get("outcome")
+        found = number(outcome.get("steps")) if isinstance(outcome, Mapping) else None
+        return None if found is None else int(found)
 
     @property
     def status(self) -> str:
@@ -130,8 +138,10 @@ def _evaluated(folder: RunFolder, remarks: list[str]) -> dict[str, dict[str, flo
     found = {}
     for path in sorted((folder.path / "eval").glob("*/metrics.json")):
         try:
-            metrics = read_json(path, dict)["metrics"]
-            found[path.parent.name] = {
+            values = read_json(path, dict)
+            metrics, source = values["metrics"], values.get("source", {})
+            seen = source.get("trained_classes") and not source.get("trained_classes_excluded")
+            found[f"{path.parent.name} (classes it was trained on)" if seen else path.parent.name] = {
                 str(name): float(value) for name, value in metrics.items() if number(value) is not None
             }
         except (RecollectError, KeyError, TypeError, AttributeError) as error:

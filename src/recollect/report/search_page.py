@@ -11,6 +11,7 @@ from urllib.parse import quote
 from recollect.common.decode import read_image
 from recollect.common.errors import DataError, RecollectError
 from recollect.common.files import inside, write_text
+from recollect.common.words import in_decimals
 from recollect.report.atlas import data_address
 from recollect.report.catalogue import Catalogue
 from recollect.report.markup import Markup, breakable, element, join
@@ -102,13 +103,13 @@ def write_search_page(path: Path | str, asked: Sequence[Asked], count: int, *, o
 
 def _result(place: int, result: ShownResult, page: Path) -> Markup:
     verdict = "" if result.verdict is None else f", {result.verdict}"
-    said = f"Result {place}: {result.name}, similarity {result.similarity:.3f}{verdict}"
+    said = f"Result {place}: {result.name}, similarity {in_decimals(result.similarity, 3)}{verdict}"
     words = element(
         "figcaption",
         element(
             "span",
             f"{place}. ",
-            element("strong", f"{result.similarity:.2f}"),
+            element("strong", in_decimals(result.similarity, 2)),
             None if result.verdict is None else element("span", result.verdict, class_="badge"),
         ),
         element("strong", breakable(result.title), class_="line") if result.title != result.name else None,

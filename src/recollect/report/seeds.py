@@ -1,4 +1,8 @@
-"""Runs that differ only in the seed, taken together: what is compared is a setting, not one of its runs."""
+"""Runs that differ only in the seed, taken together: what is compared is a setting, not one of its runs.
+
+Settings that a training chose by trials on validation classes may differ between seeds too. Such runs are of one setting: the
+choice is a part of what is compared.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +18,29 @@ from recollect.report.outcome_tables import flat_settings
 from recollect.report.runs import Run
 
 _SPREAD = ("r@1", "map@r")
+_BY_TRIALS = ("model.shrinkage", "optimizer.lr", "run.epochs", "run.steps")
+_LENGTH = {"run.epochs", "run.steps"}  # one replaces the other
 
 
 def settings_of(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
     """Runs by setting, in the order of their first run; the name of a setting is what the names of its runs begin with."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(str(sorted(flat_settings(run.settings, without=("run.seed", "name")).items())), []).append(
-            run
-        )
+        groups.setdefault(str(sorted(_asked(run).items())), []).append(run)
     named = [(_name([run.name for run in group]), group) for group in groups.values()]
     names = [name for name, _ in named]
     # If two settings would have the same name, the first run's tells them apart.
     return [(name if names.count(name) == 1 else f"{group[0].name}, …", group) for name, group in named]
+
+
+def _asked(run: Run) -> dict[str, str]:
+    """The settings as the user asked for them: what was chosen by trials is "auto"."""
+    made = run.manifest.get("choices")
+    chosen = {str(choice).split(" = ")[0] for choice in made} if isinstance(made, list) else set[str]()
+    if chosen & _LENGTH:
+        chosen |= _LENGTH
+    chosen &= {*_BY_TRIALS}
+    return flat_settings(run.settings, without=("run.seed", "name", *chosen)) | dict.fromkeys(chosen, "auto")
 
 
 def mean_over_seeds(runs: Sequence[Run], contenders: Sequence[Contender]) -> list[Contender]:
@@ -50,12 +64,16 @@ def _mean(name: str, members: Sequence[Contender]) -> Contender:
     common = [
         metric for metric in first.evaluation.per_query if all(metric in one.evaluation.per_query for one in members)
     ]
+    if all(np.array_equal(first.vectors, one.vectors) for one in members[1:]):
+        what = "all with the same vectors: the seed has no effect with these settings"
+        return replace(first, name=f"{name} ({len(members)} seeds)", what=what)
     values = {metric: np.stack([one.evaluation.per_query[metric] for one in members]).mean(axis=0) for metric in common}
     return replace(
         first,
         name=f"{name} ({len(members)} seeds)",
         what="mean ± standard deviation of runs that differ only in the seed",
         evaluation=replace(first.evaluation, per_query=values),
+        steps=None if any(one.steps is None for one in members) else max(one.steps or 0 for one in members),
         spread={metric: stdev(one.evaluation.metrics[metric] for one in members) for metric in _SPREAD},
     )
 
