@@ -66,22 +66,30 @@ def _commands(page: Path) -> list[str]:
     return [re.split(r"\s{2,}(?=[^-\s])|\s#", line)[0] for line in lines]
 
 
-def _verbs() -> dict[str, set[str]]:
-    """Every verb with its options."""
+def _verbs(*, valued: bool = False) -> dict[str, set[str]]:
+    """Every verb with its options; ``valued``: those that need a value."""
     import typer.main
 
     from recollect.cli.app import app
 
     commands = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     commands |= {f"data {name}": command for name, command in commands["data"].commands.items()}
-    return {name: {o for p in command.params for o in p.opts} for name, command in commands.items()}
+    return {
+        name: {o for p in command.params if not (valued and getattr(p, "is_flag", True)) for o in p.opts}
+        for name, command in commands.items()
+    }
+
+
+def _without_value(words: list[str], valued: set[str]) -> list[str]:
+    following = [*words[1:], "--"]
+    return [word for word, after in zip(words, following, strict=True) if word in valued and after.startswith("--")]
 
 
 def _impossible(page: Path) -> list[str]:
     """Verbs, options and recipes that a page's commands name and that there are none of."""
     from recollect.config.overrides import available_recipes
 
-    verbs, recipes = _verbs(), set(available_recipes())
+    verbs, valued, recipes = _verbs(), _verbs(valued=True), set(available_recipes())
     families = {name.split("/")[0] for name in recipes}
     wrong = []
     for line in _commands(page):
@@ -90,6 +98,7 @@ def _impossible(page: Path) -> list[str]:
         if verb not in verbs:
             wrong.append(f"no verb: {line}")
             continue
+        wrong += [f"no value for {option}: {line}" for option in _without_value(words, valued[verb])]
         options = {word.split("=")[0] for word in words if re.fullmatch(r"--?[a-z][a-z-]*(=.*)?", word)}
         wrong += [f"no option {option}: {line}" for option in sorted(options - verbs[verb] - {"--help", "--trust"})]
         named = [word for word in words if "/" in word and word.split("/")[0] in families]
@@ -108,10 +117,18 @@ def test_the_check_of_commands_finds_mistakes(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "```\nrecollect trian\nrecollect train --bach 3   a remark\ntorchrun -m recollect train sop --root D\n```\n"
+        "- `recollect train --final`\n- `recollect train --seed --plan`\n"
         "and `recollect recipes sop/r51/rsk`, but `recollect train --data photos` is right.\n"
     )
     wrong = [line.split(":")[0] for line in _impossible(page)]
-    assert wrong == ["no verb", "no option --bach", "no recipe sop", "no recipe sop/r51/rsk"]
+    assert wrong == [
+        "no verb",
+        "no option --bach",
+        "no recipe sop",
+        "no value for --final",
+        "no value for --seed",
+        "no recipe sop/r51/rsk",
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

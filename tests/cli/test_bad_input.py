@@ -104,7 +104,7 @@ CASES = {
     "train --data broken": "2.jpg: not a readable image",
     "train --data notes.txt": "no column 'path'",
     "train --data good/c0/0.jpg": "0.jpg is an image. Give a folder",
-    "train --data oneclass --validation paper": "one class",
+    "train --data oneclass --validation paper": "a single class",
     "train sop/r50-512/rsk": "no root was given",
     "train sop/r50-512/rsk --root nowhere": "there is no folder nowhere",
     "train cars196/r50-512/rsk --root empty": "no cars_annos.mat in empty",
@@ -116,7 +116,7 @@ CASES = {
     "train --resume nowhere": "nowhere is not a run",
     "train --resume norun": "norun is not a run",
     "train --resume brokenrun": "not valid YAML (line 1, column 5",
-    "train --resume norun --seed 3": "remove all other options",
+    "train --resume norun --out elsewhere": "remove the recipe, --data, --final, --out and --plan",
     "demo --out full": "full exists and is not empty",
     # recipes and settings
     "train nothing": "there is no recipe 'nothing'",

@@ -60,6 +60,20 @@ print("torch" in sys.modules)
     assert start(code).stdout == "False\n"
 
 
+def test_an_index_opens_without_torchvision(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from recollect.search.addresses import open_store
+from recollect.search.store_protocol import NoIndexError
+try:
+    open_store({str(tmp_path / "no.index")!r})
+except NoIndexError:
+    print("recollect.search.sqlite_store" in sys.modules, "torchvision" in sys.modules)
+"""
+    done = start(code)
+    assert done.stdout == "True False\n", done.stdout + done.stderr
+
+
 def test_the_order_of_the_verbs_is_that_of_the_work() -> None:
     text = CliRunner().invoke(app, ["--help"]).output
     places = [text.index(f"│ {verb} ") for verb in VERBS]
@@ -172,9 +186,9 @@ def test_json_of_models() -> None:
 
 def test_quiet_leaves_the_result(photos: Path) -> None:
     done = run(*TRAIN, "--out", "a", "--quiet")
-    assert [line.split()[0] for line in done.output.splitlines()] == ["test", "model"]
+    assert [line.split()[0] for line in done.output.splitlines()] == ["verdict", "test", "model"]
     done = run("-q", *TRAIN, "--out", "b")
-    assert [line.split()[0] for line in done.output.splitlines()] == ["test", "model"]
+    assert [line.split()[0] for line in done.output.splitlines()] == ["verdict", "test", "model"]
     assert "batch " in run(*TRAIN, "--out", "c").output
     assert not is_quiet()
     assert run("embed", "a", "photos", "--out", "v.npz", "-q").output == ""

@@ -154,3 +154,10 @@ def test_calibrate_and_duplicates(
         ("duplicates nowhere --model model", "no such folder"),
     ):
         assert says in _fails(capsys, monkeypatch, *words.split())
+
+
+def test_skip_bad_is_what_an_index_does_anyway(place: Path) -> None:
+    Path("photos/class0/broken.png").write_bytes(b"x")
+    assert "20 added, 0 updated, 0 removed, 0 unchanged, 1 skipped" in _run(
+        "index", "shop.index", "photos", "--model", "model", "--skip-bad"
+    )

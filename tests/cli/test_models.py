@@ -25,6 +25,7 @@ def test_the_list_has_every_row_and_marks_licences() -> None:
 
 def test_weights_at_hand_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECOLLECT_WEIGHTS", str(tmp_path))
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))  # other tests download weights into the common one
     before = next(line for line in runner.invoke(app, ["models"]).output.splitlines() if line.startswith("swag-b16"))
     assert " no " in before
     (tmp_path / "vit_b16.torch").touch()

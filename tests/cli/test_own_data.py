@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from recollect.cli.app import app
 from recollect.common.errors import ConfigError
 from recollect.config.overrides import resolve
+from recollect.inference.test_sets import choose_test
+from recollect.training.given import objects_and_names
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import train
 from training.small_runs import make_images, small_config
@@ -21,6 +23,29 @@ from training.small_runs import make_images, small_config
 def test_a_folder_is_named_to_the_letter(name: str) -> None:
     for recipe in (None, "folder"):
         assert resolve(recipe, data=name).data.root == name
+
+
+@pytest.mark.parametrize("name", ["glyphs", "folder", "cub"])
+def test_a_folder_with_the_name_of_a_data_set_is_asked_about(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_images(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    message = rf"Write --data \./{name} for the folder; for the data set, (add --root FOLDER|rename)"
+    for call in (
+        lambda: resolve(None, data=name),
+        lambda: choose_test(data=name),
+        lambda: objects_and_names(None, name, None, None, None),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            call()
+    for verb in (["train", "--plan"], ["eval", "tiny"], ["calibrate", "tiny"]):
+        refused = CliRunner().invoke(app, [*verb, "--data", name])
+        assert isinstance(refused.exception, ConfigError), refused.output
+    assert resolve(None, data=f"./{name}").data.name == "folder"
+    assert choose_test(data=f"./{name}").data == "folder"
+    assert resolve(None, data=name, root="elsewhere").data.root == "elsewhere"
+    assert resolve("glyphs").data.name == "glyphs"
 
 
 def test_a_folder_in_the_place_of_a_recipe(tmp_path: Path) -> None:
@@ -44,10 +69,12 @@ def test_the_split_of_a_folder_is_part_of_the_configuration(tmp_path: Path) -> N
     assert config.data.options == {"class_split": "balanced", "test_share": 0.25}
     folder = RunFolder.create(tmp_path / "run", "x")
     folder.write_config(config)
-    assert folder.read_config() == config
+    settled = {"nested": True}  # the training has settled which folders are the classes, and is not asked again
+    kept = replace(config, data=replace(config.data, options={**config.data.options, **settled}))
+    assert folder.read_config() == kept
     former = replace(config, data=replace(config.data, options={}))
     folder.write_config(former)
-    assert folder.read_config().data.options == {"class_split": "alphabet"}
+    assert folder.read_config().data.options == {"class_split": "alphabet", **settled}
     assert resolve("sop/r50-512/rsk").data.options == {}
 
 

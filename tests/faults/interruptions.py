@@ -132,7 +132,7 @@ def full_disk(world: World, draw: random.Random, tally: Tally) -> None:
     _resize(world.disk, f"{2 * there + kilobytes}k")
     first = run(task.arguments, world.folder, task.armed(), cache=world.disk / "cache")
     what = f"{verb} in {kilobytes} kB"
-    said = first.code == 0 or any(words in first.err for words in ("cannot be written", "full", "room"))
+    said = first.code == 0 or any(words in first.err for words in ("cannot be written", "full", "room", "free space"))
     _resize(world.disk, "64m")  # SQLite needs room to read a file, too
     tally.add("full disk", what, first, broken(task.writes), None if said else f"names no disk: {first.err[-300:]}")
     ended = _go_on(task, world.folder, world.disk / "cache", first)
