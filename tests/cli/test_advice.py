@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import recollect
 from recollect.cli.app import app
-from recollect.config.free_settings import FREE
+from recollect.config.free_settings import WITH_WEIGHTS
 from recollect.config.overrides import resolve
 from recollect.config.schema import Config
 from recollect.training import trainer
@@ -76,9 +76,10 @@ WHO_SHOWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("training/resuming.py", "--max-pixels"): ("train",),
     ("training/resuming.py", "--resume"): ("train",),
     ("training/resuming.py", "--trust"): ("",),
+    ("training/resuming.py", "--weights"): ("train",),
     ("training/run_folder.py", "--out"): ("train",),
     ("training/run_folder.py", "--resume"): ("train",),
-    **{("config/free_settings.py", option): ("train",) for option in FREE.values() if option},
+    **{("config/free_settings.py", option): ("train",) for option in WITH_WEIGHTS.values() if option},
     ("cli/models.py", "--download"): ("train", "embed", "eval"),  # lists that say what to type next
     ("cli/models.py", "--init"): ("train", "eval"),
     ("cli/recipes.py", "--recipe"): ("eval",),
@@ -144,11 +145,11 @@ def test_an_option_that_is_named_exists(file: str, option: str) -> None:
 
 
 IN_EVERY_MODE = {"common/decode.py", "common/bad_images.py", "common/files.py", "data/image_set.py", "data/listing.py",
-                 "inference/run_files.py", "training/memory_limit.py"}  # fmt: skip
+                 "inference/run_files.py", "models/weight_files.py", "training/memory_limit.py"}  # fmt: skip
 """Files whose messages ``train`` shows with ``--resume`` and ``--final`` too."""
 ONLY_NEW = {"--batch-size", "--image-size"}
 """Named last, after an option that works in every mode: they make another training."""
-VALUES = {"--max-pixels": "5000000000", "--root": "moved", "--chunk": "4"}
+VALUES = {"--max-pixels": "5000000000", "--root": "moved", "--chunk": "4", "--weights": "none"}
 
 
 @pytest.mark.parametrize("option", sorted({o for file, o in named() if file in IN_EVERY_MODE} - ONLY_NEW))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recollect.common.errors import ConfigError
-from recollect.config.free_settings import FREE, differences, free_settings_of, with_free_settings
+from recollect.config.free_settings import WITH_WEIGHTS, differences, free_settings_of, with_free_settings
 from recollect.config.overrides import known_keys, resolve
 
 
@@ -19,7 +19,7 @@ def test_only_free_settings_can_be_changed() -> None:
 
 def test_the_free_settings_of_a_configuration_exist() -> None:
     found = free_settings_of(resolve("folder", ["data.options.allow_outside=true", "data.max_pixels=9"]))
-    assert found.keys() == FREE.keys()
+    assert found.keys() == WITH_WEIGHTS.keys()
     assert (found["data.options.allow_outside"], found["data.max_pixels"]) == (True, 9)
     assert found.keys() - {"data.options.allow_outside"} <= set(known_keys())
     assert "data.options.allow_outside" not in free_settings_of(resolve("folder"))

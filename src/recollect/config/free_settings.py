@@ -27,10 +27,12 @@ FREE = {
     "run.device": "--device",
 }
 """Each with the option of ``recollect train`` that sets it, if there is one."""
+WITH_WEIGHTS = {**FREE, "model.weights": "--weights"}
+"""Those of a run, whose starting weights may have moved: their digest is compared. Studies compare it among their settings."""
 
 
 def with_free_settings(config: Config, settings: Mapping[str, Any] | Iterable[str], keeps: str) -> Config:
-    """``config`` with other settings of ``FREE``.
+    """``config`` with other settings of ``WITH_WEIGHTS``.
 
     Args:
         config: of an existing run.
@@ -41,8 +43,8 @@ def with_free_settings(config: Config, settings: Mapping[str, Any] | Iterable[st
         ConfigError: any other setting.
     """
     changes = dict(settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings))
-    if others := [key for key in changes if key not in FREE]:
-        possible = ", ".join(f"{key} ({option})" if option else key for key, option in FREE.items())
+    if others := [key for key in changes if key not in WITH_WEIGHTS]:
+        possible = ", ".join(f"{key} ({option})" if option else key for key, option in WITH_WEIGHTS.items())
         raise ConfigError(
             f"{keeps}: remove {', '.join(others)}. Only settings that do not change what is trained can be given: "
             f"{possible}."
@@ -51,10 +53,10 @@ def with_free_settings(config: Config, settings: Mapping[str, Any] | Iterable[st
 
 
 def free_settings_of(config: Config) -> dict[str, Any]:
-    """The settings of ``FREE`` that a configuration has."""
+    """The settings of ``WITH_WEIGHTS`` that a configuration has."""
     found: dict[str, Any] = {}
     values = as_mapping(config)
-    for key in FREE:
+    for key in WITH_WEIGHTS:
         value: Any = values
         for name in key.split("."):
             value = value.get(name, _NOT_SET)

@@ -124,12 +124,15 @@ class InnerClasses:
             f"{tops} are the classes, {confirm}."
         )
 
-    def remark(self) -> str:
-        """Says which labels the images get, and how they get the others."""
+    def remark(self, *, tables: bool = False) -> str:
+        """Says which labels the images get, and how they get the others; ``tables``: a CSV file can be given too."""
         places = [self.place] if self.place is not None else [self.root / top for top in self.tops]
+        give = " ".join(map(str, places))
+        if tables and len(places) > 1:
+            give = f"one of them, such as {places[0]}, or a CSV file with the columns path,label"
         return (
             f"{self.root}: the images are labelled {_quoted(self.tops)}. To label them by the folders inside "
-            f"({some_names(self.inner)}), give {' '.join(map(str, places))}."
+            f"({some_names(self.inner)}), give {give}."
         )
 
 

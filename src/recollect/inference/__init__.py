@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from recollect.inference.embedding_sets import embed_files, embed_set
     from recollect.inference.evaluating import evaluate_target
     from recollect.inference.opening import Opened, open_model, open_start
+    from recollect.inference.target_vectors import embed_test, target_from_file
     from recollect.inference.test_sets import choose_test, load_test
-    from recollect.inference.test_vectors import embed_test, target_from_file
     from recollect.inference.vector_store import VectorStore
 
 __all__ = [
@@ -40,11 +40,11 @@ __getattr__, __dir__ = lazy_names(
         "choose_test": "recollect.inference.test_sets",
         "embed_files": "recollect.inference.embedding_sets",
         "embed_set": "recollect.inference.embedding_sets",
-        "embed_test": "recollect.inference.test_vectors",
+        "embed_test": "recollect.inference.target_vectors",
         "evaluate_target": "recollect.inference.evaluating",
         "load_test": "recollect.inference.test_sets",
         "open_model": "recollect.inference.opening",
         "open_start": "recollect.inference.opening",
-        "target_from_file": "recollect.inference.test_vectors",
+        "target_from_file": "recollect.inference.target_vectors",
     },
 )

@@ -21,8 +21,8 @@ from recollect.evaluation import Evaluation
 from recollect.evaluation.metrics import METRICS, MetricLike
 from recollect.inference.evaluating import evaluate_target
 from recollect.inference.opening import Opened, open_model
+from recollect.inference.target_vectors import embed_test
 from recollect.inference.test_sets import TestChoice, as_test_set, choose_test, load_test
-from recollect.inference.test_vectors import embed_test
 from recollect.models import Embedder, onnx_export
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Evaluates vectors by the appropriate protocol: retrieval, re-identification, or Revisited's.
 
 Used by ``recollect eval``, the end of ``tune``, the validation during training and the studies. Vectors come from
-``test_vectors.py`` and ``embedding_sets.py``, metrics from ``evaluation``.
+``target_vectors.py`` and ``embedding_sets.py``, metrics from ``evaluation``.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from recollect.evaluation.hierarchy import GRADED
 from recollect.evaluation.metrics import Metric
 from recollect.evaluation.result import write_summary
 from recollect.inference.opening import Opened
+from recollect.inference.target_vectors import Target, embed_test
 from recollect.inference.test_sets import EVERY_K, TestSet
-from recollect.inference.test_vectors import Target, embed_test
 
 PROTOCOLS = ("all", "reid")
 _GRADED_ENTRIES = 10**9

@@ -126,7 +126,7 @@ def check_model(model: str | Path) -> None:
     try:
         find(text)
     except ConfigError as error:
-        raise ConfigError(f"{text!r} is neither a folder nor an initialisation. {error}") from error
+        raise ConfigError(f"{text!r} is neither a folder nor an initialisation: {error}") from error
 
 
 def open_start(config: Config) -> Opened:

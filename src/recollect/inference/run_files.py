@@ -17,7 +17,7 @@ from recollect.common.reading import read_json, read_torch
 from recollect.common.yaml_text import parse_yaml, read_yaml_text
 from recollect.config.overrides import as_written_before, from_mapping, missing_groups
 from recollect.config.references import sealed_names
-from recollect.config.schema import Config, DataConfig
+from recollect.config.schema import Config, DataConfig, ModelConfig
 
 TO_END, END = ", up to the line of its end.", "# The end."
 """Start and end of a ``config.yaml``, by which a truncated one is recognized; files of earlier versions do not have them."""
@@ -140,6 +140,11 @@ def absolute_roots(data: DataConfig) -> DataConfig:
 def _absolute(root: str | None) -> str | None:
     # Links are not resolved: the user chose that name.
     return None if root is None else os.path.abspath(Path(root).expanduser())  # noqa: PTH100
+
+
+def absolute_weights(model: ModelConfig) -> ModelConfig:
+    """``model`` with an absolute path of its starting weights, for the same reason."""
+    return model if model.weights in (None, "none") else replace(model, weights=_absolute(model.weights))
 
 
 def relative_roots(data: DataConfig, run: Path) -> dict[str, str]:

@@ -141,6 +141,33 @@ def refuse_other_training_images(run: Path, train: ImageSet) -> None:
     )
 
 
+def refuse_foreign_images(run: Path, known: TrainedOn, images: ImageSet) -> str | None:
+    """Compare the images of a final training with those of the run that its settings and length come from.
+
+    Photos may have been added, removed or relabelled since; none of them left is probably another folder.
+
+    Returns:
+        A remark if some training images of the run are missing.
+
+    Raises:
+        ConfigError: all of them are missing.
+    """
+    missing = int((~_contained(known.keys, content_keys(images))).sum())
+    if missing and missing == len(known.keys):
+        raise ConfigError(
+            f"{images.root or images.name} contains none of the {number_of(missing, 'training image')} of {run}, whose "
+            "settings and length were found on them. Give their folder with --root, or train on the new images with "
+            "recollect train --data."
+        )
+    if not missing:
+        return None
+    return (
+        f"{missing:,} of the {number_of(len(known.keys), 'training image')} of {run} "
+        f"{'is' if missing == 1 else 'are'} no longer there: its settings and length were found with "
+        f"{'it' if missing == 1 else 'them'}."
+    )
+
+
 @dataclass(frozen=True)
 class Screened:
     """A test set compared with the training images of its run.

@@ -24,7 +24,7 @@ from recollect.evaluation.metrics import METRICS, MetricLike, find_metric
 from recollect.evaluation.result import refuse_existing, write_summary
 from recollect.inference.evaluating import check_protocol, compare_evaluations, evaluate_prefixes, evaluate_target
 from recollect.inference.features import BATCH
-from recollect.inference.test_vectors import Prepared, Target, prepare_target, target_vectors
+from recollect.inference.target_vectors import Prepared, Target, prepare_target, target_vectors
 
 logger = logging.getLogger(__name__)
 

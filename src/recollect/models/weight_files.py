@@ -52,7 +52,7 @@ def obtain_weights(init: Initialization, weights: str | Path | None, *, download
         if path.is_file():
             return path
         if not path.is_dir():
-            raise WeightsError(f"{path}: no such weights file or folder.")
+            raise WeightsError(f"{path}: no such weights file or folder. Name the file with --weights PATH.")
         if (path / "embedder.json").is_file():
             raise WeightsError(f"{path}: a saved embedder, not a weights file. Open it with Embedder.load.")
         found = find_weights(init, path)

@@ -19,7 +19,7 @@ from recollect.common.errors import DataError, InputError
 from recollect.common.files import inside
 from recollect.common.reading import read_text
 from recollect.common.words import number_of
-from recollect.data.folder_layout import find_parts
+from recollect.data.folder_layout import find_inner_classes, find_parts
 from recollect.data.image_files import TO_READ_HEIC, walk_images
 from recollect.data.listing import is_blank, refuse_repeated, refuse_torn, relative_to, table_reader
 
@@ -85,6 +85,8 @@ def _folder(
     except DataError as error:  # labels are a help here, and no reason to refuse a folder
         remarks.append(f"{error} Its name is taken for a label.")
         split_of = {}
+    if not split_of and (inner := find_inner_classes(root)) is not None:
+        remarks.append(inner.remark(tables=True))
     for name in names:
         parts = name.split("/")
         metadata = {"name": parts[-1]}

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from recollect.common.errors import ConfigError
+from recollect.common.errors import ConfigError, DataWarning, WeightsError
+from recollect.common.files import sha256
+from recollect.config.automatic import is_pretrained
 from recollect.config.free_settings import with_free_settings
-from recollect.config.schema import Config
+from recollect.config.schema import Config, ModelConfig
 from recollect.data.registry import find_source
 from recollect.evaluation import Verdict
 from recollect.inference.run_files import refuse_moved
+from recollect.inference.trained_on import read_trained_on, refuse_foreign_images
+from recollect.models.weight_files import obtain_weights
+from recollect.models.zoo import find
+from recollect.training.build import load_split
+from recollect.training.resuming import refuse_other_weights
 from recollect.training.run_folder import RunFolder
 
 _KEPT = {"steps": 0, "seconds": 0.0, "chosen_step": 0, "metrics": {}}
@@ -53,7 +61,8 @@ def final_config(path: Path | str, settings: Mapping[str, Any] | Iterable[str] =
         settings: changes to those that do not change what is trained: ``{"data.on_bad_image": "skip"}``.
 
     Raises:
-        ConfigError: a run that is not finished, or of a data set that has no split with all classes; other settings.
+        ConfigError: a run that is not finished, or of a data set that has no split with all classes; other settings; none
+            of the run's training images are there.
         DataError: its images moved.
 
     Example:
@@ -69,8 +78,28 @@ def final_config(path: Path | str, settings: Mapping[str, Any] | Iterable[str] =
         raise ConfigError(f"{config.data.name} has no split with all classes, which --final needs.")
     config = with_free_settings(config, settings, "--final takes its settings from the run")
     refuse_moved(config.data)
+    data = replace(config.data, train_split="all", validation="none", validation_root=None)
+    _refuse_replaced_weights(run, config.model)
+    if (known := read_trained_on(run.path)) is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DataWarning)  # training loads them again and says it
+            images = load_split(data, "all")
+        if (missing := refuse_foreign_images(run.path, known, images)) is not None:
+            warnings.warn(missing, DataWarning, stacklevel=2)
     return replace(
         config,
-        data=replace(config.data, train_split="all", validation="none", validation_root=None),
+        data=data,
         run=replace(config.run, steps=int(outcome.get("chosen_step", 0)), epochs=None, watch_test=False, verdict=False),
     )
+
+
+def _refuse_replaced_weights(run: RunFolder, model: ModelConfig) -> None:
+    if not (run.read_manifest().get("weights") or {}).get("sha256"):
+        return
+    try:
+        found = (
+            sha256(obtain_weights(find(model.init), model.weights, download=False)) if is_pretrained(model) else None
+        )
+    except WeightsError:  # training says so, unless it downloads them or gets a model in Python
+        return
+    refuse_other_weights(run, found)

@@ -10,7 +10,7 @@ from typing import Any
 
 from recollect.common import doors
 from recollect.common.decode import MAX_PIXELS
-from recollect.common.errors import DataError
+from recollect.common.errors import ConfigError, DataError
 from recollect.common.refusals import StorageError
 from recollect.config.free_settings import free_settings_of, with_free_settings
 from recollect.config.overrides import with_settings
@@ -62,6 +62,26 @@ def note_resumption(folder: RunFolder, config: Config, outside: Sequence[doors.L
     for line in doors.changes(manifest.get("outside", []), outside):
         logger.warning(line)
         folder.append_log(line)
+
+
+def refuse_other_weights(run: RunFolder, digest: str | None) -> None:
+    """Check that a run starts from the weights that it was started with; their file may have been replaced.
+
+    Args:
+        run: the run to resume, or to repeat on all classes.
+        digest: SHA-256 of the weights; None if there are none.
+
+    Raises:
+        ConfigError: others are recorded.
+    """
+    known = run.read_manifest().get("weights") or {}
+    before = str(known.get("sha256") or "")
+    if before and before != digest:
+        these = "random ones" if digest is None else f"{digest[:16]}…"
+        raise ConfigError(
+            f"{run.path} was started from other weights: {known.get('file')} with the SHA-256 {before[:16]}…, not {these}. "
+            "Name their file with --weights PATH, or start a new run."
+        )
 
 
 @contextlib.contextmanager

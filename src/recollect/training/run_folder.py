@@ -47,7 +47,7 @@ from recollect.config.overrides import as_mapping
 from recollect.config.references import anchored_names
 from recollect.config.schema import Config
 from recollect.data.image_files import counted
-from recollect.inference.run_files import END, TO_END, RunFiles, absolute_roots, relative_roots
+from recollect.inference.run_files import END, TO_END, RunFiles, absolute_roots, absolute_weights, relative_roots
 from recollect.inference.trained_on import FILE as TRAINED_ON
 from recollect.inference.trained_on import TrainedOn
 from recollect.step.team import Team
@@ -158,8 +158,9 @@ class RunFolder(RunFiles):
                 path.unlink(missing_ok=True)
 
     def write_config(self, config: Config) -> None:
-        """Write the resolved configuration, with absolute paths of images and references."""
-        config = anchored_names(replace(config, data=absolute_roots(config.data)))
+        """Write the resolved configuration, with absolute paths of images, weights and references."""
+        settled = replace(config, data=absolute_roots(config.data), model=absolute_weights(config.model))
+        config = anchored_names(settled)
         text = yaml.safe_dump(as_mapping(config), sort_keys=False, allow_unicode=True, width=120)
         head = f"# Written by recollect {__version__}: every setting of this run{TO_END}"
         write_text(self.config_file, f"{head}\n{text}{END}\n")

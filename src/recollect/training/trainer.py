@@ -48,7 +48,7 @@ from recollect.training.last_layer import choose_start, whiten_last_layer, white
 from recollect.training.loggers import make_callback, make_loggers, numbers
 from recollect.training.optimizer import Position, clip_gradients, set_learning_rates
 from recollect.training.outcome import Outcome as Outcome
-from recollect.training.resuming import note_resumption, resumable, resume_command
+from recollect.training.resuming import note_resumption, refuse_other_weights, resumable, resume_command
 from recollect.training.run_folder import Log, RunFolder, alone, beginning_of, now
 from recollect.training.stopping import StopRequest, stop_if_lost, stop_on_signals
 from recollect.training.validation import column_of, measure, merit
@@ -139,7 +139,9 @@ def _train(
         for line in lines:
             logger.info(line)
         if run is not None:
-            refuse_other_training_images(run.path, training.sets.train)  # on every process: all of them end
+            # On every process: all of them end.
+            refuse_other_training_images(run.path, training.sets.train)
+            refuse_other_weights(run, training.network.embedder.config.provenance.sha256)
         begun = time.monotonic()
         training.prepare()
         if run is None:
