@@ -27,7 +27,8 @@ from recollect.common.errors import ConfigError, InputError, RecollectError
 MINUTES = 30.0
 """How long a process waits for another between two steps; ``RECOLLECT_TEAM_MINUTES`` overrides it."""
 _LOST = ("connection closed by peer", "connection reset by peer", "timed out waiting", "socket timeout", "broken pipe",
-         "connection refused", "gloo", "nccl")  # fmt: skip
+         "connection refused", "gloo", "nccl",
+         "wait timeout after", "connection was likely closed")  # of the store, where groups are made  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,8 @@ class Team:
         group = dist.new_group(
             members, timeout=timedelta(minutes=minutes), backend="gloo", use_local_synchronization=part
         )
+        # The store may be in the first process: the others are done with it before the work begins, which may stop it.
+        dist.barrier(group=group)
 
         def still_at_work(answer: bool) -> bool:
             said = torch.tensor([answer])
