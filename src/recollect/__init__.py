@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from recollect.data.verify import verify as verify_data
     from recollect.evaluation import evaluate
     from recollect.inference.api import embed, evaluate_model, export_onnx, load
+    from recollect.inference.trained_on import split_of
     from recollect.inference.whitening_sets import whiten
     from recollect.inference.written_evaluation import write_evaluation
     from recollect.losses import Matryoshka, RankLoss, RecallAtK, Roadmap, SmoothAP, SupAP
@@ -93,6 +94,7 @@ __all__ = [
     "run_demo",
     "search_images",
     "serve",
+    "split_of",
     "train",
     "trusting",
     "tune",
@@ -135,6 +137,7 @@ __getattr__, __dir__ = lazy_names(
         "resolve": "recollect.config.overrides",
         "run_demo": "recollect.studies",
         "serve": "recollect.search.serving",
+        "split_of": "recollect.inference.trained_on",
         "train": "recollect.training.trainer",
         "trusting": "recollect.common.doors",
         "tune": "recollect.tuning.study",

@@ -266,12 +266,35 @@ def test_the_default_split_is_seeded_balanced_and_said(tmp_path: Path) -> None:
         {"split_seed": -1},
         {"test_share": 1.0},
         {"test_share": 0.3, "class_split": "alphabet"},
+        {"train_classes": "a"},
+        {"train_classes": [1]},
+        {"train_classes": ["a"], "split_seed": 1},
+        {"train_classes": ["a"], "test_share": 0.3},
     ],
 )
 def test_splits_that_cannot_be(tmp_path: Path, options: dict[str, Any]) -> None:
     touch(tmp_path, "a/1.png", "b/1.png")
     with pytest.raises(ConfigError, match=next(iter(options))):
         load("folder", tmp_path, **options)
+
+
+def test_the_classes_for_training_can_be_given(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"{name}/1.png" for name in "abcd"))
+    train = load("folder", tmp_path, train_classes=["d", "a"])
+    assert list(train.class_names) == ["a", "d"]
+    assert train.facts["split"] == {"class_split": "given", "held_out_classes": 2}
+    touch(tmp_path, "e/1.png", "a/2.png")
+    with pytest.warns(DataWarning, match=r"1 class of train_classes is not here \(z\)"):
+        assert list(load("folder", tmp_path, "test", train_classes=["a", "d", "z"]).class_names) == ["b", "c", "e"]
+    with pytest.raises(DataError, match=r"none of the 2 classes of train_classes \(--split-of\) is here \(y, z\)"):
+        load("folder", tmp_path, train_classes=["y", "z"])
+    with pytest.raises(DataError, match="none is left for testing"):
+        load("folder", tmp_path, train_classes=list("abcde"))
+    with pytest.raises(DataError, match="there is no split 'val'"):
+        load("folder", tmp_path, "val", train_classes=["a"])
+    touch(tmp_path / "parts", "train/a/1.png", "test/b/1.png")
+    with pytest.raises(ConfigError, match="says itself what is for testing: leave out train_classes"):
+        load("folder", tmp_path / "parts", train_classes=["a"])
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +22,10 @@ from recollect.inference.trained_on import (
     read_trained_on,
     refuse_other_training_images,
     screen,
+    split_of,
     trained_on,
 )
+from recollect.report import write_report
 from recollect.report.measured import measure, training_images
 from recollect.report.runs import read_run
 from recollect.training.trainer import train
@@ -110,13 +114,7 @@ def test_one_more_photo_does_not_draw_the_test_classes_anew(photos: Path, tmp_pa
     drawn = {"class_split": "balanced"}
     run = fitted(photos, tmp_path / "run", **{"data.options": drawn})
     before = load("folder", photos, "test", **drawn)
-    trained = photos / load("folder", photos, "train", **drawn).class_names[0]
-    for number in range(20):  # until other classes come out
-        shutil.copy(trained / "0.png", trained / f"more{number}.png")
-        if set(load("folder", photos, "test", **drawn).class_names) != set(before.class_names):
-            break
-    else:
-        raise AssertionError("more photos never change the draw")
+    other_draw(photos, before, **drawn)
     found, said = evaluated(run)
     assert found["queries"] == len(before)
     trained_images, _ = training_images(read_run(run), None)
@@ -124,6 +122,71 @@ def test_one_more_photo_does_not_draw_the_test_classes_anew(photos: Path, tmp_pa
     assert not set(trained_images.names) & set(before.names), "else each would be its own copy across the border"
     assert found["source"]["trained_classes"] == 0
     assert "took no part in the training" in said
+
+
+def other_draw(photos: Path, before: ImageSet, **drawn: Any) -> None:
+    """Add photos of a class that was trained on until other classes are drawn for testing."""
+    trained = photos / load("folder", photos, "train", **drawn).class_names[0]
+    for number in range(20):
+        shutil.copy(trained / "0.png", trained / f"more{number}.png")
+        if set(load("folder", photos, "test", **drawn).class_names) != set(before.class_names):
+            return
+    raise AssertionError("more photos never change the draw")
+
+
+def test_runs_before_and_after_a_change_are_tested_on_classes_that_neither_knows(photos: Path, tmp_path: Path) -> None:
+    drawn = {"class_split": "balanced"}
+    for number, folder in enumerate(sorted(flat(tmp_path / "more", 8, seed=5).iterdir())):
+        folder.rename(photos / f"more{number}")
+    first = fitted(photos, tmp_path / "first", **{"data.options": drawn})
+    other_draw(photos, load("folder", photos, "test", **drawn), **drawn)
+    second = fitted(photos, tmp_path / "second", **{"data.options": drawn})
+    runs = [read_run(run) for run in (first, second)]
+    records = [read_trained_on(run) for run in (first, second)]
+    took_part = {name for one in records if one is not None for name in one.classes | one.validation_classes}
+    unseen = set(load("folder", photos, "all").class_names) - took_part
+    assert 1 < len(unseen) < 8
+    found = [measure(run, beside=[other for other in runs if other is not run]) for run in runs]
+    assert [set(one.shown.class_names) for one in found] == [unseen, unseen]
+    assert found[0].shown.same_as(found[1].shown)
+    page = write_report([first, second], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.count(f"uses the {len(unseen)} classes that took no part in any training") == 1, "said once"
+    assert "Comparison of first and second" in page, "not two seeds of one setting"
+    assert "training images</code>" in page
+    alone = measure(runs[1])
+    assert set(alone.shown.class_names) > unseen
+
+    third = fitted(photos, tmp_path / "third", **{"data.options": drawn, **split_of(first)})
+    assert read_trained_on(third).classes == records[0].classes  # type: ignore[union-attr]
+    both = [read_run(run) for run in (first, third)]
+    assert set(measure(both[0], beside=both[1:]).shown.class_names) == set(measure(runs[0]).shown.class_names)
+
+
+def test_a_final_run_does_not_leave_the_others_without_a_test(photos: Path, tmp_path: Path) -> None:
+    first = fitted(photos, tmp_path / "first")
+    final = fitted(photos, tmp_path / "final", **{"data.train_split": "all", "data.validation": "none"})
+    runs = [read_run(first), read_run(final)]
+    alone = measure(runs[0])
+    beside = measure(runs[0], beside=runs[1:])
+    assert beside.shown.same_as(alone.shown)
+    last = measure(runs[1], beside=runs[:1]).trained
+    assert last is not None
+    assert last.seen
+
+
+def test_the_split_of_a_run_is_that_of_a_folder(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not a run"):
+        split_of(tmp_path)
+    run = fitted(photos, tmp_path / "run")
+    known = read_trained_on(run)
+    assert known is not None
+    assert split_of(run) == {"data.options.train_classes": sorted(known.classes | known.validation_classes)}
+    replace(known, data="cub").write(run)
+    with pytest.raises(ConfigError, match="was trained on cub, which says itself"):
+        split_of(run)
+    (run / FILE).unlink()
+    with pytest.raises(DataError, match="no record of its training classes"):
+        split_of(run)
 
 
 def test_empty_and_equally_broken_files_are_not_photos_that_were_trained_on(photos: Path) -> None:

@@ -82,6 +82,10 @@ def train(
         float | None,
         typer.Option(metavar="<float> [0<x<1]", help="Share of a folder's classes held out for testing. Default: 0.5."),
     ] = None,
+    split_of: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Hold out the classes that this run was not trained on, to compare with it."),
+    ] = None,
     allow_outside: AllowOutside = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip images that cannot be read.")] = False,
     max_pixels: MaxPixels = None,
@@ -211,6 +215,8 @@ def train(
 
     chosen = [*_settings(locals()), *(settings or [])]
     remarks_aside(as_json)
+    if split_of is not None:
+        chosen += [f"{key}={json.dumps(value)}" for key, value in recollect.split_of(split_of).items()]
     if resume is not None:
         if any((recipe, data, final, out, plan)):
             raise ConfigError(

@@ -23,6 +23,7 @@ from recollect.common.reading import parse_json, read_npz
 from recollect.common.words import number_of, some_names
 from recollect.data import ImageSet, load
 from recollect.inference.content_keys import KEY_BYTES, Keys, content_keys, set_digest
+from recollect.inference.run_files import RunFiles
 
 FILE = "trained_on.npz"
 _REMEDY = (
@@ -39,6 +40,7 @@ class TrainedOn:
         data: the name of the data set. digest: of the whole training set, names and labels included.
         classes: names of the trained classes. validation_classes: of those that chose the weights.
         keys: contents of the training images, M × 16.
+        runs: how many trainings it records, see ``together``.
     """
 
     data: str
@@ -46,6 +48,7 @@ class TrainedOn:
     classes: frozenset[str]
     validation_classes: frozenset[str]
     keys: Keys
+    runs: int = 1
 
     def write(self, run: Path) -> None:
         """Keep it in the run folder."""
@@ -88,6 +91,43 @@ def read_trained_on(run: Path) -> TrainedOn | None:
         raise DataError(f"{run / FILE}: damaged ({error}). {_REMEDY}") from error
 
 
+def together(records: Sequence[TrainedOn]) -> TrainedOn:
+    """One record of several trainings on the same data set, with what any of them was trained on."""
+    first = records[0]
+    if all((one.classes, one.validation_classes) == (first.classes, first.validation_classes) for one in records):
+        return first
+    return TrainedOn(
+        first.data,
+        "",
+        frozenset[str]().union(*(one.classes for one in records)),
+        frozenset[str]().union(*(one.validation_classes for one in records)),
+        np.unique(np.concatenate([one.keys for one in records]), axis=0),
+        len(records),
+    )
+
+
+def split_of(run: Path | str) -> dict[str, Any]:
+    """Settings that divide the classes of a folder as for ``run``, to compare a new training with it.
+
+    Its training classes are for training, and all others for testing, also if photos were added or corrected since.
+
+    Raises:
+        ConfigError: it was not trained on a folder. DataError: it has no record.
+
+    Example:
+        >>> split_of("run")
+        {'data.options.train_classes': ['class0', 'class1', 'class3', 'class6']}
+    """
+    if not RunFiles(Path(run)).is_run:
+        raise DataError(f"{run} is not a run: it has no config.yaml.")
+    known = read_trained_on(Path(run))
+    if known is None:
+        raise DataError(f"{run} has no record of its training classes ({FILE}): it was written by an earlier version.")
+    if known.data != "folder":
+        raise ConfigError(f"{run} was trained on {known.data}, which says itself what is for testing.")
+    return {"data.options.train_classes": sorted(known.classes | known.validation_classes)}
+
+
 def load_by_record(
     name: str, root: Path | str | None, split: str, known: TrainedOn | None, options: Mapping[str, Any]
 ) -> ImageSet:
@@ -113,7 +153,7 @@ def load_by_record(
     if not wanted or set(wanted) == set(_classes(images)):
         return images
     chosen = everything.of_classes([everything.class_names.index(title) for title in wanted], split)
-    return replace(chosen, facts={**chosen.facts, "by_record": len(wanted)})
+    return replace(chosen, facts={**chosen.facts, "by_record": len(wanted), "records": known.runs})
 
 
 def refuse_other_training_images(run: Path, train: ImageSet) -> None:
@@ -205,9 +245,13 @@ class Screened:
         said = []
         if classes := self.images.facts.get("by_record"):
             part = "part" if self.images.split == "train" else "no part"
+            count = number_of(classes, "class")
             said.append(
-                "The photos are no longer those of the training, so that other classes would be drawn for testing: the test "
-                f"uses the {number_of(classes, 'class')} that took {part} in the training."
+                f"The runs were trained on different classes: the test uses the {count} that took no part in any training. "
+                "recollect train --split-of RUN holds out the same classes as RUN."
+                if self.images.facts.get("records", 1) > 1
+                else "The photos are no longer those of the training, so that other classes would be drawn for testing: the "
+                f"test uses the {count} that took {part} in the training."
             )
         if self.trained_classes:
             told = some_names(self.trained_classes)

@@ -9,8 +9,9 @@ missing.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from recollect.common.errors import DataError, RecollectError
 from recollect.common.memory import available_bytes
 from recollect.common.words import number_of
 from recollect.config.overrides import published_tests
+from recollect.config.schema import DataConfig
 from recollect.data import ImageSet, summary
 from recollect.data.registry import without_missing
 from recollect.evaluation import Evaluation, evaluate
@@ -28,7 +30,7 @@ from recollect.inference.content_keys import content_keys, set_digest
 from recollect.inference.embedding_sets import embed_set, files_left_out
 from recollect.inference.opening import Opened, open_model, open_start
 from recollect.inference.test_sets import EVERY_K, published_ks
-from recollect.inference.trained_on import load_by_record, read_trained_on, screen
+from recollect.inference.trained_on import TrainedOn, load_by_record, read_trained_on, screen, together
 from recollect.inference.vector_store import weights_digest
 from recollect.report.runs import Run
 from recollect.report.shown_images import Kept, Shown, read_kept, write_kept
@@ -92,6 +94,7 @@ def measure(
     device: str | None = None,
     skip_bad: bool = True,
     results: Results | None = None,
+    beside: Sequence[Run] = (),
 ) -> Measured:
     """Embed and evaluate a run's test images with its starting weights and its final weights.
 
@@ -103,6 +106,7 @@ def measure(
         device: where to embed.
         skip_bad: skip images that cannot be read, with a remark, instead of stopping.
         results: results of other runs, which are reused and extended.
+        beside: other runs that it is compared with. Those on the same data are tested on classes that none was trained on.
 
     Raises:
         RecollectError: there are neither images nor vectors from an earlier report.
@@ -114,7 +118,7 @@ def measure(
     try:
         options = without_missing(data.name, data.options) if skip_bad else data.options
         known = read_trained_on(run.folder.path)
-        whole = load_by_record(data.name, root or data.root, chosen, known, options)
+        whole, against = _test_images(run, known, beside, chosen, root, options)
     except RecollectError as error:
         said: list[str] = []
         kept = read_kept(path, said)
@@ -127,7 +131,7 @@ def measure(
         known = read_trained_on(run.folder.path)
         classes = {kept.shown.class_names[label] for label in kept.shown.labels.tolist()}
         return _marked(_evaluated(run, kept, [remark], results), known is not None and classes <= known.classes)
-    screened = screen(whole, content_keys(whole), known)
+    screened = screen(whole, content_keys(whole), against)
     some = choose(screened.images, limit)
     images, keys = screened.images.subset(some), screened.keys[some]
     remarks, count = screened.remarks(), len(screened.images)
@@ -182,6 +186,39 @@ def measure(
     there = {name: key.tobytes() in seen for name, key in zip(images.names, keys, strict=True)}
     copies = [place for place, name in enumerate(result.shown.names) if there[name]]
     return dataclasses.replace(result, left_out=left_out, copies=copies)
+
+
+def _test_images(
+    run: Run,
+    known: TrainedOn | None,
+    beside: Sequence[Run],
+    split: str,
+    root: str | None,
+    options: Mapping[str, Any],
+) -> tuple[ImageSet, TrainedOn | None]:
+    """The test images of a run, and what they must not contain: what it and those ``beside`` it were trained on.
+
+    A folder that changed between two trainings has other test classes in each. Those that neither was trained on are a
+    test of both. If fewer than two are left, each run has its own.
+    """
+    data = run.config.data if run.config is not None else DataConfig()
+    place = root or data.root
+    own = load_by_record(data.name, place, split, known, options)
+    if known is None or split != "test":
+        return own, known
+    records = [known]
+    for other in beside:
+        theirs = None if other.config is None else other.config.data
+        if theirs is None or (theirs.name, root or theirs.root) != (data.name, place) or theirs.train_split == "all":
+            continue
+        if (record := read_trained_on(other.folder.path)) is not None and record.data == known.data:
+            records.append(record)
+    joint = together(records)
+    if joint is known:
+        return own, known
+    common = load_by_record(data.name, place, split, joint, options)
+    left = set(common.class_names) - joint.classes - joint.validation_classes
+    return (common, joint) if len(left) > 1 else (own, known)
 
 
 def _marked(result: Measured, seen: bool) -> Measured:

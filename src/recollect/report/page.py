@@ -109,7 +109,9 @@ def write_report(
     place = None if root is None else str(root)
     results: Results = {}
     options: dict[str, Any] = {"limit": limit, "split": split, "root": place, "device": device, "skip_bad": skip_bad}
-    measured = [_measured(run, results=results, **options) for run in read]
+    measured = [
+        _measured(run, results=results, beside=[other for other in read if other is not run], **options) for run in read
+    ]
     remarks = [f"{run.name}: {remark}" if len(read) > 1 else remark for run in read for remark in run.remarks]
     compared = _side_by_side(read, measured, remarks, limit, place)
     remarks = list(dict.fromkeys(remarks))
@@ -161,8 +163,12 @@ def _side_by_side(
         if isinstance(found, str):
             remarks.append(found)
             continue
-        remarks += [f"{run.name}: {remark}" if len(runs) > 1 else remark for remark in found.remarks]
         known.append((run, found))
+    for run, found in known:
+        # What is true of all is said once.
+        shared = {remark for remark in found.remarks if all(remark in other.remarks for _, other in known)}
+        alone = len(runs) == 1
+        remarks += [remark if alone or remark in shared else f"{run.name}: {remark}" for remark in found.remarks]
     if not known:
         return None
     shown = next((found.shown for _, found in known if found.shown.images is not None), known[0][1].shown)

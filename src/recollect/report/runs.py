@@ -54,6 +54,13 @@ class Run:
         return None if found is None else int(found)
 
     @property
+    def trained_on(self) -> str:
+        """Fingerprint of the training images: a folder may change between runs with equal settings. "" if not known."""
+        data = self.manifest.get("data")
+        found = data.get("fingerprints") if isinstance(data, Mapping) else None
+        return str(found.get("train", "")) if isinstance(found, Mapping) else ""
+
+    @property
     def status(self) -> str:
         """Its state in a few words."""
         if self.finished:

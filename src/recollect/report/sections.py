@@ -16,6 +16,7 @@ from recollect.report.runs import Run
 from recollect.report.shown_images import Shown
 
 _CLASSES_LISTED, _CHANGED_LISTED = 15, 7
+_LONGEST = 200  # characters of a value among the settings that differ
 
 
 def class_section(contenders: Sequence[Contender], looked_at: Contender, shown: Shown) -> Markup:
@@ -58,7 +59,7 @@ def settings(runs: Sequence[Run]) -> Markup:
     """Which settings differ between runs, and every setting of each."""
     parts: list[Markup] = []
     if len(runs) > 1:
-        flat = [flat_settings(run.settings) for run in runs]
+        flat = [flat_settings(run.settings) | _training_images(run) for run in runs]
         keys = [
             key
             for key in dict.fromkeys(k for values in flat for k in values)
@@ -97,9 +98,20 @@ def settings(runs: Sequence[Run]) -> Markup:
     return join(*parts)
 
 
+def _training_images(run: Run) -> dict[str, str]:
+    """How many there are, with the beginning of their fingerprint: equal counts may be other images."""
+    plan = run.manifest.get("plan")
+    if not run.trained_on or not isinstance(plan, Mapping):
+        return {}
+    count = f"{plan.get('images')} of {plan.get('classes')} classes"
+    return {"training images": f"{count}, fingerprint {run.trained_on[:8]}"}
+
+
 def _set(value: str | None) -> str:
-    """A setting's value in words, where it has none."""
-    return "not set" if value in (None, "None") else value
+    """A setting's value in words, where it has none; of a long list, the beginning."""
+    if value in (None, "None"):
+        return "not set"
+    return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
 
 
 def _plain(value: Any) -> Any:

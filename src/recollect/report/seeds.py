@@ -40,7 +40,8 @@ def _asked(run: Run) -> dict[str, str]:
     if chosen & _LENGTH:
         chosen |= _LENGTH
     chosen &= {*_BY_TRIALS}
-    return flat_settings(run.settings, without=("run.seed", "name", *chosen)) | dict.fromkeys(chosen, "auto")
+    asked = flat_settings(run.settings, without=("run.seed", "name", *chosen)) | dict.fromkeys(chosen, "auto")
+    return asked | {"the training images": run.trained_on}
 
 
 def mean_over_seeds(runs: Sequence[Run], contenders: Sequence[Contender]) -> list[Contender]:

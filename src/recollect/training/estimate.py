@@ -292,7 +292,8 @@ def _estimate(training: Training) -> Plan:
             held_out_images=0 if sets.held_out is None else len(sets.held_out),
             all_classes=config.data.train_split == "all",
             shared_classes=sets.shared_classes,
-            given_split=sets.held_out is not None and "split" not in sets.held_out.facts,
+            given_split=sets.held_out is not None
+            and sets.held_out.facts.get("split", {}).get("class_split", "given") == "given",
         ),
         network,
         BatchFigures(

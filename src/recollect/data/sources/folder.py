@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ _REMEDIES = {"HEIC": TO_READ_HEIC, BESIDE: "Put each image into a folder named a
 
 CLASS_SPLITS = ("balanced", "alphabet")
 LISTED_TWICE = "listed twice"
+_TRAIN_CLASSES = "train_classes (--split-of)"
 
 
 def read(
@@ -46,6 +47,7 @@ def read(
     class_split: str = "balanced",
     test_share: float = 0.5,
     split_seed: int = 0,
+    train_classes: Sequence[str] | None = None,
     nested: bool = False,
 ) -> ImageSet:
     """Read a folder in one of the three forms.
@@ -61,6 +63,7 @@ def read(
             sorted classes for training.
         test_share: the share of the classes for testing, between 0 and 1.
         split_seed: seed of the draw.
+        train_classes: names of the classes for training, instead of a draw; all others are for testing.
         nested: the folders of ``root`` are the classes, even if the folders inside them look like classes; by default an
             error asks then (``find_inner_classes``).
     """
@@ -74,6 +77,7 @@ def read(
         raise ConfigError(f"nested is {nested!r}: it must be true or false.")
     if class_split == "alphabet" and test_share != 0.5:
         raise ConfigError("class_split='alphabet' divides the classes in halves: remove test_share, or use 'balanced'.")
+    _check_train_classes(train_classes, test_share, split_seed)
     if root.is_file() and csv is None:
         if root.suffix.lower() in IMAGE_SUFFIXES:
             raise SOURCE.trouble(f"{root} is an image. Give a folder with one folder per class.")
@@ -86,8 +90,9 @@ def read(
     if split == "all":
         chosen = rows
     elif parts:
-        if test_share != 0.5:
-            raise ConfigError(f"{root} says itself what is for testing: leave out --test-share (test_share).")
+        for given, option in ((test_share != 0.5, "--test-share (test_share)"), (train_classes, _TRAIN_CLASSES)):
+            if given:
+                raise ConfigError(f"{root} says itself what is for testing: leave out {option}.")
         taken = part_to_use(split, parts)
         if taken != split:
             sentence = f"{root}: there is no test part, so the part {taken!r} is used for testing."
@@ -96,7 +101,10 @@ def read(
         if not chosen:
             raise DataError(f"{root}: there is no split {split!r}; the splits are {', '.join(map(repr, parts))}.")
     else:
-        testing = _test_classes(rows, split, root, class_split, test_share, split_seed)
+        if train_classes is None:
+            testing = _test_classes(rows, split, root, class_split, test_share, split_seed)
+        else:
+            testing, class_split = _other_classes(rows, split, root, train_classes), "given"
         chosen = [row for row in rows if (row[1] in testing) == (split == "test")]
         facts["split"] = {"class_split": class_split, "held_out_classes": len(testing)}
         if class_split == "balanced":
@@ -162,8 +170,7 @@ def _test_classes(
 ) -> frozenset[str]:
     sizes = Counter(row[1] for row in rows)
     classes = sorted(sizes)
-    if split not in ("train", "test"):
-        raise DataError(f"{root}: there is no split {split!r}; the splits are 'train', 'test' and 'all'.")
+    _refuse_other_split(split, root)
     if len(classes) < 2:
         raise DataError(
             f"{root}: a single class ({classes[0]!r}) cannot be split into train and test: put each class into a folder of "
@@ -173,6 +180,45 @@ def _test_classes(
         return frozenset(first_half(classes)[1])
     held_out = held_out_classes(np.array([sizes[name] for name in classes]), test_share, split_seed)
     return frozenset(classes[number] for number in held_out.tolist())
+
+
+def _check_train_classes(train_classes: Any, test_share: float, split_seed: int) -> None:
+    if train_classes is None:
+        return
+    if not isinstance(train_classes, list | tuple) or not all(isinstance(name, str) for name in train_classes):
+        raise ConfigError(f"train_classes is {train_classes!r}: it must be a list of names of classes.")
+    if test_share != 0.5 or split_seed != 0:
+        raise ConfigError(
+            f"{_TRAIN_CLASSES} says which classes are for testing: remove --test-share (test_share) and split_seed."
+        )
+
+
+def _other_classes(rows: list[Row], split: str, root: Path, train_classes: Sequence[str]) -> frozenset[str]:
+    """The classes that are not in ``train_classes``."""
+    _refuse_other_split(split, root)
+    here, wanted = {row[1] for row in rows}, set(train_classes)
+    if not here & wanted:
+        raise DataError(
+            f"{root}: none of the {number_of(len(wanted), 'class')} of {_TRAIN_CLASSES} is here "
+            f"({some_names(sorted(wanted))}). Give the folder that has them, or remove it."
+        )
+    if here <= wanted:
+        raise DataError(
+            f"{root}: every class is one of {_TRAIN_CLASSES}, so that none is left for testing. Add classes, or remove it."
+        )
+    if absent := sorted(wanted - here):
+        count = number_of(len(absent), "class of train_classes is/classes of train_classes are")
+        warnings.warn(
+            f"{root}: {count} not here ({some_names(absent)}). Under another name, a class is for testing.",
+            DataWarning,
+            stacklevel=4,
+        )
+    return frozenset(here - wanted)
+
+
+def _refuse_other_split(split: str, root: Path) -> None:
+    if split not in ("train", "test"):
+        raise DataError(f"{root}: there is no split {split!r}; the splits are 'train', 'test' and 'all'.")
 
 
 def _csv_rows(root: Path, csv: Path, left_out: Counter[str]) -> Iterator[Row]:
