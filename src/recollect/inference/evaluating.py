@@ -179,7 +179,7 @@ def compare_settings(other: Evaluation, result: Evaluation) -> list[str]:
         if what in first and what in second and first[what] != second[what]:
             raise ConfigError(
                 "the two results are of different images, so their queries cannot be compared: evaluate both "
-                "models on the same test set."
+                "models on the same test set with --data, or compare runs with recollect report RUN1 RUN2."
             )
     said = [
         f"{name}: {first[name]} there, {second[name]} here"
