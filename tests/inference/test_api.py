@@ -84,5 +84,5 @@ def test_a_result_on_trained_classes_comes_with_a_warning(photos: Path, tmp_path
     """Visible without any configuration of logging."""
     settings = {"data.root": str(photos), "model.init": "tiny", "run.steps": 1, "run.epochs": None, "batch.size": 8}
     outcome = recollect.train("folder", tmp_path / "run", settings=settings)
-    with pytest.warns(DataWarning, match="2 classes of the test set were trained on"):
+    with pytest.warns(DataWarning, match="2 classes were trained on"):
         evaluate_model(outcome.folder, split="train")

@@ -38,7 +38,7 @@ def test_chosen_images_are_few_and_of_whole_classes(sizes: list[int], limit: int
         assert len(chosen) == len(images)
         return
     assert 1 <= len(chosen) <= limit
-    most = max(2, limit // 10)
+    most = max(2, limit // min(10, len(sizes)))
     counts = np.bincount(images.labels[chosen], minlength=len(sizes))
     for size, count in zip(sizes, counts.tolist(), strict=True):
         assert count in (0, min(size, most))
@@ -96,6 +96,17 @@ def test_vectors_are_kept_and_used_again(runs: Path, monkeypatch: pytest.MonkeyP
     assert not through, "some of the same images are no other images"
     measure(read_run(runs / "first"), split="train")
     assert sum(through) == 2 * 40
+
+
+def test_a_look_at_the_training_images_leaves_the_vectors_of_the_test(runs: Path) -> None:
+    test = measure(read_run(runs / "first"))
+    train = measure(read_run(runs / "first"), split="train")
+    run = read_run(runs / "first")
+    assert run.config is not None
+    for split, known in (("test", test), ("train", train)):
+        again = measure(run, split=split, root=str(runs / "gone"))
+        assert again.shown.names == known.shown.names
+        assert any("vectors of an earlier report" in remark for remark in again.remarks)
 
 
 def test_other_weights_are_embedded_anew(runs: Path) -> None:

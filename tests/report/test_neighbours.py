@@ -19,6 +19,7 @@ from recollect.report.neighbours import (
     neighbours_of_all,
     suspected_labels,
 )
+from recollect.search.exact_search import Found
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:
@@ -115,8 +116,22 @@ def test_an_image_far_from_all_others_is_lonely() -> None:
     vectors = _unit(np.eye(8)[labels] + random.normal(size=(40, 8)) * 0.05)
     vectors[7] = np.eye(8)[6]
     found = neighbours_of_all(vectors)
-    assert [lonely.image for lonely in lonely_images(found)] == [7]
-    assert lonely_images(found)[0].similarity == pytest.approx(np.sort(vectors @ vectors[7])[-2])
+    (lonely,) = lonely_images(found) or []
+    assert lonely.image == 7
+    assert lonely.similarity == pytest.approx(np.sort(vectors @ vectors[7])[-2])
+
+
+def test_an_image_is_lonely_if_it_is_in_any_embedding() -> None:
+    """Whitened vectors scatter so much that not even noise is far from the others; those of the network do not."""
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(4), 10)
+    known = _unit(np.eye(8)[labels] + random.normal(size=(40, 8)) * 0.05)
+    known[7] = np.eye(8)[6]
+    scattered = Found(np.ones((40, 1), np.int64), np.linspace(0.1, 0.9, 40, dtype=np.float32)[:, None])
+    assert lonely_images(scattered) is None, "it cannot be judged"
+    (lonely,) = lonely_images(scattered, neighbours_of_all(known)) or []
+    assert lonely.image == 7
+    assert lonely.depth > 3
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])

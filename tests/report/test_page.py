@@ -271,7 +271,9 @@ def test_training_images_are_not_compared_with_themselves(runs: Path, tmp_path: 
     assert not findings & {"copy of a training image", f"near-duplicates {KINDS[0]}"}
     text = words(check(path))
     assert "training images are checked" in text
-    assert "classes of the test set were trained on" in text
+    assert "8 classes were trained on" in text
+    assert f"Near-duplicates {KINDS[0]}" not in text, "it was not looked for"
+    assert "Test image" not in path.read_text(encoding="utf-8")
     assert "WARNING" not in text  # that is for a terminal
 
 

@@ -54,7 +54,10 @@ class MetricChange:
 
         ``decided``: whether another metric decides, so that "no clear change" of this one is mentioned.
         """
-        interval = f"{100 * level:.0f} % CI {in_decimals(100 * self.low, 1)} … {in_decimals(100 * self.high, 1)}"
+        # A bound that would be shown as 0.0 gets a digit more: on which side of 0 it lies decides.
+        ends = (100 * self.low, 100 * self.high)
+        digits = 2 if any(0 < abs(end) < 0.05 for end in ends) else 1
+        interval = f"{100 * level:.0f} % CI {' … '.join(in_decimals(end, digits) for end in ends)}"
         unclear = f": {UNCLEAR}" if decided and self.judgement == UNCLEAR else ""
         return f"{self.values()} ({in_decimals(100 * self.difference, 1, plus=True)}, {interval}{unclear})"
 

@@ -244,24 +244,14 @@ class Screened:
         """Warnings; none for a test on unseen classes."""
         said = []
         if classes := self.images.facts.get("by_record"):
-            part = "part" if self.images.split == "train" else "no part"
-            count = number_of(classes, "class")
-            said.append(
-                f"The runs were trained on different classes: the test uses the {count} that took no part in any training. "
-                "recollect train --split-of RUN holds out the same classes as RUN."
-                if self.images.facts.get("records", 1) > 1
-                else "The photos are no longer those of the training, so that other classes would be drawn for testing: the "
-                f"test uses the {count} that took {part} in the training."
-            )
+            said.append(self._by_record(number_of(classes, "class")))
         if self.trained_classes:
-            told = some_names(self.trained_classes)
+            told, of = some_names(self.trained_classes), "" if self.images.split == "train" else " of the test set"
             if set(self.by_name) == set(self.trained_classes):
-                count = number_of(
-                    len(self.by_name), "class of the test set has the name/classes of the test set have the names"
-                )
+                count = number_of(len(self.by_name), f"class{of} has the name/classes{of} have the names")
                 what = f"{count} of classes that were trained on ({told})"
             else:
-                count = number_of(len(self.trained_classes), "class of the test set was/classes of the test set were")
+                count = number_of(len(self.trained_classes), f"class{of} was/classes{of} were")
                 what = f"{count} trained on ({told})"
             left_out = "It is" if len(self.trained_classes) == 1 else "They are"
             said.append(
@@ -276,6 +266,20 @@ class Screened:
             count = number_of(self.trained_images, "image of the test set was/images of the test set were")
             said.append(f"WARNING: {count} trained on, in other classes.")
         return said
+
+    def _by_record(self, classes: str) -> str:
+        """Why the classes are others than those that would be drawn now; ``classes``: how many."""
+        if self.images.split == "train":
+            return f"These are the {classes} that took part in the training, not those that would be drawn now."
+        if self.images.facts.get("records", 1) > 1:
+            return (
+                f"The runs were trained on different classes: the test uses the {classes} that took no part in any training. "
+                "recollect train --split-of RUN holds out the same classes as RUN."
+            )
+        return (
+            "The photos are no longer those of the training, so that other classes would be drawn for testing: the test "
+            f"uses the {classes} that took no part in the training."
+        )
 
 
 def screen(images: ImageSet, keys: Keys, known: TrainedOn | None, trained_classes: str = "auto") -> Screened:

@@ -31,17 +31,20 @@ def data_section(
     counts = {kind: [group for group in findings.duplicates if group.kind == kind] for kind in KINDS}
     rows: list[list[Child]] = [
         ["Suspected wrong labels", f"{len(findings.suspects):,}", "check the label of each"],
-        ["Lonely images", f"{len(findings.lonely):,}", "check whether they belong to the set"],
+        ["Lonely images", f"{len(findings.lonely or []):,}", "check whether they belong to the set"],
         ["Only image of their class", f"{len(findings.alone):,}", "add images, or remove them: they cannot be scored"],
     ]
     if findings.compared:
-        rows[1:1] = [[f"Near-duplicates {kind}", _groups_found(counts[kind]), _ADVICE[kind]] for kind in KINDS]
+        looked_for = KINDS if findings.compared_training else KINDS[1:]
+        rows[1:1] = [[f"Near-duplicates {kind}", _groups_found(counts[kind]), _ADVICE[kind]] for kind in looked_for]
     rows = [[what, count, todo if str(count)[0] != "0" else "nothing"] for what, count, todo in rows]
+    if findings.lonely is None:
+        rows[-2][1:] = ["not judged", "nothing: the similarities of these vectors vary too much"]
     if findings.copies:
         rows.insert(1, ["Test images that were trained on", f"{len(findings.copies):,}", _ADVICE[KINDS[0]]])
     parts: list[Markup | None] = [
         table(["finding", "found", "what to do"], rows, caption="What to check", numbers=False),
-        None if of is None else element("p", "Labels and lonely images: judged by ", name_of(of), ".", class_="note"),
+        None if of is None else element("p", "Labels and similarities: judged by ", name_of(of), ".", class_="note"),
         element("p", _labels_checked(shown.split), class_="note"),
         element("p", _compared(findings, "training" if shown.split == "train" else "test"), class_="note"),
     ]
@@ -65,9 +68,7 @@ def data_section(
             parts += [
                 element("h3", f"Near-duplicates {kind}"),
                 element("p", _REASON[kind]),
-                *_unfolded(
-                    groups, lambda some: _groups(some, shown, atlas, training, findings.training_images), _GROUPS
-                ),
+                *_unfolded(groups, lambda some: _groups(some, findings, shown, atlas, training), _GROUPS),
             ]
     if findings.lonely:
         parts += [
@@ -157,18 +158,19 @@ def _suspects(suspects: Sequence[Suspect], found: Found, shown: Shown, atlas: At
 
 
 def _groups(
-    groups: Sequence[Duplicates], shown: Shown, atlas: Atlas, training: Atlas | None, trained: ImageSet | None
+    groups: Sequence[Duplicates], findings: Findings, shown: Shown, atlas: Atlas, training: Atlas | None
 ) -> Markup:
     blocks = []
+    what, trained = "Training image" if findings.part == "train" else "Test image", findings.training_images
     for group in groups:
-        items = [_item(image, "Test image", shown, atlas) for image in group.images[:_MEMBERS]]
+        items = [_item(image, what, shown, atlas) for image in group.images[:_MEMBERS]]
         if training is not None and trained is not None:
             items += [_trained_item(image, training, trained) for image in group.training[:_MEMBERS]]
         left = len(group.images) + len(group.training) - len(items)
         words = join(
             f"{len(group.images) + len(group.training):,} images",
             f" ({len(group.training):,} of them trained on)" if group.training else None,
-            f", correlation at least {group.similarity:.2f}",
+            f", correlation at least {np.floor(100 * group.similarity) / 100:.2f}",
             f"; {left:,} not shown" if left else None,
         )
         blocks.append(

@@ -60,7 +60,8 @@ class Findings:
     """All findings in a set, and how much of it was compared.
 
     Attributes:
-        suspects, lonely, duplicates: see ``neighbours.py`` and ``Duplicates``. alone: the only image of its class.
+        suspects, lonely, duplicates: see ``neighbours.py`` and ``Duplicates``; ``lonely`` is None if it cannot be judged.
+        alone: the only image of its class.
         copies: test images whose bytes equal a training image. copied: of these, the training image, where it was found.
         compared: test images compared by pixels. compared_training: training images. training: how many there are.
         training_images: the training images compared, for their names.
@@ -68,7 +69,7 @@ class Findings:
     """
 
     suspects: list[Suspect]
-    lonely: list[Lonely]
+    lonely: list[Lonely] | None
     alone: list[int]
     copies: list[int] = field(default_factory=list)
     duplicates: list[Duplicates] = field(default_factory=list)
@@ -96,6 +97,7 @@ def find_all(
     trained_on: int | None = None,
     copies: Sequence[int] = (),
     most: int = MOST_READ,
+    before: Found | None = None,
 ) -> Findings:
     """Find all problems.
 
@@ -106,8 +108,11 @@ def find_all(
         trained_on: how many training images there are, if ``training`` is a part of them.
         copies: test images that are known to be training images.
         most: maximum number of test images to compare by pixels; if there are more, those with the most similar neighbour.
+        before: neighbours in the pre-trained network, for lonely images: it knows many kinds of pictures, whereas vectors that
+            were trained or whitened for one kind scatter too much for a foreign one to stand out.
     """
-    suspects, lonely = suspected_labels(vectors, labels, found), lonely_images(found)
+    suspects = suspected_labels(vectors, labels, found)
+    lonely = lonely_images(*([found] if before is None else [found, before]))
     alone = np.flatnonzero(np.bincount(labels)[labels] == 1).tolist()
     if images is None:
         return Findings(suspects, lonely, alone, list(copies))
@@ -248,7 +253,7 @@ def _rows(
             source = trained(findings.copied[image]) if image in findings.copied else ("", "")
             todo = "keep it on one side only"
             rows.append(("copy of a training image", "", part, *of(image), *source, "1.0000", todo))
-    for lonely in findings.lonely:
+    for lonely in findings.lonely or []:
         todo = "check whether it belongs to the set"
         rows.append(("lonely", "", part, *of(lonely.image), *of(lonely.nearest), f"{lonely.similarity:.4f}", todo))
     for image in findings.alone:

@@ -9,6 +9,7 @@ missing.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -113,8 +114,11 @@ def measure(
     """
     if run.config is None:
         raise DataError("its settings cannot be read, so its test images are not known.")
-    data, path = run.config.data, run.folder.path / "report" / "vectors.npz"
+    data = run.config.data
     chosen = split or data.test_split
+    # Of another split, beside those of the test: a look at the training images does not cost a later report its test.
+    part = "" if chosen == data.test_split else "-" + re.sub(r"[^\w.+-]+", "_", chosen)[:80]
+    path = run.folder.path / "report" / f"vectors{part}.npz"
     try:
         options = without_missing(data.name, data.options) if skip_bad else data.options
         known = read_trained_on(run.folder.path)
@@ -179,7 +183,7 @@ def measure(
         trained = number_of(len(screened.trained_classes), "class that was trained on/classes that were trained on")
         left_out.append(trained)
     if len(some) < count:
-        left_out.append(f"{count - len(some):,} images of other classes: the report uses a part (--images 0 for all)")
+        left_out.append(f"{count - len(some):,} images: the report uses a part (--images 0 for all)")
     if screened.trained_classes and not screened.excluded:  # no class is new
         return dataclasses.replace(_marked(result, True), left_out=left_out)
     seen = set() if known is None else {key.tobytes() for key in known.keys}
@@ -250,7 +254,7 @@ def choose(images: ImageSet, limit: int | None) -> NDArray[np.int64]:
     if limit is None or len(images) <= limit:
         return np.arange(len(images))
     random = np.random.default_rng(0)
-    most = max(2, limit // 10)
+    most = max(2, limit // min(10, max(1, images.num_classes)))
     chosen: list[NDArray[np.int64]] = []
     room = limit
     for label in random.permutation(np.unique(images.labels)):
@@ -307,6 +311,7 @@ def _evaluated(run: Run, kept: Kept, remarks: list[str], results: Results | None
         raise DataError(f"{shown.data} ({shown.split}) cannot be evaluated: {error}") from error
     for one in (after, before):
         if one is not None and (alone := len(shown.names) - one.evaluation.counted):
-            left_out.append(f"{alone:,} queries without a positive: the only images of their classes")
+            several = "queries without a positive: the only images of their classes"
+            left_out.append(number_of(alone, f"query without a positive: the only image of its class/{several}"))
             break
     return Measured(shown, before, after, kept.keys.get("init", ""), remarks, left_out)

@@ -70,11 +70,15 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Lonely:
-    """An image far from all others: its number, the nearest image and the similarity to it."""
+    """An image far from all others: its number, the nearest image and the similarity to it.
+
+    ``depth``: how far that is below what is usual, in interquartile ranges.
+    """
 
     image: int
     nearest: int
     similarity: float
+    depth: float = 0.0
 
 
 def neighbours_of_all(vectors: NDArray[np.float32], count: int = NEAREST) -> Found:
@@ -172,16 +176,30 @@ def suspected_labels(vectors: NDArray[np.float32], labels: Labels, found: Found)
     return sorted(listed, key=lambda s: (-s.margin, s.image))
 
 
-def lonely_images(found: Found) -> list[Lonely]:
+def lonely_images(*found: Found) -> list[Lonely] | None:
     """Images far from all others, the loneliest first.
 
     Their similarity to the nearest image is below the lower quartile by more than 3 times the interquartile range:
     Tukey's rule for far outliers.
+
+    Args:
+        found: neighbours of the images in one embedding or several; an image is listed if it is lonely in any of them.
+
+    Returns:
+        None if similarities vary so much that no image could be lonely: below the limit there are only negative ones.
     """
-    if not found.indices.shape[1]:
-        return []
-    highest = found.similarities[:, 0]
-    low, high = np.quantile(highest, [0.25, 0.75])
-    lonely = np.flatnonzero(highest < low - 3 * (high - low))
-    order = lonely[np.argsort(highest[lonely], kind="stable")].tolist()
-    return [Lonely(image, int(found.indices[image, 0]), float(highest[image])) for image in order]
+    lonely: dict[int, Lonely] = {}
+    with_others = [each for each in found if each.indices.shape[1]]
+    judged = not with_others
+    for each in with_others:
+        highest = each.similarities[:, 0]
+        low, high = np.quantile(highest, [0.25, 0.75])
+        limit, span = low - 3 * (high - low), max(float(high - low), 1e-6)
+        judged = judged or limit > 0
+        for image in np.flatnonzero(highest < limit).tolist():
+            depth = float(low - highest[image]) / span
+            if image not in lonely or lonely[image].depth < depth:
+                lonely[image] = Lonely(image, int(each.indices[image, 0]), float(highest[image]), depth)
+    if not lonely and not judged:
+        return None
+    return sorted(lonely.values(), key=lambda one: (-one.depth, one.image))

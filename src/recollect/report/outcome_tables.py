@@ -139,8 +139,8 @@ def _comparable(shown: Shown, published: bool) -> Markup | None:
     )
     return element(
         "p",
-        "A part of the set is easier to search than the whole: these numbers can be compared with each other, "
-        f"but not with numbers for the whole set.{more}",
+        "Only a part of the set is searched: these numbers can be compared with each other, but not with numbers for the "
+        f"whole set.{more}",
         class_="note",
     )
 
@@ -178,7 +178,7 @@ def seeds(means: Sequence[Contender]) -> Markup | None:
     ]
     if not rows:
         return None
-    caption = "Runs that differ only in the seed: mean ± standard deviation over seeds, in percent"
+    caption = "Runs of one setting: mean ± standard deviation over seeds, in percent"
     return table(["setting", "r@1", "mAP@R"], rows, caption=caption)
 
 

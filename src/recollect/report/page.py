@@ -23,6 +23,7 @@ import numpy as np
 from recollect._version import __version__
 from recollect.common.errors import InputError, RecollectError
 from recollect.common.files import make_folder_for, write_text
+from recollect.config.automatic import is_pretrained
 from recollect.report import gallery, outcome_tables, plots, sections
 from recollect.report.atlas import BUDGET, Atlas
 from recollect.report.data_checks import data_section
@@ -30,7 +31,16 @@ from recollect.report.failures import failures_section
 from recollect.report.findings import MOST_READ, Findings, check_list, find_all, write_findings
 from recollect.report.map_view import map_section
 from recollect.report.markup import Child, Markup, element, join
-from recollect.report.measured import AFTER, LIMIT, Contender, Measured, Results, measure, training_images
+from recollect.report.measured import (
+    AFTER,
+    LIMIT,
+    MOST_FOR_MAP,
+    Contender,
+    Measured,
+    Results,
+    measure,
+    training_images,
+)
 from recollect.report.neighbours import confused_pairs, in_rank_order, neighbours_of_all
 from recollect.report.runs import Run, distinct_names, read_run
 from recollect.report.seeds import mean_over_seeds, one_per_setting, settings_of
@@ -192,6 +202,11 @@ def _side_by_side(
     # A report on images that were trained on does not compare them with themselves.
     itself = looked_at.seen or shown.split == "train"
     training, trained_on = (None, 0) if shown.images is None or itself else training_images(same[0][0], most, root)
+    start = next((one for one in contenders if not one.trained), None)
+    config = same[0][0].config
+    knowing = (
+        start is not None and len(shown.names) <= MOST_FOR_MAP and config is not None and is_pretrained(config.model)
+    )
     findings = find_all(
         looked_at.vectors,
         shown.labels,
@@ -202,6 +217,7 @@ def _side_by_side(
         trained_on=trained_on,
         copies=[] if itself else same[0][1].copies,
         most=most,
+        before=neighbours_of_all(start.vectors, 1) if start is not None and knowing else None,
     )
     left_out = list(dict.fromkeys(reason for _, found in same for reason in found.left_out))
     return Compared(shown, contenders, looked_at, neighbours, findings, left_out)
@@ -240,7 +256,7 @@ def _page(
         parts.append(("gallery", "Gallery", gallery.gallery_section(pictured, looked_at, shown, atlas, twins)))
         parts.append(("classes", "Classes", sections.class_section(pictured, looked_at, shown)))
         parts.append(("similarities", "Similarities", plots.similarity_charts(pictured, shown)))
-    parts.append(("curves", "Curves", plots.curves(runs)))
+    parts.append(("curves", "Curves", plots.curves(runs, shown)))
     parts.append(("speed", "Speed", plots.speed(runs)))
     parts.append(("settings", "Settings", sections.settings(runs)))
     states = element(

@@ -12,6 +12,7 @@ from typing import Any
 
 from recollect.common.errors import RecollectError
 from recollect.common.reading import read_json
+from recollect.common.words import number_of
 from recollect.common.yaml_text import read_yaml
 from recollect.config.schema import Config
 from recollect.training.run_folder import RunFolder
@@ -26,8 +27,8 @@ class Run:
         config: its settings; None if this version cannot read them. settings: the same as plain values.
         manifest: versions, machine, plan, outcome.
         steps: records of ``metrics.jsonl``, one per step; evaluations: one per evaluation.
-        evaluated: results of ``recollect eval`` kept in the run: name of the set, with a note if its classes were trained
-            on → metric → fraction.
+        evaluated: results of ``recollect eval`` kept in the run: name of the set, with the number of queries and a note if its
+            classes were trained on → metric → fraction.
         remarks: messages about files that could not be read.
     """
 
@@ -148,7 +149,11 @@ def _evaluated(folder: RunFolder, remarks: list[str]) -> dict[str, dict[str, flo
             values = read_json(path, dict)
             metrics, source = values["metrics"], values.get("source", {})
             seen = source.get("trained_classes") and not source.get("trained_classes_excluded")
-            found[f"{path.parent.name} (classes it was trained on)" if seen else path.parent.name] = {
+            queries = number(values.get("queries"))
+            notes = ["" if queries is None else number_of(int(queries), "query/queries")]
+            notes += ["classes it was trained on"] if seen else []
+            said = ", ".join(filter(None, notes))
+            found[f"{path.parent.name} ({said})" if said else path.parent.name] = {
                 str(name): float(value) for name, value in metrics.items() if number(value) is not None
             }
         except (RecollectError, KeyError, TypeError, AttributeError) as error:

@@ -72,7 +72,7 @@ def _mean(name: str, members: Sequence[Contender]) -> Contender:
     return replace(
         first,
         name=f"{name} ({len(members)} seeds)",
-        what="mean ± standard deviation of runs that differ only in the seed",
+        what="mean ± standard deviation over seeds",
         evaluation=replace(first.evaluation, per_query=values),
         steps=None if any(one.steps is None for one in members) else max(one.steps or 0 for one in members),
         spread={metric: stdev(one.evaluation.metrics[metric] for one in members) for metric in _SPREAD},
