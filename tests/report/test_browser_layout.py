@@ -10,7 +10,7 @@ import pytest
 from recollect.report.bars import Bar, bar_chart
 from recollect.report.charts import Line, histogram_pair, line_chart
 from recollect.report.markup import Markup, breakable, element, join, table
-from recollect.report.page import document
+from recollect.report.page import document, write_report
 from recollect.report.scatter import Point, scatter_chart
 from report.browser import Browser, programs
 
@@ -86,7 +86,10 @@ def test_all_charts_have_one_scale_and_a_lone_one_its_numbers_beside_it(
     cards = "const [a, b] = ['.charts', '.charts > figure'].map(s => document.querySelector(s).offsetWidth);"
     assert chromium.run(f"{cards} return b / a") > 0.95
     beside = chromium.run("return [...document.querySelectorAll('.charts table')].map(t => t.checkVisibility())")
-    assert beside == ([True, False, False, True, True] if width > 640 else [False] * 5)
+    assert beside == ([True, False, False, True, True] if width > 960 else [False] * 5)
+    sizes = "getComputedStyle(t).fontSize.replace('px', '') * c.getBoundingClientRect().width / c.viewBox.baseVal.width"
+    texts = f"[...document.querySelectorAll('.chart')].flatMap(c => [...c.querySelectorAll('text')].map(t => {sizes}))"
+    assert chromium.run(f"return Math.min(...{texts})") > 9, "pixels"
 
 
 @pytest.mark.parametrize("width", [1280, 360])
@@ -100,6 +103,22 @@ def test_long_class_names_leave_the_other_columns_in_view(chromium: Browser, pag
         "return [...document.querySelectorAll('.by-class tbody tr > *')].slice(0, 2).map(c => c.offsetWidth)"
     )
     assert 0.5 < first / second < 2
+
+
+def test_no_column_is_lost_on_paper(chromium: Browser, runs: Path, tmp_path: Path) -> None:
+    path = write_report([runs / "first", runs / "second"], tmp_path / "two.html")
+    chromium.look(718, 1000, "light")  # A4 between its margins
+    chromium.open(path)
+    chromium.devtools("Emulation.setEmulatedMedia", media="print")
+    try:
+        widths = chromium.run(
+            "return [...document.querySelectorAll('table')].filter(t => t.checkVisibility())"
+            ".map(t => t.getBoundingClientRect().right)"
+        )
+    finally:
+        chromium.devtools("Emulation.setEmulatedMedia", media="")
+    assert len(widths) > 4
+    assert max(widths) <= 718
 
 
 def test_paper_is_white_on_a_dark_system_too(chromium: Browser, page: Path) -> None:

@@ -13,7 +13,8 @@ from recollect.report.neighbours import Confusion
 from recollect.report.shown_images import Shown
 
 PAIRS = 20
-"""Pairs of classes in the table."""
+"""Pairs of classes whose share of all failures is said."""
+_LISTED = 500  # pairs in the table: a filter by class finds the failures of nearly every class
 _ROWS, _EXAMPLES, _MORE = 10, 5, 10
 
 
@@ -54,7 +55,12 @@ def failures_section(
         head, caption = ["class", "is taken for", "queries", "share"], "Classes that are confused most"
         return element("div", table(head, rows, caption=caption, numbers=False), class_="by-class")
 
-    tables = join(grid(confusions[:_ROWS]), unfolding(confusions[_ROWS:PAIRS], grid, "more pairs of classes"))
+    rarer = len(confusions) - _LISTED
+    tables = join(
+        grid(confusions[:_ROWS]),
+        unfolding(confusions[_ROWS:_LISTED], grid, "more pairs of classes"),
+        element("p", f"{rarer:,} rarer pairs are not listed.", class_="note") if rarer > 0 else None,
+    )
     if not atlas.at_hand:
         return join(summary, tables)
 

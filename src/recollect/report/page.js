@@ -93,6 +93,8 @@
       return found;
     };
     const folds = all("details.more");
+    const titles = folds.map((fold) => fold.querySelector("summary").textContent);
+    const inside = folds.map((fold) => rows.filter((row) => fold.contains(row)));
     const parts = [...folds, ...all(".by-class .scroll, .gallery, .groups")].map((part) => [part]).concat(all("main h3").map(chapter))
       .map((part) => [part, rows.filter((row) => part.some((piece) => piece.contains(row)))]).filter(([, held]) => held.length);
     let unfolded = null; // what was open before there was a filter
@@ -107,7 +109,11 @@
       unfolded = unfolded || new Set(folds.filter((fold) => fold.open));
       folds.forEach((fold) => (fold.open = wanted ? !gone.has(fold) : unfolded.has(fold)));
       if (!wanted) unfolded = null;
-      said.textContent = wanted ? `${left} of ${rows.length} rows` : "";
+      folds.forEach((fold, at) => {
+        const kept = inside[at].filter((row) => !row.hidden).length, less = wanted && kept < inside[at].length;
+        fold.querySelector("summary").textContent = less ? `${kept} of: ${titles[at]}` : titles[at];
+      });
+      said.textContent = !wanted ? "" : left ? `${left} of ${rows.length} rows of this page` : "no row of this page";
       maps.forEach((map) => map.highlight(wanted ? matches : null));
     };
     filter.addEventListener("input", apply);

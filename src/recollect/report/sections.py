@@ -52,7 +52,8 @@ def class_section(contenders: Sequence[Contender], looked_at: Contender, shown: 
         between = join(Markup("") if len(contenders) == 2 else join(" by ", name_of(looked_at.name)), ", r@1 in %")
         parts.append(listed([c for c in reversed(order) if change[c] > 0], join("Most gained", between)))
         parts.append(listed([c for c in order if change[c] < 0], join("Most lost", between)))
-    return join(spread, element("div", parts, class_="class-lists by-class"))
+    many = " many" if len(contenders) > 2 else ""  # columns: the tables are below one another
+    return join(spread, element("div", parts, class_=f"class-lists{many} by-class"))
 
 
 def settings(runs: Sequence[Run]) -> Markup:
