@@ -36,10 +36,14 @@ def test_what_data_means(tmp_path: Path) -> None:
     assert choose_test(run) == TestChoice("folder", str(photos), "val", options, own=True), (
         "a run is tested on its own data"
     )
-    assert choose_test(run, root=tmp_path) == TestChoice("folder", tmp_path, "val", options, own=True)
+    assert choose_test(run, root=tmp_path) == TestChoice("folder", str(tmp_path), "val", options, own=True)
     assert choose_test(run, split="all") == TestChoice("folder", str(photos), "all", options, own=True)
     assert choose_test(run, data="sop", root=tmp_path) == TestChoice("sop", tmp_path)
-    assert choose_test(run, data=str(photos)) == TestChoice("folder", photos)
+    assert choose_test(run, data=f"{photos}/../photos") == choose_test(run), "its own folder, given again"
+    other = tmp_path / "other"
+    other.mkdir()
+    assert choose_test(run, data=str(other)) == TestChoice("folder", other, unseen=True)
+    assert choose_test(run, data=str(other), split="test") == TestChoice("folder", other)
     assert choose_test(data="glyphs") == TestChoice("glyphs")
     for gone in ("gone.csv", f"{tmp_path}/gone"):
         with pytest.raises(DataError, match=f"--data {gone}: no such file or folder"):

@@ -28,6 +28,7 @@ from recollect.inference.trained_on import (
 from recollect.report import write_report
 from recollect.report.measured import measure, training_images
 from recollect.report.runs import read_run
+from recollect.training.outcome import final_config
 from recollect.training.trainer import train
 from training.small_runs import make_images, small_config
 
@@ -172,6 +173,86 @@ def test_a_final_run_does_not_leave_the_others_without_a_test(photos: Path, tmp_
     last = measure(runs[1], beside=runs[:1]).trained
     assert last is not None
     assert last.seen
+
+
+def test_the_record_travels_with_the_model(photos: Path, tmp_path: Path) -> None:
+    """``RUN/model`` is what ``train`` prints last, and what people copy."""
+    run = fitted(photos, tmp_path / "run")
+    known = read_trained_on(run)
+    assert known is not None
+    shutil.copytree(run / "model", tmp_path / "copied")
+    for place in (run / "model", tmp_path / "copied"):
+        again = read_trained_on(place)
+        assert again is not None
+        assert (again.classes, again.digest) == (known.classes, known.digest)
+        found, said = evaluated(place, "--data", photos, "--split", "all")
+        assert found["source"]["trained_classes"] == len(known.classes)
+        assert "WARNING" in said
+    (run / "model" / FILE).unlink()  # as earlier versions left it
+    assert read_trained_on(run / "model") is not None
+    assert read_trained_on(tmp_path) is None
+
+
+def test_another_folder_is_tested_whole(photos: Path, tmp_path: Path) -> None:
+    run = fitted(photos, tmp_path / "run")
+    other = flat(tmp_path / "other", 6, seed=9)
+    (other / "train-00").rename(other / "new")
+    known = read_trained_on(run)
+    assert known is not None
+    unseen = [folder.name for folder in other.iterdir() if folder.name not in known.classes]
+    found, _ = evaluated(run, "--data", other)
+    assert found["queries"] == 4 * len(unseen), "of a half, some would be missing"
+    assert evaluated(run, "--data", photos)[0]["queries"] == evaluated(run)[0]["queries"], "its own folder"
+    out = ["--metrics-out", str(tmp_path / "m.json"), "--queries-out", str(tmp_path / "q.npz")]
+    half = CliRunner().invoke(app, ["eval", "lite0-in1k", "--data", str(other), *out])
+    assert "3 classes are tested" in " ".join(half.output.split())
+    assert "--split all" in half.output
+
+
+def test_vectors_in_a_file_are_compared_with_the_record_of_their_model(photos: Path, tmp_path: Path) -> None:
+    run = fitted(photos, tmp_path / "run")
+    vectors = tmp_path / "v.npz"
+    done = CliRunner().invoke(app, ["embed", str(run), str(photos), "--out", str(vectors)])
+    assert done.exit_code == 0, done.output
+    found, said = evaluated(vectors)
+    known = read_trained_on(run)
+    assert known is not None
+    assert found["source"]["trained_classes"] == len(known.classes)
+    assert f"{len(known.classes)} classes have the names" in said
+
+
+def test_a_list_that_moved_is_not_replaced_by_its_folders(photos: Path, tmp_path: Path) -> None:
+    shots = tmp_path / "shots"
+    rows = ["path,label"]
+    for number, image in enumerate(sorted(photos.rglob("*.png"))):
+        day = f"day{number % 4}"
+        (shots / day).mkdir(parents=True, exist_ok=True)
+        shutil.copy(image, shots / day / f"{number}.png")
+        rows.append(f"{day}/{number}.png,{image.parent.name}")
+    (shots / "labels.csv").write_text("\n".join(rows))
+    run = fitted(shots / "labels.csv", tmp_path / "run")
+    before, _ = evaluated(run)
+    moved = shots.rename(tmp_path / "moved")
+    with pytest.raises(DataError, match="name their list with --root"):
+        final_config(run)
+    assert evaluated(run, "--root", moved)[0]["metrics"] == before["metrics"]
+    assert final_config(run, {"data.root": str(moved)}).data.root == str(moved / "labels.csv")
+    assert measure(read_run(run), root=str(moved)).shown.data == "labels.csv"
+    (moved / "labels.csv").rename(moved / "list.csv")
+    with pytest.raises(DataError, match=r"a list of images, labels\.csv, which is not in this folder"):
+        final_config(run, {"data.root": str(moved)})
+    assert evaluated(run, "--root", moved / "list.csv")[0]["metrics"] == before["metrics"]
+
+
+def test_a_renamed_class_is_counted_once(photos: Path, tmp_path: Path) -> None:
+    run = fitted(photos, tmp_path / "run", **{"data.options": {"class_split": "balanced"}})
+    known = read_trained_on(run)
+    assert known is not None
+    (photos / min(known.classes)).rename(photos / "zzz")
+    found, said = evaluated(run)
+    classes = int(found["queries"]) // 4  # type: ignore[call-overload]
+    assert f"uses the {classes} classes that took no part" in said
+    assert "keep includes it." in said
 
 
 def test_the_split_of_a_run_is_that_of_a_folder(photos: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from recollect.evaluation import evaluate
 from recollect.inference.opening import make_embedder
 from recollect.models import Embedder
 from recollect.report import write_report
-from recollect.report.measured import choose, measure
+from recollect.report.measured import Results, choose, measure
 from recollect.report.runs import read_run
 from report.report_runs import count_images, make_run
 
@@ -103,10 +103,30 @@ def test_a_look_at_the_training_images_leaves_the_vectors_of_the_test(runs: Path
     train = measure(read_run(runs / "first"), split="train")
     run = read_run(runs / "first")
     assert run.config is not None
+    gone = dataclasses.replace(run.config, data=dataclasses.replace(run.config.data, root=str(runs / "gone")))
     for split, known in (("test", test), ("train", train)):
-        again = measure(run, split=split, root=str(runs / "gone"))
+        again = measure(dataclasses.replace(run, config=gone), split=split)
         assert again.shown.names == known.shown.names
         assert any("vectors of an earlier report" in remark for remark in again.remarks)
+
+
+def test_a_folder_that_is_named_must_be_there(runs: Path, tmp_path: Path) -> None:
+    write_report([runs / "first"])
+    with pytest.raises(DataError, match="there is no folder"):
+        write_report([runs / "first"], root=tmp_path / "typo")
+
+
+def test_one_network_at_two_sizes_is_two_starts(made: Path, tmp_path: Path) -> None:
+    """Else the second run is judged by what the first started from."""
+    folders = [make_run(made / "data", tmp_path / str(size), **{"model.image_size": size}) for size in (24, 32)]
+    alone = [measure(read_run(folder)).init for folder in folders]
+    results: Results = {}
+    together = [measure(read_run(folder), results=results) for folder in folders]
+    assert together[0].init_key != together[1].init_key
+    for one, other in zip(alone, together, strict=True):
+        assert one is not None
+        assert other.init is not None
+        assert one.evaluation.metrics == other.init.evaluation.metrics
 
 
 def test_other_weights_are_embedded_anew(runs: Path) -> None:

@@ -58,7 +58,7 @@ def test_what_a_run_leaves(whole: Path, root: Path) -> None:
     chosen = run.read_manifest()["outcome"]["chosen_step"]
     assert names == {
         "config.yaml", "manifest.json", "metrics.jsonl", "checkpoints/last.pt", f"checkpoints/best-{chosen}.pt",
-        "model/model.safetensors", "model/embedder.json", ".lock", "train.log", "trained_on.npz",
+        "model/model.safetensors", "model/embedder.json", ".lock", "train.log", "trained_on.npz", "model/trained_on.npz",
     }  # fmt: skip
     log = run.log_file.read_text()
     assert "data       folder: " in log  # the plan

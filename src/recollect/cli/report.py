@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Device, MaxPixels, Quiet, remarks_aside
+from recollect.cli.options import AllowOutside, Device, MaxPixels, Quiet, remarks_aside
 
 
 @app.command()
@@ -28,6 +28,7 @@ def report(
     split: Annotated[str | None, typer.Option(help="The split to report on. Default: the run's test split.")] = None,
     root: Annotated[Path | None, typer.Option(help="New folder of the images, if they moved.")] = None,
     device: Device = None,
+    allow_outside: AllowOutside = False,
     max_pixels: MaxPixels = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad/--no-skip-bad", help="Skip images that cannot be read, and list them.")
@@ -67,6 +68,7 @@ def report(
             root=root,
             device=device,
             skip_bad=skip_bad,
+            allow_outside=allow_outside,
             overwrite=overwrite,
             csv=csv,
         )

@@ -216,6 +216,8 @@ def train(
     chosen = [*_settings(locals()), *(settings or [])]
     remarks_aside(as_json)
     if split_of is not None:
+        if data is None and resume is None and final is None:
+            raise ConfigError("--split-of divides the classes of a folder: give it with --data FOLDER.")
         chosen += [f"{key}={json.dumps(value)}" for key, value in recollect.split_of(split_of).items()]
     if resume is not None:
         if any((recipe, data, final, out, plan)):

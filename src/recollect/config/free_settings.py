@@ -7,12 +7,14 @@ is part of what is trained: ``differences`` names it where two descriptions of a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from recollect.common.errors import ConfigError
+from recollect.common.errors import ConfigError, DataError
 from recollect.config.overrides import as_mapping, parse_setting, with_settings
 from recollect.config.schema import Config
 
+_TABLES = (".csv", ".tsv")
 FREE = {
     "data.root": "--root",
     "data.validation_root": "",
@@ -29,6 +31,26 @@ FREE = {
 """Each with the option of ``recollect train`` that sets it, if there is one."""
 WITH_WEIGHTS = {**FREE, "model.weights": "--weights"}
 """Those of a run, whose starting weights may have moved: their digest is compared. Studies compare it among their settings."""
+
+
+def moved_root(before: str | None, after: str | Path | None) -> str | None:
+    """The new place of a run's images: ``after``, or ``before`` without one.
+
+    A run may have been trained on a list, which is a file. Its photos in folders would have other labels, so a folder means
+    the list of the same name in it.
+
+    Raises:
+        DataError: there is none.
+    """
+    if after is None or before is None or Path(before).suffix.lower() not in _TABLES or not Path(after).is_dir():
+        return before if after is None else str(after)
+    found = Path(after) / Path(before).name
+    if not found.is_file():
+        raise DataError(
+            f"--root {after}: the run was trained on a list of images, {Path(before).name}, which is not in this folder. Give "
+            "the list itself with --root."
+        )
+    return str(found)
 
 
 def with_free_settings(config: Config, settings: Mapping[str, Any] | Iterable[str], keeps: str) -> Config:
@@ -49,6 +71,8 @@ def with_free_settings(config: Config, settings: Mapping[str, Any] | Iterable[st
             f"{keeps}: remove {', '.join(others)}. Only settings that do not change what is trained can be given: "
             f"{possible}."
         )
+    if "data.root" in changes:
+        changes["data.root"] = moved_root(config.data.root, changes["data.root"])
     return with_settings(config, changes) if changes else config
 
 

@@ -129,7 +129,8 @@ def refuse_moved(data: DataConfig) -> None:
         DataError: it is not; the message says how to name another.
     """
     if data.root is not None and not Path(data.root).expanduser().exists():
-        raise DataError(f"the run's images are no longer in {data.root}: name their folder with --root.")
+        what = "name their list" if Path(data.root).suffix else "name their folder"
+        raise DataError(f"the run's images are no longer in {data.root}: {what} with --root.")
 
 
 def absolute_roots(data: DataConfig) -> DataConfig:

@@ -19,6 +19,7 @@ from recollect.common.bad_images import BadImage
 from recollect.common.errors import DataError
 from recollect.common.files import atomic_write
 from recollect.common.reading import parse_json, read_npz
+from recollect.common.words import number_of, some_names
 from recollect.config.schema import Config
 from recollect.data.transforms import Transform
 from recollect.data.transforms.longer_side import LongerSide
@@ -28,6 +29,7 @@ from recollect.inference.features import BATCH
 from recollect.inference.opening import Opened, check_model, open_model
 from recollect.inference.run_files import RunFiles
 from recollect.inference.test_sets import TestSet, choose_test, default_ks, load_test, name_of_test, published_row
+from recollect.inference.trained_on import read_trained_on
 from recollect.models import INSTANCE_SEARCH_SCALES
 from recollect.models.hub import is_hub_address
 
@@ -97,6 +99,7 @@ def target_from_file(path: Path) -> Target:
         )
     searched = arrays.get("gallery", arrays["embeddings"])
     names = arrays.get("names")
+    made = parse_json(str(arrays["source"]), f"{path}: its note about the model", dict) if "source" in arrays else {}
     return Target(
         name=path.stem,
         place=path.with_name(f"{path.stem}-eval"),
@@ -108,9 +111,26 @@ def target_from_file(path: Path) -> Target:
         gallery_coarse_labels=_labels(arrays, "gallery_coarse_labels"),
         gnd=gnd,
         ks=default_ks("", {}, len(searched) if searched.ndim else 0),
-        source={"vectors": str(path)},
+        source={"vectors": str(path), **({"model": made["model"]} if made.get("model") else {})},
         identity={} if names is None else {"names": _digest_of(names)},
     )
+
+
+def _trained_classes(target: Target) -> list[str]:
+    """A remark if vectors of a file are of classes that their model was trained on, by name; it is recorded too."""
+    model = target.source.get("model")
+    known = read_trained_on(Path(model)) if isinstance(model, str) and Path(model).is_dir() else None
+    if known is None or target.labels is None or target.labels.dtype.kind != "U":
+        return []
+    found = sorted(set(target.labels.tolist()) & known.classes)
+    if not found:
+        return []
+    target.source |= {"trained_classes": len(found), "trained_classes_excluded": False}
+    count = number_of(len(found), "class has the name of one/classes have the names of ones")
+    return [
+        f"WARNING: {count} that {model} was trained on ({some_names(found)}). The result does not show how well the model "
+        f"works on unseen classes: recollect eval {model} does."
+    ]
 
 
 def _labels(arrays: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any] | None:
@@ -159,7 +179,7 @@ def prepare_target(
     if model.endswith(".npz"):
         target = target_from_file(Path(model))
         target.distractors = distractors
-        return Prepared(target.place, [], target=target)
+        return Prepared(target.place, _trained_classes(target), target=target)
     check_model(model)
     run = RunFiles(Path(model))
     choice = choose_test(run if run.is_run else None, data=data, root=root, split=split, recipe=recipe)

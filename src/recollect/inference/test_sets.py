@@ -9,15 +9,16 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from recollect.common.doors import is_reference
 from recollect.common.errors import ConfigError, DataError
+from recollect.config.free_settings import moved_root
 from recollect.config.overrides import published_tests
 from recollect.config.schema import Config, DataConfig
-from recollect.data import ImageSet, RevisitedBenchmark, load_distractors, load_revisited
+from recollect.data import ImageSet, RevisitedBenchmark, load, load_distractors, load_revisited
 from recollect.data.registry import is_source, refuse_two_meanings, without_missing
 from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.content_keys import Keys, content_keys, set_digest
@@ -47,6 +48,8 @@ class TestChoice:
     Attributes:
         skip_bad: images that cannot be read are skipped, as when the run was trained.
         own: whether it is the data set that the run was trained on, perhaps in another place.
+        unseen: of a folder that does not say what is for testing, all classes that the model was not trained on instead of
+            the half that would be held out, if it is known what that was.
     """
 
     __test__ = False  # not a test of pytest's
@@ -57,6 +60,7 @@ class TestChoice:
     options: Mapping[str, Any] = field(default_factory=dict)
     skip_bad: bool = False
     own: bool = False
+    unseen: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,13 +116,16 @@ def choose_test(
     name = data or (recipe.data.name if recipe is not None else None) or (own.name if own is not None else None)
     if name is None:
         raise ConfigError("no images are given: use --data NAME or --data FOLDER (only an .npz of vectors needs none).")
+    if own is not None and root is None and _is_root(own, name):
+        name = own.name
     if own is not None and own.name == name and (data is None or root is None):
         if root is None:
             refuse_moved(own)
         skips = own.on_bad_image == "skip"
-        chosen = TestChoice(name, root or own.root, split or own.test_split, own.options, skips, own=True)
+        place = moved_root(own.root, root)
+        chosen = TestChoice(name, place, split or own.test_split, own.options, skips, own=True)
     elif not is_source(name) and root is None and Path(name).exists():
-        chosen = TestChoice("folder", Path(name), split or "test")
+        chosen = TestChoice("folder", Path(name), split or "test", unseen=split is None)
     else:
         theirs = recipe.data if recipe is not None and recipe.data.name == name else None
         chosen = TestChoice(
@@ -130,6 +137,13 @@ def choose_test(
     if chosen.data in REVISITED and chosen.root is None:
         raise ConfigError(f"--root says where the folder {chosen.data} lies.")
     return chosen
+
+
+def _is_root(own: DataConfig, name: str) -> bool:
+    """Whether ``--data`` names the folder or the list that the run was trained on."""
+    if own.name != "folder" or own.root is None or is_source(name) or not Path(name).exists():
+        return False
+    return Path(name).resolve() == Path(own.root).expanduser().resolve()
 
 
 def _is_path(text: str) -> bool:
@@ -179,6 +193,9 @@ def load_test(
     by_record = run is not None and choice.own and trained_classes != "keep"
     known = read_trained_on(run) if run is not None and by_record else None
     images = load_by_record(choice.data, choice.root, choice.split, known, options)
+    if choice.unseen and "split" in images.facts and run is not None and read_trained_on(run) is not None:
+        choice = replace(choice, split="all")
+        images = load(choice.data, choice.root, "all", **options)
     added = "" if distractors is None else f"+{distractors.stem}"
     return as_test_set(choice, images, run, trained_classes=trained_classes, added=added)
 

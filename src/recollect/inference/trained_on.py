@@ -24,6 +24,7 @@ from recollect.common.words import number_of, some_names
 from recollect.data import ImageSet, load
 from recollect.inference.content_keys import KEY_BYTES, Keys, content_keys, set_digest
 from recollect.inference.run_files import RunFiles
+from recollect.models.saving import MODEL
 
 FILE = "trained_on.npz"
 _REMEDY = (
@@ -72,11 +73,13 @@ def trained_on(train: ImageSet, validation: ImageSet | None = None) -> TrainedOn
 
 
 def read_trained_on(run: Path) -> TrainedOn | None:
-    """The record of a run; None if there is none (written by an earlier version).
+    """The record of a run or of its saved embedder; None if there is none (written by an earlier version).
 
     Raises:
         DataError: the file is damaged.
     """
+    if not (run / FILE).is_file() and run.name == MODEL and RunFiles(run.parent).is_run:
+        run = run.parent  # earlier versions did not keep it with the embedder
     if not (run / FILE).is_file():
         return None
     try:
@@ -89,6 +92,12 @@ def read_trained_on(run: Path) -> TrainedOn | None:
         raise DataError(f"{error} {_REMEDY}") from error
     except (KeyError, ValueError, TypeError) as error:
         raise DataError(f"{run / FILE}: damaged ({error}). {_REMEDY}") from error
+
+
+def carry_record(source: Path, target: Path) -> None:
+    """Keep the record of a run or an embedder with a copy of its weights, so that the copy is compared with it too."""
+    if (known := read_trained_on(source)) is not None:
+        known.write(target)
 
 
 def together(records: Sequence[TrainedOn]) -> TrainedOn:
@@ -244,7 +253,8 @@ class Screened:
         """Warnings; none for a test on unseen classes."""
         said = []
         if classes := self.images.facts.get("by_record"):
-            said.append(self._by_record(number_of(classes, "class")))
+            left = int(classes) - (len(self.trained_classes) if self.excluded else 0)
+            said.append(self._by_record(number_of(left, "class")))
         if self.trained_classes:
             told, of = some_names(self.trained_classes), "" if self.images.split == "train" else " of the test set"
             if set(self.by_name) == set(self.trained_classes):
@@ -253,9 +263,9 @@ class Screened:
             else:
                 count = number_of(len(self.trained_classes), f"class{of} was/classes{of} were")
                 what = f"{count} trained on ({told})"
-            left_out = "It is" if len(self.trained_classes) == 1 else "They are"
+            left_out, them = ("It is", "it") if len(self.trained_classes) == 1 else ("They are", "them")
             said.append(
-                f"WARNING: {what}. {left_out} left out of the result; recollect eval --trained-classes keep includes them."
+                f"WARNING: {what}. {left_out} left out of the result; recollect eval --trained-classes keep includes {them}."
                 if self.excluded
                 else f"WARNING: {what}. The result does not show how well the model works on unseen classes."
             )

@@ -23,6 +23,7 @@ from recollect.data.registry import without_missing
 from recollect.inference.features import head_inputs, images_at_once
 from recollect.inference.opening import open_model
 from recollect.inference.test_sets import choose_test
+from recollect.inference.trained_on import carry_record
 from recollect.models import Embedder, Whitening, whitening_from_pairs
 from recollect.models.saving import DESCRIPTION, refuse_saved
 from recollect.models.whitening import pairs_of_classes
@@ -175,4 +176,6 @@ def whiten(
     logger.info(f"learning from {len(chosen.images):,} images")
     policy = "skip" if skip_bad else "error"
     add_last_layer(opened.embedder, chosen, dim, seed, on_bad_image=policy).save(out, overwrite=overwrite)
+    if opened.folder is not None:
+        carry_record(opened.folder, Path(out))
     return out

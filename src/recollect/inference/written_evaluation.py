@@ -25,6 +25,7 @@ from recollect.evaluation.result import refuse_existing, write_summary
 from recollect.inference.evaluating import check_protocol, compare_evaluations, evaluate_prefixes, evaluate_target
 from recollect.inference.features import BATCH
 from recollect.inference.target_vectors import Prepared, Target, prepare_target, target_vectors
+from recollect.inference.test_sets import TestSet
 
 logger = logging.getLogger(__name__)
 
@@ -199,13 +200,23 @@ def _result_file(path: Path) -> Path:
 
 
 def _cautions(prepared: Prepared) -> list[str]:
-    """What makes the numbers meaningless although they can be computed."""
+    """What makes the numbers meaningless although they can be computed, or of a part of the images."""
     target, screened = prepared.target, None if prepared.test is None else prepared.test.screened
+    said = [] if prepared.test is None else _drawn(prepared.test)
     labels = target.labels if target is not None else None if screened is None else screened.images.labels
     searched = prepared.distractors or (target and (target.gallery is not None or target.distractors is not None))
     if labels is None or searched or len(set(labels.tolist())) != 1:
+        return said
+    alone = "all images are of one class, so every result is right and the numbers measure nothing: add other classes"
+    return [*said, alone]
+
+
+def _drawn(test: TestSet) -> list[str]:
+    split = test.images.facts.get("split") if test.choice.unseen else None
+    if not split or test.choice.split != "test":
         return []
-    return ["all images are of one class, so every result is right and the numbers measure nothing: add other classes"]
+    count = number_of(split["held_out_classes"], "class is/classes are")
+    return [f"{count} tested, as many as a training would hold out; --split all tests all of them"]
 
 
 def _recipe(name: str | Path, trains: bool) -> Config:

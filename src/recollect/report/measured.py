@@ -21,6 +21,7 @@ from recollect.common.bad_images import BadImage
 from recollect.common.errors import DataError, RecollectError
 from recollect.common.memory import available_bytes
 from recollect.common.words import number_of
+from recollect.config.free_settings import moved_root
 from recollect.config.overrides import published_tests
 from recollect.config.schema import DataConfig
 from recollect.data import ImageSet, summary
@@ -32,9 +33,9 @@ from recollect.inference.embedding_sets import embed_set, files_left_out
 from recollect.inference.opening import Opened, open_model, open_start
 from recollect.inference.test_sets import EVERY_K, published_ks
 from recollect.inference.trained_on import TrainedOn, load_by_record, read_trained_on, screen, together
-from recollect.inference.vector_store import weights_digest
 from recollect.report.runs import Run
 from recollect.report.shown_images import Kept, Shown, read_kept, write_kept
+from recollect.search.encoder import fingerprint
 
 LIMIT = 4000
 """Images that a report embeds by default: a minute or two on two cores with a small network."""
@@ -94,6 +95,7 @@ def measure(
     root: str | None = None,
     device: str | None = None,
     skip_bad: bool = True,
+    allow_outside: bool = False,
     results: Results | None = None,
     beside: Sequence[Run] = (),
 ) -> Measured:
@@ -106,6 +108,7 @@ def measure(
         root: new folder of its images; by default the recorded one.
         device: where to embed.
         skip_bad: skip images that cannot be read, with a remark, instead of stopping.
+        allow_outside: whether links and listed paths may leave the folder, also if the run did not allow it.
         results: results of other runs, which are reused and extended.
         beside: other runs that it is compared with. Those on the same data are tested on classes that none was trained on.
 
@@ -120,13 +123,16 @@ def measure(
     part = "" if chosen == data.test_split else "-" + re.sub(r"[^\w.+-]+", "_", chosen)[:80]
     path = run.folder.path / "report" / f"vectors{part}.npz"
     try:
-        options = without_missing(data.name, data.options) if skip_bad else data.options
+        options = {**data.options, **({"allow_outside": True} if allow_outside else {})}
+        options = without_missing(data.name, options) if skip_bad else options
         known = read_trained_on(run.folder.path)
         whole, against = _test_images(run, known, beside, chosen, root, options)
     except RecollectError as error:
+        if root is not None:  # a mistake to be told, not a reason for older vectors
+            raise
         said: list[str] = []
         kept = read_kept(path, said)
-        moved = [] if root or data.root is None else ["If the images moved, name their folder with --root."]
+        moved = [] if data.root is None else ["If the images moved, name their folder with --root."]
         if kept is None or kept.shown.split != chosen:
             raise DataError(" ".join([str(error), *said, *moved])) from error
         reason = str(error).partition("\n")[0].rstrip(".")  # the next lines say what a data set consists of
@@ -140,7 +146,9 @@ def measure(
     images, keys = screened.images.subset(some), screened.keys[some]
     remarks, count = screened.remarks(), len(screened.images)
     # A set in folders has no name of its own: the folder tells it from others.
-    title = dataclasses.replace(data, root=root or data.root).title if images.name == "folder" else images.name
+    title = (
+        dataclasses.replace(data, root=moved_root(data.root, root)).title if images.name == "folder" else images.name
+    )
     shown = Shown(title, chosen, list(images.names), images.labels, list(images.class_names), count, images)
     kept = Kept(shown, {}, {"images": set_digest(images, keys)}, {})
     config = run.config
@@ -171,7 +179,7 @@ def measure(
         remarks += [] if opened.remark is None else [opened.remark]
         remarks += [f"Cannot be read, and left out: {bad.reason}" for bad in found.skipped[:20]]
         kept.vectors[name], kept.words[name] = found.vectors, opened.weights
-        kept.keys[name] = weights_digest(opened.embedder)
+        kept.keys[name] = fingerprint(opened.embedder)  # with the size of the images: results are reused by it
     if files := files_left_out(whole, skipped):
         remarks.append(f"{summary(len(images) - len(skipped), files)}.")
     earlier = read_kept(path, remarks)
@@ -206,14 +214,16 @@ def _test_images(
     test of both. If fewer than two are left, each run has its own.
     """
     data = run.config.data if run.config is not None else DataConfig()
-    place = root or data.root
+    place = moved_root(data.root, root)
     own = load_by_record(data.name, place, split, known, options)
     if known is None or split != "test":
         return own, known
     records = [known]
     for other in beside:
         theirs = None if other.config is None else other.config.data
-        if theirs is None or (theirs.name, root or theirs.root) != (data.name, place) or theirs.train_split == "all":
+        if theirs is None or theirs.name != data.name or theirs.train_split == "all":
+            continue
+        if moved_root(theirs.root, root) != place:
             continue
         if (record := read_trained_on(other.folder.path)) is not None and record.data == known.data:
             records.append(record)
@@ -232,14 +242,18 @@ def _marked(result: Measured, seen: bool) -> Measured:
     )
 
 
-def training_images(run: Run, limit: int | None, root: str | None = None) -> tuple[ImageSet | None, int]:
+def training_images(
+    run: Run, limit: int | None, root: str | None = None, allow_outside: bool = False
+) -> tuple[ImageSet | None, int]:
     """At most ``limit`` of the images that a run was trained on, and how many there are; None if they are not at hand."""
     if run.config is None:
         return None, 0
     data = run.config.data
     try:
-        known, options = read_trained_on(run.folder.path), without_missing(data.name, data.options)
-        images = load_by_record(data.name, root or data.root, data.train_split, known, options)
+        known = read_trained_on(run.folder.path)
+        options = {**data.options, **({"allow_outside": True} if allow_outside else {})}
+        options = without_missing(data.name, options)
+        images = load_by_record(data.name, moved_root(data.root, root), data.train_split, known, options)
     except RecollectError:
         return None, 0
     return images.subset(choose(images, limit)), len(images)

@@ -75,6 +75,7 @@ def write_report(
     root: Path | str | None = None,
     device: str | None = None,
     skip_bad: bool = True,
+    allow_outside: bool = False,
     overwrite: bool = False,
     csv: Path | str | None = None,
     title: str | None = None,
@@ -89,6 +90,7 @@ def write_report(
         limit: maximum number of test images to embed, None for all. split: the split to use.
         root: new folder of the images of all runs; by default the recorded one of each run.
         device: where to embed them. skip_bad: skip those that cannot be read, with a remark.
+        allow_outside: whether links and listed paths may leave the folder of the images.
         overwrite: overwrite a file that recollect did not write. An earlier report is always overwritten.
         csv: also write possible problems in the data to this file, one row per image.
         title: title of the page. introduction: a paragraph below it.
@@ -119,11 +121,12 @@ def write_report(
     place = None if root is None else str(root)
     results: Results = {}
     options: dict[str, Any] = {"limit": limit, "split": split, "root": place, "device": device, "skip_bad": skip_bad}
+    options["allow_outside"] = allow_outside
     measured = [
         _measured(run, results=results, beside=[other for other in read if other is not run], **options) for run in read
     ]
     remarks = [f"{run.name}: {remark}" if len(read) > 1 else remark for run in read for remark in run.remarks]
-    compared = _side_by_side(read, measured, remarks, limit, place)
+    compared = _side_by_side(read, measured, remarks, limit, place, allow_outside)
     remarks = list(dict.fromkeys(remarks))
     for remark in remarks:
         logger.info(remark)
@@ -161,11 +164,18 @@ def _measured(run: Run, **options: Any) -> Measured | str:
     try:
         return measure(run, **options)
     except RecollectError as error:
+        if options.get("root") is not None:
+            raise
         return f"No test images for {run.name}: {error}"
 
 
 def _side_by_side(
-    runs: Sequence[Run], measured: Sequence[Measured | str], remarks: list[str], limit: int | None, root: str | None
+    runs: Sequence[Run],
+    measured: Sequence[Measured | str],
+    remarks: list[str],
+    limit: int | None,
+    root: str | None,
+    allow_outside: bool,
 ) -> Compared | None:
     """Everything that can be compared: the common starting weights, if any, and every run on the same images."""
     known: list[tuple[Run, Measured]] = []
@@ -201,7 +211,9 @@ def _side_by_side(
     most = min(limit or MOST_READ, MOST_READ)
     # A report on images that were trained on does not compare them with themselves.
     itself = looked_at.seen or shown.split == "train"
-    training, trained_on = (None, 0) if shown.images is None or itself else training_images(same[0][0], most, root)
+    training, trained_on = None, 0
+    if shown.images is not None and not itself:
+        training, trained_on = training_images(same[0][0], most, root, allow_outside)
     start = next((one for one in contenders if not one.trained), None)
     config = same[0][0].config
     knowing = (

@@ -49,7 +49,8 @@ from recollect.config.schema import Config
 from recollect.data.image_files import counted
 from recollect.inference.run_files import END, TO_END, RunFiles, absolute_roots, absolute_weights, relative_roots
 from recollect.inference.trained_on import FILE as TRAINED_ON
-from recollect.inference.trained_on import TrainedOn
+from recollect.inference.trained_on import TrainedOn, carry_record
+from recollect.models import Embedder
 from recollect.step.team import Team
 
 if TYPE_CHECKING:
@@ -164,6 +165,11 @@ class RunFolder(RunFiles):
         text = yaml.safe_dump(as_mapping(config), sort_keys=False, allow_unicode=True, width=120)
         head = f"# Written by recollect {__version__}: every setting of this run{TO_END}"
         write_text(self.config_file, f"{head}\n{text}{END}\n")
+
+    def save_model(self, embedder: Embedder) -> None:
+        """Write the trained embedder, with the record of what it was trained on: it may be copied out of the run."""
+        embedder.save(self.model, overwrite=True)
+        carry_record(self.path, self.model)
 
     def update_manifest(self, **values: Any) -> None:
         """Add entries to ``manifest.json``."""

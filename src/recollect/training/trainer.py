@@ -460,7 +460,7 @@ class Trainer:
             verdicts=judged.verdicts,
         )
         if self.first:
-            embedder.save(self.folder.model, overwrite=True)
+            self.folder.save_model(embedder)
             set_name = SFM_NAME if self.training.sets.benchmark is not None else "the validation classes"
             by = f"{column_of(self.config.run.select)} of {set_name}" if best else "being the last"
             self.folder.update_manifest(finished=now(), **outcome.for_manifest(chosen_by=by, judging_seconds=judging))
