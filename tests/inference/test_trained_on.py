@@ -255,6 +255,18 @@ def test_a_renamed_class_is_counted_once(photos: Path, tmp_path: Path) -> None:
     assert "keep includes it." in said
 
 
+def test_a_report_follows_links_out_of_a_folder_if_it_may(photos: Path, tmp_path: Path) -> None:
+    run, links = fitted(photos, tmp_path / "run"), tmp_path / "links"
+    links.mkdir()
+    for folder in photos.iterdir():
+        (links / folder.name).symlink_to(folder)
+    out = ["--root", str(links), "--out", str(tmp_path / "page.html")]
+    refused = CliRunner().invoke(app, ["report", str(run), *out])
+    assert "--allow-outside" in str(refused.exception)
+    assert not (tmp_path / "page.html").exists()
+    assert CliRunner().invoke(app, ["report", str(run), *out, "--allow-outside"]).exit_code == 0
+
+
 def test_the_split_of_a_run_is_that_of_a_folder(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a run"):
         split_of(tmp_path)
@@ -268,6 +280,8 @@ def test_the_split_of_a_run_is_that_of_a_folder(photos: Path, tmp_path: Path) ->
     (run / FILE).unlink()
     with pytest.raises(DataError, match="no record of its training classes"):
         split_of(run)
+    alone = CliRunner().invoke(app, ["train", "--split-of", str(run)])
+    assert "give it with --data FOLDER" in str(alone.exception)
 
 
 def test_empty_and_equally_broken_files_are_not_photos_that_were_trained_on(photos: Path) -> None:

@@ -159,6 +159,8 @@ def test_without_images_the_kept_vectors_serve(made: Path, tmp_path: Path) -> No
     data = tmp_path / "data"
     shutil.copytree(made / "data", data)
     folder = make_run(data, tmp_path / "run")
+    shutil.copytree(data / "train" / "train-00", data / "test" / "again")
+    shutil.copy(data / "train" / "train-01" / "0.png", data / "test" / "test-00" / "00.png")
     whole = measure(read_run(folder))
     shutil.rmtree(data)
     later = measure(read_run(folder))
@@ -170,6 +172,9 @@ def test_without_images_the_kept_vectors_serve(made: Path, tmp_path: Path) -> No
     assert later.trained is not None
     assert later.trained.evaluation.metrics == whole.trained.evaluation.metrics
     assert any("not available" in remark for remark in later.remarks)
+    assert [whole.shown.names[place] for place in whole.copies] == ["test/test-00/00.png"]
+    assert whole.left_out == ["1 class that was trained on"]
+    assert (later.left_out, later.copies) == (whole.left_out, whole.copies)
     shutil.rmtree(folder / "report")
     with pytest.raises(RecollectError):
         measure(read_run(folder))

@@ -140,7 +140,8 @@ def measure(
         remark = " ".join([remark, *moved])
         known = read_trained_on(run.folder.path)
         classes = {kept.shown.class_names[label] for label in kept.shown.labels.tolist()}
-        return _marked(_evaluated(run, kept, [remark], results), known is not None and classes <= known.classes)
+        result = _with_kept(_evaluated(run, kept, [remark], results), kept)
+        return _marked(result, known is not None and classes <= known.classes)
     screened = screen(whole, content_keys(whole), against)
     some = choose(screened.images, limit)
     images, keys = screened.images.subset(some), screened.keys[some]
@@ -151,6 +152,15 @@ def measure(
     )
     shown = Shown(title, chosen, list(images.names), images.labels, list(images.class_names), count, images)
     kept = Kept(shown, {}, {"images": set_digest(images, keys)}, {})
+    if screened.excluded:
+        trained = "class that was trained on/classes that were trained on"
+        kept.left_out.append(number_of(len(screened.trained_classes), trained))
+    if len(some) < count:
+        kept.left_out.append(f"{count - len(some):,} images: the report uses a part (--images 0 for all)")
+    all_trained = bool(screened.trained_classes) and not screened.excluded  # no class is new
+    if known is not None and not all_trained:
+        seen = {key.tobytes() for key in known.keys}
+        kept.copies.extend(name for name, key in zip(images.names, keys, strict=True) if key.tobytes() in seen)
     config = run.config
 
     def start() -> Opened:
@@ -183,21 +193,17 @@ def measure(
     if files := files_left_out(whole, skipped):
         remarks.append(f"{summary(len(images) - len(skipped), files)}.")
     earlier = read_kept(path, remarks)
-    if earlier is None or earlier.keys != kept.keys:
+    if earlier is None or (earlier.keys, earlier.left_out, earlier.copies) != (kept.keys, kept.left_out, kept.copies):
         write_kept(path, kept, remarks)
-    result = _evaluated(run, kept, list(dict.fromkeys(remarks)), results)
-    left_out = list(result.left_out)
-    if screened.excluded:
-        trained = number_of(len(screened.trained_classes), "class that was trained on/classes that were trained on")
-        left_out.append(trained)
-    if len(some) < count:
-        left_out.append(f"{count - len(some):,} images: the report uses a part (--images 0 for all)")
-    if screened.trained_classes and not screened.excluded:  # no class is new
-        return dataclasses.replace(_marked(result, True), left_out=left_out)
-    seen = set() if known is None else {key.tobytes() for key in known.keys}
-    there = {name: key.tobytes() in seen for name, key in zip(images.names, keys, strict=True)}
-    copies = [place for place, name in enumerate(result.shown.names) if there[name]]
-    return dataclasses.replace(result, left_out=left_out, copies=copies)
+    result = _with_kept(_evaluated(run, kept, list(dict.fromkeys(remarks)), results), kept)
+    return _marked(result, True) if all_trained else result
+
+
+def _with_kept(result: Measured, kept: Kept) -> Measured:
+    """``result`` with what was known of the images when they were chosen."""
+    trained = set(kept.copies)
+    copies = [place for place, name in enumerate(result.shown.names) if name in trained]
+    return dataclasses.replace(result, left_out=[*result.left_out, *kept.left_out], copies=copies)
 
 
 def _test_images(

@@ -7,7 +7,7 @@ image twice.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -48,19 +48,24 @@ class Shown:
 
 @dataclass(frozen=True)
 class Kept:
-    """The content of ``vectors.npz``: images, vectors before and after training, and values that show if it is outdated."""
+    """The content of ``vectors.npz``: images, vectors before and after training, and values that show if it is outdated.
+
+    ``left_out``: what is not included, as sentences. ``copies``: names of images that were trained on.
+    """
 
     shown: Shown
     vectors: dict[str, NDArray[np.float32]]
     keys: dict[str, str]
     words: dict[str, str]
+    left_out: list[str] = field(default_factory=list)
+    copies: list[str] = field(default_factory=list)
 
 
 def write_kept(path: Path, kept: Kept, remarks: list[str]) -> None:
     """Keep vectors for the next report."""
     shown = kept.shown
     facts = {"data": shown.data, "split": shown.split, "whole": shown.whole, "keys": kept.keys}
-    facts["words"] = kept.words
+    facts |= {"words": kept.words, "left_out": kept.left_out, "copies": kept.copies}
     try:
         with atomic_write(path) as file:
             np.savez(
@@ -102,8 +107,9 @@ def _read(path: Path) -> Kept | None:
         keys, words = (
             {str(name): str(value) for name, value in facts.get(key, {}).items()} for key in ("keys", "words")
         )
+        left_out, copies = ([str(value) for value in facts.get(key, [])] for key in ("left_out", "copies"))
     except (DataError, KeyError, ValueError, TypeError, AttributeError):
         return None
     sound = all(rows.ndim == 2 and len(rows) == len(shown.names) == len(labels) for rows in vectors.values())
     sound = sound and bool(len(labels)) and 0 <= labels.min() <= labels.max() < len(shown.class_names)
-    return Kept(shown, vectors, keys, words) if sound else None
+    return Kept(shown, vectors, keys, words, left_out, copies) if sound else None
