@@ -35,9 +35,10 @@ READS_FOLDERS = (
     "index",
     "calibrate",
     "duplicates",
+    "search",
     "data verify",
 )
-DECODES = (*READS_FOLDERS, "search", "serve", "report")
+DECODES = (*READS_FOLDERS, "serve", "report")
 """With a folder or files that a user names."""
 TRAINS = ("train", "tune", "compare")
 BY_RECIPE = ("reproduce",)
@@ -51,8 +52,13 @@ WHO_SHOWS: dict[tuple[str, str], tuple[str, ...]] = {
         *("train", "tune", "compare", "eval", "embed", "whiten", "search", "report"),
     ),
     ("data/listing.py", "--skip-bad"): ("train", "tune", "compare", "eval", "whiten", "report"),
+    ("data/image_files.py", "--allow-outside"): ("index", "calibrate", "duplicates", "search"),
     ("data/image_files.py", "--skip-bad"): ("embed",),
     ("inference/run_files.py", "--root"): ("eval", "train"),
+    ("report/catalogue.py", "--model"): ("search",),
+    ("search/calibrating.py", "--model"): ("calibrate",),
+    ("search/encoder.py", "--model"): ("index", "search", "serve", "calibrate"),
+    ("search/opened_index.py", "--model"): ("index", "search", "serve", "calibrate"),
     ("search/thresholds.py", "--false-match-rate"): ("calibrate",),
     ("config/automatic.py", "--freeze"): ("train",),  # reasons in its plan
     ("config/automatic.py", "--set"): TRAINS,

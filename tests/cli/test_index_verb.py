@@ -156,6 +156,34 @@ def test_calibrate_and_duplicates(
         assert says in _fails(capsys, monkeypatch, *words.split())
 
 
+def test_calibrate_takes_its_own_advice_on_a_model_that_moved(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _run("index", "shop.index", "photos", "--model", "model")
+    Path("model").rename("moved")
+    for words in (["calibrate", "shop.index"], ["calibrate", "shop.index", "--data", "photos"]):
+        words += ["--false-match-rate", "0.02"]
+        assert "--model" in _fails(capsys, monkeypatch, *words)
+        assert "20 images of 4 classes" in _run(*words, "--model", "moved")
+
+
+def test_search_takes_its_own_advice_on_links_and_moved_models(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _run("index", "shop.index", "photos", "--model", "model")
+    _run("embed", "model", "photos", "--out", "shop.npz")
+    Path("model").rename("moved")
+    Path("asked").mkdir()
+    Path("asked/link.png").symlink_to(place / "photos/class1/2.png")
+    for name in ("shop.index", "shop.npz"):
+        words = ["search", name, "asked", "--top", "1"]
+        assert "--allow-outside" in _fails(capsys, monkeypatch, *words)
+        words.append("--allow-outside")
+        assert "--model" in _fails(capsys, monkeypatch, *words)
+        assert "class1/2.png" in _run(*words, "--model", "moved")
+        assert "class1/2.png" in _run("search", name, "class1/2.png"), "an id needs no model"
+
+
 def test_skip_bad_is_what_an_index_does_anyway(place: Path) -> None:
     Path("photos/class0/broken.png").write_bytes(b"x")
     assert "20 added, 0 updated, 0 removed, 0 unchanged, 1 skipped" in _run(

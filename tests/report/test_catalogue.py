@@ -45,6 +45,9 @@ def test_names_of_a_foreign_file_lead_to_no_picture_outside_its_folder(
         done = CliRunner().invoke(app, ["search", "foreign.npz", query, "--html", "s.html", "--top", "5"])
         assert done.exit_code == 0, done.output
         assert (tmp_path / "s.html").read_text().count("no picture") == missing
+        done = CliRunner().invoke(app, ["search", "foreign.npz", "../outside.png", "--html", "s.html", "--top", "4"])
+        assert done.exit_code == 0, done.output
+        assert (tmp_path / "s.html").read_text().count("no picture") == missing
 
 
 def test_an_image_beside_the_classes_costs_no_label(runs: Path, made: Path, tmp_path: Path) -> None:
@@ -68,12 +71,66 @@ def test_vectors_are_the_embedders_and_search_finds_the_image_itself(runs: Path,
     expected = embedder.embed([test / name for name in read.names], progress=False).numpy()
     np.testing.assert_allclose(read.embeddings, expected, atol=1e-6)
     place = read.names.index("test-01/2.png")
-    queries, found = search_catalogue(read, [test / "test-01" / "2.png"], 3)
-    assert queries == [str(test / "test-01" / "2.png")]
-    assert found.indices[0, 0] == place
-    assert found.similarities[0, 0] == pytest.approx(1, abs=1e-5)
+    (answer,) = search_catalogue(read, [test / "test-01" / "2.png"], 3)
+    assert answer.query == answer.picture == test / "test-01" / "2.png"
+    assert answer.found.indices[0, 0] == place
+    assert answer.found.similarities[0, 0] == pytest.approx(1, abs=1e-5)
     order = np.argsort(-(expected @ expected[place]))[:3]
-    assert found.indices[0].tolist() == order.tolist()
+    assert answer.found.indices[0].tolist() == order.tolist()
+
+
+def test_folders_files_and_names_are_answered_in_order(runs: Path, made: Path, tmp_path: Path) -> None:
+    test = made / "data" / "test"
+    catalogue = embed_catalogue(str(runs / "first"), [test], tmp_path / "v.npz")
+    (tmp_path / "bad.png").write_bytes(b"junk")
+    asked: list[Path | str] = [
+        "test-02/1.png",
+        test / "test-01" / "0.png",
+        tmp_path / "bad.png",
+        test / "test-00",
+        "test-04/3.png",
+    ]
+    with pytest.warns(DataWarning, match=r"bad\.png"):
+        answers = search_catalogue(catalogue, asked, 3, skip_bad=True)
+    files = [test / "test-01" / "0.png", *(test / "test-00" / f"{number}.png" for number in range(5))]
+    assert [answer.query for answer in answers] == ["test-02/1.png", *files, "test-04/3.png"]
+    assert all(answer.found.indices.shape == (1, 3) for answer in answers)
+    for answer, path in zip(answers[1:-1], files, strict=True):
+        assert catalogue.names[answer.found.indices[0, 0]] == path.relative_to(test).as_posix()
+    for answer in (answers[0], answers[-1]):
+        assert answer.picture == test / answer.query
+        place = catalogue.names.index(str(answer.query))
+        similarities = catalogue.embeddings @ catalogue.embeddings[place]
+        similarities[place] = -2
+        assert answer.found.indices[0].tolist() == np.argsort(-similarities)[:3].tolist(), "without the image itself"
+        np.testing.assert_allclose(answer.found.similarities[0], np.sort(similarities)[::-1][:3], atol=1e-6)
+    with pytest.raises(InputError, match="neither a file, a folder"):
+        search_catalogue(catalogue, ["test-02/99.png"])
+
+
+def test_names_need_no_model(tmp_path: Path) -> None:
+    np.savez(tmp_path / "v.npz", embeddings=np.eye(3), names=np.array(["a", "b", "b"]))
+    catalogue = read_catalogue(tmp_path / "v.npz")
+    (answer,) = search_catalogue(catalogue, ["a"])
+    assert (answer.query, answer.found.indices.tolist()) == ("a", [[1, 2]])
+    with pytest.raises(InputError, match="name of 2 images"):
+        search_catalogue(catalogue, ["b"])
+    np.savez(tmp_path / "one.npz", embeddings=np.eye(1))
+    (answer,) = search_catalogue(read_catalogue(tmp_path / "one.npz"), ["0"])
+    assert answer.found.indices.shape == (1, 0), "no other image"
+
+
+def test_a_model_that_moved_is_asked_for(runs: Path, made: Path, tmp_path: Path) -> None:
+    test = made / "data" / "test"
+    catalogue = embed_catalogue(str(runs / "first"), [test], tmp_path / "v.npz")
+    (runs / "first").rename(runs / "moved")
+    query = [test / "test-00" / "0.png"]
+    with pytest.raises(ConfigError, match=r"no such run.* --model"):
+        search_catalogue(catalogue, query)
+    (answer,) = search_catalogue(catalogue, query, model=str(runs / "moved"))
+    assert catalogue.names[answer.found.indices[0, 0]] == "test-00/0.png"
+    with pytest.raises(DataError, match="no such run"):  # the one that was given did not move
+        search_catalogue(catalogue, query, model=str(runs / "nowhere"))
 
 
 def test_a_model_that_changed_is_refused(runs: Path, made: Path, tmp_path: Path) -> None:
@@ -114,8 +171,9 @@ def test_vectors_made_elsewhere(tmp_path: Path) -> None:
     np.savez(path, embeddings=np.eye(3))
     read = read_catalogue(path)
     assert read.names == ["0", "1", "2"]
+    (tmp_path / "x.png").touch()
     with pytest.raises(ConfigError, match="--model"):
-        search_catalogue(read, ["x.png"])
+        search_catalogue(read, [tmp_path / "x.png"])
     np.savez(path, embeddings=np.eye(3), names=np.array(["a"]))
     with pytest.raises(DataError, match="per vector"):
         read_catalogue(path)

@@ -1,4 +1,4 @@
-"""``search_images``: what ``recollect search`` does in one call, in an index made by ``update_index``."""
+"""``search_images``: what ``recollect search`` does in one call, in an index made by ``update_index`` and in an ``.npz``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from recollect import search_images, update_index
-from recollect.common.errors import ConfigError, InputError
+from recollect import embed_catalogue, search_images, update_index
+from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.models import Embedder
 from search.toy_model import make_photos
 
@@ -38,3 +38,38 @@ def test_an_index_is_made_changed_and_searched(place: Path) -> None:
     assert found.page == Path("page.html")
     with pytest.raises(InputError, match="one length"):
         search_images("shop.index", ["photos/class1/2.png"], dim=4)
+
+
+def test_an_npz_takes_folders_and_ids_as_an_index_does(place: Path) -> None:
+    update_index("shop.index", ["photos"], model="model")
+    embed_catalogue("model", ["photos"], "shop.npz")
+    asked = ["class2/1.png", "photos/class1", "photos/class0/3.png"]
+    in_index, in_vectors = (search_images(name, asked, 3).answers for name in ("shop.index", "shop.npz"))
+    assert [answer["query"] for answer in in_index] == [answer["query"] for answer in in_vectors]
+    assert len(in_vectors) == 7
+    for one, other in zip(in_index, in_vectors, strict=True):
+        assert [row["id"] for row in one["results"]] == [row["name"] for row in other["results"]]
+        assert [row["similarity"] for row in one["results"]] == pytest.approx(
+            [row["similarity"] for row in other["results"]], abs=1e-5
+        )
+    search_images("shop.npz", ["class2/1.png"], 3, html="page.html")
+    assert Path("page.html").read_text(encoding="utf-8").count("data:image/") == 4
+
+
+@pytest.mark.parametrize("name", ["shop.index", "shop.npz"])
+def test_links_of_a_folder_of_queries_are_followed_if_allowed(
+    place: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    update_index("shop.index", ["photos"], model="model")
+    embed_catalogue("model", ["photos"], "shop.npz")
+    Path("asked").mkdir()
+    Path("asked/link.png").symlink_to(place / "photos/class1/2.png")
+    with pytest.raises(DataError, match="--allow-outside"):
+        search_images(name, ["asked"])
+    Path("asked/own.png").write_bytes(Path("photos/class0/0.png").read_bytes())
+    with caplog.at_level("INFO", logger="recollect"):
+        assert [answer["query"] for answer in search_images(name, ["asked"]).answers] == ["asked/own.png"]
+    assert "link.png: skipped" in caplog.text
+    found = search_images(name, ["asked"], 1, allow_outside=True).answers
+    assert [answer["query"] for answer in found] == ["asked/link.png", "asked/own.png"]
+    assert [answer["results"][0]["label"] for answer in found] == ["class1", "class0"]

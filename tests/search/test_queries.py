@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,16 @@ def test_files_folders_and_ids_are_answered_in_order(index: Index, photos: Path)
     assert "class3/1.png" not in {match.id for match in answer.matches}, "an id does not find itself"
     with pytest.raises(InputError, match="neither a file"):
         ask(index, ["nothing"])
+
+
+def test_a_folder_of_queries_needs_no_labels(
+    index: Index, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Folders inside folders, whose labels ``recollect index`` asks about, are no matter for queries."""
+    shutil.copytree(photos, tmp_path / "asked" / "all")
+    with caplog.at_level("INFO", logger="recollect"):
+        assert len(ask(index, [str(tmp_path / "asked")], 1)[0]) == 20
+    assert not caplog.records
 
 
 def test_bad_files_end_the_search_or_are_skipped(index: Index, photos: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect.common.errors import DataError, InputError
+from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.common.refusals import StorageError
 from recollect.data import load
 from recollect.inference.trained_on import trained_on
@@ -17,6 +18,7 @@ from recollect.models import Embedder
 from recollect.search import Index, thresholds
 from recollect.search.calibrating import calibrate_target
 from recollect.search.encoder import open_encoder
+from recollect.search.opened_index import OtherModelError
 from recollect.search.thresholds import BINS, calibrate, read_calibration, verdict
 from search.stores import vectors
 from search.toy_model import ToyEncoder, make_photos
@@ -141,6 +143,41 @@ def test_classes_trained_on_are_left_out(tmp_path: Path) -> None:
     (run / "trained_on.npz").write_bytes(b"damaged")
     with pytest.raises(DataError, match="Restore it from a complete copy"):  # not taken for a run that noted nothing
         calibrate_target(run, str(photos))
+
+
+def test_an_index_whose_model_moved_is_calibrated_only_with_its_record(tmp_path: Path) -> None:
+    photos = make_photos(tmp_path / "photos", classes=8, each=5, size=16)
+    for seed, name in enumerate(("run", "other")):
+        torch.manual_seed(seed)
+        Embedder.create("tiny", size=16, dim=8).save(tmp_path / name)
+    trained_on(load("folder", photos, "train", class_split="alphabet")).write(tmp_path / "run")
+    index, moved = tmp_path / "x.index", tmp_path / "moved"
+    with Index.create(index, str(tmp_path / "run")) as made:
+        made.sync(photos)
+    (tmp_path / "run").rename(moved)
+    for data in (None, str(photos)):
+        with pytest.raises(ConfigError, match=r"no longer exists.* --model"):
+            calibrate_target(index, data, same_rate=0.05)
+        found, remarks = calibrate_target(index, data, model=moved, same_rate=0.05)
+        assert (found.classes, remarks) == (4, ["4 classes were trained on and left out."])
+    with pytest.raises(OtherModelError, match="not the model"):
+        calibrate_target(index, model=tmp_path / "other")
+    with pytest.raises(InputError, match="is not an index"):
+        calibrate_target(moved, str(photos), model=moved)
+
+
+@pytest.mark.parametrize(
+    ("model", "is_folder"),
+    [("lite0-in1k", False), ("hf://me/model@1", False), ("timm:a/b", False), ("/home/me/net.py:Net", False),
+     (None, False), ("/home/me/run", True), ("C:\\me\\run", True)],
+)  # fmt: skip
+def test_only_folders_can_be_gone(tmp_path: Path, model: str | None, is_folder: bool) -> None:
+    encoder = ToyEncoder()
+    encoder.note["model"] = model
+    with Index.create(tmp_path / "x.index", encoder) as index:
+        index.sync(make_photos(tmp_path / "photos"))
+    with pytest.raises(ConfigError, match="--model") if is_folder else nullcontext():
+        assert calibrate_target(tmp_path / "x.index", same_rate=0.05)[0].classes == 4
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_embedding(

@@ -31,6 +31,7 @@ def calibrate(
         str | None,
         typer.Option(help="Labelled images of classes not trained on: a folder, a .csv, or a data set by name."),
     ] = None,
+    model: Annotated[str | None, typer.Option(help="New folder of the model, if it moved; for an index.")] = None,
     root: Annotated[Path | None, typer.Option(help="The folder of a data set.")] = None,
     split: Annotated[str, typer.Option(help="The split to use, if there are splits.")] = "test",
     false_match_rate: Annotated[
@@ -59,6 +60,7 @@ def calibrate(
     found, remarks = calibrate_target(
         target,
         data,
+        model=model,
         root=root,
         split=split,
         same_rate=false_match_rate,

@@ -9,6 +9,7 @@ import typer
 
 from recollect.cli.app import app
 from recollect.cli.options import (
+    AllowOutside,
     AsJson,
     Device,
     Dim,
@@ -26,7 +27,7 @@ from recollect.common.words import printable
 @app.command()
 def search(
     index: Annotated[str, typer.Argument(help="An index (a file or an address), or an .npz of recollect embed.")],
-    queries: Annotated[list[str], typer.Argument(help="Image files, folders of images, or ids of the index.")],
+    queries: Annotated[list[str], typer.Argument(help="Image files, folders of images, or ids (in an .npz, names).")],
     top: Annotated[int, typer.Option(min=1, max=10**6, help="Results per query.")] = 10,
     where: Annotated[
         list[str] | None,
@@ -46,6 +47,7 @@ def search(
         Path | None, typer.Option(help="New folder of the images of an .npz, if they moved; for --html.")
     ] = None,
     skip_bad: SkipBad = False,
+    allow_outside: AllowOutside = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Let --html overwrite a file that recollect did not write.")
     ] = False,
@@ -68,6 +70,7 @@ def search(
         device=device,
         root=root,
         skip_bad=skip_bad,
+        allow_outside=allow_outside,
         overwrite=overwrite,
     )
     _show(found.answers, as_json)

@@ -213,12 +213,8 @@ def train(
     import recollect
     from recollect.common.errors import ConfigError
 
-    chosen = [*_settings(locals()), *(settings or [])]
+    chosen = [*_settings(locals()), *_split(split_of, data or resume or final), *(settings or [])]
     remarks_aside(as_json)
-    if split_of is not None:
-        if data is None and resume is None and final is None:
-            raise ConfigError("--split-of divides the classes of a folder: give it with --data FOLDER.")
-        chosen += [f"{key}={json.dumps(value)}" for key, value in recollect.split_of(split_of).items()]
     if resume is not None:
         if any((recipe, data, final, out, plan)):
             raise ConfigError(
@@ -236,6 +232,18 @@ def train(
         _show_plan(*recollect.plan(config), as_json)
     else:
         _show(recollect.train(config, out), as_json)
+
+
+def _split(run: Path | None, images: object) -> list[str]:
+    """``--split-of`` as settings; ``images`` says whose classes are divided."""
+    from recollect import split_of
+    from recollect.common.errors import ConfigError
+
+    if run is None:
+        return []
+    if images is None:
+        raise ConfigError("--split-of divides the classes of a folder: give it with --data FOLDER.")
+    return [f"{key}={json.dumps(value)}" for key, value in split_of(run).items()]
 
 
 def _with_root(chosen: list[str], root: str | None) -> list[str]:

@@ -11,6 +11,7 @@ import json
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from recollect.common.errors import ConfigError, DataError, DataWarning, InputError
-from recollect.common.files import atomic_write, make_folder_for
+from recollect.common.files import atomic_write, inside, make_folder_for
 from recollect.common.reading import parse_json, read_npz
 from recollect.common.unit_prefix import unit_prefix
 from recollect.common.words import number_of
@@ -28,7 +29,9 @@ from recollect.data import list_images
 from recollect.data.image_files import TO_READ_HEIC
 from recollect.inference.embedding_sets import Embedded, embed_files
 from recollect.inference.opening import Opened, open_model
+from recollect.search.encoder import recorded_model
 from recollect.search.exact_search import Found, nearest
+from recollect.search.queries import list_queries
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,30 @@ class Catalogue:
     labels: list[str] | None = None
     source: dict[str, Any] = field(default_factory=dict)
 
-    def path(self, index: int) -> Path:
-        """The path of image ``index`` at the time of embedding."""
-        return Path(self.source.get("root") or ".") / self.names[index]
+    def picture(self, index: int) -> Path | None:
+        """The path of image ``index``; None if it is outside the catalogue's folder, or the current one if it has none.
+
+        An ``.npz`` is not trusted: a page would show any file that its names point to.
+        """
+        try:
+            return inside(Path(str(self.source.get("root") or ".")), self.names[index])
+        except DataError:
+            return None
+
+
+@dataclass(frozen=True)
+class CatalogueAnswer:
+    """A query with its results.
+
+    Attributes:
+        query: the image file, or the name of an image of the catalogue.
+        picture: the query's image; None if it is not known.
+        found: the results, 1 × k.
+    """
+
+    query: Path | str
+    picture: Path | None
+    found: Found
 
 
 def embed_catalogue(
@@ -163,7 +187,7 @@ def read_catalogue(path: Path | str, root: Path | str | None = None) -> Catalogu
 
 def search_catalogue(
     catalogue: Catalogue,
-    images: Sequence[Path | str],
+    queries: Sequence[Path | str],
     top: int = 10,
     *,
     dim: int | None = None,
@@ -171,45 +195,93 @@ def search_catalogue(
     weights: str | None = None,
     device: str | None = None,
     skip_bad: bool = False,
-) -> tuple[list[str], Found]:
-    """The query images, and the catalogue's images nearest to each, by the model that computed it.
+    allow_outside: bool = False,
+) -> list[CatalogueAnswer]:
+    """The catalogue's images nearest to each query, in the order of the queries.
 
     Args:
         catalogue: the catalogue to search.
-        images: files of the queries.
+        queries: image files, folders of images, and names of the catalogue. The image of a name is left out of its own
+            results, and its vector is that of the catalogue, so names alone need no model.
         top: results per query.
         dim: compare only this many first numbers of the vectors.
-        model: new folder of that model, if it moved or is not recorded. weights: weights of an initialisation.
-        skip_bad: skip queries that cannot be read, with a warning, instead of stopping.
+        model: new folder of the catalogue's model, if it moved or is not recorded. weights: weights of an initialisation.
+        skip_bad: skip files that cannot be read, with a warning, instead of stopping.
+        allow_outside: follow links that leave a folder.
 
     Raises:
-        ConfigError: the model of the catalogue is not known. DataError: the model has changed.
+        InputError: a query is neither a file, a folder nor a name. ConfigError: the model of the catalogue is not known, or
+            it moved. DataError: the model has changed.
     """
-    chosen = model or catalogue.source.get("model")
-    if not chosen:
-        raise ConfigError("the file of vectors does not record its model: give it with --model.")
     if not catalogue.embeddings.shape[0]:
         raise InputError("the catalogue contains no vectors: embed images first.")
     width = catalogue.embeddings.shape[1]
     if dim is not None and dim > width:
         raise InputError(f"dim {dim}: the vectors have {width} numbers; choose from 1 to {width}.")
-    opened = open_model(
-        str(chosen),
-        weights=weights or catalogue.source.get("weights"),
-        device=device,
-        dim=dim or catalogue.source.get("dim"),
+    asked = list_queries(
+        [str(query) for query in queries],
+        set(catalogue.names).__contains__,
+        "the file of vectors",
+        allow_outside=allow_outside,
     )
+    searched = catalogue.embeddings
+    if dim is not None:
+        searched = unit_prefix(torch.from_numpy(searched), dim).numpy()
+    answers: dict[int, CatalogueAnswer] = {}
+    if named := {place: _position(catalogue, name) for place, name in enumerate(asked) if isinstance(name, str)}:
+        own = list(named.values())
+        for place, position, found in zip(named, own, _nearest(searched[own], searched, top, own), strict=True):
+            answers[place] = CatalogueAnswer(asked[place], catalogue.picture(position), found)
+    if files := [(place, path) for place, path in enumerate(asked) if isinstance(path, Path)]:
+        opened = _open_model_of(catalogue, dim, model, weights, device)
+        embedded = _embedded(opened, [path for _, path in files], skip_bad, keep=False)
+        read = [files[number] for number in embedded.read.tolist()]
+        for (place, path), found in zip(read, _nearest(embedded.vectors[embedded.read], searched, top), strict=True):
+            answers[place] = CatalogueAnswer(path, path, found)
+    if not answers:
+        raise DataError("none of the images could be read.")
+    return [answers[place] for place in sorted(answers)]
+
+
+def _nearest(
+    queries: NDArray[np.float32], searched: NDArray[np.float32], top: int, own: Sequence[int] | None = None
+) -> list[Found]:
+    """Results of each query without its own vector, if ``own`` has its position; none if there is no other."""
+    if not len(queries):
+        return []
+    found = nearest(queries, searched, top if own is None else top + 1)
+    answers = []
+    for number, (places, values) in enumerate(zip(found.indices, found.similarities, strict=True)):
+        others = slice(None) if own is None else np.flatnonzero(places != own[number])[:top]
+        answers.append(Found(places[None, others], values[None, others]))
+    return answers
+
+
+def _position(catalogue: Catalogue, name: str) -> int:
+    count = catalogue.names.count(name)
+    if count > 1:
+        raise InputError(f"{name!r} is the name of {count} images of the file of vectors: give the image file instead.")
+    return catalogue.names.index(name)
+
+
+def _open_model_of(
+    catalogue: Catalogue, dim: int | None, model: str | None, weights: str | None, device: str | None
+) -> Opened:
+    """The model that computed the catalogue; the arguments are those of ``search_catalogue``."""
+    chosen = model or catalogue.source.get("model")
+    if not chosen:
+        raise ConfigError("the file of vectors does not record its model: give it with --model.")
+    with nullcontext() if model else recorded_model("the file of vectors"):
+        opened = open_model(
+            str(chosen),
+            weights=weights or catalogue.source.get("weights"),
+            device=device,
+            dim=dim or catalogue.source.get("dim"),
+        )
     made_by = catalogue.source.get("sha256")
     if made_by is not None and opened.source.get("sha256") not in (None, made_by):
         raise DataError(
             f"{chosen} is not the model of these vectors (its weights differ): embed the images again, or give the right "
             "model with --model."
         )
-    found = _embedded(opened, [Path(path) for path in images], skip_bad, keep=False)
-    read = found.read
-    if not len(read):
-        raise DataError("none of the images could be read.")
-    searched = catalogue.embeddings
-    if dim is not None:
-        searched = unit_prefix(torch.from_numpy(searched), dim).numpy()
-    return [str(images[place]) for place in read.tolist()], nearest(found.vectors[read], searched, top)
+    return opened

@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from recollect.common.decode import read_image
-from recollect.common.errors import DataError, RecollectError
-from recollect.common.files import inside, write_text
+from recollect.common.errors import RecollectError
+from recollect.common.files import write_text
 from recollect.common.words import in_decimals
 from recollect.report.atlas import data_address
 from recollect.report.catalogue import Catalogue
@@ -54,20 +54,9 @@ def from_catalogue(catalogue: Catalogue, images: Sequence[Path | str], found: Fo
         for index, similarity in zip(places, values, strict=True):
             name = catalogue.names[index]
             label = None if catalogue.labels is None else catalogue.labels[index]
-            results.append(ShownResult(name, label or name, similarity, _inside(catalogue, name)))
+            results.append(ShownResult(name, label or name, similarity, catalogue.picture(index)))
         asked.append(Asked(Path(image).name, Path(image), results))
     return asked
-
-
-def _inside(catalogue: Catalogue, name: str) -> Path | None:
-    """The path of an image; None for a name that points outside the catalogue's folder, or the current one if it has none.
-
-    An ``.npz`` is not trusted, and the page would show any file that its names point to.
-    """
-    try:
-        return inside(Path(str(catalogue.source.get("root") or ".")), name)
-    except DataError:
-        return None
 
 
 def write_search_page(path: Path | str, asked: Sequence[Asked], count: int, *, overwrite: bool = False) -> Path:

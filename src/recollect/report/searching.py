@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from recollect.common.errors import InputError
-from recollect.report.catalogue import read_catalogue, search_catalogue
+from recollect.report.catalogue import Catalogue, CatalogueAnswer, read_catalogue, search_catalogue
 from recollect.report.page import check_target
 from recollect.report.search_page import GENERATOR, Asked, ShownResult, from_catalogue, write_search_page
 from recollect.search.index import Index
@@ -50,13 +50,14 @@ def search_images(
     device: str | None = None,
     root: str | Path | None = None,
     skip_bad: bool = False,
+    allow_outside: bool = False,
     overwrite: bool = False,
 ) -> FoundImages:
     """Find the most similar images, with the model that computed the vectors.
 
     Args:
         index: an index (a file or an address), or an ``.npz`` of ``recollect embed``.
-        queries: image files; for an index also folders of images and ids.
+        queries: image files, folders of images, and ids (in an ``.npz``, names), whose item is left out of its own results.
         top: results per query.
         where: for an index, only images with this metadata, e.g. ``{"label": ["shoe", "boot"]}``.
         exact: search exactly even if approximate search was built.
@@ -65,6 +66,7 @@ def search_images(
         model: new folder of the model, if it moved. weights: weights of an initialisation. device: where to compute.
         root: new folder of the images of a file of vectors, if they moved.
         skip_bad: skip queries that cannot be read, instead of stopping.
+        allow_outside: follow links that leave a folder of queries.
         overwrite: let the page overwrite a file that recollect did not write.
 
     Raises:
@@ -80,18 +82,28 @@ def search_images(
     names = [str(query) for query in queries]
     if str(index).endswith(".npz"):
         catalogue = read_catalogue(index, root)
-        read, found = search_catalogue(
-            catalogue, names, top, dim=dim, model=model, weights=weights, device=device, skip_bad=skip_bad
+        found = search_catalogue(
+            catalogue,
+            names,
+            top,
+            dim=dim,
+            model=model,
+            weights=weights,
+            device=device,
+            skip_bad=skip_bad,
+            allow_outside=allow_outside,
         )
-        shown, count = from_catalogue(catalogue, read, found), len(catalogue.names)
-        answers = [_of_vectors(image, asked) for image, asked in zip(read, shown, strict=True)]
+        shown, count = [_shown_of_vectors(catalogue, answer) for answer in found], len(catalogue.names)
+        answers = [_of_vectors(str(answer.query), asked) for answer, asked in zip(found, shown, strict=True)]
     elif dim is not None:
         raise InputError(
             f"an index has vectors of one length: create one with {dim} numbers with recollect index --dim {dim}."
         )
     else:
         with Index.open(index, model, device=device, **({} if weights is None else {"weights": weights})) as opened:
-            matched, remark = ask(opened, names, top, where, exact=exact, skip_bad=skip_bad)
+            matched, remark = ask(
+                opened, names, top, where, exact=exact, skip_bad=skip_bad, allow_outside=allow_outside
+            )
             if remark is not None:
                 logger.info(remark)
             shown, count = [] if html is None else [_shown(opened, answer) for answer in matched], len(opened)
@@ -107,6 +119,11 @@ def _of_vectors(query: str, asked: Asked) -> dict[str, Any]:
         for result in asked.results
     ]
     return {"query": query, "results": results}
+
+
+def _shown_of_vectors(catalogue: Catalogue, answer: CatalogueAnswer) -> Asked:
+    (asked,) = from_catalogue(catalogue, [answer.query], answer.found)
+    return replace(asked, picture=answer.picture)
 
 
 def _of_index(answer: Answer) -> dict[str, Any]:

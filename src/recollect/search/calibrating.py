@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.common import doors
 from recollect.common.console import ProgressLine
-from recollect.common.errors import DataError, InputError
+from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.common.files import make_folder_for
 from recollect.common.words import number_of
 from recollect.data import load
@@ -34,6 +35,7 @@ def calibrate_target(
     target: str | Path,
     data: str | None = None,
     *,
+    model: str | Path | None = None,
     root: str | Path | None = None,
     split: str = "test",
     same_rate: float = 1e-3,
@@ -47,6 +49,7 @@ def calibrate_target(
     Args:
         target: one of these.
         data: a folder or ``.csv`` of labelled images, or a data set by name; for an index, its own labelled images by default.
+        model: new folder of the model of an index, if it moved.
         root: the folder of a data set. split: the split to use, if there are splits.
         same_rate, similar_rate: see ``thresholds.calibrate``.
         wait: seconds to wait for another process that is writing to the index.
@@ -56,6 +59,9 @@ def calibrate_target(
     Returns:
         The calibration, and remarks on what it was measured on.
 
+    Raises:
+        ConfigError: the model of the index moved. InputError: ``data`` is missing, or ``model`` is given without an index.
+
     Example:
         >>> found, remarks = calibrate_target("run", "photos", same_rate=0.05, similar_rate=0.2)
         >>> found.same.similarity >= found.similar.similarity
@@ -64,18 +70,23 @@ def calibrate_target(
     rates = {"same_rate": same_rate, "similar_rate": similar_rate}
     remarks: list[str] = []
     if is_index(target):
-        with Index.open(target, **opening) as index:
-            model = index.model.get("model")
+        with Index.open(target, model, **opening) as index:
+            place = _place_of_model(index) if model is None else index.encoder.note.get("model")
             if data is None:
-                vectors, labels = _of_index(index, model, remarks)
+                vectors, labels = _of_index(index, place, remarks)
                 name = "the labelled images of the index"
             else:
-                (images, labels), name = _labelled(data, root, split, allow_outside, model, remarks), data
+                (images, labels), name = _labelled(data, root, split, allow_outside, place, remarks), data
                 vectors = stored_vectors(_embedded(index.encoder, images), index.generation)
                 vectors, labels = _readable(vectors, labels, remarks)
             found = calibrate(vectors, labels, fingerprint=index.model["fingerprint"], data=name, **rates)
             index.set_calibration(found.as_dict(), wait=wait)
         return found, remarks
+    if model is not None:
+        raise InputError(
+            f"--model {model} names the new folder of an index's model, but {target} is not an index. To calibrate {model} "
+            "itself, give it as the target."
+        )
     if data is None:
         raise InputError("give labelled images of classes that the model was not trained on, with --data.")
     if Path(target).is_dir():
@@ -91,6 +102,27 @@ def calibrate_target(
     else:
         write_calibration(Path(target), found)
     return found, remarks
+
+
+def _place_of_model(index: Index) -> Any:
+    """The place of the index's model, whose folder records what it was trained on.
+
+    A folder is recorded as an absolute path, perhaps on another machine. Initialisations by name and ``hf://`` addresses
+    have no record.
+
+    Raises:
+        ConfigError: the folder no longer exists. OtherModelError: another model lies there.
+    """
+    place = index.model.get("model")
+    text = str(place)
+    is_path = PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
+    if is_path and not doors.is_reference(text) and not Path(text).exists():
+        raise ConfigError(
+            f"{text}, the model of {index.address}, no longer exists, so it is not known on which classes it was trained. "
+            "If it moved, give its new folder with --model."
+        )
+    # Opening it refuses another model that lies there now, whose record would be of other classes.
+    return index.encoder.note.get("model") if is_path and Path(text).is_dir() else place
 
 
 def _of_index(index: Index, model: Any, remarks: list[str]) -> tuple[NDArray[np.float32], list[str]]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recollect.common.errors import DataWarning, ImageError
+from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError
 
 if TYPE_CHECKING:
     from recollect.models import Embedder
@@ -139,6 +140,22 @@ def open_encoder(
         warnings.warn(opened.remark, DataWarning, stacklevel=2)
     note = {"model": opened.source["model"], "weights": opened.source.get("weights")}
     return ModelEncoder(opened.embedder, note, frozen=opened.frozen, device=device, batch_size=batch_size)
+
+
+@contextmanager
+def recorded_model(owner: str) -> Iterator[None]:
+    """Errors of opening a model by its recorded place also say what to do if it moved.
+
+    Args:
+        owner: what records it, e.g. the address of an index.
+
+    Raises:
+        ConfigError: instead of a ``DataError`` or ``ConfigError``.
+    """
+    try:
+        yield
+    except (DataError, ConfigError) as error:
+        raise ConfigError(f"the model of {owner}: {error} If it moved, give it with --model.") from error
 
 
 def fingerprint(embedder: Embedder) -> str:

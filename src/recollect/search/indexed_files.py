@@ -37,7 +37,12 @@ class IndexedFile:
 
 
 def list_images(
-    source: Path | str, *, prefix: str = "", allow_outside: bool = False, left_out: Counter[str] | None = None
+    source: Path | str,
+    *,
+    prefix: str = "",
+    allow_outside: bool = False,
+    labels: bool = True,
+    left_out: Counter[str] | None = None,
 ) -> tuple[list[IndexedFile], list[str]]:
     """The images of a folder or of a CSV file, and messages about skipped files.
 
@@ -52,6 +57,7 @@ def list_images(
         source: the folder or the CSV file.
         prefix: prefix of every id, to keep several folders apart.
         allow_outside: follow links and paths that leave the folder.
+        labels: find ``label`` and ``split`` of the images of a folder, with messages where they are not clear.
         left_out: counts skipped files of a folder, by reason.
 
     Raises:
@@ -60,7 +66,7 @@ def list_images(
     root = Path(source)
     remarks: list[str] = []
     if root.is_dir():
-        found = list(_folder(root, prefix, allow_outside, remarks, Counter() if left_out is None else left_out))
+        found = list(_folder(root, prefix, allow_outside, labels, remarks, Counter() if left_out is None else left_out))
     elif root.suffix.lower() == ".csv" and root.is_file():
         found = list(_csv(root, prefix, allow_outside, remarks, Counter() if left_out is None else left_out))
     elif root.exists():
@@ -74,23 +80,17 @@ def list_images(
 
 
 def _folder(
-    root: Path, prefix: str, allow_outside: bool, remarks: list[str], left_out: Counter[str]
+    root: Path, prefix: str, allow_outside: bool, labels: bool, remarks: list[str], left_out: Counter[str]
 ) -> Iterator[IndexedFile]:
     def refused(name: str, reason: str) -> None:
         remarks.append(f"{root / name}: skipped, {reason}")
 
     names = list(walk_images(root, "", allow_outside, left_out, refused=refused))
-    try:
-        split_of = {folder: part for part, folder in find_parts(root).items()}
-    except DataError as error:  # labels are a help here, and no reason to refuse a folder
-        remarks.append(f"{error} Its name is taken for a label.")
-        split_of = {}
-    if not split_of and (inner := find_inner_classes(root)) is not None:
-        remarks.append(inner.remark(tables=True))
+    split_of = _splits(root, remarks) if labels else {}
     for name in names:
         parts = name.split("/")
         metadata = {"name": parts[-1]}
-        folders = parts[:-1]
+        folders = parts[:-1] if labels else []
         if folders and folders[0] in split_of:
             metadata["split"] = split_of[folders.pop(0)]
         if folders:
@@ -99,6 +99,18 @@ def _folder(
     if left_out["HEIC"]:
         count = number_of(left_out["HEIC"], "HEIC image is/HEIC images are")
         remarks.append(f"{root}: {count} skipped. {TO_READ_HEIC}.")
+
+
+def _splits(root: Path, remarks: list[str]) -> dict[str, str]:
+    """The split of each folder of ``root`` that is one, and messages where labels are not clear."""
+    try:
+        split_of = {folder: part for part, folder in find_parts(root).items()}
+    except DataError as error:  # labels are a help here, and no reason to refuse a folder
+        remarks.append(f"{error} Its name is taken for a label.")
+        split_of = {}
+    if not split_of and (inner := find_inner_classes(root)) is not None:
+        remarks.append(inner.remark(tables=True))
+    return split_of
 
 
 def _csv(

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common.errors import ConfigError, DataError, InputError
-from recollect.search.encoder import Encoder, open_encoder
+from recollect.search.encoder import Encoder, open_encoder, recorded_model
 from recollect.search.settings import Generation, Settings, read_settings, write_settings
 from recollect.search.store_protocol import Item, Store, StoreError, clean_where
 
@@ -85,10 +85,8 @@ class OpenedIndex:
                     f"{self.address}: the index does not know where its model is: give it with --model (model= in Python)."
                 )
             opening = {"weights": generation.model.get("weights"), **self._opening}
-            try:
+            with recorded_model(self.address):
                 encoder = open_encoder(place, **opening)
-            except (DataError, ConfigError) as error:
-                raise ConfigError(f"the model of {self.address}: {error} If it moved, give it with --model.") from error
             self._encoder = self._checked(encoder, generation)
         return self._encoder
 

@@ -1,8 +1,9 @@
-"""Queries of users: files, folders of files, ids of the index. Used by ``recollect search``."""
+"""Queries of users: files, folders of files, ids. Used by ``recollect search``, on an index and on a file of vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from recollect.common.bad_images import BadImages
 from recollect.common.errors import DataError, ImageError, InputError
 from recollect.search.index import Index, Match
 from recollect.search.indexed_files import list_images
+
+logger = logging.getLogger(__name__)
 
 _TOGETHER = 64
 """Query images embedded and searched at once."""
@@ -26,6 +29,39 @@ class Answer:
     matches: list[Match]
 
 
+def list_queries(
+    queries: Sequence[str], is_id: Callable[[str], bool], owner: str, *, allow_outside: bool = False
+) -> list[Path | str]:
+    """Files as paths and ids as text, in the order of the queries; a folder becomes its images.
+
+    Files and folders come before ids of the same name. Images of a folder that are skipped are named in log messages.
+
+    Args:
+        queries: files, folders and ids.
+        is_id: whether a text is an id.
+        owner: what has the ids, for the error.
+        allow_outside: follow links that leave a folder.
+
+    Raises:
+        InputError: a query is neither a file, a folder nor an id. DataError: a folder has no images.
+    """
+    found: list[Path | str] = []
+    for query in queries:
+        path = Path(query)
+        if path.is_dir():
+            listed, remarks = list_images(path, allow_outside=allow_outside, labels=False)
+            found += [image.path for image in listed]
+            for remark in remarks:
+                logger.info(remark)
+        elif path.is_file():
+            found.append(path)
+        elif is_id(query):
+            found.append(query)
+        else:
+            raise InputError(f"{query!r} is neither a file, a folder, nor an id of {owner}.")
+    return found
+
+
 def ask(
     index: Index,
     queries: Sequence[str],
@@ -34,6 +70,7 @@ def ask(
     *,
     exact: bool = False,
     skip_bad: bool = False,
+    allow_outside: bool = False,
 ) -> tuple[list[Answer], str | None]:
     """Results for files, folders and ids, in their order, and a message about skipped ones, if any.
 
@@ -42,26 +79,20 @@ def ask(
         queries: files, folders and ids. The item of an id is left out of its own results.
         k, where, exact: as in ``Index.search``.
         skip_bad: skip files that cannot be read, instead of stopping at the first.
+        allow_outside: follow links that leave a folder.
 
     Raises:
         InputError: a query is neither a file, a folder nor an id.
         ImageError: a file cannot be read. DataError: no file can be read.
     """
-    answers: list[Answer | None] = []
-    files: list[tuple[int, Path]] = []
-    for query in queries:
-        path = Path(query)
-        if path.is_dir():
-            for listed in list_images(path)[0]:
-                files.append((len(answers), listed.path))
-                answers.append(None)
-        elif path.is_file():
-            files.append((len(answers), path))
-            answers.append(None)
-        elif query in index.get([query]):
-            answers.append(Answer(query, index.picture(query), index.search_id(query, k, where, exact=exact)))
-        else:
-            raise InputError(f"{query!r} is neither a file, a folder, nor an id of {index.address}.")
+    asked = list_queries(queries, lambda name: name in index.get([name]), index.address, allow_outside=allow_outside)
+    files = [(place, query) for place, query in enumerate(asked) if isinstance(query, Path)]
+    answers: list[Answer | None] = [
+        None
+        if isinstance(query, Path)
+        else Answer(query, index.picture(query), index.search_id(query, k, where, exact=exact))
+        for query in asked
+    ]
     bad = BadImages("skip" if skip_bad else "error", lambda number: str(files[number][1]))
     for start in range(0, len(files), _TOGETHER):
         some = files[start : start + _TOGETHER]
