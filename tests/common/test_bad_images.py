@@ -12,6 +12,11 @@ def test_error_stops_and_says_how_to_go_on() -> None:
     with pytest.raises(ImageError, match=r"a\.jpg: cut short.*--skip-bad") as caught:
         BadImages("error").add(0, ImageError("a.jpg: cut short.", "missing"))
     assert caught.value.kind == "missing"
+    for parameter in (
+        "skip_bad=True",
+        "on_bad_image='skip'",
+    ):  # recollect.evaluate_model has one, recollect.embed the other
+        assert parameter in str(caught.value)
 
 
 def test_skip_keeps_a_list_with_reasons() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from PIL import Image
 from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError, SealedError
 from recollect.data import available, list_images, load, load_distractors, load_revisited, only_splits
 from recollect.data.registry import without_missing
+from recollect.data.verify import verify
 
 
 def touch(root: Path, *names: str) -> None:
@@ -356,6 +359,42 @@ def test_what_is_left_out_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("recollect.data.image_files.can_read_heif", lambda: True)
     with pytest.warns(DataWarning):
         assert len(load("folder", tmp_path, "all")) == 4
+
+
+@pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
+def test_what_is_left_out_beside_and_in_the_split_folders_is_counted_once(tmp_path: Path) -> None:
+    touch(tmp_path, "train/a/1.png", "train/b/1.png", "test/c/1.png", "test/d/1.png", "valid/e/1.png")
+    touch(tmp_path, "stray.png", "stray too.jpg", "train/loose.png", "test/loose.png", "test/loose too.png")
+    for folder in ("", "test", "test/c", "valid"):
+        write(tmp_path / folder / "notes.txt", "x")
+    (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    (tmp_path / "outside.png").symlink_to(__file__)  # not read, so nothing to allow
+    beside = {"beside the split folders": 3, "not an image": 1, "broken link": 1}
+    expected = {
+        "train": {"beside the class folders": 1, **beside},
+        "test": {"beside the class folders": 2, "not an image": 2},
+        "val": {"not an image": 1},
+    }
+    found = {split: load("folder", tmp_path, split).facts["left_out"] for split in (*expected, "all")}
+    assert {split: found[split] for split in expected} == expected
+    assert found["all"] == sum(map(Counter, expected.values()), Counter())
+    shutil.rmtree(tmp_path / "test")
+    assert load("folder", tmp_path, "test").facts["left_out"] == expected["val"], "tested on, alone"
+    shutil.rmtree(tmp_path / "train")
+    assert load("folder", tmp_path, "val").facts["left_out"] == Counter(beside) + Counter(expected["val"])
+
+
+def test_a_remark_says_in_which_part_images_are_left_out(tmp_path: Path) -> None:
+    """Equal numbers in two parts are two remarks, not a repetition of one."""
+    touch(tmp_path, "train/a/1.png", "train/b/1.png", "test/c/1.png", "test/d/1.png", "train/1.png", "test/1.png")
+    (tmp_path / "@eaDir").mkdir()
+    remarks = verify("folder", tmp_path).notes
+    assert [remark.split(". ")[0] for remark in remarks] == [
+        f"{tmp_path}, part {part!r}: left out 1 beside the class folders" for part in ("train", "test")
+    ]
+    touch(tmp_path, "stray.png")
+    with pytest.warns(DataWarning, match=r"1 beside the split folders.*into a class folder of a split"):
+        load("folder", tmp_path)
 
 
 def test_a_name_that_is_not_text(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from recollect.common.errors import DataError
+from recollect.common.errors import DataError, DataWarning
 from recollect.data.image_files import list_images, summary, walk_images
 
 
@@ -85,6 +85,71 @@ def test_a_listed_file_that_is_missing_is_named(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("gone.png\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"gone\.png"):
         list_images([tmp_path / "list.txt"])
+
+
+def test_folders_given_one_by_one_lose_their_classes_with_a_remark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``photos/*`` of a shell."""
+    touch(tmp_path, "photos/kiwi/1.png", "photos/lime/1.png", "photos/lime/2.png", "alone.png")
+    with pytest.warns(DataWarning, match=rf"no classes.*\(kiwi, lime\), give .*: {tmp_path / 'photos'}\.$"):
+        assert list_images([tmp_path / "photos" / "kiwi", tmp_path / "photos" / "lime"]).labels is None
+    monkeypatch.chdir(tmp_path / "photos" / "kiwi")
+    with pytest.warns(DataWarning, match=rf"{tmp_path / 'photos'}\.$"):
+        list_images([".", "../lime", tmp_path / "alone.png"])
+    assert set(list_images([tmp_path / "photos"]).labels or []) == {"kiwi", "lime"}, "the advice"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["photos/kiwi"],
+        ["photos/kiwi", "photos/./kiwi"],
+        ["photos/kiwi", "photos/lime/1.png"],
+        ["photos/kiwi", "more"],
+        ["split/train", "split/test"],
+        ["unclear/test", "unclear/kiwi"],
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_no_remark_on_folders_that_would_not_become_classes(tmp_path: Path, given: list[str]) -> None:
+    touch(
+        tmp_path, "photos/kiwi/1.png", "photos/lime/1.png", "more/lime/1.png", "split/train/1.png", "split/test/1.png"
+    )
+    touch(tmp_path, "unclear/test/1.png", "unclear/kiwi/1.png", "unclear/val/a/1.png")
+    list_images([tmp_path / name for name in given])
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_image_that_is_given_twice_is_listed_once_with_its_class(tmp_path: Path, order: int) -> None:
+    touch(tmp_path, "photos/kiwi/1.png", "photos/kiwi/2.png", "photos/lime/1.png", "photos/loose.png", "other.png")
+    photos = tmp_path / "photos"
+    (photos / "kiwi" / "notes.txt").write_text("x")
+    (photos / "kiwi" / "link.png").symlink_to("1.png")
+    (tmp_path / "again").symlink_to("photos/lime")
+    (tmp_path / "list.txt").write_text(
+        "other.png\n./other.png\nphotos/../other.png\nphotos/loose.png\n", encoding="utf-8"
+    )
+    given = [photos, photos / "kiwi", tmp_path / "again", photos / "kiwi" / "2.png", tmp_path / "list.txt"]
+    found = list_images(given[::order])
+    labels = {
+        path.resolve().relative_to(tmp_path).as_posix(): label
+        for path, label in zip(found.paths, found.labels or [], strict=True)
+    }
+    assert labels == {
+        "photos/kiwi/1.png": "kiwi",
+        "photos/kiwi/2.png": "kiwi",
+        "photos/lime/1.png": "lime",
+        "photos/loose.png": "",
+        "other.png": "",
+    }
+    assert len(found.paths) == 6, "the two names of one file in one folder are two images"
+    assert found.left_out == {"given twice": 3 + 1 + 1 + 1 + 2, "not an image": 1}
+
+
+def test_a_null_character_in_a_list_is_left_to_the_reader(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_bytes(b"a\0.png\n")
+    assert len(list_images([tmp_path / "list.txt"], missing="keep").paths) == 1
 
 
 def test_the_line_about_what_was_used() -> None:

@@ -65,6 +65,26 @@ def test_every_verb_counts_the_files_it_leaves_out(run: Path, tmp_path: Path) ->
     assert "b/broken.jpg" in told
 
 
+@pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
+def test_files_beside_the_split_folders_are_in_the_line_of_the_training(tmp_path: Path) -> None:
+    classes(tmp_path / "own" / "train", ["a", "b", "c"], 0, 2)
+    classes(tmp_path / "own" / "test", ["d", "e"], 50, 2)
+    for number, name in enumerate(("stray.jpg", "train/stray.jpg", "test/stray.jpg")):
+        photo(tmp_path / "own" / name, number, number)
+    told = good(tmp_path, "train", "--data", "own", "--plan", *SMALL)
+    counts = "2 left out: 1 beside the class folders, 1 beside the split folders"
+    assert f"6 images used; {counts}; 2 classes held out" in told
+
+
+def test_folders_of_a_shell_pattern_keep_no_classes_and_it_is_said(run: Path, tmp_path: Path) -> None:
+    photos = classes(tmp_path / "photos", ["a", "b"], 700, 2)
+    with pytest.warns(DataWarning, match=f"give the folder that contains these: {photos}"):
+        good(tmp_path, "embed", str(run), "photos/a", "photos/b", "--out", "v.npz")
+    told = good(tmp_path, "embed", str(run), "photos", "photos/b", "--out", "w.npz")
+    assert "4 images used; 2 left out: 2 given twice" in told
+    assert "4 vectors of 16 dimensions, 2 classes" in told
+
+
 def test_what_could_not_be_read_and_what_the_verdict_leaves_out_is_said_once(tmp_path: Path) -> None:
     """A whole training class that is broken, a broken test photo, a test class of one photo, a copy of a training photo."""
     classes(tmp_path / "photos" / "train", [f"t{number}" for number in range(6)], 0)
@@ -90,7 +110,7 @@ def test_what_could_not_be_read_and_what_the_verdict_leaves_out_is_said_once(tmp
     assert "25 queries (1 more without a positive)" in " ".join(good(tmp_path, "eval", "run").split())
     good(tmp_path, "report", "run")
     page = (tmp_path / "run" / "report.html").read_text()
-    assert page.count("(classes it was trained on)") == 1
+    assert page.count(" queries, classes it was trained on)") == 1
 
 
 def test_it_says_whether_it_helped(run: Path) -> None:

@@ -40,8 +40,10 @@ def test_missing_files_of_a_list_are_skipped_when_asked(place: Path, run: Path) 
     assert "missing" in log
     assert manifest(run)["verdicts"], "missing test photos cost no verdict"
     assert "missing" in good(place, "eval", "run"), "as it was trained"
-    assert "--skip-bad" in refused(place, "eval", "run", "--data", "list.csv")
-    assert "missing" in good(place, "eval", "run", "--data", "list.csv", "--skip-bad", "--overwrite")
+    assert "missing" in good(place, "eval", "run", "--data", "list.csv", "--overwrite"), "its own list, given again"
+    (place / "other.csv").write_text((place / "list.csv").read_text())
+    assert "--skip-bad" in refused(place, "eval", "run", "--data", "other.csv")
+    assert "missing" in good(place, "eval", "run", "--data", "other.csv", "--skip-bad", "--overwrite")
 
 
 def test_a_contradiction_in_a_list_is_refused_with_both_lines(tmp_path: Path) -> None:

@@ -63,7 +63,9 @@ class BadImages:
         """
         if self.policy == "error":
             raise ImageError(
-                f"{error} Repair or remove it, or skip such images with --skip-bad (on_bad_image='skip').", error.kind
+                f"{error} Repair or remove it, or skip such images with --skip-bad (in Python: skip_bad=True or "
+                "on_bad_image='skip', whichever the function has).",
+                error.kind,
             ) from error
         with self._lock:
             new = index not in self._found

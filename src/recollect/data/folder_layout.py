@@ -161,6 +161,32 @@ def find_inner_classes(root: Path) -> InnerClasses | None:
     return InnerClasses(root, list(inner), names, splits, _innermost(root / next(iter(inner))) if alone else None)
 
 
+def remark_on_siblings(folders: Collection[Path]) -> str | None:
+    """Says how given folders of images become classes: by giving the folder that contains them, not ``photos/*``.
+
+    None if that would not make at least two classes of them, e.g. because they are splits.
+    """
+    places = {Path(os.path.abspath(folder)) for folder in folders}  # noqa: PTH100 (a link keeps its name: the class)
+    above = set.intersection(*(set(place.parents) for place in places)) if places else set()
+    parent = max(above, key=lambda folder: len(folder.parts), default=None)
+    if parent is None:
+        return None
+    names = sorted({place.relative_to(parent).parts[0] for place in places})
+    try:
+        if len(names) < 2 or find_parts(parent):
+            return None
+    except DataError:  # it could not be given
+        return None
+    whole_disk = parent == Path(parent.anchor)
+    remedy = (
+        "move these into one folder and give that" if whole_disk else f"give the folder that contains these: {parent}"
+    )
+    return (
+        f"the images have no classes, because {len(places)} folders of images were given one by one. To label them by folder "
+        f"({some_names(names)}), {remedy}."
+    )
+
+
 def _innermost(folder: Path) -> Path:
     """The folder inside ``folder`` that has several folders, or splits."""
     inner = _folders_with_images(folder)

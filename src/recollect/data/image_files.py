@@ -13,20 +13,22 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from recollect.common.decode import HEIF_SUFFIXES, IMAGE_SUFFIXES, can_read_heif
 from recollect.common.errors import DataError, DataWarning
 from recollect.common.files import inside
 from recollect.common.reading import is_folder, visible_entries
 from recollect.common.words import number_of, printable
-from recollect.data.folder_layout import PARTS, find_inner_classes, find_parts
+from recollect.data.folder_layout import PARTS, find_inner_classes, find_parts, remark_on_siblings
 from recollect.data.listing import read_lines
 
 Refused = Callable[[str, str], None]
 """Called with the name of a file or folder that cannot be used, and the reason."""
 
 BESIDE = "beside the class folders"
+BESIDE_SPLITS = "beside the split folders"
+GIVEN_TWICE = "given twice"
 TO_READ_HEIC = 'To read HEIC:  pip install "recollect[heic]"'
 
 
@@ -39,7 +41,7 @@ class Listed:
         names: relative to ``root`` if all come from one folder; otherwise as given.
         labels: the class of each, "" for an image outside class folders; None if there are no class folders.
         root: the one folder that was given.
-        left_out: how many files were left out, by reason.
+        left_out: how many files were left out, by reason; for an image that was given twice, the repetition.
     """
 
     paths: list[Path]
@@ -54,7 +56,8 @@ def list_images(
 ) -> Listed:
     """Folders, image files, and ``.txt`` lists of paths (one per line, relative to the list) to images.
 
-    Images in class folders have labels, as for training; images next to them, single files and lists have none.
+    Images in class folders have labels, as for training; images next to them, single files and lists have none. An image
+    that several inputs contain is listed once, with its class if one of them gives it one.
 
     Args:
         inputs: what to list.
@@ -65,41 +68,93 @@ def list_images(
         DataError: an input does not exist, or there is no image.
     """
     given = [Path(item) for item in inputs]
-    left_out: Counter[str] = Counter()
     root = given[0].resolve() if len(given) == 1 and given[0].is_dir() else None
-    paths: list[Path] = []
-    names: list[str] = []
-    labels: list[str] = []
-    for path in given:
-        if path.is_dir():
-            folder = path if root is None else root
-            for name, label in _labelled(folder, allow_outside, left_out):
-                paths.append(folder / name)
-                names.append(name if root is not None else (folder / name).as_posix())
-                labels.append(label)
-        elif path.suffix.lower() == ".txt":
-            found = _from_list(path, missing)
-            paths, names, labels = paths + found, names + [p.as_posix() for p in found], labels + [""] * len(found)
-        elif path.suffix.lower() in (".csv", ".tsv") and path.exists():
-            raise DataError(
-                f"{printable(str(path))}: tables are not read here. Give folders, image files or .txt lists: write the "
-                "paths of the table to a .txt file, one per line."
-            )
-        elif path.exists():
-            paths, names, labels = [*paths, path], [*names, path.as_posix()], [*labels, ""]
-        else:
-            raise DataError(f"{printable(str(path))}: no such file or folder.")
-    if not paths:
+    given = given if root is None else [root]
+    counts: dict[str, Counter[str]] = {}
+    found: list[_Found] = []
+    for number, path in enumerate(given):
+        here = counts[_real(path)] = Counter()
+        found += [_Found(number, file, label) for file, label in _images_of(path, allow_outside, missing, here)]
+    left_out: Counter[str] = Counter()
+    for folder, here in counts.items():
+        # The files of a folder inside another one that was given are counted there.
+        if here and not any(str(above) in counts for above in Path(folder).parents):
+            left_out += here
+    if not found:
         reason = f" ({counted(left_out)} left out)" if left_out else ""
         raise DataError(f"there are no images to embed{reason}: give folders, image files or a .txt list of them.")
-    return Listed(paths, names, labels if any(labels) else None, root, dict(left_out))
+    found = _once(found, left_out) if root is None else found
+    paths, labels = [image.path for image in found], [image.label for image in found]
+    names = [(path if root is None else path.relative_to(root)).as_posix() for path in paths]
+    if any(labels):
+        return Listed(paths, names, labels, root, dict(left_out))
+    direct = {path.parent for path in paths}
+    if (said := remark_on_siblings([path for path in given if path in direct])) is not None:
+        warnings.warn(said, DataWarning, stacklevel=2)
+    return Listed(paths, names, None, root, dict(left_out))
+
+
+class _Found(NamedTuple):
+    """An image, and the number of the input that it was found by."""
+
+    given: int
+    path: Path
+    label: str
+
+
+def _images_of(path: Path, allow_outside: bool, missing: str, left_out: Counter[str]) -> Iterator[tuple[Path, str]]:
+    """The images of one input with their classes, "" for none."""
+    if path.is_dir():
+        for name, label in _labelled(path, allow_outside, left_out):
+            yield path / name, label
+    elif path.suffix.lower() == ".txt":
+        yield from ((file, "") for file in _from_list(path, missing))
+    elif path.suffix.lower() in (".csv", ".tsv") and path.exists():
+        raise DataError(
+            f"{printable(str(path))}: tables are not read here. Give folders, image files or .txt lists: write the "
+            "paths of the table to a .txt file, one per line."
+        )
+    elif path.exists():
+        yield path, ""
+    else:
+        raise DataError(f"{printable(str(path))}: no such file or folder.")
+
+
+def _once(found: Sequence[_Found], left_out: Counter[str]) -> list[_Found]:
+    """Each image once, at its first place, with the first class it has; repetitions are counted.
+
+    Links with different names to one file, inside one folder or list, are different images, as when it is given alone.
+    """
+    kept: list[_Found] = []
+    places: dict[str, list[int]] = {}
+    for image in found:
+        same = places.setdefault(_real(image.path), [])
+        if all(kept[i].given == image.given and not _spelt_alike(kept[i].path, image.path) for i in same):
+            same.append(len(kept))
+            kept.append(image)
+            continue
+        left_out[GIVEN_TWICE] += 1
+        for i in same:
+            kept[i] = kept[i]._replace(label=kept[i].label or image.label)
+    return kept
+
+
+def _spelt_alike(first: Path, second: Path) -> bool:
+    return os.path.normpath(first) == os.path.normpath(second)
+
+
+def _real(path: Path) -> str:
+    try:
+        return os.path.realpath(path)
+    except ValueError:  # a null character in a list; the reader of the image refuses it
+        return str(path)
 
 
 def _labelled(root: Path, allow_outside: bool, left_out: Counter[str]) -> Iterator[tuple[str, str]]:
     """Every image below ``root`` with its class: its folder below ``root`` or below a part of it."""
     parts = find_parts(root, instead="list its images in a .txt file, which gives them no classes")
     if not parts and (inner := find_inner_classes(root)) is not None:
-        warnings.warn(inner.remark(), DataWarning, stacklevel=3)
+        warnings.warn(inner.remark(), DataWarning, stacklevel=4)
     yield from class_images(root, "", allow_outside, left_out, loose=True, parts=frozenset(parts.values()))
 
 
@@ -154,6 +209,14 @@ def class_images(
                 yield relative, ""
             else:
                 left_out[BESIDE] += 1
+
+
+def count_beside_splits(root: Path, entries: Sequence[os.DirEntry[str]], left_out: Counter[str]) -> None:
+    """Count the files among ``entries`` of ``root``, which are next to its split folders and not used."""
+    for entry in entries:
+        # Links may lead out of the root: they are counted, not read.
+        if not is_folder(entry) and _is_image(entry, root, "", True, left_out):
+            left_out[BESIDE_SPLITS] += 1
 
 
 def _above(root: Path, has_parts: bool) -> frozenset[str]:

@@ -80,7 +80,8 @@ def embed(
     Args:
         model: an embedder, or what ``recollect.load`` takes.
         images: a folder, a file, or a list of them; a sequence of bytes, PIL images or uint8 arrays; an ``ImageSet``; or a
-            preprocessed tensor. With folders, the rows are in the order of ``recollect.data.list_images``.
+            preprocessed tensor. With folders, the rows are in the order of ``recollect.data.list_images``, and an image that is
+            given twice has one row.
         batch_size: images per batch.
         device: where to compute; None for the embedder's device.
         on_bad_image: ``"error"`` raises the first unreadable file's error; ``"skip"`` sets its row to NaN.
@@ -93,9 +94,9 @@ def embed(
     """
     embedder = model if isinstance(model, Embedder) else load(model)
     if isinstance(images, str | Path):
-        images = list_images([images]).paths
+        images = _listed([images])
     elif isinstance(images, list | tuple) and _has_folder(images):
-        images = list_images(images).paths
+        images = _listed(images)
     return embedder.embed(
         images,
         batch_size=batch_size,
@@ -206,6 +207,12 @@ def export_onnx(
     reference = onnx_export.reference_path(path)
     logger.info(f"{reference}: preprocess() computes the input pixels; it needs only numpy and Pillow.")
     return difference
+
+
+def _listed(images: Sequence[Path | str]) -> list[Path]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)  # about labels, which vectors do not have
+        return list_images(images).paths
 
 
 def _has_folder(images: Sequence[Any]) -> bool:

@@ -22,15 +22,27 @@ import numpy as np
 from recollect.common.decode import IMAGE_SUFFIXES
 from recollect.common.errors import ConfigError, DataError, DataWarning
 from recollect.common.look_alike_names import look_alikes
+from recollect.common.reading import is_folder, visible_entries
 from recollect.common.words import number_of, some_names
 from recollect.data.folder_layout import PARTS, find_inner_classes, find_parts, part_to_use
-from recollect.data.image_files import BESIDE, TO_READ_HEIC, class_images, counted
+from recollect.data.image_files import (
+    BESIDE,
+    BESIDE_SPLITS,
+    TO_READ_HEIC,
+    class_images,
+    count_beside_splits,
+    counted,
+)
 from recollect.data.image_set import ImageSet
 from recollect.data.listing import make_set, read_csv, relative_to
 from recollect.data.registry import Source
 from recollect.data.splits import first_half, held_out_classes
 
-_REMEDIES = {"HEIC": TO_READ_HEIC, BESIDE: "Put each image into a folder named after its class"}
+_REMEDIES = {
+    "HEIC": TO_READ_HEIC,
+    BESIDE: "Put each image into a folder named after its class",
+    BESIDE_SPLITS: "Put images beside the split folders into a class folder of a split",
+}
 
 CLASS_SPLITS = ("balanced", "alphabet")
 LISTED_TWICE = "listed twice"
@@ -87,6 +99,7 @@ def read(
     rows = _rows(root, csv, allow_outside, left_out, split, nested=nested)
     parts = sorted({part for _, _, part in rows if part})
     facts: dict[str, Any] = {"left_out": dict(left_out)}
+    taken = ""
     if split == "all":
         chosen = rows
     elif parts:
@@ -112,7 +125,9 @@ def read(
     names, classes = [row[0] for row in chosen], [row[1] for row in chosen]
     if lost := {reason: count for reason, count in left_out.items() if reason not in ("not an image", LISTED_TWICE)}:
         remedies = "".join(f". {remedy}" for reason, remedy in _REMEDIES.items() if reason in lost)
-        warnings.warn(f"{root}: left out {counted(lost)}{remedies}.", DataWarning, stacklevel=3)
+        # Each part has counts of its own. Named, they stay two remarks if the numbers are the same.
+        place = f"{root}, part {taken!r}" if taken else f"{root}"
+        warnings.warn(f"{place}: left out {counted(lost)}{remedies}.", DataWarning, stacklevel=3)
     if (alike := look_alikes(row[1] for row in rows)) is not None:
         warnings.warn(alike, DataWarning, stacklevel=3)
     # Folders list existing files, so only a CSV can name missing ones.
@@ -253,18 +268,19 @@ def _folder_rows(root: Path, allow_outside: bool, left_out: Counter[str], split:
     if not parts:
         yield from ((name, label, "") for name, label in class_images(root, "", allow_outside, left_out))
         return
-    others = sorted(
-        entry.name
-        for entry in root.iterdir()
-        if entry.is_dir() and entry.name not in parts.values() and not entry.name.startswith((".", "__MACOSX"))
-    )
-    if others:
+    beside = [entry for entry in visible_entries(root) if entry.name not in parts.values()]
+    if others := sorted(entry.name for entry in beside if is_folder(entry)):
         warnings.warn(
             f"{root}: read as train/test folders, so {some_names(others, 5)} next to them is left out.",
             DataWarning,
             stacklevel=2,
         )
-    for part in [split] if split in parts else parts:
+    wanted = part_to_use(split, parts)
+    reading = [wanted] if wanted in parts else list(parts)
+    # Files beside the splits belong to none of them. Only the first split counts them, so that no sum has them twice.
+    if next(part for part in PARTS if part in parts) in reading:
+        count_beside_splits(root, beside, left_out)
+    for part in reading:
         found = class_images(root, parts[part], allow_outside, left_out)
         yield from ((name, label, part) for name, label in found)
 
