@@ -24,8 +24,8 @@ def one_run(recipe: str, settings: dict[str, Any], dims: list[int], folder: Path
     from recollect.config.overrides import resolve
     from recollect.inference.evaluating import evaluate_prefixes
     from recollect.inference.opening import open_model
+    from recollect.inference.target_vectors import embed_test
     from recollect.inference.test_sets import choose_test, load_test
-    from recollect.inference.test_vectors import embed_test
     from recollect.training.trainer import train
 
     start = time.process_time()
