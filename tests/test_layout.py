@@ -128,3 +128,22 @@ def test_every_module_has_a_test() -> None:
         if dotted not in named and place.as_posix() not in everything:
             without.append(place.as_posix())
     assert not without, "give each a test file, or name it in the one that tests it"
+
+
+def test_benchmarks_and_tools_import_what_there_is() -> None:
+    """They are seldom run: a name that moved would be noticed only then."""
+    missing = []
+    for path in [path for folder in ("benchmarks", "tools") for path in sorted((TESTS.parent / folder).glob("*.py"))]:
+        for node in ast.walk(ast.parse(_text(path))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "recollect":
+                names = [f"from {node.module} import {name.name}" for name in node.names]
+                missing += [f"{path.name}: {name}" for name in names if not _can_be_run(name)]
+    assert not missing
+
+
+def _can_be_run(statement: str) -> bool:
+    try:
+        exec(statement, {})
+    except ImportError:
+        return False
+    return True
