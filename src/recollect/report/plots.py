@@ -121,7 +121,10 @@ def speed(runs: Sequence[Run]) -> Markup:
         )
     head = ["run", "state", "steps", "training", "preparation", "images/s (median)", "peak memory", "machine"]
     known = [place for place in range(len(head)) if any(row[place] != "–" for row in rows)]
-    shown = [[row[place] for place in known] for row in rows]
+    shown = [
+        ["none" if row[place] == "–" and not run.steps else row[place] for place in known]
+        for run, row in zip(runs, rows, strict=True)
+    ]
     grid = table([head[place] for place in known], shown, caption="Time, throughput and memory", numbers=False)
     lines = [Line(run.name, _column(run.steps, "step"), _column(run.steps, "images_per_second")) for run in runs]
     chart = line_chart(lines, title="Throughput", x_label="step", y_label="images per second", from_zero=True)
