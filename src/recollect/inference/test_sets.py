@@ -18,12 +18,12 @@ from recollect.common.errors import ConfigError, DataError
 from recollect.config.free_settings import moved_root
 from recollect.config.overrides import published_tests
 from recollect.config.schema import Config, DataConfig
-from recollect.data import ImageSet, RevisitedBenchmark, load, load_distractors, load_revisited
+from recollect.data import ImageSet, RevisitedBenchmark, load_distractors, load_revisited
 from recollect.data.registry import is_source, refuse_two_meanings, without_missing
 from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.content_keys import Keys, content_keys, set_digest
 from recollect.inference.run_files import RunFiles, refuse_moved
-from recollect.inference.trained_on import Screened, load_by_record, read_trained_on, screen
+from recollect.inference.trained_on import Screened, load_by_record, load_whole, read_trained_on, screen
 
 REVISITED = ("roxford5k", "rparis6k", SFM_NAME)
 """Data sets of queries with ground truth instead of classes."""
@@ -190,12 +190,11 @@ def load_test(
     outside = {"allow_outside": True} if allow_outside else {}
     options = {**choice.options, **outside}
     options = without_missing(choice.data, options) if skip_bad or choice.skip_bad else options
-    by_record = run is not None and choice.own and trained_classes != "keep"
-    known = read_trained_on(run) if run is not None and by_record else None
-    images = load_by_record(choice.data, choice.root, choice.split, known, options)
-    if choice.unseen and "split" in images.facts and run is not None and read_trained_on(run) is not None:
-        choice = replace(choice, split="all")
-        images = load(choice.data, choice.root, "all", **options)
+    known = None if run is None else read_trained_on(run)
+    by_record = known if choice.own and trained_classes != "keep" else None
+    images = load_by_record(choice.data, choice.root, choice.split, by_record, options)
+    if choice.unseen and known is not None and "split" in images.facts:
+        choice, images = replace(choice, split="all"), load_whole(choice.data, choice.root, options)
     added = "" if distractors is None else f"+{distractors.stem}"
     return as_test_set(choice, images, run, trained_classes=trained_classes, added=added)
 

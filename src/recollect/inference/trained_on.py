@@ -154,9 +154,7 @@ def load_by_record(
     drawn = split in ("train", "test") and "split" in images.facts
     if known is None or not drawn or images.name != known.data:
         return images
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataWarning)  # given above
-        everything = load(name, root, "all", **options)
+    everything = load_whole(name, root, options)
     took_part = known.classes | known.validation_classes
     wanted = [title for title in everything.class_names if (title in took_part) == (split == "train")]
     if not wanted or set(wanted) == set(_classes(images)):
@@ -188,6 +186,13 @@ def refuse_other_training_images(run: Path, train: ImageSet) -> None:
     raise ConfigError(
         f"{run} was started with other training images: {told}. Restore those it was started with, or start a new run."
     )
+
+
+def load_whole(name: str, root: Path | str | None, options: Mapping[str, Any]) -> ImageSet:
+    """All classes of a data set of which a split was loaded before, with its warnings, which are not repeated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)
+        return load(name, root, "all", **options)
 
 
 def refuse_foreign_images(run: Path, known: TrainedOn, images: ImageSet) -> str | None:

@@ -246,7 +246,7 @@ def search_catalogue(
 def _nearest(
     queries: NDArray[np.float32], searched: NDArray[np.float32], top: int, own: Sequence[int] | None = None
 ) -> list[Found]:
-    """Results of each query without its own vector, if ``own`` has its position; none if there is no other."""
+    """The results of each query; ``own``: positions of the queries among ``searched``, which are left out of them."""
     if not len(queries):
         return []
     found = nearest(queries, searched, top if own is None else top + 1)

@@ -123,10 +123,8 @@ def measure(
     part = "" if chosen == data.test_split else "-" + re.sub(r"[^\w.+-]+", "_", chosen)[:80]
     path = run.folder.path / "report" / f"vectors{part}.npz"
     try:
-        options = {**data.options, **({"allow_outside": True} if allow_outside else {})}
-        options = without_missing(data.name, options) if skip_bad else options
         known = read_trained_on(run.folder.path)
-        whole, against = _test_images(run, known, beside, chosen, root, options)
+        whole, against = _test_images(data, known, beside, chosen, root, _options(data, allow_outside, skip_bad))
     except RecollectError as error:
         if root is not None:  # a mistake to be told, not a reason for older vectors
             raise
@@ -206,8 +204,14 @@ def _with_kept(result: Measured, kept: Kept) -> Measured:
     return dataclasses.replace(result, left_out=[*result.left_out, *kept.left_out], copies=copies)
 
 
+def _options(data: DataConfig, allow_outside: bool, skip_bad: bool) -> Mapping[str, Any]:
+    """How the images of a run are read: as in its training, or with fewer refusals."""
+    options = {**data.options, "allow_outside": True} if allow_outside else data.options
+    return without_missing(data.name, options) if skip_bad else options
+
+
 def _test_images(
-    run: Run,
+    data: DataConfig,
     known: TrainedOn | None,
     beside: Sequence[Run],
     split: str,
@@ -219,7 +223,6 @@ def _test_images(
     A folder that changed between two trainings has other test classes in each. Those that neither was trained on are a
     test of both. If fewer than two are left, each run has its own.
     """
-    data = run.config.data if run.config is not None else DataConfig()
     place = moved_root(data.root, root)
     own = load_by_record(data.name, place, split, known, options)
     if known is None or split != "test":
@@ -227,11 +230,11 @@ def _test_images(
     records = [known]
     for other in beside:
         theirs = None if other.config is None else other.config.data
-        if theirs is None or theirs.name != data.name or theirs.train_split == "all":
+        if theirs is None or theirs.name != data.name or moved_root(theirs.root, root) != place:
             continue
-        if moved_root(theirs.root, root) != place:
-            continue
-        if (record := read_trained_on(other.folder.path)) is not None and record.data == known.data:
+        record = read_trained_on(other.folder.path)
+        # A final training leaves no class to test on: it does not cost the others theirs.
+        if record is not None and record.data == known.data and theirs.train_split != "all":
             records.append(record)
     joint = together(records)
     if joint is known:
@@ -256,9 +259,7 @@ def training_images(
         return None, 0
     data = run.config.data
     try:
-        known = read_trained_on(run.folder.path)
-        options = {**data.options, **({"allow_outside": True} if allow_outside else {})}
-        options = without_missing(data.name, options)
+        known, options = read_trained_on(run.folder.path), _options(data, allow_outside, skip_bad=True)
         images = load_by_record(data.name, moved_root(data.root, root), data.train_split, known, options)
     except RecollectError:
         return None, 0

@@ -113,7 +113,7 @@
         const kept = inside[at].filter((row) => !row.hidden).length, less = wanted && kept < inside[at].length;
         fold.querySelector("summary").textContent = less ? `${kept} of: ${titles[at]}` : titles[at];
       });
-      said.textContent = !wanted ? "" : left ? `${left} of ${rows.length} rows of this page` : "no row of this page";
+      said.textContent = !wanted ? "" : left ? `${left} of ${rows.length} rows` : "no row on this page";
       maps.forEach((map) => map.highlight(wanted ? matches : null));
     };
     filter.addEventListener("input", apply);
