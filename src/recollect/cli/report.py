@@ -23,7 +23,7 @@ def report(
     ] = None,
     method: Annotated[bool, typer.Option("--method", help="Draw the figures of the method instead.")] = False,
     images: Annotated[
-        int, typer.Option(min=0, max=10**9, help="Maximum number of test images to embed; 0 for all.")
+        int, typer.Option(min=0, max=10**9, help="Maximum number of images in galleries, map and checks; 0 for all.")
     ] = 4000,
     split: Annotated[str | None, typer.Option(help="The split to report on. Default: the run's test split.")] = None,
     root: Annotated[Path | None, typer.Option(help="New folder of the images, if they moved.")] = None,

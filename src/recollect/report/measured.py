@@ -1,7 +1,7 @@
 """Vectors of a run's test images before and after training, and their metrics.
 
-The report uses at most ``limit`` images, whole classes if possible, and the same images for every run on the same
-data. Classes that the run was trained on are left out, as in ``recollect eval``. Vectors come from ``inference``; a
+Numbers are over the complete test set, as in ``recollect eval``, without classes that the run was trained on. Pictures and
+pairwise checks use at most ``LIMIT`` images, the same for every run on the same data. Vectors come from ``inference``; a
 copy is kept in ``RUN/report/vectors.npz``, so that a report can be written without the images; only the pictures are then
 missing.
 """
@@ -38,7 +38,8 @@ from recollect.report.shown_images import Kept, Shown, read_kept, write_kept
 from recollect.search.encoder import fingerprint
 
 LIMIT = 4000
-"""Images that a report embeds by default: a minute or two on two cores with a small network."""
+"""Images in galleries, the map and pairwise checks by default."""
+_MOST_KEPT = 100_000  # images of which vectors are copied into the run: at 512 numbers, 200 MB per network
 MOST_FOR_MAP = 20_000
 """Images up to which mAP is computed. It needs the rank of every positive, and takes three times as long as all else."""
 
@@ -61,6 +62,14 @@ class Contender:
     spread: Mapping[str, float] | None = None
     seen: bool = False
     steps: int | None = None
+
+    def among(self, places: NDArray[np.int64], labels: NDArray[np.int64]) -> Contender:
+        """Itself, evaluated among some of the images."""
+        if len(places) == len(self.vectors):
+            return self
+        metrics = ("r@k", "map@r", "map", "first_rank")
+        found = evaluate(self.vectors[places], labels, ks=(1,), metrics=metrics, memory=_memory())
+        return dataclasses.replace(self, vectors=self.vectors[places], evaluation=found)
 
 
 BEFORE, AFTER = "before training", "after training"
@@ -90,7 +99,6 @@ class Measured:
 def measure(
     run: Run,
     *,
-    limit: int | None = LIMIT,
     split: str | None = None,
     root: str | None = None,
     device: str | None = None,
@@ -103,7 +111,6 @@ def measure(
 
     Args:
         run: the run.
-        limit: maximum number of images; None for all.
         split: the split to use; the run's ``data.test_split`` by default.
         root: new folder of its images; by default the recorded one.
         device: where to embed.
@@ -141,20 +148,16 @@ def measure(
         result = _with_kept(_evaluated(run, kept, [remark], results), kept)
         return _marked(result, known is not None and classes <= known.classes)
     screened = screen(whole, content_keys(whole), against)
-    some = choose(screened.images, limit)
-    images, keys = screened.images.subset(some), screened.keys[some]
-    remarks, count = screened.remarks(), len(screened.images)
+    images, keys, remarks = screened.images, screened.keys, screened.remarks()
     # A set in folders has no name of its own: the folder tells it from others.
     title = (
         dataclasses.replace(data, root=moved_root(data.root, root)).title if images.name == "folder" else images.name
     )
-    shown = Shown(title, chosen, list(images.names), images.labels, list(images.class_names), count, images)
+    shown = Shown(title, chosen, list(images.names), images.labels, list(images.class_names), len(images), images)
     kept = Kept(shown, {}, {"images": set_digest(images, keys)}, {})
     if screened.excluded:
         trained = "class that was trained on/classes that were trained on"
         kept.left_out.append(number_of(len(screened.trained_classes), trained))
-    if len(some) < count:
-        kept.left_out.append(f"{count - len(some):,} images: the report uses a part (--images 0 for all)")
     all_trained = bool(screened.trained_classes) and not screened.excluded  # no class is new
     if known is not None and not all_trained:
         seen = {key.tobytes() for key in known.keys}
@@ -191,7 +194,12 @@ def measure(
     if files := files_left_out(whole, skipped):
         remarks.append(f"{summary(len(images) - len(skipped), files)}.")
     earlier = read_kept(path, remarks)
-    if earlier is None or (earlier.keys, earlier.left_out, earlier.copies) != (kept.keys, kept.left_out, kept.copies):
+    outdated = earlier is None or (earlier.keys, earlier.left_out, earlier.copies) != (
+        kept.keys,
+        kept.left_out,
+        kept.copies,
+    )
+    if outdated and len(images) <= _MOST_KEPT:
         write_kept(path, kept, remarks)
     result = _with_kept(_evaluated(run, kept, list(dict.fromkeys(remarks)), results), kept)
     return _marked(result, True) if all_trained else result
@@ -263,23 +271,24 @@ def training_images(
         images = load_by_record(data.name, moved_root(data.root, root), data.train_split, known, options)
     except RecollectError:
         return None, 0
-    return images.subset(choose(images, limit)), len(images)
+    return images.subset(choose(images.labels, limit)), len(images)
 
 
-def choose(images: ImageSet, limit: int | None) -> NDArray[np.int64]:
+def choose(labels: NDArray[np.int64], limit: int | None) -> NDArray[np.int64]:
     """Positions of at most ``limit`` images: random classes, whole unless one would fill a tenth of the limit.
 
     A query is evaluated with the images of its class, so a class is included with all of its images or, if it is very
     large, with enough of them. The choice depends only on the set.
     """
-    if limit is None or len(images) <= limit:
-        return np.arange(len(images))
+    classes = np.unique(labels)
+    if limit is None or len(labels) <= limit:
+        return np.arange(len(labels))
     random = np.random.default_rng(0)
-    most = max(2, limit // min(10, max(1, images.num_classes)))
+    most = max(2, limit // min(10, len(classes)))
     chosen: list[NDArray[np.int64]] = []
     room = limit
-    for label in random.permutation(np.unique(images.labels)):
-        members = random.permutation(np.flatnonzero(images.labels == label))[:most]
+    for label in random.permutation(classes):
+        members = random.permutation(np.flatnonzero(labels == label))[:most]
         if len(members) <= room:
             chosen.append(members)
             room -= len(members)
@@ -301,14 +310,7 @@ def _evaluated(run: Run, kept: Kept, remarks: list[str], results: Results | None
         good &= np.isfinite(rows).all(axis=1)
     if not good.all():
         left_out.append(number_of(int((~good).sum()), "image that cannot be read/images that cannot be read"))
-        places = np.flatnonzero(good)
-        labels, names = shown.labels[places], [shown.names[place] for place in places]
-        images = None if shown.images is None else shown.images.subset(places)
-        classes = shown.class_names
-        if images is not None:
-            labels, classes = images.labels, list(images.class_names)
-        shown = dataclasses.replace(shown, names=names, labels=labels, class_names=classes, images=images)
-        vectors = {name: rows[places] for name, rows in vectors.items()}
+        shown, vectors = shown.subset(np.flatnonzero(good)), {name: rows[good] for name, rows in vectors.items()}
     asked = {k for row in published_tests(run.setting("published")).values() for k in published_ks(row)}
     ks = sorted({*EVERY_K, *asked})
     known = {} if results is None else results

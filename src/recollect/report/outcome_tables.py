@@ -61,7 +61,6 @@ def results(
         parts.append(_grid(rows + published, metrics, caption))
         parts.append(seeds(means))
         parts.append(_differences(means))
-        parts.append(_comparable(shown, bool(published)))
     elif watched := [run for run in runs if run.evaluations]:
         rows = [
             (join(name_of(run.name), ", ", name_of(str(run.evaluations[-1].get("split")))), run.evaluations[-1])
@@ -120,28 +119,12 @@ def _metrics(rows: Sequence[Row], images: int | None = None) -> list[str]:
 
 def measured_over(shown: Shown, found: Evaluation) -> Markup:
     """How many queries and classes the numbers are over, and what they are searched among."""
-    part = "all" if shown.complete else f"{len(shown.names):,} of the"
+    part = "all" if len(shown.names) == shown.whole else f"{len(shown.names):,} of the"
     asked = number_of(len(np.unique(found.labels[found.positives > 0])), "class")
     return join(
         f"{number_of(found.counted, 'query/queries')} of {asked}, each searched among {part} {shown.whole:,} images of ",
         name_of(f"{shown.data}/{shown.split}"),
         f" ({number_of(len(np.unique(shown.labels)), 'class')})",
-    )
-
-
-def _comparable(shown: Shown, published: bool) -> Markup | None:
-    if len(shown.names) > 0.98 * shown.whole:  # unreadable images hardly make it easier
-        return None
-    more = (
-        " Compare a whole set with the paper's row: recollect eval, or recollect report --images 0."
-        if published
-        else ""
-    )
-    return element(
-        "p",
-        "Only a part of the set is searched: these numbers can be compared with each other, but not with numbers for the "
-        f"whole set.{more}",
-        class_="note",
     )
 
 

@@ -38,6 +38,7 @@ from recollect.report.measured import (
     Contender,
     Measured,
     Results,
+    choose,
     measure,
     training_images,
 )
@@ -55,14 +56,25 @@ _CLASSES_OFFERED = 2000  # names that the filter suggests
 
 @dataclass(frozen=True)
 class Compared:
-    """Everything evaluated on the same images: ``looked_at`` is the contender whose results are shown in detail."""
+    """Everything evaluated on the same images, and a sample of these for pictures and pairwise checks.
+
+    Attributes:
+        shown, contenders: of all test images. sample, sampled: of those in pictures and checks.
+        found, findings: neighbours in the sample, and what they and its pictures tell.
+    """
 
     shown: Shown
     contenders: list[Contender]
-    looked_at: Contender
+    sample: Shown
+    sampled: list[Contender]
     found: Found
     findings: Findings
     left_out: list[str]
+
+
+def _looked_at(contenders: Sequence[Contender]) -> Contender:
+    """The one whose results are shown in detail."""
+    return next((one for one in contenders if one.trained), contenders[0])
 
 
 def write_report(
@@ -87,7 +99,8 @@ def write_report(
         runs: run folders; the others are compared with the first.
         out: the file; by default ``report.html`` in the run, or next to the first of several.
         names: names of the runs; their folders' names by default.
-        limit: maximum number of test images to embed, None for all. split: the split to use.
+        limit: maximum number of test images in galleries, the map and pairwise checks, None for all; the results are always
+            over the complete test set. split: the split to use.
         root: new folder of the images of all runs; by default the recorded one of each run.
         device: where to embed them. skip_bad: skip those that cannot be read, with a remark.
         allow_outside: whether links and listed paths may leave the folder of the images.
@@ -120,7 +133,7 @@ def write_report(
         check_list(Path(csv), overwrite)
     place = None if root is None else str(root)
     results: Results = {}
-    options: dict[str, Any] = {"limit": limit, "split": split, "root": place, "device": device, "skip_bad": skip_bad}
+    options: dict[str, Any] = {"split": split, "root": place, "device": device, "skip_bad": skip_bad}
     options["allow_outside"] = allow_outside
     measured = [
         _measured(run, results=results, beside=[other for other in read if other is not run], **options) for run in read
@@ -133,8 +146,8 @@ def write_report(
     if csv is not None:
         if compared is None:
             raise InputError(f"there is nothing to list in {csv}: no images could be compared.")
-        shown = compared.shown
-        listed = (shown.names, shown.labels, shown.class_names)
+        sample = compared.sample
+        listed = (sample.names, sample.labels, sample.class_names)
         logger.info(f"list       {write_findings(Path(csv), compared.findings, *listed, overwrite=overwrite)}")
     write_text(path, _page(read, compared, remarks, title, introduction))
     logger.info(f"report     {path.stat().st_size / 1e6:.1f} MB")
@@ -205,34 +218,37 @@ def _side_by_side(
     contenders += trained if len(runs) > 1 else [replace(one, name=AFTER) for one in trained]
     if not contenders:
         return None
-    looked_at = next((one for one in contenders if one.trained), contenders[0])
+    places = choose(shown.labels, limit)
+    sample = shown.subset(places)
+    sampled = [one.among(places, sample.labels) for one in contenders]
+    looked_at = _looked_at(sampled)
     ranks = looked_at.evaluation.values("first_rank")
-    neighbours = in_rank_order(neighbours_of_all(looked_at.vectors), np.arange(len(ranks)), shown.labels, ranks)
+    neighbours = in_rank_order(neighbours_of_all(looked_at.vectors), np.arange(len(ranks)), sample.labels, ranks)
     most = min(limit or MOST_READ, MOST_READ)
     # A report on images that were trained on does not compare them with themselves.
     itself = looked_at.seen or shown.split == "train"
     training, trained_on = None, 0
     if shown.images is not None and not itself:
         training, trained_on = training_images(same[0][0], most, root, allow_outside)
-    start = next((one for one in contenders if not one.trained), None)
+    start = next((one for one in sampled if not one.trained), None)
     config = same[0][0].config
     knowing = (
-        start is not None and len(shown.names) <= MOST_FOR_MAP and config is not None and is_pretrained(config.model)
+        start is not None and len(sample.names) <= MOST_FOR_MAP and config is not None and is_pretrained(config.model)
     )
     findings = find_all(
         looked_at.vectors,
-        shown.labels,
-        shown.class_names,
+        sample.labels,
+        sample.class_names,
         neighbours,
-        shown.images,
+        sample.images,
         training,
         trained_on=trained_on,
-        copies=[] if itself else same[0][1].copies,
+        copies=[] if itself else np.flatnonzero(np.isin(places, same[0][1].copies)).tolist(),
         most=most,
         before=neighbours_of_all(start.vectors, 1) if start is not None and knowing else None,
     )
     left_out = list(dict.fromkeys(reason for _, found in same for reason in found.left_out))
-    return Compared(shown, contenders, looked_at, neighbours, findings, left_out)
+    return Compared(shown, contenders, sample, sampled, neighbours, findings, left_out)
 
 
 def _page(
@@ -248,27 +264,34 @@ def _page(
     heading = title or _heading(runs, bool(apart))
     shown = None if compared is None else compared.shown
     means = mean_over_seeds(runs, contenders)
-    pictured = one_per_setting(runs, contenders)
     results = outcome_tables.results(runs, contenders, means, shown)
     parts: list[tuple[str, str, Child]] = [("results", "Results", results)]
     atlases: list[Atlas] = []
     if compared is not None and shown is not None:
-        looked_at, findings = compared.looked_at, compared.findings
-        names = [shown.class_names[label] for label in shown.labels.tolist()]
-        atlas = Atlas(shown.images, shown.names, names, "a", BUDGET)
+        sample, findings, looked_at = compared.sample, compared.findings, _looked_at(compared.sampled)
+        names = [sample.class_names[label] for label in sample.labels.tolist()]
+        atlas = Atlas(sample.images, sample.names, names, "a", BUDGET)
         training = _training_atlas(findings)
         atlases = [atlas] if training is None else [atlas, training]
         twins = findings.twins()
-        confusions = confused_pairs(shown.labels, compared.found)
+        confusions = confused_pairs(sample.labels, compared.found)
         of = looked_at.name if len(contenders) > 2 else None
-        failures = failures_section(confusions, looked_at, shown, atlas, twins, of)
-        parts.append(("failures", "Where it fails", failures))
-        parts.append(("data", "Data to check", data_section(findings, compared.found, shown, atlas, training, of)))
-        parts.append(("map", "Map", map_section(pictured, shown, findings.small)))
-        parts.append(("gallery", "Gallery", gallery.gallery_section(pictured, looked_at, shown, atlas, twins)))
-        parts.append(("classes", "Classes", sections.class_section(pictured, looked_at, shown)))
-        parts.append(("similarities", "Similarities", plots.similarity_charts(pictured, shown)))
-    parts.append(("curves", "Curves", plots.curves(runs, shown)))
+        pictured = one_per_setting(runs, compared.sampled)
+        classes = sections.class_section(one_per_setting(runs, contenders), _looked_at(contenders), shown)
+        note = _of_sample(len(sample.names), len(shown.names))
+        parts += [
+            (
+                "failures",
+                "Where it fails",
+                join(note, failures_section(confusions, looked_at, sample, atlas, twins, of)),
+            ),
+            ("data", "Data to check", join(note, data_section(findings, compared.found, sample, atlas, training, of))),
+            ("map", "Map", join(note, map_section(pictured, sample, findings.small))),
+            ("gallery", "Gallery", join(note, gallery.gallery_section(pictured, looked_at, sample, atlas, twins))),
+            ("classes", "Classes", classes),
+            ("similarities", "Similarities", join(note, plots.similarity_charts(pictured, sample))),
+        ]
+    parts.append(("curves", "Curves", plots.curves(runs)))
     parts.append(("speed", "Speed", plots.speed(runs)))
     parts.append(("settings", "Settings", sections.settings(runs)))
     states = element(
@@ -291,6 +314,14 @@ def _page(
         style="\n".join(atlas.style() for atlas in atlases),
         script=packaged("page.js"),
     )
+
+
+def _of_sample(images: int, whole: int) -> Markup | None:
+    """That a part of the page is about a sample; nothing if it has all images."""
+    if images == whole:
+        return None
+    said = f"This part uses a sample: {images:,} of the {whole:,} images, whole classes where possible. A search among fewer"
+    return element("p", f"{said} images is easier than the one of the results above. All: --images 0.", class_="note")
 
 
 def _on_page(remark: str) -> str:

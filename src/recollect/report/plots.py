@@ -20,8 +20,8 @@ from recollect.report.verdict_view import time_spent
 _CURVE_KS = ("r@1", "r@10")
 
 
-def curves(runs: Sequence[Run], shown: Shown | None = None) -> Markup:
-    """Losses, one chart per kind of loss, and what was evaluated during training; ``shown``: the images of the report."""
+def curves(runs: Sequence[Run]) -> Markup:
+    """Losses, one chart per kind of loss, and what was evaluated during training."""
     parts: list[Markup | None] = []
     kinds = dict.fromkeys(str(run.setting("loss.name", "loss")) for run in runs if run.steps)
     for kind in kinds:
@@ -40,8 +40,6 @@ def curves(runs: Sequence[Run], shown: Shown | None = None) -> Markup:
                 lines.append(Line(name, _column(records, "step"), _column(records, metric), dots=True))
         title = {"val": "r@k of the validation classes", "test": "r@k of the test set"}.get(split, f"r@k of {split}")
         caption = "It chooses the weights that are kept." if split == "val" else "Watched only; it chooses nothing."
-        if split == "test" and shown is not None and not shown.complete:
-            caption += f" Over the whole set, not only the {len(shown.names):,} images of this report."
         parts.append(line_chart(lines, title=title, x_label="step", y_label="r@k", percent=True, caption=caption))
     drawn = [part for part in parts if part is not None]
     if not any(run.steps for run in runs):

@@ -7,7 +7,7 @@ image twice.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ class Shown:
     """The images a report is about.
 
     Attributes:
-        data, split: which set. names, labels, class_names: of the images shown. whole: images in the whole split.
+        data, split: which set. names, labels, class_names: of the images. whole: images in the split, readable or not.
         images: the image set, for pictures; None if it is not available.
     """
 
@@ -36,10 +36,15 @@ class Shown:
     whole: int
     images: ImageSet | None = None
 
-    @property
-    def complete(self) -> bool:
-        """Whether the whole split is used, so that its numbers can be compared with published ones."""
-        return len(self.names) == self.whole
+    def subset(self, places: NDArray[np.int64]) -> Shown:
+        """Some of the images, in the order of ``places``."""
+        if len(places) == len(self.names):
+            return self
+        names, labels, classes = [self.names[place] for place in places.tolist()], self.labels[places], self.class_names
+        images = None if self.images is None else self.images.subset(places)
+        if images is not None:
+            labels, classes = images.labels, list(images.class_names)
+        return replace(self, names=names, labels=labels, class_names=classes, images=images)
 
     def same_as(self, other: Shown) -> bool:
         """Whether both are of the same images in the same order."""
