@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from recollect.common.errors import DataError, InputError
-from recollect.evaluation import evaluate
+from recollect.common.errors import ConfigError, DataError, InputError
+from recollect.evaluation import evaluate, evaluate_revisited
 from recollect.evaluation.vectors import Vectors
 
 GOOD = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
@@ -163,3 +163,13 @@ def test_a_gallery_on_disk_is_read_in_bounded_memory(tmp_path):
     ).stdout.split()
     assert float(out[1]) > 0
     assert int(out[0]) <= 40
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:99", "tpu", "meta"])
+def test_a_device_that_is_not_there_is_named(device: str) -> None:
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ConfigError, match=device):
+        evaluate(GOOD, LABELS, device=device)
+    with pytest.raises(ConfigError, match=device):
+        evaluate_revisited(GOOD, GOOD, [{"easy": [0], "hard": [], "junk": []}] * len(GOOD), device=device)

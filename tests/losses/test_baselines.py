@@ -212,6 +212,16 @@ def test_types(case: Case, dtype: torch.dtype) -> None:
     assert value.item() == pytest.approx(loss(E.detach().double(), LABELS).item(), rel=1e-4)
 
 
+@pytest.mark.parametrize("case", EVERY, ids=ids(EVERY))
+def test_labels_may_be_any_integers(case: Case) -> None:
+    loss, E = create(case[0], **case[1]), unit(len(LABELS), 1)
+    values = []
+    for dtype in (torch.int64, torch.int8, torch.uint16, torch.uint32, torch.uint64):
+        torch.manual_seed(0)
+        values.append(loss(E, LABELS.to(dtype)).item())
+    assert values == values[:1] * 5
+
+
 @pytest.mark.parametrize("case", TAKE_REFERENCES + BATCH_ONLY[:1], ids=ids(TAKE_REFERENCES + BATCH_ONLY[:1]))
 def test_batch_of_singletons_is_zero_with_a_zero_gradient(case: Case) -> None:
     loss = create(case[0], **case[1])
@@ -263,6 +273,7 @@ def test_bad_input() -> None:
         ("contrastive", {"distance": "l1"}, "euclidean, cosine"),
         ("supcon", {"temperature": 0}, "temperature must be"),
         ("arcface", {"num_classes": 0, "dim": 4}, "num_classes must be"),
+        ("arcface", {"num_classes": 4, "dim": 1}, "dim must be"),
         ("fast_ap", {"bins": 0}, "bins must be"),
         ("cross_batch_memory", {"dim": 4, "memory_size": 0}, "memory_size must be"),
         ("cross_batch_memory", {"dim": 4, "loss": "arcface"}, "cannot use a memory: choose one of contrastive"),

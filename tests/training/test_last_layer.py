@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,63 @@ def test_what_is_left_open_is_chosen_on_validation_classes(root: Path, tmp_path:
     training = build(own_photos(root, **{"model.shrinkage": 0.4, "optimizer.lr": 2e-4, "run.epochs": 3}), CPU, Team())
     try:
         assert choose_start(training) is training
+    finally:
+        training.close()
+
+
+def _with_features(training: Any, draw: Callable[[int, int], np.ndarray]) -> Any:
+    """``training`` with made-up features: ``draw`` gives those of a class, images × length."""
+    labels, feed = training.sets.train.labels, training.batches.feed
+    rows = np.zeros_like(np.asarray(feed.features))
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        rows[members] = draw(len(members), rows.shape[1])
+    feed.features = rows
+    return training
+
+
+def test_no_last_layer_is_added_where_none_improves_on_the_features(root: Path, tmp_path: Path) -> None:
+    """Classes that differ in every direction: those of the training classes are not those of new ones."""
+    random = np.random.default_rng(0)
+
+    def draw(count: int, length: int) -> np.ndarray:
+        return random.normal(size=length) + 0.9 * random.normal(size=(count, length))
+
+    config = own_photos(root, **{"model.dim": "default"})
+    training = build(config, CPU, Team())
+    try:
+        training.prepare()
+        found = choose_start(_with_features(training, draw))
+        model = found.config.model
+        assert (model.whitening, model.dim, found.config.run.steps, found.batches.steps) == ("identity", 1280, 0, 0)
+        assert "the features as they are" in {choice.key: choice.reason for choice in found.choices}["model.whitening"]
+        embedder, images = found.network.embedder, found.sets.train
+        whiten_last_layer(found, whitening_images(found.config, images))
+        pictures = [images.read(index) for index in range(6)]
+        features = embedder.embed(pictures, before_head=True, progress=False)
+        torch.testing.assert_close(embedder.embed(pictures, progress=False), torch.nn.functional.normalize(features))
+    finally:
+        training.close()
+    training = build(own_photos(root), CPU, Team())  # with another length asked for, a last layer is needed
+    try:
+        training.prepare()
+        assert choose_start(_with_features(training, draw)).config.model.dim == 16
+    finally:
+        training.close()
+
+
+def test_directions_are_not_whitened_where_that_loses(root: Path) -> None:
+    """Little noise in the directions that tell classes apart: whitening would enlarge the noise of the others."""
+    random = np.random.default_rng(0)
+
+    def draw(count: int, length: int) -> np.ndarray:
+        spread = np.where(np.arange(length) < 8, 1.0, 0.02)
+        return spread * (random.normal(size=length) + 0.5 * random.normal(size=(count, length)))
+
+    training = build(own_photos(root, **{"model.dim": 8}), CPU, Team())
+    try:
+        training.prepare()
+        assert choose_start(_with_features(training, draw)).config.model.shrinkage >= 0.9
     finally:
         training.close()
 

@@ -126,10 +126,11 @@ class ModelConfig:
     """Layer normalization before the last layer."""
     l2_before_head: bool | None = None
     """L2-normalize pooled features before the last layer."""
-    whitening: int | Literal["auto", "all", "sfm120k"] | None = ranged(None, 1, _MANY)
+    whitening: int | Literal["auto", "all", "identity", "sfm120k"] | None = ranged(None, 1, _MANY)
     """Initialise the last layer as a whitening. A number: learned from pairs among that many training images, as for
     instance search; ``"sfm120k"``: from the whitening pairs of SfM-120k in ``data.validation_root``; ``"all"``: from the
-    covariance within classes of all training images; ``"auto"``: ``"all"`` if a part is frozen. None: at random."""
+    covariance within classes of all training images; ``"identity"``: the features as they are, with ``dim`` their length;
+    ``"auto"``: ``"all"`` if a part is frozen. None: at random."""
     shrinkage: float | Auto = ranged("auto", 0, 1)
     """Shrinkage of ``whitening=all``; ``"auto"``: chosen on validation classes."""
     batch_norm: Literal["frozen", "statistics"] = "frozen"

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recollect.common.devices import usable_device
 from recollect.common.errors import InputError
 from recollect.common.threads import limited_threads, threads_for
 from recollect.evaluation import metrics as metric_table
@@ -81,6 +82,7 @@ def evaluate(
 
     Raises:
         InputError: shapes or lengths that do not match, values that are not finite, no query with a positive.
+        ConfigError: there is no such device.
 
     Examples:
         >>> vectors = [[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]]
@@ -180,7 +182,7 @@ def _levels(tile: RankTile, hierarchy: Hierarchy | None, sign: int) -> Iterator[
 
 def _device(embeddings: object, device: torch.device | str | None) -> torch.device:
     if device is not None:
-        return torch.device(device)
+        return usable_device(str(device))
     return embeddings.device if isinstance(embeddings, Tensor) else torch.device("cpu")
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from recollect.common.devices import usable_device
 from recollect.common.errors import InputError
 from recollect.common.files import atomic_write
 from recollect.evaluation.exact import Ties
@@ -125,7 +126,7 @@ def evaluate_revisited(
     if similarity not in ("dot", "cosine"):
         raise InputError(f"similarity={similarity!r} is unknown: choose 'dot' or 'cosine'.")
     _check_setups(setups)
-    place = torch.device(device or "cpu")
+    place = usable_device(str(device or "cpu"))
     cosine = similarity == "cosine"
     # The set-ups differ only in what counts, so each query is ranked once per set-up in the same pass over the files.
     stacked = Vectors([queries] * len(setups), "queries", place, cosine)

@@ -168,7 +168,8 @@ def arcface(num_classes: int, dim: int, margin: float = 28.6, scale: float = 64.
     # 0.5 radians = 28.6 degrees, and 64: the paper.
     _positive(scale=scale)
     _margins(margin=margin)
-    loss = _library().losses.ArcFaceLoss(**_sizes(num_classes, dim), margin=margin, scale=scale)
+    # In one dimension every cosine is ±1, where the angle has no finite gradient.
+    loss = _library().losses.ArcFaceLoss(**_sizes(num_classes, dim, least=2), margin=margin, scale=scale)
     return _with_class_vectors("arcface", loss, num_classes, dim)
 
 
@@ -197,10 +198,10 @@ def _with_class_vectors(name: str, loss: Any, num_classes: int, dim: int) -> Met
     )
 
 
-def _sizes(num_classes: int, dim: int) -> dict[str, int]:
+def _sizes(num_classes: int, dim: int, least: int = 1) -> dict[str, int]:
     return {
         "num_classes": check_whole("num_classes", num_classes, 1, 10**8),
-        "embedding_size": check_whole("dim", dim, 1, 10**6),
+        "embedding_size": check_whole("dim", dim, least, 10**6),
     }
 
 

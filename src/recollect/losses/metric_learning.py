@@ -93,7 +93,8 @@ class MetricLearningLoss(nn.Module):
                 f"make it with dim={embeddings.shape[1]}."
             )
         if self.num_classes is not None:
-            smallest, largest = int(labels.min()), int(labels.max())
+            ids = labels.to(torch.int64)  # torch has no minimum of unsigned integers
+            smallest, largest = int(ids.min()), int(ids.max())
             if smallest < 0 or largest >= self.num_classes:
                 raise InputError(
                     f"{self.name} was made for labels 0 to {self.num_classes - 1} and got labels from {smallest} to "

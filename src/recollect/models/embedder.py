@@ -308,6 +308,11 @@ class Embedder(nn.Module):
             decay_p=decay_p,
         )
 
+    def resize_head(self, dim: int) -> None:
+        """Replace the last layer by a random one of another dimension."""
+        self.head.linear = nn.Linear(self.feature_dim, dim, device=self.device)
+        self.config, self.dim = replace(self.config, dim=dim), dim
+
     def set_whitening(self, whitening: Whitening) -> None:
         """Initialise the last layer with a whitening learned on this embedder's ``embed(..., before_head=True)``."""
         linear = self.head.linear

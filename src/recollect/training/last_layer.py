@@ -33,13 +33,15 @@ from recollect.inference.evaluating import measure_labelled
 from recollect.inference.features import head_inputs, part_rows
 from recollect.inference.whitening_sets import WhiteningSet
 from recollect.models import Embedder, whitening_from_classes
-from recollect.models.whitening import ClassStatistics, class_statistics
+from recollect.models.heads import unit
+from recollect.models.whitening import ClassStatistics, Whitening, class_statistics
 from recollect.training.batches import FeatureFeed, make_sampler
 from recollect.training.build import Training, make_loss, seeded
 from recollect.training.optimizer import Position, learning_rate_factor, optimizer_of
 
 logger = logging.getLogger(__name__)
-SHRINKAGES = (0.1, 0.2, 0.3, 0.5, 0.8)
+SHRINKAGES = (0.1, 0.2, 0.3, 0.5, 0.8, 0.9, 0.95, 1.0)
+"""Tried for the closed form; 1 keeps directions without whitening them."""
 RATES = (3e-5, 1e-4, 3e-4)
 LONGEST, LARGEST = 200, 392
 """Maximum number of steps and of images per step of a trial: enough to find the order of a learning rate."""
@@ -156,6 +158,8 @@ def choose_start(training: Training, tell: Callable[[str], None] = lambda line: 
         config = replace(config, **{part: replace(getattr(config, part), **{name: choice.value}, **more)})
         if choice.key == "run.steps":
             batches = replace(batches, steps=choice.value)
+        if choice.key == "model.dim":
+            training.network.embedder.resize_head(choice.value)
     scale = float(config.optimizer.lr) / float(training.config.optimizer.lr)
     for group in training.trained.optimizer.param_groups:
         group["base_lr"] *= scale
@@ -221,6 +225,7 @@ def _chosen(training: Training) -> list[Choice]:
     by = f"on {validation.classes:,} held-out training classes ({len(validation.labels):,} queries)"
     chosen: list[Choice] = []
     start = embedder
+    features = _measured(embedder.head.inputs(validation.pooled), validation.labels)
     if whitened:
         with torch.no_grad():
             statistics = class_statistics(embedder.head.inputs(fit.pooled), torch.from_numpy(fit.labels))
@@ -229,8 +234,11 @@ def _chosen(training: Training) -> list[Choice]:
                 value: measured_head(started_embedder(embedder, statistics, value), validation) for value in SHRINKAGES
             }
             best = max(tried, key=lambda value: tried[value].merit)
-            chosen.append(Choice("model.shrinkage", best, f"the best of {_list(SHRINKAGES)} {by}: {tried[best]}"))
+            told = f"{tried[best]}; {features} of the features as they are"
+            chosen.append(Choice("model.shrinkage", best, f"the best of {_list(SHRINKAGES)} {by}: {told}"))
         start = started_embedder(embedder, statistics, float(chosen[0].value if chosen else config.model.shrinkage))
+    untrained = measured_head(start, validation)
+    reached = [untrained]
     if steps := _trial_steps(training):
         small = _smaller(config, fit)
         trials = {}
@@ -240,7 +248,7 @@ def _chosen(training: Training) -> list[Choice]:
                 train_head(trial.split("pooling")[1], embedder.dim, fit, small, rate, steps, line.advance)
                 trials[rate] = measured_head(trial, validation)
         rate = max(trials, key=lambda value: trials[value].merit)
-        untrained = measured_head(start, validation)
+        reached.append(trials[rate])
         told = f"{trials[rate]}; {untrained} before the first step"
         chosen.append(Choice("optimizer.lr", rate, f"the best of {_list(RATES)} {by}: {told}"))
         if whitened and "run.epochs" in training.left_open and untrained.merit >= trials[rate].merit:
@@ -249,7 +257,26 @@ def _chosen(training: Training) -> list[Choice]:
                     "run.steps", 0, f"no number of steps improves on the whitening {by}; set --steps to train anyway"
                 )
             )
+    if (
+        "model.shrinkage" in choosing
+        and features.merit > max(each.merit for each in reached)
+        and _may_keep_features(training)
+    ):
+        reason = f"the features as they are do better than any last layer {by}: {features}"
+        return [
+            Choice("model.whitening", "identity", reason),
+            Choice("model.dim", embedder.feature_dim, "the features keep their length"),
+            Choice("run.steps", 0, "nothing is trained; set --steps to train anyway"),
+        ]
     return chosen
+
+
+def _may_keep_features(training: Training) -> bool:
+    """Whether the features as they are may be the result: nothing but ``"auto"`` asks for another length or for steps."""
+    config = training.config
+    length_is_open = config.model.dim in ("default", training.network.embedder.feature_dim) and not config.loss.dims
+    steps_are_open = {"run.epochs", "optimizer.lr"} <= training.left_open or not training.batches.steps
+    return config.model.whitening == "all" and _head_only(training) and length_is_open and steps_are_open
 
 
 def _for_few(training: Training, choosing: frozenset[str], few: str) -> list[Choice]:
@@ -274,9 +301,12 @@ def started_embedder(embedder: Embedder, statistics: ClassStatistics, shrinkage:
 
 def measured_head(embedder: Embedder, data: HeadData) -> HeadResult:
     """Embeddings of images by the last layer of ``embedder``."""
-    head = embedder.split("pooling")[1].eval()
     with torch.no_grad():
-        found = measure_labelled(head(data.pooled), data.labels, ks=(1,))
+        return _measured(embedder.split("pooling")[1].eval()(data.pooled), data.labels)
+
+
+def _measured(vectors: Tensor, labels: NDArray[np.int64]) -> HeadResult:
+    found = measure_labelled(unit(vectors.detach()), labels, ks=(1,))
     return HeadResult(found["r@1"], found["map@r"])
 
 
@@ -343,6 +373,9 @@ def start_last_layer(config: Config, embedder: Embedder, chosen: WhiteningSet, t
         labels = torch.from_numpy(train.labels)[readable]
         shrinkage = 0.1 if config.model.shrinkage == "auto" else config.model.shrinkage
         embedder.set_whitening(whitening_from_classes(features[readable], labels, shrinkage).as_layer())
+    elif config.model.whitening == "identity":
+        size = embedder.feature_dim
+        embedder.set_whitening(Whitening(torch.zeros(size), torch.eye(size)).as_layer())
     elif config.model.whitening is not None:
         embedder.set_whitening(chosen.learn(embedder, config.run.seed, on_bad_image=policy))
     if config.run.head_steps:
