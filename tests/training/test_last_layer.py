@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from recollect.config.schema import Config
 from recollect.evaluation import Verdict
 from recollect.models import whitening_from_classes
 from recollect.step.team import Team
+from recollect.training import last_layer
 from recollect.training.build import build
 from recollect.training.estimate import estimate
 from recollect.training.judging import judge
@@ -135,16 +137,20 @@ def _with_features(training: Any, draw: Callable[[int, int], np.ndarray]) -> Any
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
         rows[members] = draw(len(members), rows.shape[1])
-    feed.features = rows
+    feed._found = dataclasses.replace(feed._found, rows=rows)
     return training
 
 
-def test_no_last_layer_is_added_where_none_improves_on_the_features(root: Path, tmp_path: Path) -> None:
-    """Classes that differ in every direction: those of the training classes are not those of new ones."""
+def test_no_last_layer_is_added_where_none_improves_on_the_features(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise that is the same in every direction: what is learned about it is chance."""
+    monkeypatch.setattr(last_layer, "SHRINKAGES", (0.1, 1.0))
+    monkeypatch.setattr(last_layer, "RATES", (1e-4,))
     random = np.random.default_rng(0)
 
     def draw(count: int, length: int) -> np.ndarray:
-        return random.normal(size=length) + 0.9 * random.normal(size=(count, length))
+        return random.normal(size=length) + 3 * random.normal(size=(count, length))
 
     config = own_photos(root, **{"model.dim": "default"})
     training = build(config, CPU, Team())
@@ -169,8 +175,9 @@ def test_no_last_layer_is_added_where_none_improves_on_the_features(root: Path, 
         training.close()
 
 
-def test_directions_are_not_whitened_where_that_loses(root: Path) -> None:
+def test_directions_are_not_whitened_where_that_loses(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Little noise in the directions that tell classes apart: whitening would enlarge the noise of the others."""
+    monkeypatch.setattr(last_layer, "RATES", (1e-4,))
     random = np.random.default_rng(0)
 
     def draw(count: int, length: int) -> np.ndarray:

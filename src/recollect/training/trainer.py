@@ -279,7 +279,9 @@ class Trainer:
             whose = "training" if chosen.pairs is None else "SfM-120k"
             unread = self._skipped()
             count = sum(name not in unread for name in chosen.images.names)
-            self.remark(f"whitening  the last layer starts from {count:,} {whose} images")
+            source = f"starts from {count:,} {whose} images"
+            identity = self.config.model.whitening == "identity"
+            self.remark(f"whitening  the last layer {'is the identity' if identity else source}")
             self._save()  # so that it is learned only once, even if the run is interrupted early
         if self.first:
             # Before the first step the first evaluation is repeated.
