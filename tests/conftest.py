@@ -9,12 +9,10 @@ from pathlib import Path
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
-from recollect.common.processor import announces_amx, prepare_half_precision
-
-# Some virtual machines announce AMX and cannot run it: tests of half precision then run without it instead of ending the
-# process. Before torch computes, since oneDNN reads its variable once; workers and processes they start inherit it.
-if announces_amx():
-    prepare_half_precision()
+# Some virtual machines announce AMX and cannot run it: tests of half precision would end the process. Before torch
+# computes, since oneDNN reads its variable once; workers and processes they start inherit it.
+if Path("/proc/cpuinfo").exists() and " amx" in Path("/proc/cpuinfo").read_text(errors="replace"):
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 import pytest
 import torch

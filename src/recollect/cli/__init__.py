@@ -17,12 +17,9 @@ from recollect.common.words import printable
 def main() -> None:
     """Run the command line. Every failure becomes one sentence and an exit code, see ``last_net``."""
     from recollect.cli.last_net import guarded
-    from recollect.common.processor import set_remembered_limit
     from recollect.common.threads import spin_briefly
 
-    # Before any verb imports torch, which is when they are read.
-    set_remembered_limit()
-    spin_briefly()
+    spin_briefly()  # before any command imports torch, which is when it is read
     warnings.showwarning = _show_warning(warnings.showwarning)
     sys.exit(guarded(_command))
 

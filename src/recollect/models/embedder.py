@@ -19,7 +19,6 @@ from recollect.common import doors
 from recollect.common.bad_images import OnBadImage
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.preprocessing import Preprocessing
-from recollect.common.processor import check_half_precision
 from recollect.models import backbones, multiscale, zoo
 from recollect.models.embedding import ImageLike, embed_images, vectors_of
 from recollect.models.groups import parameter_groups
@@ -365,7 +364,6 @@ class Embedder(nn.Module):
             multiscale.check_scales(scales)
         if device is not None:
             self.to(device)
-        check_half_precision(self)
         steps = (1.0,) if scales is None else tuple(scales)
         was_training = self.training
         self.eval()

@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from recollect.common.errors import ConfigError, InputError
-from recollect.common.processor import check_half_precision
 from recollect.step.chunking import fitting_chunk
 from recollect.step.model_inputs import Images, call_model, count_rows, describe, first_tensor, take_rows, tensors_of
 from recollect.step.randomness import random_state, set_random_state, shared_randomness
@@ -118,7 +117,6 @@ def large_batch_step(
         raise ConfigError(f"skip_share must be at least 0 (exact) and below 1, not {skip_share}.")
     dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
     dtype = autocast or dtype
-    check_half_precision(model, dtype)
 
     def forward(rows: slice | Tensor) -> Tensor:
         # Without autocast's cache: weights cast while no graph is recorded must not be reused by a pass that records one.

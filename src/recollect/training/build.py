@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from recollect.common import doors, processor
+from recollect.common import doors
 from recollect.common.bad_images import BadImage
 from recollect.common.decode import set_max_pixels
 from recollect.common.errors import ConfigError, DataError
@@ -289,8 +289,6 @@ def _prepare_torch(config: Config, device: torch.device) -> torch.dtype | None:
         torch.backends.cudnn.benchmark = False
     if config.run.precision == "fp16" and device.type == "cpu":
         raise ConfigError("run.precision fp16 is for GPUs, but this runs on the CPU: use bf16 or fp32.")
-    if config.run.precision != "fp32" and device.type == "cpu":
-        processor.prepare_half_precision()  # before the network's first product, while oneDNN can still be limited
     return _PRECISIONS[config.run.precision]
 
 

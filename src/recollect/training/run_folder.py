@@ -40,7 +40,6 @@ from recollect.common.console import PROGRESS, ProgressLine
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import append_line, atomic_write, make_folder_for, new_folder, write_json, write_text
 from recollect.common.locks import try_lock
-from recollect.common.processor import VARIABLE, processor_name
 from recollect.common.reading import read_json, read_json_lines
 from recollect.common.words import printable
 from recollect.config.overrides import as_mapping
@@ -250,10 +249,10 @@ def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
     machine: dict[str, Any] = {
         "system": platform.platform(),
         "host": platform.node(),
-        "processor": processor_name(),
+        "processor": _processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "instructions": os.environ.get(VARIABLE, "all"),
+        "instructions": os.environ.get("ONEDNN_MAX_CPU_ISA", "all"),
         "device": str(device),
         "processes": processes,
     }
@@ -349,3 +348,12 @@ class Log:
     def _write(self, record: Mapping[str, Any]) -> None:
         if self.folder is not None:
             self.folder.append_metrics(record)
+
+
+def _processor_name() -> str:
+    """The processor's display name, e.g. ``Intel(R) Xeon(R) Platinum 8481C``."""
+    with contextlib.suppress(OSError, UnicodeDecodeError), Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
