@@ -1,10 +1,8 @@
-"""The rooms of the package: imports go down only, and a name says where a thing lives."""
+"""The rooms of the package: imports go down only."""
 
 from __future__ import annotations
 
 import ast
-import re
-from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -80,54 +78,6 @@ def test_imports_go_down() -> None:
 def test_every_room_has_its_layer() -> None:
     rooms = {_room(path) for path in _files()} - {""}
     assert rooms == set.union(*LAYERS)
-
-
-def test_a_file_name_occurs_once() -> None:
-    places = defaultdict(list)
-    for path in _files():
-        if _room(path) != "cli":  # one file per verb, named after it
-            places[path.name].append(path.relative_to(SOURCE).as_posix())
-    repeated = {name: found for name, found in places.items() if len(found) > 1}
-    assert set(repeated) <= {"__init__.py", "reference.py", "registry.py"}, repeated
-
-
-def test_a_class_name_occurs_once() -> None:
-    places = defaultdict(list)
-    for path in _files():
-        for node in _tree(path).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(path.relative_to(SOURCE).as_posix())
-    assert not {name: found for name, found in places.items() if len(found) > 1}
-
-
-def test_files_are_rooms_of_a_sensible_size() -> None:
-    lengths = {path.relative_to(SOURCE).as_posix(): len(_text(path).splitlines()) for path in _files()}
-    assert not {name: length for name, length in lengths.items() if length > 475}
-
-
-def test_short_files_join_a_neighbour() -> None:
-    """But for the files of verbs, which are named after them."""
-    short = [path for path in _files() if len(_text(path).splitlines()) < 40 and _room(path) not in ("", "cli")]
-    assert not [path for path in short if path.name != "__init__.py"]
-
-
-def test_every_module_has_a_test() -> None:
-    """A test file whose name begins with the module's, or one that names it: by import, or as ``room/module.py``."""
-    texts = {path: _text(path) for path in sorted(TESTS.rglob("*.py"))}
-    names = [path.name for path in texts]
-    everything = "\n".join(texts.values())
-    named = set(re.findall(r"recollect(?:\.\w+)+", everything))
-    for package, modules in re.findall(r"from (recollect[\w.]*) import ([^(\n]+)$", everything, re.MULTILINE):
-        named |= {f"{package}.{module.split(' as ')[0].strip()}" for module in modules.split(",")}
-    without = []
-    for path in _files():
-        place = path.relative_to(SOURCE)
-        dotted = ".".join(("recollect", *place.with_suffix("").parts))
-        if not place.parent.name or path.name == "__init__.py" or any(n.startswith(f"test_{path.stem}") for n in names):
-            continue
-        if dotted not in named and place.as_posix() not in everything:
-            without.append(place.as_posix())
-    assert not without, "give each a test file, or name it in the one that tests it"
 
 
 def test_benchmarks_and_tools_import_what_there_is() -> None:

