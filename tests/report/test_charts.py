@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import math
+import re
 from xml.etree import ElementTree
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect.report.charts import MOST_POINTS, Line, histogram_pair, line_chart, ticks
+from recollect.report.charts import MOST_POINTS, Bar, Line, bar_chart, histogram_pair, line_chart, ticks
 
 
 @given(st.floats(-1e4, 1e4), st.floats(1e-4, 1e6))
@@ -78,3 +79,43 @@ def test_large_numbers_have_no_exponent() -> None:
     assert chart is not None
     assert "10,018" in chart
     assert "e+" not in chart
+
+
+def test_a_single_share_has_an_axis_up_to_100_percent() -> None:
+    for from_zero in (True, False):
+        chart = line_chart(
+            [Line("a", [1], [0.99])], title="t", x_label="x", y_label="y", percent=True, from_zero=from_zero
+        )
+        assert chart is not None
+        said = [str(text.text) for text in _svg(chart).iter() if text.tag == "text"]
+        assert max(float(name.split()[0]) for name in said if name.endswith("%")) == 100
+
+
+def test_lengths_follow_values_from_where_the_axis_begins() -> None:
+    chart = bar_chart(
+        [Bar("a", 60.0), Bar("b", 80.0, 1), Bar("low", 10.0)], ("x", "y"), title="T", value="r@1", low=50.0
+    )
+    assert chart is not None
+    widths = [float(width) for width in re.findall(r' width="([^"]+)" height="14"', chart)]
+    assert len(widths) == 3
+    assert abs(widths[1] / widths[0] - 3) < 0.02
+    assert widths[2] == 0
+    assert "80.0" in chart
+
+
+def test_a_long_name_is_shortened_in_the_drawing_and_whole_in_the_table() -> None:
+    name = "reciprocal_rank.py:ReciprocalRank(tau=0.02, query=excluded)"
+    chart = bar_chart([Bar(name, 60.0), Bar("b", 80.0)], ("x",), title="T", value="r@1")
+    assert chart is not None
+    drawn = re.findall(r'class="label">([^<]*)<', chart)
+    assert any(text.startswith("reciprocal_") and text.endswith("=excluded)") for text in drawn)
+    assert all(len(text) <= 26 for text in drawn)
+    assert chart.count(name) == 2, "the hint and the table"
+
+
+def test_nothing_to_show_and_hostile_names() -> None:
+    assert bar_chart([], (), title="T", value="r@1") is None
+    chart = bar_chart([Bar("<script>", 1.0)], ("<b>",), title="T", value="r@1")
+    assert chart is not None
+    assert "<script>" not in chart
+    assert "<b>" not in chart

@@ -15,7 +15,7 @@ import pytest
 
 from recollect.common.errors import InputError
 from recollect.config.schema import DataConfig
-from recollect.report.scatter import Point, scatter_chart
+from recollect.report.charts import Point, scatter_chart
 from recollect.tuning.results import StudyResults, TrialRecord
 from recollect.tuning.study_page import write_page
 

@@ -1,24 +1,28 @@
-"""Small SVG charts: lines, and pairs of histograms. Each function takes numbers and returns one ``<figure>``.
+"""Small SVG charts: lines, points, bars and pairs of histograms. Each takes numbers and returns one ``<figure>``.
 
-Colours are classes of ``style.css`` (light and dark); lines also differ by their dashes, so that no chart depends on
-colour alone. Every figure has a caption, a text description, and its numbers in a table.
+Colours are classes of ``style.css`` (light and dark); lines and points also differ by dashes and shapes, so that no chart
+depends on colour alone. Every figure has a caption, a text description, and its numbers in a table. Pages use the fonts
+of the reader's machine, so drawings leave room for the widest of them (``text_width``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recollect.report.markup import Child, Markup, element, table
 
-WIDTH, HEIGHT = 470, 270
-_RIGHT, _TOP, _BOTTOM = 12, 12, 48
-LETTER = 9.2
-"""Width of a letter where text is largest: 16 units, in narrow windows (``style.css``). Drawings leave room for that."""
+WIDTH, HEIGHT = 470, 272
+_RIGHT, _TOP, _BOTTOM = 12, 12, 50
+_BAR_ROW, _BAR_TOP, _BAR_BOTTOM = 20, 4, 24
+# Of the font size; other ASCII letters and digits take at most 0.64.
+_WIDTHS = {" ',.ijl": 0.37, "!()*-/:;I[]frt|": 0.46, "ABCDEFGHJKLNOPQRSTUVXYZ": 0.79, "#&+<=>^~": 0.84, "MWmw%@": 1.0}
+_EM = {letter: width for letters, width in _WIDTHS.items() for letter in letters}
 SERIES = 6
 """Different looks of a line; a seventh looks like the first."""
 MOST_POINTS = 400
@@ -35,6 +39,26 @@ class Line:
     dots: bool = False
 
 
+@dataclass(frozen=True)
+class Point:
+    """A point with its name; a marked point differs by shape, not by colour alone."""
+
+    name: str
+    x: float
+    y: float
+    marked: bool = False
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: its name, its value in percent, which of the legend's looks it has (from 0), half the width of its interval."""
+
+    name: str
+    value: float
+    look: int = 0
+    half: float | None = None
+
+
 def line_chart(
     lines: Sequence[Line],
     *,
@@ -42,46 +66,85 @@ def line_chart(
     x_label: str,
     y_label: str,
     percent: bool = False,
-    caption: Child = None,
     from_zero: bool = False,
-    zoomed: bool = False,
-    x_ticks: Sequence[tuple[float, str]] | None = None,
+    caption: Child = None,
+    log_ticks: Sequence[float] | None = None,
 ) -> Markup | None:
     """Lines over one pair of axes; None when no line has a point.
 
     Args:
         lines: what to draw.
         title, x_label, y_label, caption: words.
-        percent: values are shares, and their axis begins at 0 unless ``zoomed``.
-        from_zero: the axis of other values begins at 0 too.
-        zoomed: the axis begins near the lowest value.
-        x_ticks: places and their names instead of round numbers, e.g. of a logarithmic axis.
+        percent: values are shares.
+        from_zero: the axis of values begins at 0 instead of near the lowest.
+        log_ticks: makes the x axis logarithmic, with these values on it.
     """
     kept = [thinned for line in lines if len((thinned := _thinned(line)).x)]
     if not kept:
         return None
-    x_range = value_range([value for line in kept for value in line.x])
-    low, high = value_range([value for line in kept for value in line.y])
-    low, high = (0.0 if from_zero or (percent and not zoomed) else low), (max(high, 0.05) if percent else high)
-    frame = Frame(x_range, (low, high), percent)
-    drawn = [_drawn(line, number, frame) for number, line in enumerate(kept)]
+    low, high = value_range([value for line in kept for value in line.y], percent)
+    xs = [*(value for line in kept for value in line.x), *(log_ticks or ())]
+    y_range = (0.0 if from_zero else low, max(high, 0.05) if percent else high)
+    frame = _Frame(xs, y_range, percent, log_ticks is not None)
     summary = ". ".join(f"{line.name}: from {frame.shown(line.y[0])} to {frame.shown(line.y[-1])}" for line in kept)
-    svg = element(
-        "svg",
-        element("title", title),
-        element("desc", f"{y_label} over {x_label}. {summary}."),
-        frame.axes(x_label, y_label, x_ticks),
-        drawn,
-        viewBox=f"0 0 {WIDTH} {HEIGHT}",
-        role="img",
-        class_="chart",
+    samples = [element("line", x1=1, x2=29, y1=6, y2=6, class_=f"line line-{n % SERIES + 1}") for n in range(len(kept))]
+    return _figure(
+        title,
+        f"{y_label} over {x_label}. {summary}.",
+        [frame.axes(x_label, y_label, log_ticks), [_drawn(line, number, frame) for number, line in enumerate(kept)]],
+        _legend([line.name for line in kept], samples, 30),
+        caption,
+        ["line", "first", "last", "lowest", "highest"],
+        [[line.name, *map(frame.shown, (line.y[0], line.y[-1], min(line.y), max(line.y)))] for line in kept],
     )
-    rows = [
-        [line.name, frame.shown(line.y[0]), frame.shown(line.y[-1]), frame.shown(min(line.y)), frame.shown(max(line.y))]
-        for line in kept
-    ]
-    numbers = table(["line", "first", "last", "lowest", "highest"], rows, caption=f"{title}, in numbers")
-    return figure(title, svg, _line_legend([line.name for line in kept]), caption, numbers)
+
+
+def scatter_chart(
+    points: Sequence[Point],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    log: bool = False,
+    percent: bool = False,
+    marked: str = "chosen",
+    caption: Child = None,
+) -> Markup | None:
+    """Points over one pair of axes; None when there is none.
+
+    Args:
+        points: in any order; those that are not numbers, or not above 0 on a logarithmic axis, are left out.
+        title, x_label, y_label: words.
+        log: whether the x axis is logarithmic. percent: whether y is a fraction to be shown in percent.
+        marked: what a marked point is called in the legend.
+        caption: below the title.
+    """
+    kept = [p for p in points if math.isfinite(p.x) and math.isfinite(p.y) and (not log or p.x > 0)]
+    if not kept:
+        return None
+    # Margins: points at the edge stay whole.
+    frame = _Frame([p.x for p in kept], value_range([p.y for p in kept], percent, 0.06), percent, log, 0.04)
+    shapes = []
+    for p in sorted(kept, key=lambda p: p.marked):
+        x, y = frame.x(p.x), frame.y(p.y)
+        hint = element("title", f"{p.name}: {frame.shown(p.y)} at {p.x:.3g}")
+        if p.marked:
+            shapes.append(element("path", hint, d=_diamond(x, y, 7.5), class_="dot dot-2"))
+        else:
+            shape = {"cx": round(x, 1), "cy": round(y, 1), "r": 4, "fill_opacity": 0.6}
+            shapes.append(element("circle", hint, class_="dot dot-1", **shape))
+    best = max(kept, key=lambda p: p.y)
+    said = f"{len(kept)} points. The highest, {best.name}, is {frame.shown(best.y)} at {best.x:.3g}."
+    legend = [marked] if any(p.marked for p in kept) else []
+    return _figure(
+        title,
+        f"{y_label} over {x_label}. {said}",
+        [frame.axes(x_label, y_label), shapes],
+        _legend(legend, [element("path", d=_diamond(10, 8, 7), class_="dot dot-2")] * len(legend), 20, 16),
+        caption,
+        ["point", x_label, y_label],
+        [[p.name, f"{p.x:.3g}", frame.shown(p.y)] for p in sorted(kept, key=lambda p: p.x)],
+    )
 
 
 def histogram_pair(
@@ -97,54 +160,104 @@ def histogram_pair(
     """Two histograms over the same bins, each as shares of its own total; ``top``: the highest share on the axis."""
     shares = [as_shares(values) for values in counts]
     high = top or max(float(values.max(initial=0.0)) for values in shares) or 1.0
-    frame = Frame((float(edges[0]), float(edges[-1])), (0.0, high), percent=True)
+    frame = _Frame(edges.tolist(), (0.0, high), percent=True)
     shapes = []
     # The second is drawn first: negatives are the broad mass behind, positives stand before them.
     for number in (1, 0):
-        points = [(frame.x(float(edges[0])), frame.y(0.0))]
-        for left, right, share in zip(edges[:-1].tolist(), edges[1:].tolist(), shares[number].tolist(), strict=True):
-            points += [(frame.x(left), frame.y(share)), (frame.x(right), frame.y(share))]
-        points.append((frame.x(float(edges[-1])), frame.y(0.0)))
+        steps = np.repeat(edges, 2).tolist(), [0.0, *np.repeat(shares[number], 2).tolist(), 0.0]
+        points = [(frame.x(x), frame.y(y)) for x, y in zip(*steps, strict=True)]
         shapes.append(element("path", d=_path(points) + "Z", class_=f"area area-{number + 1}"))
-    means = [_mean(values, edges) for values in shares]
-    said = "; ".join(f"{name}: mean {mean:.3f}" for name, mean in zip(names, means, strict=True) if mean is not None)
-    svg = element(
-        "svg",
-        element("title", title),
-        element("desc", f"Shares of pairs by {x_label}. {said}."),
-        frame.axes(x_label, "share of pairs"),
-        shapes,
-        viewBox=f"0 0 {WIDTH} {HEIGHT}",
-        role="img",
-        class_="chart",
+    centres = (edges[:-1] + edges[1:]) / 2
+    means = [f"{(values * centres).sum():.3f}" if values.any() else "–" for values in shares]
+    said = "; ".join(f"{name}: mean {mean}" for name, mean in zip(names, means, strict=True))
+    samples = [element("rect", x=1, y=1, width=24, height=12, class_=f"area area-{number}") for number in (1, 2)]
+    return _figure(
+        title,
+        f"Shares of pairs by {x_label}. {said}.",
+        [frame.axes(x_label, "share of pairs"), shapes],
+        _legend(names, samples, 26, 14),
+        caption,
+        ["pairs", f"mean {x_label}"],
+        zip(names, means, strict=True),
     )
-    rows = [[name, "–" if mean is None else f"{mean:.3f}"] for name, mean in zip(names, means, strict=True)]
-    numbers = table(["pairs", f"mean {x_label}"], rows, caption=f"{title}, in numbers")
-    legend = element(
-        "ul",
-        [
-            element("li", element("span", class_=f"swatch swatch-{number}", aria_hidden="true"), name)
-            for number, name in enumerate(names, 1)
-        ],
-        class_="legend",
+
+
+def bar_chart(
+    bars: Sequence[Bar], looks: Sequence[str], *, title: str, value: str, low: float = 0.0, caption: Child = None
+) -> Markup | None:
+    """Horizontal bars from ``low`` on; None when there are none.
+
+    Args:
+        bars: from top to bottom.
+        looks: what each look means, for the legend.
+        title, caption: words. value: what is measured, e.g. ``"r@1"``.
+        low: where the axis begins, in percent; a bar below it has no length.
+    """
+    if not bars:
+        return None
+    names = [_fitted(bar.name, 248) for bar in bars]  # half of the drawing is for bars
+    left, right = 8 + max(map(text_width, names)), WIDTH - 8 - text_width("100.0")
+    highest = max(100.0 if low > 50 else 1.0, *(bar.value + (bar.half or 0.0) for bar in bars))
+    marks = [mark for mark in ticks(low, highest) if mark >= low]
+    bottom = _BAR_TOP + _BAR_ROW * len(bars)
+
+    def across(amount: float) -> float:
+        return round(left + max(0.0, amount - low) / (marks[-1] - low) * (right - left), 1)
+
+    parts = _tick_names([(across(mark), f"{mark:g}") for mark in marks], bottom + 16)
+    parts += [
+        element("line", x1=across(mark), x2=across(mark), y1=_BAR_TOP, y2=bottom, class_="grid") for mark in marks
+    ]
+    for number, (bar, name) in enumerate(zip(bars, names, strict=True)):
+        y, end = _BAR_TOP + _BAR_ROW * number, across(bar.value)
+        hint = element("title", f"{bar.name}: {bar.value:.1f}")
+        parts.append(element("text", name, x=round(left - 6, 1), y=y + 14, text_anchor="end", class_="label"))
+        shape = {"x": round(left, 1), "y": y + 3, "width": round(end - left, 1), "height": _BAR_ROW - 6}
+        parts.append(element("rect", hint, class_=f"bar dot-{bar.look % SERIES + 1}", **shape))
+        if bar.half is not None:
+            start, end = (min(across(bar.value + sign * bar.half), right) for sign in (-1, 1))
+            middle = y + _BAR_ROW / 2
+            parts.append(element("line", x1=start, x2=end, y1=middle, y2=middle, class_="interval"))
+        parts.append(element("text", f"{bar.value:.1f}", x=round(end + 5, 1), y=y + 14))
+    best = max(bars, key=lambda bar: bar.value)
+    samples = [
+        element("rect", x=1, y=1, width=14, height=10, class_=f"dot-{number % SERIES + 1}")
+        for number in range(len(looks))
+    ]
+    return _figure(
+        title,
+        f"{len(bars)} bars of {value} in percent. The longest is {best.name} with {best.value:.1f}.",
+        parts,
+        _legend(looks, samples, 16),
+        caption,
+        ["", value],
+        [[bar.name, f"{bar.value:.1f}"] for bar in bars],
+        bottom + _BAR_BOTTOM,
     )
-    return figure(title, svg, legend, caption, numbers)
 
 
-class Frame:
-    """Maps values to positions, and draws the axes."""
+class _Frame:
+    """Maps values to positions, and draws the axes. ``margin``: free room beside the outermost x, as a share of the range."""
 
-    def __init__(self, x_range: tuple[float, float], y_range: tuple[float, float], percent: bool = False) -> None:
-        self.x_range, self.percent = x_range, percent
+    def __init__(
+        self,
+        xs: Sequence[float],
+        y_range: tuple[float, float],
+        percent: bool = False,
+        log: bool = False,
+        margin: float = 0.0,
+    ) -> None:
+        self.xs, self.percent, self.place = xs, percent, math.log10 if log else float
+        self.x_range = value_range(list(map(self.place, xs)), margin=margin)
         self.y_ticks = ticks(*y_range)
         self.y_range = (min(y_range[0], self.y_ticks[0]), max(y_range[1], self.y_ticks[-1]))
-        self.y_names = [f"{100 * value:g} %" if percent else f"{value:,g}".replace("-", "−") for value in self.y_ticks]
-        self.left = max(66.0, 28 + LETTER * max(map(len, self.y_names)))  # beside them, the name of the axis
+        self.y_names = [f"{100 * value:g} %" if percent else _number(value) for value in self.y_ticks]
+        self.left = max(66.0, 28 + max(map(text_width, self.y_names)))  # beside them, the name of the axis
 
     def x(self, value: float) -> float:
         """Where a value lies across."""
         low, high = self.x_range
-        return self.left + (value - low) / (high - low) * (WIDTH - self.left - _RIGHT)
+        return self.left + (self.place(value) - low) / (high - low) * (WIDTH - self.left - _RIGHT)
 
     def y(self, value: float) -> float:
         """Where a value lies down the page."""
@@ -157,40 +270,65 @@ class Frame:
             return f"{100 * value:.1f}\u00a0%"
         return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
 
-    def axes(self, x_label: str, y_label: str, x_ticks: Sequence[tuple[float, str]] | None = None) -> list[Markup]:
-        """Grid lines, numbers and names of the axes; ``x_ticks`` are places and their names instead of round numbers."""
+    def axes(self, x_label: str, y_label: str, x_ticks: Sequence[float] | None = None) -> list[Markup]:
+        """Grid lines, numbers and names of the axes; ``x_ticks``: values instead of round numbers."""
         left, bottom, right = round(self.left, 1), HEIGHT - _BOTTOM, WIDTH - _RIGHT
         parts = []
         for value, name in zip(self.y_ticks, self.y_names, strict=True):
             y = round(self.y(value), 1)
             parts.append(element("line", x1=left, x2=right, y1=y, y2=y, class_="grid"))
             parts.append(element("text", name, x=round(left - 6, 1), y=y + 4, text_anchor="end"))
+        low, high = self.x_range
         if x_ticks is None:
-            inside = [value for value in ticks(*self.x_range) if self.x_range[0] <= value <= self.x_range[1]]
-            said = [f"{value:,g}" if abs(value) < 1e5 else f"{value:.3g}" for value in inside]
-            x_ticks = [(value, text.replace("-", "−")) for value, text in zip(inside, said, strict=True)]
-        for value, name in x_ticks:
-            x = round(self.x(value), 1)
-            # A number centred on the last tick would be cut off at the edge.
-            anchor = "end" if x > right - 16 else "middle"
-            parts.append(element("line", x1=x, x2=x, y1=bottom, y2=bottom + 4, class_="tick"))
-            parts.append(
-                element(
-                    "text",
-                    name,
-                    x=min(x, right),
-                    y=bottom + 20,
-                    text_anchor=anchor,
-                )
-            )
+            if self.place is float:
+                x_ticks = ticks(low, high)
+                if all(value == int(value) for value in self.xs):  # there is no step 2.5
+                    x_ticks = [value for value in x_ticks if value == int(value)]
+            else:
+                x_ticks = _log_ticks(low, high)
+            x_ticks = [value for value in x_ticks if low <= self.place(value) <= high]
+        places = [round(self.x(value), 1) for value in x_ticks]
+        parts += [element("line", x1=x, x2=x, y1=bottom, y2=bottom + 4, class_="tick") for x in places]
+        parts += _tick_names(list(zip(places, map(_number, x_ticks), strict=True)), bottom + 22)
         parts.append(element("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="tick"))
-        parts.append(
-            element("text", x_label, x=round((left + right) / 2, 1), y=HEIGHT - 7, text_anchor="middle", class_="label")
-        )
-        middle = (_TOP + bottom) / 2
-        turned = f"rotate(-90 14 {middle})"
-        parts.append(element("text", y_label, x=14, y=middle, text_anchor="middle", transform=turned, class_="label"))
+        middle, half = round((left + right) / 2, 1), (_TOP + bottom) / 2
+        x_label, y_label = _fitted(x_label, 2 * (WIDTH - middle)), _fitted(y_label, 2 * half)
+        parts.append(element("text", x_label, x=middle, y=HEIGHT - 7, text_anchor="middle", class_="label"))
+        turned = f"rotate(-90 16 {half})"
+        parts.append(element("text", y_label, x=16, y=half, text_anchor="middle", transform=turned, class_="label"))
         return parts
+
+
+def text_width(text: str) -> float:
+    """An upper bound of the width of ``text``, in units of the drawing, in the widest fonts of screens.
+
+    These are Verdana and DejaVu Sans (by letter), and those whose letters are all equally wide. Text is largest in narrow
+    windows and on paper: 16 units (``style.css``).
+    """
+    return 16 * max(0.61 * len(text), sum(_EM.get(c, 0.64 if c.isascii() else 1.0) for c in text))
+
+
+def _fitted(text: str, room: float) -> str:
+    """``text``, shortened in the middle to fit: both its file and its options stay visible. Hints and tables have it whole."""
+    short, half = text, len(text) // 2
+    while text_width(short) > room:
+        short, half = f"{text[:half]}…{text[-half:]}", half - 1
+    return short
+
+
+def _tick_names(names: Sequence[tuple[float, str]], y: float) -> list[Markup]:
+    """Names below their places, none beyond the edge; where all would not fit, every second, every third and so on."""
+    spots = [(min(x, WIDTH - text_width(name) / 2), text_width(name) / 2, name) for x, name in names]
+    step = next(
+        step
+        for step in count(1)
+        if all(x + half + 5 <= next_x - next_half for (x, half, _), (next_x, next_half, _) in pairwise(spots[::step]))
+    )
+    return [element("text", name, x=round(x, 1), y=y, text_anchor="middle") for x, _, name in spots[::step]]
+
+
+def _number(value: float) -> str:
+    return f"{value:,g}".replace("-", "−")
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
@@ -207,29 +345,40 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     return [float(f"{number * step:.14g}") for number in range(first, last + 1)]
 
 
-def value_range(values: Sequence[float]) -> tuple[float, float]:
-    """The lowest and the highest value, separated even if they are equal."""
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Round numbers around ``10**low`` to ``10**high``, at least two of them inside.
+
+    Examples:
+        >>> _log_ticks(-4.1, -2.9)
+        [0.0001, 0.001]
+    """
+    for digits in ((1,), (1, 3), (1, 2, 5)):
+        values = [
+            float(f"{digit}e{power}") for power in range(math.floor(low), math.ceil(high) + 1) for digit in digits
+        ]
+        inside = [value for value in values if low <= math.log10(value) <= high]
+        if len(inside) >= 2:
+            return inside
+    return ticks(10**low, 10**high)
+
+
+def value_range(values: Sequence[float], percent: bool = False, margin: float = 0.0) -> tuple[float, float]:
+    """The lowest and the highest value, apart even if they are equal and by a ``margin``; shares stay between 0 and 1."""
     low, high = min(values), max(values)
-    if low == high:
-        margin = abs(low) / 2 or 0.5
-        return low - margin, high + margin
-    return low, high
+    room = margin * (high - low) if low < high else 0.02 if percent else abs(low) / 2 or 0.5
+    low, high = low - room, high + room
+    return (max(low, 0.0), min(high, 1.0)) if percent else (low, high)
 
 
 def _thinned(line: Line) -> Line:
     """The line with finite points only, and no more than can be seen."""
-    points = [(float(x), float(y)) for x, y in zip(line.x, line.y, strict=True) if _finite(x) and _finite(y)]
+    points = [(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(x) and math.isfinite(y)]
     if len(points) > MOST_POINTS:
-        groups = np.array_split(np.array(points), MOST_POINTS)
-        points = [(float(group[:, 0].mean()), float(group[:, 1].mean())) for group in groups]
+        points = [tuple(group.mean(0).tolist()) for group in np.array_split(np.array(points), MOST_POINTS)]
     return Line(line.name, [x for x, _ in points], [y for _, y in points], line.dots)
 
 
-def _finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _drawn(line: Line, number: int, frame: Frame) -> Markup:
+def _drawn(line: Line, number: int, frame: _Frame) -> Markup:
     points = [(frame.x(x), frame.y(y)) for x, y in zip(line.x, line.y, strict=True)]
     look = number % SERIES + 1
     shapes = [element("path", d=_path(points), class_=f"line line-{look}")]
@@ -244,31 +393,37 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
+def _diamond(x: float, y: float, size: float) -> str:
+    return _path([(x, y - size), (x + size, y), (x, y + size), (x - size, y)]) + "Z"
+
+
 def as_shares(counts: NDArray[np.float64]) -> NDArray[np.float64]:
     """Counts divided by their sum."""
     total = float(counts.sum())
     return counts / total if total else counts
 
 
-def _mean(shares: NDArray[np.float64], edges: NDArray[np.float64]) -> float | None:
-    return float((shares * (edges[:-1] + edges[1:]) / 2).sum()) if shares.any() else None
-
-
-def _line_legend(names: Sequence[str]) -> Markup:
-    """The names next to a sample of their lines, with dashes."""
-    lines = [element("line", x1=1, x2=29, y1=6, y2=6, class_=f"line line-{n % SERIES + 1}") for n in range(len(names))]
-    return legend(names, lines, 30)
-
-
-def legend(names: Sequence[str], samples: Sequence[Markup], width: int, height: int = 12) -> Markup:
-    """Names, each beside a sample drawn in a box of ``width`` × ``height``."""
+def _legend(names: Sequence[str], samples: Sequence[Markup], width: int, height: int = 12) -> Markup | None:
+    """Names, each beside a sample drawn in a box of ``width`` × ``height``; None without names."""
     box = f"0 0 {width} {height}"
     drawn = [element("svg", part, viewBox=box, width=width, height=height, aria_hidden="true") for part in samples]
     items = [element("li", sample, element("bdi", name)) for name, sample in zip(names, drawn, strict=True)]
-    return element("ul", items, class_="legend")
+    return element("ul", items, class_="legend") if items else None
 
 
-def figure(title: str, svg: Markup, legend: Markup, caption: Child, numbers: Markup) -> Markup:
+def _figure(
+    title: str,
+    description: str,
+    parts: Child,
+    legend: Markup | None,
+    caption: Child,
+    head: Sequence[str],
+    rows: Iterable[Iterable[Child]],
+    height: int = HEIGHT,
+) -> Markup:
     """The title and caption, the legend, the drawing, and its numbers to unfold."""
-    words = element("figcaption", element("strong", title), " " if caption else None, caption)
-    return element("figure", words, legend, svg, element("details", element("summary", "In numbers"), numbers))
+    words = [element("title", title), element("desc", description)]
+    svg = element("svg", words, parts, viewBox=f"0 0 {WIDTH} {height}", role="img", class_="chart")
+    said = element("figcaption", element("strong", title), " " if caption else None, caption)
+    numbers = table(head, rows, caption=f"{title}, in numbers")
+    return element("figure", said, legend, svg, element("details", element("summary", "In numbers"), numbers))

@@ -40,7 +40,9 @@ def curves(runs: Sequence[Run]) -> Markup:
                 lines.append(Line(name, _column(records, "step"), _column(records, metric), dots=True))
         title = {"val": "r@k of the validation classes", "test": "r@k of the test set"}.get(split, f"r@k of {split}")
         caption = "It chooses the weights that are kept." if split == "val" else "Watched only; it chooses nothing."
-        parts.append(line_chart(lines, title=title, x_label="step", y_label="r@k", percent=True, caption=caption))
+        parts.append(
+            line_chart(lines, title=title, x_label="step", y_label="r@k", percent=True, from_zero=True, caption=caption)
+        )
     drawn = [part for part in parts if part is not None]
     if not any(run.steps for run in runs):
         return element("p", "No curves: no step was taken.", class_="note")

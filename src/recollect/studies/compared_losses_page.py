@@ -11,7 +11,7 @@ from pathlib import Path
 
 from recollect.common.files import write_json, write_text
 from recollect.common.words import in_decimals
-from recollect.report.bars import Bar, bar_chart
+from recollect.report.charts import Bar, bar_chart
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.page import check_target, document
 from recollect.studies.compared_losses import LossComparison, PlannedComparison, half_width, spent, summarise

@@ -6,13 +6,11 @@ reader's runs from their folders: a run belongs to the row whose recipe it was t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from recollect.common.files import write_text
-from recollect.report.bars import Bar, bar_chart
-from recollect.report.charts import Line, line_chart
+from recollect.report.charts import Bar, Line, bar_chart, line_chart
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.page import check_target, document
 from recollect.report.runs import Run, read_run
@@ -21,7 +19,6 @@ from recollect.studies.published import published_rows
 
 GENERATOR = "recollect paper"
 _MINUS = "–"
-_MOST_TICKS = 7
 """Maximum number of names below an axis; if there are more, every other one is shown."""
 
 DATA = {
@@ -347,18 +344,16 @@ def _sweep(
         columns[name] = list(published)
         columns[f"{name}, yours"] = ["" if value is None else f"{value:.2f}" for value in found]
     columns = {name: numbers for name, numbers in columns.items() if any(numbers)}
-    places = [math.log2(float(value)) for value in values]
+    places = [float(value) for value in values]
     lines = []
     for name, numbers in columns.items():
         points = [(x, float(number) / 100) for x, number in zip(places, numbers, strict=True) if number]
         lines.append(Line(name, [x for x, _ in points], [y for _, y in points], dots=True))
-    ticks = list(zip(places, [f"{float(value):,g}" for value in values], strict=True))
-    apart = ticks if len(ticks) <= _MOST_TICKS else ticks[::2]
-    chart = line_chart(lines, title=title, x_label=x_label, y_label="r@1", percent=True, zoomed=True, x_ticks=apart)
+    chart = line_chart(lines, title=title, x_label=x_label, y_label="r@1", percent=True, log_ticks=places)
     if chart is None:
         return None, None
     rows: list[list[Child]] = [
-        [tick, *(numbers[place] or _MINUS for numbers in columns.values())] for place, (_, tick) in enumerate(ticks)
+        [f"{place:,g}", *(numbers[row] or _MINUS for numbers in columns.values())] for row, place in enumerate(places)
     ]
     return chart, table([x_label, *columns], rows, caption=f"{title}, in percent")
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from recollect.common.words import in_words
-from recollect.report.charts import Line, line_chart
+from recollect.report.charts import Line, Point, line_chart, scatter_chart
 from recollect.report.markup import Child, Markup, element, join, name_of, table
-from recollect.report.scatter import Point, scatter_chart
 from recollect.tuning.results import BEST_SHARE, MIN_FOR_IMPORTANCE, StudyResults, TrialRecord
 
 TITLES = {
@@ -101,7 +100,6 @@ def _curves(order: Sequence[TrialRecord]) -> Markup | None:
         x_label="epoch",
         y_label="validation",
         percent=True,
-        zoomed=True,
         caption="Where a curve falls again, longer training did not help.",
     )
 
