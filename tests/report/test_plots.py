@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recollect.report import similarities
-from recollect.report.similarities import count_similarities
+from recollect.report import plots
+from recollect.report.plots import count_similarities
 
 
 def _pairs(vectors: np.ndarray, labels: np.ndarray) -> tuple[list[float], list[float]]:
@@ -16,7 +16,7 @@ def _pairs(vectors: np.ndarray, labels: np.ndarray) -> tuple[list[float], list[f
 
 
 def test_counts_every_pair_once_across_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recollect.report.similarities._ROWS", 7)
+    monkeypatch.setattr("recollect.report.plots._ROWS", 7)
     random = np.random.default_rng(0)
     labels = random.integers(0, 4, 40)
     vectors = random.normal(size=(40, 5)) + 1.5 * np.eye(5)[labels]
@@ -55,7 +55,7 @@ def test_of_many_images_a_part_is_counted(monkeypatch: pytest.MonkeyPatch) -> No
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     labels = np.arange(400) % 20
     whole = count_similarities(vectors, labels)
-    monkeypatch.setattr(similarities, "MOST", 200)
+    monkeypatch.setattr(plots, "MOST", 200)
     part = count_similarities(vectors, labels)
     assert part.positive.sum() + part.negative.sum() == 200 * 199 / 2
     assert whole.ordered is not None
