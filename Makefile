@@ -21,12 +21,12 @@ help:
 $(STAMP): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch torchvision
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[glyphs,baselines]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[baselines]"
 	touch $(STAMP)
 
 # Every extra, and the servers that the tests of stores start: the demonstration does without.
 $(TESTED): $(STAMP)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[glyphs,baselines,index,postgres,milvus,serve,tune,export,hub,heic,map,tensorboard,wandb,mlflow,servers,docs,dev]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[baselines,index,postgres,milvus,serve,tune,export,hub,heic,map,tensorboard,wandb,mlflow,servers,docs,dev]"
 	touch $(TESTED)
 
 demo: $(STAMP)

@@ -166,14 +166,8 @@ def test_names_that_are_not_text(root: Path) -> None:
     assert list(json.loads(result.stdout)["unreadable"]) == [f"train/{name}/2.png"]
 
 
-def test_glyphs_need_no_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from recollect.data.sources import glyphs
-    from recollect.data.sources.glyphs.typefaces import find_faces
-
-    faces = [face for face in find_faces() if face.name.startswith("STIXGeneral")]
-    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
-    monkeypatch.setattr(glyphs, "find_faces", lambda system_fonts: faces)
-    report = verify("glyphs", min_faces=4)
+def test_glyphs_need_no_root() -> None:
+    report = verify("glyphs", min_faces=50)
     assert report.ok
     assert [split.split for split in report.splits] == ["train", "test"]
     assert not report.duplicates

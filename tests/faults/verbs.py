@@ -205,12 +205,11 @@ def _demo(world: World, folder: Path) -> Task:
 
         whole = demonstration.demo_settings
 
-        def small(loss: str, steps: int, seed: int, options: dict[str, Any]) -> dict[str, Any]:
+        def small(loss: str, steps: int, seed: int) -> dict[str, Any]:
             images = {"data.name": "folder", "data.root": str(world.images), "data.augmentation": "crop"}
             network = {"model.init": "tiny", "model.image_size": 24, "model.resize": 24, "batch.size": 16}
-            return whole(loss, steps, seed, {}) | images | network
+            return whole(loss, steps, seed) | {"data.options": {}} | images | network
 
-        demonstration._data_options = dict
         demonstration.demo_settings = small
 
     return Task(["demo", "--out", str(out), "--steps", "2"], [out], prepare=prepare)

@@ -9,7 +9,7 @@ from small_runs import make_images
 from typer.testing import CliRunner
 
 from recollect.cli.app import app
-from recollect.common.errors import ConfigError, DataError
+from recollect.common.errors import ConfigError
 from recollect.config.overrides import resolve
 from recollect.config.schema import Config
 from recollect.studies import demonstration as demo
@@ -19,21 +19,13 @@ from recollect.training.trainer import Outcome
 
 
 def test_the_two_trainings_differ_in_the_loss_alone() -> None:
-    one, other = (resolve("glyphs", demo.demo_settings(loss, 30, 4, {})) for loss in demo.LOSSES.values())
+    one, other = (resolve("glyphs", demo.demo_settings(loss, 30, 4)) for loss in demo.LOSSES.values())
     assert one.loss.name == "recall_at_k"
     assert other.loss.name == "contrastive"
     for part in ("data", "model", "batch", "optimizer", "run"):
         assert getattr(one, part) == getattr(other, part)
     assert one.data.name == "glyphs"
     assert (one.data.train_split, one.data.test_split) == ("train", "test")
-
-
-def test_few_fonts_make_a_demonstration_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_few(*arguments: object, **options: object) -> None:
-        raise DataError("no character has 32 different pictures")
-
-    monkeypatch.setattr(demo, "load", too_few)
-    assert demo._data_options() == {}
 
 
 def _report_of(*command: str) -> Path:
@@ -46,12 +38,11 @@ def _make_small(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same course with few and small photos."""
     whole, images = demo.demo_settings, make_images(make_images(folder / "photos"), split="test", seed=1)
 
-    def small(loss: str, steps: int, seed: int, options: dict[str, Any]) -> dict[str, Any]:
+    def small(loss: str, steps: int, seed: int) -> dict[str, Any]:
         data = {"data.name": "folder", "data.root": str(images), "data.augmentation": "crop"}
         network = {"model.init": "tiny", "model.image_size": 24, "model.resize": 24, "batch.size": 16}
-        return whole(loss, steps, seed, {}) | data | network
+        return whole(loss, steps, seed) | {"data.options": {}} | data | network
 
-    monkeypatch.setattr(demo, "_data_options", dict)
     monkeypatch.setattr(demo, "demo_settings", small)
 
 
@@ -59,7 +50,8 @@ def _make_small(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_demonstration_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # The characters that nearly all typefaces have: half of the pictures. The second time photos take their place.
-    monkeypatch.setattr(demo, "_data_options", lambda: {"min_faces": 48})
+    whole = demo.demo_settings
+    monkeypatch.setattr(demo, "demo_settings", lambda *asked: whole(*asked) | {"data.options": {"min_faces": 48}})
     reports = [_report_of("demo", "--steps", "1")]
     _make_small(tmp_path, monkeypatch)
     reports.append(_report_of("demo", "--steps", "1"))

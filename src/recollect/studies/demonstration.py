@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from recollect.common.console import lines_every
-from recollect.common.errors import ConfigError, RecollectError
+from recollect.common.errors import ConfigError
 from recollect.common.files import make_folder_for
 from recollect.config.overrides import resolve
-from recollect.data import load
 from recollect.report.page import write_report
 from recollect.training.callbacks import TrainingStoppedError
 from recollect.training.run_folder import refuse_used
@@ -78,11 +77,10 @@ def _is_begun(folder: Path) -> bool:
 
 def _demo(folder: Path, steps: int, seed: int) -> Path:
     logger.info(f"demo       characters in many typefaces; {steps} steps with each of {len(LOSSES)} losses")
-    options = _data_options()
     runs = []
     for name, loss in LOSSES.items():
         logger.info(f"\n{name}")
-        config = resolve("glyphs", demo_settings(loss, steps, seed, options))
+        config = resolve("glyphs", demo_settings(loss, steps, seed))
         outcome = begin_or_resume(folder / loss, config)
         before_and_after = outcome.metrics.get("test", {})
         logger.info(f"{name:<10} r@1 {100 * before_and_after.get('r@1', float('nan')):.1f} % on unseen characters")
@@ -102,11 +100,11 @@ def _demo(folder: Path, steps: int, seed: int) -> Path:
     )
 
 
-def demo_settings(loss: str, steps: int, seed: int, data_options: dict[str, Any]) -> dict[str, Any]:
+def demo_settings(loss: str, steps: int, seed: int) -> dict[str, Any]:
     """The demonstration's changes to the recipe: smaller sizes, so that it ends within minutes."""
     return {
         "loss.name": loss,
-        "data.options": data_options,
+        "data.options": {"min_faces": 32},  # fewer characters with more images each
         "run.epochs": None,
         "run.steps": steps,
         "run.seed": seed,
@@ -114,15 +112,6 @@ def demo_settings(loss: str, steps: int, seed: int, data_options: dict[str, Any]
         "run.evaluate_every": 1,
         "run.watch_test": True,
     }
-
-
-def _data_options() -> dict[str, Any]:
-    """Characters that many typefaces have: fewer characters with more images each. With few fonts, all there are."""
-    try:
-        load("glyphs", None, "test", min_faces=32)
-    except RecollectError:
-        return {}
-    return {"min_faces": 32}
 
 
 def _new_folder() -> Path:

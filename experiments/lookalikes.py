@@ -1,8 +1,7 @@
 """Which characters look the same: Latin A, Greek Α and Cyrillic А.
 
 Decided from the renderings, not from a table: two characters are one class when most faces that have both draw them
-alike. ``sources/glyphs/__init__.py`` calls it; changing a number here must raise ``RENDERER`` in
-``typefaces.py``, since made sets are cached.
+alike.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Typefaces on this machine, and the rendering of a character in a typeface.
 
-Finds font files (inside matplotlib, in the ``fontpkg-*`` packages of the extra ``glyphs``, on request the system's),
-finds which characters each one really draws, and renders a character centred on a small square. ``sources/glyphs/__init__.py``
-makes a data set from them. Any change of a pixel here must raise ``RENDERER``, which is part of the cache's key.
+Finds font files (inside matplotlib and in installed ``fontpkg-*`` packages), finds which characters each one really draws,
+and renders a character centred on a small square.
 """
 
 from __future__ import annotations
@@ -15,11 +14,9 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont, features
+from PIL import Image, ImageDraw, ImageFont
 
 from recollect.common.files import sha256
-
-RENDERER = 1
 
 SIZE = 48
 EM = 36  # pixels per em: capitals are then about half the picture's side, and few characters need shrinking
@@ -93,12 +90,12 @@ class Face:
         return np.zeros((1, 1), np.uint8) if box is None else np.asarray(canvas.crop(box))
 
 
-def find_faces(system_fonts: bool = False) -> list[Face]:
-    """The faces on this machine, in a fixed order: matplotlib's, those of ``fontpkg-*``, and, on request, the system's.
+def find_faces() -> list[Face]:
+    """The faces on this machine, in a fixed order: matplotlib's, then those of ``fontpkg-*``.
 
     A font file with the same content as an earlier one is left out.
     """
-    files = [*_matplotlib_fonts(), *_package_fonts(), *(_system_fonts() if system_fonts else ())]
+    files = [*_matplotlib_fonts(), *_package_fonts()]
     faces: list[Face] = []
     contents: set[str] = set()
     names: set[str] = set()
@@ -108,7 +105,7 @@ def find_faces(system_fonts: bool = False) -> list[Face]:
             continue
         contents.add(content)
         face = _face(path)
-        if face is not None and face.name not in names:
+        if face.name not in names:
             names.add(face.name)
             faces.append(face)
     return faces
@@ -124,11 +121,6 @@ def characters_of(path: Path) -> frozenset[str]:
             0
         ]  # by definition of the format, the first glyph is the box for missing characters
     return frozenset(chr(code) for code, glyph in table.items() if glyph != notdef and _is_visible(code))
-
-
-def renderer_version() -> str:
-    """Everything besides the font files that pixels depend on."""
-    return f"{RENDERER}, freetype {features.version('freetype2')}, Unicode {unicodedata.unidata_version}"
 
 
 def _is_visible(code: int) -> bool:
@@ -157,21 +149,11 @@ def _package_fonts() -> list[Path]:
     return sorted(set(found), key=lambda path: (path.name, path))
 
 
-def _system_fonts() -> list[Path]:
-    from matplotlib.font_manager import findSystemFonts
+def _face(path: Path) -> Face:
+    from fontTools.ttLib import TTFont
 
-    paths = sorted(Path(path) for path in findSystemFonts())
-    return [path for path in paths if path.suffix.lower() in FONT_SUFFIXES]
-
-
-def _face(path: Path) -> Face | None:
-    from fontTools.ttLib import TTFont, TTLibError
-
-    try:
-        with TTFont(path, lazy=True) as font:
-            axes = font["fvar"].axes if "fvar" in font else []
-            ranges = [(axis.axisTag, axis.minValue, axis.defaultValue, axis.maxValue) for axis in axes]
-    except (TTLibError, OSError):
-        return None  # a system's font folder may contain any files
+    with TTFont(path, lazy=True) as font:
+        axes = font["fvar"].axes if "fvar" in font else []
+        ranges = [(axis.axisTag, axis.minValue, axis.defaultValue, axis.maxValue) for axis in axes]
     values = [min(max(WEIGHT, low), high) if tag == "wght" else default for tag, low, default, high in ranges]
     return Face(path.stem, path, tuple(values) or None)

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from experiments.lookalikes import ink_difference, merge_lookalikes
+from experiments.typefaces import EM, SIZE, Face, characters_of, find_faces
+
+from experiments import glyphs
+from recollect.data.sources import glyphs as source
+
+FACES = ("DejaVuSansMono-BoldOblique", "DejaVuSansMono-Oblique", "STIXGeneralItalic")
+
+
+@pytest.fixture(scope="module")
+def faces() -> list[Face]:
+    """Three small faces that come with matplotlib: enough to see everything, quick to draw."""
+    return [face for face in find_faces() if face.name in FACES]
+
+
+@pytest.fixture(scope="module")
+def small(faces: list[Face]) -> glyphs.Glyphs:
+    return glyphs.make_glyphs(faces, min_faces=3)
+
+
+def test_matplotlib_alone_brings_sixteen_faces() -> None:
+    names = {face.name for face in find_faces()}
+    assert sum(name.startswith(("DejaVu", "STIXGeneral")) for name in names) == 16
+    assert not [name for name in names if name.startswith(("cm", "Last", "STIXSiz", "STIXNon"))]
+
+
+def test_coverage_is_what_a_font_draws(faces: list[Face]) -> None:
+    characters = characters_of(faces[0].path)
+    assert {"A", "Ж", "ß", "∞", "7"} <= characters
+    assert not {" ", "\u00a0", "\u0301", "\ue000", "漢"} & characters
+
+
+def test_a_character_is_black_on_white_and_centred(faces: list[Face]) -> None:
+    picture = faces[0].render("H")
+    assert picture is not None
+    assert (picture.shape, picture.dtype, picture[0, 0]) == ((SIZE, SIZE), np.uint8, 255)
+    rows, columns = np.nonzero(picture < 255)
+    for low, high in ((rows.min(), rows.max()), (columns.min(), columns.max())):
+        assert abs((low + high + 1) / 2 - SIZE / 2) <= 0.5
+    assert EM * 0.6 < rows.max() - rows.min() + 1 < EM * 0.85
+
+
+def test_wide_characters_are_shrunk_not_cut(faces: list[Face]) -> None:
+    for character in "€ЩÅ—‱":
+        picture = next(face for face in find_faces() if face.name == "DejaVuSerif-Bold").render(character)
+        assert picture is not None
+        border = np.concatenate([picture[0], picture[-1], picture[:, 0], picture[:, -1]])
+        assert border.min() == 255, character
+
+
+def test_next_to_no_ink_is_no_picture(faces: list[Face]) -> None:
+    assert faces[0].render(" ") is None
+    assert faces[0].render(".") is None
+
+
+def test_look_alikes_are_joined_and_others_are_not(faces: list[Face]) -> None:
+    dejavu = [face for face in find_faces() if face.name.startswith("DejaVu")]
+    face_pictures = {
+        c: {face.name: picture for face in dejavu if (picture := face.render(c)) is not None}
+        for c in "AΑАaаoοоBВΒLЛOQĒĔΩ\u2126nп"
+    }
+    first = merge_lookalikes(face_pictures)
+    groups = {"".join(sorted(c for c in first if first[c] == f)) for f in set(first.values())}
+    assert groups == {"AΑА", "aа", "oοо", "BΒВ", "L", "Л", "O", "Q", "Ē", "Ĕ", "Ω\u2126", "n", "п"}
+
+
+def test_ink_difference() -> None:
+    square = np.full((1, SIZE, SIZE), 255, np.uint8)
+    square[0, 10:20, 10:20] = 0
+    moved = np.roll(square, (1, -1), (1, 2))
+    assert ink_difference(square, moved).tolist() == [0.0]
+    half = square.copy()
+    half[0, 10:20, 15:20] = 255
+    assert ink_difference(square, half).tolist() == [0.5]
+
+
+def test_no_picture_twice_and_enough_of_each(small: glyphs.Glyphs) -> None:
+    assert len({picture.tobytes() for picture in small.pixels}) == len(small.pixels)
+    assert len(set(small.names)) == len(small.names) == len(small.labels)
+    assert np.bincount(small.labels).min() == 3
+    assert len(small.class_names) > 300
+    assert all(picture.min() < 128 for picture in small.pixels)
+
+
+def test_one_picture_a_face_of_look_alikes(small: glyphs.Glyphs) -> None:
+    classes = {name.split()[0] for name in small.class_names}
+    assert "U+0041" in classes
+    assert not {"U+0391", "U+0410"} & classes
+    label = next(i for i, name in enumerate(small.class_names) if name == "U+0041 A")
+    names = [small.names[i] for i in np.flatnonzero(small.labels == label)]
+    assert names == [f"U+0041/{face}" for face in FACES]
+
+
+def test_making_is_deterministic(faces: list[Face], small: glyphs.Glyphs) -> None:
+    again = glyphs.make_glyphs(list(faces), min_faces=3)
+    assert again.names == small.names
+    assert np.array_equal(again.pixels, small.pixels)
+
+
+def test_the_file_of_the_package_holds_what_was_drawn(
+    small: glyphs.Glyphs, faces: list[Face], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source.resources, "files", lambda package: tmp_path)
+    monkeypatch.setattr(source, "DRAWN", (3, 32))
+    (tmp_path / source.FILE).write_bytes(glyphs.packed({3: small, 32: small}))
+    images = source.read(None, "all", min_faces=3)
+    assert (images.names, list(images.class_names)) == (small.names, small.class_names)
+    assert np.array_equal(images.arrays, small.pixels)  # type: ignore[arg-type]
