@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,12 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     assert "12.3" in out
     assert "my number" in out
     assert "recollect train mine" in out
+
+
+def test_a_recipe_laid_over_another_is_shown_as_one() -> None:
+    shown = run("cars196/r50-512/rsk+_as_released")
+    assert re.search(r"count_query +true +_as_released.yaml", shown)
+    assert re.search(r"lr +0.0001 +cars196.yaml: r50", shown)
 
 
 def test_a_family_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

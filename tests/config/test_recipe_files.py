@@ -59,7 +59,7 @@ def test_a_row_is_its_file_then_its_words(folder: Path) -> None:
 
 
 def test_numbers_stand_under_their_columns(folder: Path) -> None:
-    published = {name: resolve(f"mine/{name}").published for name in ("small/slow", "small/slower", "slower/small")}
+    published = {name: load_recipe(f"mine/{name}").published for name in ("small/slow", "small/slower", "slower/small")}
     assert published["small/slow"] == {"sop/test": {"r@1": 1.5, "r@10": 2}, "cars196/test": {"r@1": 3}}
     assert published["small/slower"] == {"sop/test": {"r@1": 4}, "cars196/test": {"r@1": 6}}
     assert published["slower/small"] == {}

@@ -77,6 +77,9 @@ def test_published_counts_are_the_papers() -> None:
     assert sum(test.images for test in tests) == 40_365
     assert sum(test.classes or 0 for test in tests) == 4_800
     assert counts["vehicleid"]["train"] == Counts(110_178, 13_134)
+    # The lists of V1.0 as other public loaders count them.
+    given = [available()["vehicleid"].distributed[split] for split in ("train", *available()["vehicleid"].test_splits)]
+    assert [count.images for count in given] == [113_346, 6_493, 13_377, 19_777]
 
 
 def test_a_data_set_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,6 +216,18 @@ def test_vehicleid_has_three_tests(tmp_path: Path, published: Any) -> None:
     assert list(quiet_load("vehicleid", tmp_path, "test_medium").class_names) == ["5", "6"]
     assert list(quiet_load("vehicleid", tmp_path, "test_large").names) == ["image/0000007.jpg"]
     assert quiet_load("vehicleid", tmp_path, "test").names == quiet_load("vehicleid", tmp_path, "test_small").names
+
+
+def test_a_copy_as_distributed_is_accepted_with_a_remark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / "train_test_split" / "train_list.txt", ["12 3", "13 3"])
+    touch(tmp_path, ["image/0000012.jpg", "image/0000013.jpg"])
+    changed = replace(available()["vehicleid"], distributed={"train": Counts(2, 1)})
+    monkeypatch.setattr("recollect.data.registry.available", lambda: {"vehicleid": changed})
+    with caplog.at_level("INFO", "recollect"):
+        quiet_load("vehicleid", tmp_path)
+    assert "2 images of 1 classes, as distributed; the paper's table has 110,178 images of 13,134" in caplog.text
 
 
 def test_gldv1_counts_what_is_missing_and_drops_small_classes(tmp_path: Path, published: Any) -> None:

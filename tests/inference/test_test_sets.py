@@ -45,6 +45,7 @@ def test_what_data_means(tmp_path: Path) -> None:
     assert choose_test(run, data=str(other)) == TestChoice("folder", other, unseen=True)
     assert choose_test(run, data=str(other), split="test") == TestChoice("folder", other)
     assert choose_test(data="glyphs") == TestChoice("glyphs")
+    assert choose_test(data="vehicleid", root=tmp_path).split == "test_small", "the first of several lists, by its name"
     for gone in ("gone.csv", f"{tmp_path}/gone"):
         with pytest.raises(DataError, match=f"--data {gone}: no such file or folder"):
             choose_test(data=gone)
@@ -120,7 +121,7 @@ def test_published_row_of_the_test_that_is_measured() -> None:
     published = {"sop/test": {"r@1": 80.1}, "vehicleid/test_small": {"r@5": 7}, "vehicleid/test_large": {"r@5": 6}}
     assert published_row(published, "sop/test") == {"r@1": 80.1}
     assert published_row(published, "cars196/test") == {}
-    assert published_row(published, "vehicleid/test") == {"r@5": 7.0}  # "test" is the small list
+    assert published_row(published, name_of_test("vehicleid", "test")) == {"r@5": 7.0}  # "test" is the small list
     assert published_row(published, "vehicleid/test_large") == {"r@5": 6.0}
     assert published_row({"r@10": 95, "note": "x", "ok": True}, "any/test") == {"r@10": 95.0}
     assert published_row(None, "sop/test") == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,15 @@ def test_the_released_code_can_be_laid_over(row: str, tmp_path: Path) -> None:
     assert (config.model.layer_norm, config.model.normalization) == (True, "imagenet")
     assert (config.model.batch_norm, config.model.interpolation) == ("statistics", "bilinear")
     assert (config.optimizer.decay_p, config.optimizer.lr, config.name) == (True, 1e-4, "mine")
+
+
+@pytest.mark.parametrize("row", ["cars196/r50-512/rsk", "sop/r50-512/rsk-simix", "cars196-k/r50-512/rsk/k-4-8-16"])
+def test_the_code_released_since_2024_has_one_tau1(row: str) -> None:
+    earlier, later = (resolve(f"{row}+{name}") for name in ("_as_released", "_as_released_2024"))
+    assert (earlier.loss.options["tau1"], later.loss.options["tau1"]) == (earlier.loss.options["k"], 1.0)
+    same = {**earlier.loss.options, "tau1": 1.0}
+    assert replace(earlier, name="", loss=replace(earlier.loss, options=same)) == replace(later, name="")
+    assert later.name == f"{row}+_as_released_2024"
 
 
 def test_a_layer_speaks_of_a_word_where_the_word_stands(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def free_settings_of(config: Config) -> dict[str, Any]:
     return found
 
 
-def differences(known: Mapping[str, Any], asked: Mapping[str, Any], above: str = "") -> list[str]:
+def differences(known: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
     """In words, where two descriptions of a study differ; settings of ``FREE`` do not count.
 
     Examples:
@@ -98,24 +98,34 @@ def differences(known: Mapping[str, Any], asked: Mapping[str, Any], above: str =
         >>> differences({"images": "0f3a"}, {"images": "77b1"})
         ['the training images are others']
     """
-    found: list[str] = []
+    found = [
+        "the training images are others"
+        if name.split(".")[0] == "images"
+        else f"{name} is {brief(one)} there and {brief(other)} here"
+        for name, (one, other) in changes(known, asked).items()
+    ]
+    return list(dict.fromkeys(found))
+
+
+def changes(known: Mapping[str, Any], asked: Mapping[str, Any], above: str = "") -> dict[str, tuple[Any, Any]]:
+    """Both values of every setting that differs, by its dotted name; settings of ``FREE`` do not count."""
+    found: dict[str, tuple[Any, Any]] = {}
     for key in dict.fromkeys([*known, *asked]):
         one, other = known.get(key), asked.get(key)
         name = f"{above}{key}".removeprefix("settings.")
         if one == other or name in FREE:
             continue
         if isinstance(one, Mapping | None) and isinstance(other, Mapping | None):
-            found += differences(one or {}, other or {}, f"{above}{key}.")
-        elif name.split(".")[0] == "images":
-            found.append("the training images are others")
+            found |= changes(one or {}, other or {}, f"{above}{key}.")
         else:
-            found.append(f"{name} is {_brief(one)} there and {_brief(other)} here")
-    return list(dict.fromkeys(found))
+            found[name] = one, other
+    return found
 
 
 _NOT_SET: dict[str, Any] = {}
 
 
-def _brief(value: Any) -> str:
+def brief(value: Any) -> str:
+    """A value of a setting in a few letters."""
     text = "not set" if value is None else str(value)
     return text if len(text) <= 40 else f"{text[:12]}…"

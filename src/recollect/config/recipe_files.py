@@ -101,18 +101,19 @@ def _built_in() -> dict[str, Path]:
 
 
 def load_recipe(name: str | Path) -> Recipe:
-    """A recipe by name or path, its inheritance resolved.
+    """A recipe by name or path, its inheritance resolved; ``A+B`` is B laid over A, as by ``inherits: [A, B]``.
 
     Raises:
         ConfigError: no such recipe, a family instead of a recipe, invalid YAML, or circular inheritance.
     """
-    path, row = find_recipe(name)
-    if row is None and (members := family(name)):
+    first, *over = [str(name)] if Path(name).is_file() else str(name).split("+")
+    path, row = find_recipe(first)
+    if row is None and (members := family(first)):
         raise ConfigError(
-            f"{name} is a family of {len(members)} recipes: choose one, such as {members[0]}. recollect recipes {name} "
+            f"{first} is a family of {len(members)} recipes: choose one, such as {members[0]}. recollect recipes {first} "
             "lists them."
         )
-    layers = _layers(path, row, ())
+    layers = _inherited([first, *over], None, ())
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
     for layer in layers:
@@ -124,7 +125,8 @@ def load_recipe(name: str | Path) -> Recipe:
     for layer in layers:
         # null removes the notes of lower layers: notes about training do not apply to the untrained network.
         notes = [] if layer.values.get("note", "") is None else notes + _listed(layer.values.get("note"))
-    values["name"] = values.get("name") if row is None and "name" in _read(path).values else _name(path, row)
+    own = values.get("name") if row is None and "name" in _read(path).values else _name(path, row)
+    values["name"] = "+".join([str(own), *over])
     return Recipe(values["name"], _description(path, row, layers), tuple(dict.fromkeys(notes)), values, origins)
 
 
@@ -161,7 +163,8 @@ def find_recipes(words: Sequence[str] = ()) -> Recipe | list[Recipe]:
     named = len(words) == 1 and (words[0] in known or words[0].endswith((".yaml", ".yml")))
     names = [] if named else [name for name in known if all(word.lower() in name for word in words)]
     # If no recipe contains the words, treat them as one name: a user's file, or a misspelt name with a suggestion.
-    names = names or family(" ".join(words))
+    if not names and "+" not in words[0]:
+        names = family(" ".join(words))
     return [load_recipe(name) for name in names] if names else load_recipe(" ".join(words))
 
 
@@ -228,21 +231,27 @@ def _layers(path: Path, row: str | None, seen: tuple[Path, ...]) -> list[Layer]:
     if path in seen:
         raise ConfigError(f"{path}: circular inheritance of recipes: {' → '.join(p.name for p in (*seen, path))}.")
     layer = _read(path)
+    stack = _inherited(_listed(layer.values.get("inherits")), path.parent, (*seen, path))
+    stack.append(layer)
+    if row is None:
+        return stack
+    words = [part for word in row.split("/") for part in _word(word, stack, path, ())]
+    return [*stack, *words, _published(path, row, stack)]
+
+
+def _inherited(parents: Iterable[str], below: Path | None, seen: tuple[Path, ...]) -> list[Layer]:
+    """The layers of several recipes, each laid over those before it."""
     stack: list[Layer] = []
-    for parent in _listed(layer.values.get("inherits")):
-        file, its_row = find_recipe(parent, path.parent)
-        added = _layers(file, its_row, (*seen, path))
+    for parent in parents:
+        file, row = find_recipe(parent, below)
+        added = _layers(file, row, seen)
         # A file layered over a row may define more settings for the words of that row's name, as _as_released.yaml does.
         # They are applied at the position of the word, so that later words of the name still override them.
         for word in dict.fromkeys(part.word for part in stack if part.word):
             place = max(number for number, part in enumerate(stack) if part.word == word) + 1
             stack[place:place] = _said_of(word, added)
         stack += added
-    stack.append(layer)
-    if row is None:
-        return stack
-    words = [part for word in row.split("/") for part in _word(word, stack, path, ())]
-    return [*stack, *words, _published(path, row, stack)]
+    return stack
 
 
 def _said_of(word: str, stack: Iterable[Layer]) -> list[Layer]:
@@ -272,19 +281,19 @@ def _word(word: str, stack: list[Layer], path: Path, seen: tuple[str, ...]) -> l
 
 
 def _published(path: Path, row: str, stack: list[Layer]) -> Layer:
-    """The numbers of a row under the names given by ``columns``; null where there is none."""
+    """The row's name, which recipes that inherit it keep, and its numbers under the names given by ``columns``."""
     numbers = _listed(_rows(path)[row])
     said = [layer.values["columns"] for layer in stack if "columns" in layer.values]
     columns: Mapping[str, list[str]] = said[-1] if said else {}
     names = [(test, metric) for test, metrics in columns.items() for metric in metrics]
     if numbers and len(numbers) != len(names):
         raise ConfigError(f"{path}: row {row} has {len(numbers)} numbers for {len(names)} columns.")
-    published: dict[str, dict[str, float]] = {}
+    published: dict[str, Any] = {"row": _name(path, row)}
     for (test, metric), number in zip(names, numbers, strict=False):
         if number is not None:
             published.setdefault(test, {})[metric] = number
     comment = stack[-1].comments.get(f"rows.{row}", "")
-    return Layer(stack[-1].where, {"published": published} if published else {}, {"published": comment})
+    return Layer(stack[-1].where, {"published": published}, {"published": comment})
 
 
 def _description(path: Path, row: str | None, layers: list[Layer]) -> str:

@@ -19,7 +19,7 @@ from recollect.config.free_settings import moved_root
 from recollect.config.overrides import published_tests
 from recollect.config.schema import Config, DataConfig
 from recollect.data import ImageSet, RevisitedBenchmark, load_distractors, load_revisited
-from recollect.data.registry import is_source, refuse_two_meanings, without_missing
+from recollect.data.registry import available, is_source, refuse_two_meanings, without_missing
 from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.content_keys import Keys, content_keys, set_digest
 from recollect.inference.run_files import RunFiles, refuse_moved
@@ -136,7 +136,13 @@ def choose_test(
         )
     if chosen.data in REVISITED and chosen.root is None:
         raise ConfigError(f"--root says where the folder {chosen.data} lies.")
-    return chosen
+    return replace(chosen, split=first_list(chosen.data, chosen.split))
+
+
+def first_list(data: str, split: str) -> str:
+    """The split that ``"test"`` means: the first of a data set with several test lists, such as VehicleID's small one."""
+    lists = available()[data].test_splits if data in available() else ()
+    return lists[0] if split == "test" and lists and "test" not in lists else split
 
 
 def _is_root(own: DataConfig, name: str) -> bool:
@@ -230,15 +236,13 @@ def name_of_test(data: str, split: str, distractors: bool = False) -> str:
     """The name of the test among published numbers: ``sop/test``, ``roxford5k+revisitop1m``."""
     if data in REVISITED:
         return f"{data}+revisitop1m" if distractors else data
-    return f"{data}/{split}"
+    return f"{data}/{first_list(data, split)}"
 
 
 def published_row(published: Any, test: str) -> dict[str, float]:
     """Published numbers of one test, metric to percent; numbers that a recipe gives without a test apply to any."""
     tests = published_tests(published)
-    # "test" alone means the first of several, such as VehicleID's small list.
-    name = next((name for name in tests if name == test or name.startswith(f"{test}_")), "")
-    return {**tests.get("", {}), **tests.get(name, {})}
+    return {**tests.get("", {}), **tests.get(test, {})}
 
 
 def published_ks(row: Mapping[str, float]) -> tuple[int, ...]:

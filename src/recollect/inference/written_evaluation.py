@@ -17,6 +17,7 @@ from recollect.common.files import make_folder_for
 from recollect.common.words import number_of
 from recollect.config.overrides import resolve
 from recollect.config.schema import Config
+from recollect.data import available
 from recollect.data import summary as census
 from recollect.evaluation import Evaluation, ReidResult, RevisitedResult, index_cost
 from recollect.evaluation.approximate import check_index_kind
@@ -202,7 +203,7 @@ def _result_file(path: Path) -> Path:
 def _cautions(prepared: Prepared) -> list[str]:
     """What makes the numbers meaningless although they can be computed, or of a part of the images."""
     target, screened = prepared.target, None if prepared.test is None else prepared.test.screened
-    said = [] if prepared.test is None else _drawn(prepared.test)
+    said = [] if prepared.test is None else _part(prepared.test)
     labels = target.labels if target is not None else None if screened is None else screened.images.labels
     searched = prepared.distractors or (target and (target.gallery is not None or target.distractors is not None))
     if labels is None or searched or len(set(labels.tolist())) != 1:
@@ -211,9 +212,15 @@ def _cautions(prepared: Prepared) -> list[str]:
     return [*said, alone]
 
 
-def _drawn(test: TestSet) -> list[str]:
-    split = test.images.facts.get("split") if test.choice.unseen else None
-    if not split or test.choice.split != "test":
+def _part(test: TestSet) -> list[str]:
+    """What else could be tested: the other classes of a folder, the other test lists of a data set."""
+    choice = test.choice
+    lists = available()[choice.data].test_splits if choice.data in available() else ()
+    if len(lists) > 1 and choice.split in lists:
+        others = ", ".join(f"--split {name}" for name in lists if name != choice.split)
+        return [f"{choice.split} is one of the {len(lists)} test lists of {choice.data}; for the others use {others}"]
+    split = test.images.facts.get("split") if choice.unseen else None
+    if not split or choice.split != "test":
         return []
     count = number_of(split["held_out_classes"], "class is/classes are")
     return [f"{count} tested, as many as a training would hold out; --split all tests all of them"]

@@ -27,7 +27,7 @@ def read(root: Path, split: str, *, missing: str = "error", allow_outside: bool 
     return make_set(SOURCE, root, split, names, classes, missing=missing, allow_outside=allow_outside)
 
 
-_SMALL = Counts(7_332, 800)
+_SMALL, _SMALL_V1 = Counts(7_332, 800), Counts(6_493, 800)
 SOURCE = Source(
     name="vehicleid",
     title="PKU VehicleID: vehicles seen by road cameras; tests small, medium, large",
@@ -45,6 +45,13 @@ SOURCE = Source(
         "test_small": _SMALL,
         "test_medium": Counts(12_995, 1_600),
         "test_large": Counts(20_038, 2_400),
+    },
+    distributed={  # V1.0, as other public loaders count it
+        "train": Counts(113_346, 13_164),
+        "test": _SMALL_V1,
+        "test_small": _SMALL_V1,
+        "test_medium": Counts(13_377, 1_600),
+        "test_large": Counts(19_777, 2_400),
     },
     test_splits=("test_small", "test_medium", "test_large"),
 )
