@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,19 +16,33 @@ from recollect.common.errors import InputError
 from recollect.config.overrides import as_mapping, resolve
 from recollect.report import paper_figures
 from recollect.report.runs import read_run
-from recollect.studies.paper_page import means_of, own_results, value_of, write_paper
+from recollect.studies.paper_page import means_of, own_results, write_paper
 from recollect.studies.published import TABLES, published_rows
 
+KS = (1, 2, 4, 8, 16)
 
-def _run(folder: Path, recipe: str, results: dict[str, dict[str, float]]) -> Path:
+
+def _run(
+    folder: Path,
+    recipe: str | Path,
+    results: dict[str, dict[str, float]],
+    settings: dict[str, Any] | None = None,
+    **summary: Any,
+) -> Path:
+    """A finished run, evaluated on ``DATA/SPLIT`` or on ``DATA+revisitop1m``; ``summary`` is more of ``metrics.json``."""
     import yaml
 
+    config = resolve(recipe, settings or {})
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(as_mapping(resolve(recipe))))
-    (folder / "manifest.json").write_text("{}")
+    (folder / "config.yaml").write_text(yaml.safe_dump(as_mapping(config)))
+    (folder / "manifest.json").write_text('{"outcome": {"steps": 1}}')
     for name, metrics in results.items():
-        (folder / "eval" / name).mkdir(parents=True)
-        (folder / "eval" / name / "metrics.json").write_text(json.dumps({"metrics": metrics}))
+        data, _, distractors = name.partition("/")[0].partition("+")
+        source = {"data": data, "split": name.partition("/")[2] or "test", "distractors": distractors or 0}
+        source["scales"] = list(config.model.scales) or [1.0]
+        place = folder / "eval" / f"{name.replace('/', '-')}-0a1b2c3d"
+        place.mkdir(parents=True)
+        (place / "metrics.json").write_text(json.dumps({"metrics": metrics, "source": source, **summary}))
     return folder
 
 
@@ -46,25 +61,112 @@ def test_every_published_number_is_on_the_page(tmp_path: Path) -> None:
     assert "yours" not in shown
 
 
+def _own_rows(page: Path) -> dict[str, list[list[str]]]:
+    """The rows of one's own runs in the tables by their label; those of bar plots have one number."""
+    found: dict[str, list[list[str]]] = {}
+    for row in re.findall(r"<tr>.*?</tr>", page.read_text(encoding="utf-8")):
+        cells = [re.sub("<[^>]+>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", row)]
+        if cells[0].startswith("yours") and len(cells) > 2:
+            found.setdefault(cells[0], []).append(cells[1:])
+    return found
+
+
 def test_own_runs_stand_beside_their_rows(tmp_path: Path) -> None:
-    one = _run(tmp_path / "one", "cars196/r50-512/rsk", {"cars196-test": {"r@1": 0.7313, "r@2": 0.8}})
-    two = _run(tmp_path / "two", "cars196-batch/r50-512/rsk/batch-16", {"cars196-test-ab12": {"r@1": 0.6}})
-    three = _run(tmp_path / "three", "glyphs", {"glyphs-test": {"r@1": 0.5}})
+    one = _run(tmp_path / "one", "cars196/r50-512/rsk", {"cars196/test": {"r@1": 0.7313, "r@2": 0.8}})
+    two = _run(tmp_path / "two", "cars196-batch/r50-512/rsk/batch-16", {"cars196/test": {"r@1": 0.6}})
+    three = _run(tmp_path / "three", "glyphs", {"glyphs/test": {"r@1": 0.5}})
     four = _run(tmp_path / "four", "sop/r50-512/rsk", {})
-    five = _run(tmp_path / "five", "cars196-combined/r50-512/arcface", {"cars196-test": {"r@1": 0.5}})
-    six = _run(tmp_path / "six", "cars196/vit-b16-in21k/rsk", {"cars196-test": {"r@1": 0.8812}})
-    own, unplaced = own_results([read_run(run) for run in (one, two, three, four, five, six)])
-    assert value_of(own, "r50-512/rsk", "cars196/test", "r@1") == pytest.approx(73.13)
-    assert value_of(own, "r50-512/rsk", "sop/test", "r@1") is None
-    assert value_of(own, "cars196-batch/r50-512/rsk/batch-16", "cars196/test", "r@1") == pytest.approx(60)
-    assert [run.name for run, _ in unplaced] == ["three", "four", "five"]
-    shown = _text(write_paper([one, two, three, four, five, six], tmp_path / "paper.html"))
-    assert "73.1" in shown
+    five = _run(tmp_path / "five", "cars196-combined/r50-512/arcface", {"cars196/test": {"r@1": 0.5}})
+    six = _run(tmp_path / "six", "cars196/vit-b16-in21k/rsk", {"cars196/test": {"r@1": 0.8812}})
+    runs = (one, two, three, four, five, six)
+    assert [name for name, _ in own_results([read_run(run) for run in runs])[1]] == ["three", "four", "five"]
+    page = write_paper(runs, tmp_path / "paper.html")
+    assert _own_rows(page)["yours: one"] == [["73.1", "80.0", "–", "–"]]
+    shown = _text(page)
+    assert "≠" not in shown
     assert "RS@k, yours" in shown
     assert "60.00" in shown  # in the table of batch sizes
     assert "3 of your runs" in shown
     assert "recollect eval" in shown
-    assert "IN-21K, RS@k, yours: 88.1" in shown  # among the bars of its network
+    assert "yours: six: 88.1" in shown  # among the bars of its network
+
+
+def test_results_with_distractors_are_not_shown_without_them(tmp_path: Path) -> None:
+    with_them = {"medium/map": 0.592, "hard/map": 0.3}
+    alone = {"medium/map": 0.986, "hard/map": 0.7}
+    recipe, name = "gldv1/r101/rsk", "rparis6k+revisitop1m"
+    both = _run(tmp_path / "both", recipe, {name: with_them}, protocol="revisited", without_distractors=alone)
+    only = _run(tmp_path / "only", recipe, {name: with_them}, protocol="revisited")
+    rows = _own_rows(write_paper([both, only], tmp_path / "paper.html"))
+    means, oxford = ["–"] * 2, ["–"] * 4
+    assert rows["yours: both"] == [[*means, *oxford, "98.6", "70.0", "59.2", "30.0"]]
+    assert rows["yours: only"] == [[*means, *oxford, "–", "–", "59.2", "30.0"]]
+
+
+def test_a_run_that_is_not_comparable_says_why(tmp_path: Path) -> None:
+    changed = {
+        "model.weights": "none",
+        "batch.size": 40,
+        "model.image_size": 48,
+        "run.seed": 7,
+        "data.root": "/elsewhere",
+    }
+    result = {"cars196/test": {"r@1": 0.982}}
+    run = _run(tmp_path / "toy", "cars196/r50-512/rsk", result, changed, queries=109)
+    page = write_paper([run], tmp_path / "paper.html")
+    assert list(_own_rows(page)) == ["yours: toy ≠"]
+    said = next(line for line in re.findall(r"<li>(.*?)</li>", page.read_text(encoding="utf-8")) if "toy" in line)
+    for why in (
+        "weights is none",
+        "batch.size is 40 instead of 392",
+        "image_size is 48",
+        "109 images instead of 8,131",
+    ):
+        assert why in said
+    assert "seed" not in said
+    assert "elsewhere" not in said
+
+
+@pytest.mark.parametrize(
+    ("summary", "why"),
+    [
+        ({"protocol": "reid"}, "protocol reid"),
+        ({"queries": 6493}, ""),  # the list as distributed
+        ({"queries": 7332}, ""),
+    ],
+)
+def test_vehicleids_default_test_is_its_small_list(tmp_path: Path, summary: dict[str, Any], why: str) -> None:
+    run = _run(tmp_path / "car", "vehicleid/r50-512/rsk", {"vehicleid/test": {"r@1": 0.9, "r@5": 0.95}}, **summary)
+    page = write_paper([run], tmp_path / "paper.html")
+    assert _own_rows(page) == {f"yours: car{' ≠' if why else ''}": [["90.0", "95.0", "–", "–", "–", "–"]]}
+    assert why in _text(page)
+
+
+def test_every_run_of_a_row_is_shown(tmp_path: Path) -> None:
+    runs = [
+        _run(tmp_path / f"{seed}", "cars196-k/r50-512/rsk/k-1", {"cars196/test": {f"r@{k}": 0.7 for k in KS}})
+        for seed in range(2)
+    ]
+    sweep = "cars196-batch/r50-512/rsk/batch-16"
+    runs += [_run(tmp_path / name, sweep, {"cars196/test": {"r@1": value}}) for name, value in (("a", 0.6), ("b", 0.5))]
+    page = write_paper(runs, tmp_path / "paper.html")
+    assert _own_rows(page) == {f"yours: {seed}": [["70.0"] * 6] for seed in range(2)}
+    assert "60.00, 50.00" in _text(page)
+
+
+def test_a_result_on_another_data_set_is_not_that_data_sets_row(tmp_path: Path) -> None:
+    run = _run(tmp_path / "cars", "cars196/r50-512/rsk", {"sop/test": {"r@1": 0.5}, "cars196/test": {"r@1": 0.7}})
+    assert _own_rows(write_paper([run], tmp_path / "paper.html")) == {"yours: cars": [["70.0", "–", "–", "–"]]}
+
+
+@pytest.mark.parametrize(("over", "year"), [("_as_released", 2023), ("_as_released_2024", 2024)])
+def test_a_run_as_released_is_shown_as_the_row_it_is(tmp_path: Path, over: str, year: int) -> None:
+    (tmp_path / "mine.yaml").write_text(f"inherits: [sop/r50-512/rsk, {over}]\n")
+    result = {"sop/test": {"r@1": 0.8}}
+    runs = [_run(tmp_path / name, recipe, result) for name, recipe in (("by_file", tmp_path / "mine.yaml"),)]
+    runs += [_run(tmp_path / "by_name", f"sop/r50-512/rsk+{over}", result)]
+    rows = _own_rows(write_paper(runs, tmp_path / "paper.html"))
+    assert list(rows) == [f"yours: {name}, as released in {year}" for name in ("by_file", "by_name")]
 
 
 def test_batch_sizes_are_on_a_logarithmic_axis(tmp_path: Path) -> None:
