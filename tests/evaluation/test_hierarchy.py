@@ -96,7 +96,7 @@ def test_the_other_metrics_are_those_without_a_hierarchy():
     vectors, labels, coarse = _clusters()
     plain = evaluate(vectors, labels, ks=KS)
     both = evaluate(vectors, labels, ks=KS, coarse_labels=coarse)
-    assert list(both.per_query) == [*plain.per_query, "h_ap", "ndcg"]
+    assert list(both.per_query) == [*plain.per_query, "h_ap", "h_ap_released", "ndcg"]
     for name, column in plain.per_query.items():
         np.testing.assert_array_equal(both.per_query[name], column, err_msg=name)
     only = evaluate(vectors, labels, metrics=("h_ap",), coarse_labels=coarse)
@@ -112,6 +112,9 @@ def test_by_hand():
     ).metrics
     h_ap = (0.25 / 1 + (0.25 + 1) / 2 + (0.25 + 0.25 + 0.25) / 4) / 1.5
     assert result["h_ap"] == pytest.approx(h_ap)
+    # As HAPPIER released it, the query is a second fine item: relevances 1/4, 1/2, 0, 1/4.
+    released = (0.25 / 1 + (0.25 + 0.5) / 2 + (0.25 + 0.25 + 0.25) / 4) / 1.0
+    assert result["h_ap_released"] == pytest.approx(released)
     ideal = 3 + 1 / np.log2(3) + 1 / np.log2(4)
     assert result["ndcg"] == pytest.approx((1 + 3 / np.log2(3) + 1 / np.log2(5)) / ideal)
 

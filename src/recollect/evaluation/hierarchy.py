@@ -7,6 +7,7 @@ Retrieval", 2022), over the whole ranking and without the query itself:
     rel(l)    = (l / 2) / |items at level l|                  their α = 1
     H-rank(k) = Σ over j at or ahead of k of min(rel(j), rel(k))
     H-AP      = Σ_k H-rank(k) / rank(k)  /  Σ_k rel(k)        over the items k of level 1 and 2
+                ``h_ap_released``: HAPPIER's code counts the query among the items of level 2
     NDCG      = Σ_k (2^level(k) − 1) / log2(1 + rank(k))  /  the same for the best ranking possible
 
 The streaming pass ranks everything with the query's coarse label; the items of level 2 among them have the ranks that
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,10 +53,11 @@ class GradedRanks:
     numbers: Tensor
 
 
-def hierarchical_average_precision(graded: GradedRanks) -> Tensor:
-    """H-AP of each query."""
+def hierarchical_average_precision(graded: GradedRanks, released: bool = False) -> Tensor:
+    """H-AP of each query; ``released``: the relevance of level 2 is shared with the query itself, which is not ranked."""
     levels = torch.tensor([0.5, 1.0], dtype=torch.float64, device=graded.ranks.device)
-    relevance = torch.where(graded.numbers > 0, levels / graded.numbers.clamp_min(1), 0.0)
+    sharing = graded.numbers + torch.tensor([0, int(released)], device=graded.ranks.device)
+    relevance = torch.where(graded.numbers > 0, levels / sharing.clamp_min(1), 0.0)
     own = torch.where(graded.fine, relevance[:, 1:], relevance[:, :1])
     h_rank = own * graded.same + relevance.amin(dim=1, keepdim=True) * graded.other
     return _total(h_rank / graded.ranks, graded) / (relevance * graded.numbers).sum(dim=1)
@@ -71,6 +74,7 @@ def normalized_discounted_gain(graded: GradedRanks) -> Tensor:
 
 GRADED: dict[str, Callable[[GradedRanks], Tensor]] = {
     "h_ap": hierarchical_average_precision,
+    "h_ap_released": partial(hierarchical_average_precision, released=True),
     "ndcg": normalized_discounted_gain,
 }
 """Metrics that need coarse labels."""

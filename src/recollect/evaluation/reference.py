@@ -38,21 +38,22 @@ def metrics_of_ranks(ranks: Sequence[int], ks: Sequence[int]) -> dict[str, float
 
 
 def graded_metrics(similarities: NDArray[np.float64], levels: Sequence[int], ties: str) -> dict[str, float]:
-    """H-AP and NDCG of one query; among equals, items of lower level first (or last)."""
+    """H-AP, also as released, and NDCG of one query; among equals, items of lower level first (or last)."""
     sign = 1 if ties == "pessimistic" else -1
     order = sorted(range(len(levels)), key=lambda i: (-similarities[i], sign * levels[i]))
     ranked = [levels[i] for i in order]
-    number = {level: ranked.count(level) for level in (1, 2)}
-    rel = [level / 2 / number[level] if level else 0.0 for level in ranked]
-    total = 0.0
-    for k in range(len(ranked)):
-        h_rank = sum(min(rel[j], rel[k]) for j in range(k + 1))
-        total += h_rank / (k + 1)
+
+    def h_ap(own: int) -> float:
+        number = {1: ranked.count(1), 2: ranked.count(2) + own}
+        rel = [level / 2 / number[level] if level else 0.0 for level in ranked]
+        h_ranks = [sum(min(rel[j], rel[k]) for j in range(k + 1)) for k in range(len(ranked))]
+        return sum(h_rank / (k + 1) for k, h_rank in enumerate(h_ranks)) / sum(rel)
 
     def gain(some: Sequence[int]) -> float:
         return float(sum((2**level - 1) / np.log2(1 + rank) for rank, level in enumerate(some, start=1)))
 
-    return {"h_ap": total / sum(rel), "ndcg": gain(ranked) / gain(sorted(ranked, reverse=True))}
+    best = gain(sorted(ranked, reverse=True))
+    return {"h_ap": h_ap(0), "h_ap_released": h_ap(1), "ndcg": gain(ranked) / best}
 
 
 def macro(values: Sequence[dict[str, float] | None], labels: Sequence[Any]) -> dict[str, float]:
