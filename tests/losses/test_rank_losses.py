@@ -30,6 +30,14 @@ LOSSES = {
         lambda **o: RecallAtK(count_query=True, **o),
         lambda *a: reference.recall_at_k(*a, count_query=True),
     ),
+    "recall_at_k, query a positive": (
+        lambda **o: RecallAtK(count_query="positive", **o),
+        lambda *a: reference.recall_at_k(*a, count_query="positive"),
+    ),
+    "recall_at_k, asymmetric, query a positive": (
+        lambda **o: RecallAtK(step="asymmetric", count_query="positive", **o),
+        lambda *a: reference.recall_at_k(*a, count_query="positive", **ASYMMETRIC),
+    ),
     "recall_at_k, asymmetric": (
         lambda **o: RecallAtK(step="asymmetric", **o),
         lambda *a: reference.recall_at_k(*a, **ASYMMETRIC),

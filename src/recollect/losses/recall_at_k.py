@@ -36,7 +36,7 @@ class RecallAtK(RankLoss):
         tau2: temperature of the step on similarities.
         simix: enlarge the batch by SiMix.
         count_query: rank over the batch with the query in it, as the authors' released code does; the paper, and the
-            default, ranks over the batch without it.
+            default, ranks over the batch without it. ``"positive"``: the query is a positive of itself too, as in SupRank.
         step: ``"sigmoid"``, ``"asymmetric"`` (ROADMAP's, with its published constants and ``tau2``), or a step object
             of ``recollect.losses.engine.steps``, whose own ``tau`` is used instead of ``tau2``.
         **options: see ``recollect.losses.rank_loss.RankOptions``; with ``calibration_weight`` ROADMAP's calibration.
@@ -58,7 +58,7 @@ class RecallAtK(RankLoss):
         tau1: float | Sequence[float] = 1.0,
         tau2: float = 0.01,
         simix: bool = False,
-        count_query: bool = False,
+        count_query: bool | Literal["positive"] = False,
         step: Literal["sigmoid", "asymmetric"] | Step = "sigmoid",
         **options: Any,
     ) -> None:
@@ -70,7 +70,9 @@ class RecallAtK(RankLoss):
             )
         # A positive this far behind every k has σ_tau1(k − rank) below rounding, in float64 too.
         limit = max(chosen) + max(each) * saturation(torch.float64)
-        query: Literal["ranked", "excluded"] = "ranked" if check_flag("count_query", count_query) else "excluded"
+        query: Literal["ranked", "excluded", "positive"] = "positive"
+        if count_query != "positive":
+            query = "ranked" if check_flag("count_query", count_query) else "excluded"
         tau2 = check_number("tau2", tau2, *TEMPERATURES)
         super().__init__(step=make_step(step, tau2), query=query, rank_limit=limit, simix=simix, **options)
         self.k, self.tau1, self.tau2 = chosen, each if len(each) > 1 else each[0], tau2

@@ -88,7 +88,7 @@ def recall_at_k(
     k: tuple[int, ...] = (1, 2, 4, 8, 16),
     tau1: float | tuple[float, ...] = 1.0,
     tau2: float = 0.01,
-    count_query: bool = False,
+    count_query: bool | str = False,
     step: StepFunction | None = None,
     step_positives: StepFunction | None = None,
 ) -> Tensor:
@@ -96,9 +96,10 @@ def recall_at_k(
     temperatures = tau1 if isinstance(tau1, tuple) else (tau1,) * len(k)
     step = step or sigmoid_step(tau2)
     losses = []
-    for positives, negatives, itself in queries(embeddings, labels, ref_emb, ref_labels):
+    own = count_query == "positive"
+    for positives, negatives, itself in queries(embeddings, labels, ref_emb, ref_labels, own_positive=own):
         rank, _ = ranks(positives, negatives, step, step_positives)
-        if count_query and itself is not None:
+        if count_query and not own and itself is not None:
             rank = rank + (step_positives or step)(itself - positives)
         for cut, tau in zip(k, temperatures, strict=True):
             hits = torch.sigmoid((cut - rank) / tau).sum()
