@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from small_runs import make_images
 from typer.testing import CliRunner
@@ -58,6 +59,27 @@ def test_the_last_layer_is_the_whitening_of_the_pairs(sfm: Path, network: Embedd
     torch.testing.assert_close(vectors, wanted(features[:5], 32), rtol=0, atol=1e-3)
     with pytest.raises(ConfigError, match="already has a last layer"):
         add_last_layer(made, chosen)
+
+
+def test_over_scales_an_added_whitening_is_applied_to_the_mean_descriptor(
+    sfm: Path, network: Embedder, tmp_path: Path
+) -> None:
+    """As cirtorch does: the power mean of GeM's descriptors, of which the whitening is learned and to which it is applied."""
+    chosen, scales = WhiteningSet.from_sfm(sfm), (1.0, 2.0)
+    made = add_last_layer(network, chosen, 32, scales=scales)
+    pixels = torch.stack(
+        [torch.from_numpy(np.array(chosen.images.read(number))).permute(2, 0, 1) for number in range(IMAGES)]
+    )
+    with torch.no_grad():
+        normalized = network.normalize(pixels)
+        larger = F.interpolate(normalized, scale_factor=2.0, mode="bilinear", align_corners=False)
+        each = [F.normalize(network.pooled(images)) for images in (normalized, larger)]
+    mean = F.normalize((each[0] ** 3 + each[1] ** 3) ** (1 / 3))
+    torch.testing.assert_close(network.embed(pixels, scales=scales, progress=False), mean, rtol=0, atol=1e-5)
+    wanted = whitening_from_pairs(mean, torch.arange(IMAGES - 1), torch.arange(1, IMAGES))(mean, 32)
+    made.save(tmp_path / "made")
+    for model in (made, Embedder.load(tmp_path / "made")):
+        torch.testing.assert_close(model.embed(pixels, scales=scales, progress=False), wanted, rtol=0, atol=2e-3)
 
 
 def test_a_training_may_start_from_those_pairs(sfm: Path) -> None:

@@ -43,6 +43,10 @@ def whiten(
     split: Annotated[str, typer.Option(help="The split to use.")] = "train",
     dim: Annotated[int | None, typer.Option(min=1, max=2**16, help="Leading dimensions to keep. Default: all.")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Random seed.")] = 0,
+    multiscale: Annotated[
+        bool,
+        typer.Option("--multiscale", help="Learn from descriptors averaged over three scales, for eval --multiscale."),
+    ] = False,
     device: Device = None,
     download: Download = False,
     allow_outside: AllowOutside = False,
@@ -68,6 +72,7 @@ def whiten(
             split=split,
             dim=dim,
             seed=seed,
+            multiscale=multiscale,
             device=device,
             download=download,
             allow_outside=allow_outside,

@@ -165,6 +165,8 @@ def _at_scales(
         "head": [embedder.config.pooling, embedder.config.layer_norm, embedder.config.l2_before_head],
         "scales": list(scales),
     }
+    if embedder.head.linear is None or embedder.config.added_head:
+        about["mean"] = "descriptors"
     skipped: list[BadImage] = []
     at_once = max(1, int(min(batch_size, images_at_once(embedder.preprocessing)) / max(1.0, *(s * s for s in scales))))
 

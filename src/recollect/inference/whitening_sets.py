@@ -8,6 +8,7 @@ whitening afterwards, as in the rows that the paper marks with an asterisk.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,11 +21,12 @@ from recollect.common.files import make_folder_for
 from recollect.common.words import number_of
 from recollect.data import ImageSet, load, load_sfm_pairs
 from recollect.data.registry import without_missing
+from recollect.inference.embedding_sets import embed_set
 from recollect.inference.features import head_inputs, images_at_once
 from recollect.inference.opening import open_model
 from recollect.inference.test_sets import choose_test
 from recollect.inference.trained_on import carry_record
-from recollect.models import Embedder, Whitening, whitening_from_pairs
+from recollect.models import INSTANCE_SEARCH_SCALES, Embedder, Whitening, whitening_from_pairs
 from recollect.models.saving import DESCRIPTION, refuse_saved
 from recollect.models.whitening import pairs_of_classes
 
@@ -46,8 +48,10 @@ class WhiteningSet:
         queries, positives = np.split(places.astype(np.int64), 2)
         return cls(found.images.subset(used), (queries, positives))
 
-    def learn(self, embedder: Embedder, seed: int = 0, *, on_bad_image: str = "error") -> Whitening:
-        """The whitening of what the embedder's last layer is given.
+    def learn(
+        self, embedder: Embedder, seed: int = 0, *, scales: Sequence[float] | None = None, on_bad_image: str = "error"
+    ) -> Whitening:
+        """The whitening of what the embedder's last layer is given; with ``scales`` of the vectors of one without.
 
         ``on_bad_image="skip"`` leaves out images that cannot be read, and pairs with one of them.
 
@@ -56,7 +60,11 @@ class WhiteningSet:
         """
         # Not the chunk of the training: it may differ after resuming, and rounding depends on it.
         at_once = images_at_once(embedder.preprocessing)
-        features = head_inputs(embedder, self.images, batch_size=at_once, on_bad_image=on_bad_image)
+        if scales is None:
+            features = head_inputs(embedder, self.images, batch_size=at_once, on_bad_image=on_bad_image)
+        else:
+            found = embed_set(embedder, self.images, scales=scales, batch_size=at_once, on_bad_image=on_bad_image)
+            features = torch.from_numpy(np.array(found.vectors))
         readable = torch.isfinite(features[:, 0])
         if self.pairs is None:
             queries, positives = pairs_of_classes(torch.from_numpy(self.images.labels)[readable], seed=seed)
@@ -80,6 +88,7 @@ def add_last_layer(
     dim: int | None = None,
     seed: int = 0,
     *,
+    scales: Sequence[float] | None = None,
     on_bad_image: str = "error",
 ) -> Embedder:
     """The same network with L2, a whitening as its last layer, and L2.
@@ -89,6 +98,7 @@ def add_last_layer(
         chosen: the images to learn from.
         dim: leading dimensions to keep; all by default.
         seed: of the pairs, where labels give more than are used.
+        scales: learn from descriptors averaged over these scales, for vectors that will be.
         on_bad_image: ``"error"``, or ``"skip"`` for images that cannot be read.
 
     Raises:
@@ -101,11 +111,12 @@ def add_last_layer(
     features = embedder.feature_dim
     if dim is not None and not 1 <= dim <= features:
         raise ConfigError(f"dim {dim}: the network has {features} features, so choose 1 to {features}.")
-    config = replace(embedder.config, dim=dim or features, l2_before_head=True, layer_norm=False)
+    config = replace(embedder.config, dim=dim or features, l2_before_head=True, layer_norm=False, added_head=True)
     made = Embedder(config, embedder.backbone)
     made.load_state_dict(embedder.state_dict(), strict=False)  # GeM's exponent; the last layer is new
     made.to(embedder.device).eval()
-    made.set_whitening(chosen.learn(made, seed, on_bad_image=on_bad_image))
+    source = made if scales is None else embedder
+    made.set_whitening(chosen.learn(source, seed, scales=scales, on_bad_image=on_bad_image))
     return made
 
 
@@ -127,6 +138,7 @@ def whiten(
     split: str = "train",
     dim: int | None = None,
     seed: int = 0,
+    multiscale: bool = False,
     device: str | None = None,
     download: bool = False,
     allow_outside: bool = False,
@@ -142,6 +154,7 @@ def whiten(
         data: learn from a data set or a folder instead: two images of one class are a pair. root, split: of it.
         dim: leading dimensions to keep; all by default.
         seed: of the pairs, where labels give more than are used.
+        multiscale: learn from descriptors averaged over three scales, for ``write_evaluation(multiscale=True)``.
         device, download: see ``recollect.load``.
         allow_outside: allow listed paths and links that point outside the root.
         skip_bad: skip images that are missing or cannot be read.
@@ -175,7 +188,9 @@ def whiten(
         chosen = labelled_set(load(choice.data, choice.root, split, **options))
     logger.info(f"learning from {len(chosen.images):,} images")
     policy = "skip" if skip_bad else "error"
-    add_last_layer(opened.embedder, chosen, dim, seed, on_bad_image=policy).save(out, overwrite=overwrite)
+    scales = INSTANCE_SEARCH_SCALES if multiscale else None
+    made = add_last_layer(opened.embedder, chosen, dim, seed, scales=scales, on_bad_image=policy)
+    made.save(out, overwrite=overwrite)
     if opened.folder is not None:
         carry_record(opened.folder, Path(out))
     return out

@@ -58,6 +58,8 @@ class EmbedderConfig:
     provenance: Provenance
     code: CodeOrigin | None = None
     """Options of your own backbone."""
+    added_head: bool = False
+    """The last layer was added to a trained network, as a whitening of its descriptors."""
 
 
 class Embedder(nn.Module):

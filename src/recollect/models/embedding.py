@@ -24,7 +24,9 @@ from recollect.common.errors import ImageError, InputError
 from recollect.common.preprocessing import Preprocessing
 from recollect.common.size_groups import SizeGroups
 from recollect.common.words import printable
+from recollect.models.heads import unit
 from recollect.models.multiscale import multiscale
+from recollect.models.pooling import GeM
 
 if TYPE_CHECKING:
     from recollect.models.embedder import Embedder
@@ -122,7 +124,12 @@ def vectors_of(embedder: Embedder, batch: Tensor, scales: Sequence[float] | None
         return embedder.forward(embedder.fitted(batch))
     if batch.device.type != "meta":
         batch = batch.contiguous(memory_format=torch.channels_last)
-    return multiscale(embedder.forward, embedder.normalize(batch), scales, embedder.multiple)
+    head, pixels = embedder.head, embedder.normalize(batch)
+    if head.linear is not None and not embedder.config.added_head:
+        return multiscale(embedder.forward, pixels, scales, embedder.multiple)
+    power = float(embedder.pooling.p) if isinstance(embedder.pooling, GeM) else 1.0
+    mean = multiscale(lambda images: head.inputs(embedder.pooled(images)), pixels, scales, embedder.multiple, power)
+    return mean if head.linear is None else unit(head.linear(mean))
 
 
 class _Cost:

@@ -1,6 +1,7 @@
 """Descriptors averaged over several scales of an image: normalized, averaged, and normalized again.
 
-Resizing is done on the normalized tensor, bilinear without aligned corners, as is usual in instance search.
+Resizing is done on the normalized tensor, bilinear without aligned corners, as is usual in instance search. As in cirtorch,
+what a network was trained to return is averaged; a whitening that was added afterwards is applied to the average.
 ``Embedder.embed`` calls ``multiscale`` when it is given scales.
 """
 
@@ -19,7 +20,9 @@ INSTANCE_SEARCH_SCALES = (1.0, math.sqrt(2.0), 1.0 / math.sqrt(2.0))
 """The three scales of the instance-search protocol."""
 
 
-def multiscale(model: Callable[[Tensor], Tensor], images: Tensor, scales: Sequence[float], multiple: int = 1) -> Tensor:
+def multiscale(
+    model: Callable[[Tensor], Tensor], images: Tensor, scales: Sequence[float], multiple: int = 1, power: float = 1.0
+) -> Tensor:
     """The normalized mean of ``model(images resized by s)`` over ``scales``.
 
     Args:
@@ -27,6 +30,7 @@ def multiscale(model: Callable[[Tensor], Tensor], images: Tensor, scales: Sequen
         images: normalized, floating point.
         scales: positive factors for both sides.
         multiple: sides are rounded to multiples of this (the patch of a transformer); 1 rounds down as torch does.
+        power: exponent of the mean: that of GeM for its own descriptors, which have no negative values.
 
     Examples:
         >>> import torch
@@ -37,11 +41,11 @@ def multiscale(model: Callable[[Tensor], Tensor], images: Tensor, scales: Sequen
     check_scales(scales)
     total: Tensor | None = None
     for scale in scales:
-        vectors = unit(model(fit(images, scale, multiple)))
+        vectors = unit(model(fit(images, scale, multiple))) ** power
         total = vectors if total is None else total + vectors
     if total is None:
         raise InputError("give at least one scale.")
-    return unit(total)
+    return unit(total ** (1 / power))
 
 
 def fit(images: Tensor, scale: float = 1.0, multiple: int = 1) -> Tensor:

@@ -35,11 +35,12 @@ MODEL = "model"
 
 def config_as_dict(config: EmbedderConfig) -> dict[str, Any]:
     """Plain values of a configuration."""
-    values = {item.name: getattr(config, item.name) for item in fields(config) if item.name != "code"}
-    code = {} if config.code is None else {"code": asdict(config.code)}
+    # What few models have is left out of the others, which earlier versions and existing indexes then know as before.
+    rare = {"code": None if config.code is None else asdict(config.code), "added_head": config.added_head}
+    values = {item.name: getattr(config, item.name) for item in fields(config) if item.name not in rare}
     return (
         values
-        | code
+        | {name: value for name, value in rare.items() if value}
         | {
             "preprocessing": config.preprocessing.as_dict(),
             "provenance": config.provenance.as_dict(),
