@@ -30,6 +30,14 @@ def test_equals_sorting_everything(queries: int, items: int, top: int, seed: int
         assert found.indices[row].tolist()[: len(inside)] == inside
 
 
+def test_ties_are_in_the_gallerys_order_also_at_the_end_of_a_list() -> None:
+    random = np.random.default_rng(0)
+    gallery = random.integers(-1, 2, (200, 3)).astype(np.float32)  # few different products, so every list ends in a tie
+    queries = random.integers(-1, 2, (300, 3)).astype(np.float32)
+    found = nearest(queries, gallery, 10)
+    assert found.indices.tolist() == (-queries @ gallery.T).argsort(axis=1, kind="stable")[:, :10].tolist()
+
+
 def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
     vectors = random.normal(size=(50, 8)).astype(np.float32)

@@ -93,10 +93,15 @@ def nearest_unchecked(
             tile[torch.from_numpy(mine), torch.from_numpy(own[some][mine])] = -torch.inf
         if forbidden is not None:
             tile.masked_fill_(forbidden, -torch.inf)
-        values, places = tile.topk(count, dim=1)
+        values, places = tile.topk(min(count + 1, len(gallery)), dim=1)
+        # topk takes any of several equal values at the end of the list; those that come first in the gallery are meant.
+        for row in (values[:, count - 1] == values[:, -1]).nonzero().flatten() if count < len(gallery) else ():
+            last = values[row, -1]
+            ahead = int((values[row] > last).sum())
+            places[row, ahead:count] = (tile[row] == last).nonzero().flatten()[: count - ahead]
         # topk does not define the order of equal values; two sorts do: first by position, then, stably, by value.
-        places, order = places.sort(dim=1)
-        values, again = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+        places, order = places[:, :count].sort(dim=1)
+        values, again = values[:, :count].gather(1, order).sort(dim=1, descending=True, stable=True)
         indices[some], similarities[some] = places.gather(1, again).numpy(), values.numpy()
     return Found(indices, similarities)
 
