@@ -256,3 +256,13 @@ def test_fine_tuning_may_begin_with_the_head(root: Path, tmp_path: Path) -> None
     assert changed == {"head"}
     with pytest.raises(ConfigError, match=r"run\.head_steps"):
         small_config(root, **{**HEAD, "run.head_steps": 3})
+
+
+def test_too_few_images_for_a_whitening_are_said_to_be_that(root: Path) -> None:
+    config = small_config(root, **{"model.whitening": 20_000})
+    training = build(config, CPU, Team())
+    try:
+        with pytest.raises(ConfigError, match=r"model.whitening 20000 .* set model.whitening=\d+ or lower"):
+            whitening_images(config, training.sets.train)
+    finally:
+        training.close()

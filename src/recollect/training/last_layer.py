@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recollect.common.console import ProgressLine
+from recollect.common.errors import ConfigError
 from recollect.config.automatic import FEWEST_CLASSES, FEWEST_QUERIES, Choice, few_photos, no_step_for_few, too_few
 from recollect.config.schema import Config
 from recollect.data import ClassBalancedSampler, ImageSet, class_disjoint_split
@@ -339,7 +340,12 @@ def whitening_images(config: Config, images: ImageSet) -> WhiteningSet | None:
     if not isinstance(wanted, int):
         return WhiteningSet(images)
     each = config.batch.samples_per_class
-    size = max(wanted // each, 1) * each
+    size, usable = max(wanted // each, 1) * each, int((images.class_sizes >= each).sum()) * each
+    if size > usable:
+        raise ConfigError(
+            f"model.whitening {wanted} learns from {size:,} images, {each} of each class, but only {usable:,} can be used "
+            f"that way: set model.whitening={usable} or lower."
+        )
     sampler = ClassBalancedSampler(images.labels, size, each, seed=config.run.seed, batches_per_epoch=1)
     sampler.set_epoch(0)
     return WhiteningSet(images.subset(next(iter(sampler))))
