@@ -2,8 +2,9 @@
 
 There are three forms: the original with ``cars_annos.mat``; class folders, as in most copies today; and the development
 kit, as in torchvision and on Kaggle: ``cars_train``, ``cars_test`` and lists with the models' numbers for both. Class
-folders are in alphabetical order, which is the order of the models in the other forms. The published train/test flag is
-for classification and is ignored, and so are the boxes: this benchmark uses whole photos.
+folders are in alphabetical order. The other forms order models by maker only: the first 98 are the same, but the first 49,
+on which the paper's validation trains, differ in one (the 50th is the Buick Verano here and the Buick Enclave there). The
+published train/test flag is for classification and is ignored, and so are the boxes: this benchmark uses whole photos.
 """
 
 from __future__ import annotations
