@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
+
+import pytest
 
 from recollect.report import paper_figures
 from recollect.studies.paper_illustrations import idea
@@ -22,3 +25,21 @@ def test_the_illustrations_show_what_the_losses_give() -> None:
     count = len(paper_figures.mixed_similarities().labels)
     assert page.count("<rect") == count**2
     assert "both virtual" in page
+
+
+def test_the_two_sigmoids_and_the_gradient_against_the_rank_are_drawn() -> None:
+    page = str(idea())
+    rows = {
+        re.sub("<[^>]+>", "", cells[0]): [float(re.sub("<[^>]+>", "", cell)) for cell in cells[1:]]
+        for row in re.findall(r"<tr>.*?</tr>", page)
+        if len(cells := re.findall(r"<t[hd].*?</t[hd]>", row)) == 5 and re.match(r"<th[^>]*>(τ|k )", cells[0])
+    }
+
+    def sigmoid(x: float) -> float:
+        return 1 / (1 + math.exp(-x))
+
+    assert rows["τ2 = 0.01 (used)"][:2] == pytest.approx([sigmoid(-10), sigmoid(10)], rel=1e-3)
+    assert rows["τ1 = 1 (used)"][:2] == pytest.approx([sigmoid(4), sigmoid(-6)], rel=1e-3)
+    assert [rows[f"k = {k}"][3] for k in (1, 2, 4)] == [0.25] * 3  # the gradient of a hit is largest at rank k
+    assert rows["k ∈ {1, 2, 4}, sum"][3] > 0.5
+    assert page.count('class="chart"') == 3

@@ -2,7 +2,7 @@
 
 The two sigmoids, gradient against rank, what a loss on pairs and RS@k do to the same similarities, rs@k beside recall@k,
 and SiMix. No formula is typed here a second time. Values come from ``RecallAtK`` and its steps, gradients from autograd
-through them, so a correct figure is another check of the loss. Used by the documentation.
+through them, so a correct figure is another check of the loss. Used by the documentation and the page of the paper.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from recollect.losses import RecallAtK
 from recollect.losses.engine.soft_rank import Ranks
 from recollect.losses.engine.steps import Sigmoid
 from recollect.report import paper_figures
+from recollect.report.charts import Line
 
 _COLOURS = ("#1d4ed8", "#b45309", "#047857", "#1c1b19")
 _DASHES: tuple[Any, ...] = ((0, (8, 2, 2, 2)), (0, (6, 2)), (0, (1.5, 1.5)), "-")
@@ -111,39 +112,45 @@ def _figure(panels: int) -> tuple[Any, list[Any]]:
     return figure, axes
 
 
+def curves() -> dict[str, list[Line]]:
+    """The step on ranks for k = 4, the step on similarities, and the gradient by the rank of a positive."""
+    ranks = torch.linspace(0, 10, 201, dtype=torch.float64)
+    differences = torch.linspace(-0.1, 0.1, 201, dtype=torch.float64)
+    used = {1.0: " (used)", 0.01: " (used)"}
+    sets = {"k = 1": [1], "k = 2": [2], "k = 4": [4], "k ∈ {1, 2, 4}, sum": [1, 2, 4]}
+    return {
+        "ranks": [
+            Line(f"τ1 = {tau:g}{used.get(tau, '')}", ranks.tolist(), hits_at(ranks, [4], tau).tolist())
+            for tau in (1.0, 0.1)
+        ],
+        "similarities": [
+            Line(f"τ2 = {tau:g}{used.get(tau, '')}", differences.tolist(), ahead_at(differences, tau).tolist())
+            for tau in (0.01, 0.1)
+        ],
+        "gradient": [Line(name, ranks.tolist(), push_at(ranks, k).tolist()) for name, k in sets.items()],
+    }
+
+
 def _sigmoids() -> Any:
     figure, (left, right) = _figure(2)
-    k = 4
-    ranks = torch.linspace(-2, 10, 601, dtype=torch.float64)
-    for number, tau1 in enumerate((1.0, 0.1)):
-        name = f"τ1 = {tau1:g}" + (" (used)" if tau1 == 1 else "")
-        left.plot(ranks, hits_at(ranks, [k], tau1), color=_COLOURS[number], linestyle=("-", "--")[number], label=name)
-    left.axvline(k, color="#57534e", linewidth=0.8, linestyle=":")
-    left.set(title=f"Is a positive among the first k = {k}?", xlabel="rank r of the positive", xlim=(0, 10))
+    for panel, name in ((left, "ranks"), (right, "similarities")):
+        for number, line in enumerate(curves()[name]):
+            panel.plot(line.x, line.y, color=_COLOURS[number], linestyle=("-", "--")[number], label=line.name)
+        panel.axvline(4 if panel is left else 0, color="#57534e", linewidth=0.8, linestyle=":")
+        panel.legend(frameon=False, fontsize=9)
+    left.set(title="Is a positive among the first k = 4?", xlabel="rank r of the positive", xlim=(0, 10))
     left.set_ylabel("σ(k − r)")
-    differences = torch.linspace(-0.1, 0.1, 601, dtype=torch.float64)
-    for number, tau2 in enumerate((0.01, 0.1)):
-        name = f"τ2 = {tau2:g}" + (" (used)" if tau2 == 0.01 else "")
-        right.plot(
-            differences, ahead_at(differences, tau2), color=_COLOURS[number], linestyle=("-", "--")[number], label=name
-        )
-    right.axvline(0, color="#57534e", linewidth=0.8, linestyle=":")
     right.set(title="Is z ahead of x?", xlabel="difference of similarities", xlim=(-0.1, 0.1))
     right.set_ylabel("share of a rank")
     right.locator_params(axis="x", nbins=5)
-    for panel in (left, right):
-        panel.legend(frameon=False, fontsize=9)
     return figure
 
 
 def _gradient() -> Any:
     figure, (panel,) = _figure(1)
-    ranks = torch.linspace(0, 10, 501, dtype=torch.float64)
-    for number, k in enumerate(([1], [2], [4], [1, 2, 4])):
-        name = f"k = {k[0]}" if len(k) == 1 else "k ∈ {1, 2, 4}, sum"
-        width = 2.2 if len(k) > 1 else 1.6
-        look = {"color": _COLOURS[number], "linestyle": _DASHES[number], "linewidth": width}
-        panel.plot(ranks, push_at(ranks, k), label=name, **look)
+    for number, line in enumerate(curves()["gradient"]):
+        look = {"color": _COLOURS[number], "linestyle": _DASHES[number], "linewidth": 2.2 if number == 3 else 1.6}
+        panel.plot(line.x, line.y, label=line.name, **look)
     panel.set(title="How strongly a positive is pushed up", xlabel="rank of the positive", xlim=(0, 10), ylim=(0, None))
     panel.set_ylabel("size of the gradient")
     panel.legend(frameon=False, fontsize=9)

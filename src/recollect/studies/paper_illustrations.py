@@ -1,6 +1,8 @@
-"""The paper's explanatory figures on the page: two losses on the same similarities, rs@k and recall@k, and SiMix.
+"""The paper's explanatory figures on the page: its two sigmoids, the gradient against the rank, two losses on the same
+similarities, rs@k and recall@k, and SiMix.
 
-The numbers are computed by the losses themselves (``report/paper_figures.py``); ``paper_page.py`` puts the figures first.
+The numbers are computed by the losses themselves (``report/method.py``, ``report/paper_figures.py``); ``paper_page.py``
+puts the figures first.
 """
 
 from __future__ import annotations
@@ -9,12 +11,22 @@ from collections.abc import Sequence
 
 from recollect.common.words import in_decimals
 from recollect.report import paper_figures
+from recollect.report.charts import line_chart
 from recollect.report.markup import Markup, element, join, table
+from recollect.report.method import curves
 
 
 def idea() -> Markup:
-    """The three illustrations, with a sentence on each."""
+    """The illustrations, with a sentence on each."""
     return join(
+        element("h3", "Two sigmoids instead of two steps"),
+        element(
+            "p",
+            "Recall@k counts in steps: an image is ahead of another or not, a positive is among the first k or not. RS@k "
+            "replaces both by sigmoids, so that ranks and hits have gradients. The gradient of a hit is largest where the "
+            "positive's rank is near k; several values of k push positives at several ranks.",
+        ),
+        _curves(),
         element("h3", "What a loss on pairs and RS@k do to the same similarities"),
         element(
             "p",
@@ -48,6 +60,20 @@ def idea() -> Markup:
         element("h3", "SiMix: similarities of images that are never made"),
         _simix(),
     )
+
+
+def _curves() -> Markup:
+    """The two sigmoids, and the gradient against the rank."""
+    words = {
+        "similarities": ("Is z ahead of x?", "difference of similarities", "share of a rank"),
+        "ranks": ("Is a positive among the first 4?", "rank of the positive", "hits"),
+        "gradient": ("How strongly a positive is pushed up", "rank of the positive", "size of the gradient"),
+    }
+    charts = []
+    for name, lines in curves().items():
+        title, x_label, y_label = words[name]
+        charts.append(line_chart(lines, title=title, x_label=x_label, y_label=y_label, from_zero=True))
+    return element("div", charts, class_="charts")
 
 
 def _scenes() -> list[tuple[paper_figures.RankedList, list[paper_figures.Pull]]]:
