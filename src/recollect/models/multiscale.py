@@ -39,13 +39,8 @@ def multiscale(
         torch.Size([2, 3])
     """
     check_scales(scales)
-    total: Tensor | None = None
-    for scale in scales:
-        vectors = unit(model(fit(images, scale, multiple))) ** power
-        total = vectors if total is None else total + vectors
-    if total is None:
-        raise InputError("give at least one scale.")
-    return unit(total ** (1 / power))
+    first, *others = (unit(model(fit(images, scale, multiple))) ** power for scale in scales)
+    return unit(sum(others, first) ** (1 / power))
 
 
 def fit(images: Tensor, scale: float = 1.0, multiple: int = 1) -> Tensor:

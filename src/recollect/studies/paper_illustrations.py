@@ -35,7 +35,7 @@ def idea() -> Markup:
             "with margins of 0.9 for positives and 0.6 for negatives: it pulls wherever a similarity is off its margin. RS@k "
             "pulls where the order can change.",
         ),
-        element("div", [_pull_table(listed, pulls) for listed, pulls in _scenes()], class_="columns"),
+        element("div", map(_pull_table, paper_figures.MOTIVATION, paper_figures.pulls()), class_="columns"),
         element("h3", "rs@k beside recall@k"),
         element(
             "p",
@@ -74,10 +74,6 @@ def _curves() -> Markup:
         title, x_label, y_label = words[name]
         charts.append(line_chart(lines, title=title, x_label=x_label, y_label=y_label, from_zero=True))
     return element("div", charts, class_="charts")
-
-
-def _scenes() -> list[tuple[paper_figures.RankedList, list[paper_figures.Pull]]]:
-    return list(zip(paper_figures.MOTIVATION, paper_figures.pulls(), strict=True))
 
 
 def _pull_table(listed: paper_figures.RankedList, pulls: Sequence[paper_figures.Pull]) -> Markup:

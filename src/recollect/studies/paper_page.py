@@ -58,9 +58,9 @@ _FAMILIES = ("inaturalist", "sop", "vehicleid", "cars196", "gldv1")
 _ABLATIONS = ("cars196-batch", "sop-batch", "cars196-tau1", "cars196-k")
 _METHODS = {"init": "init", "SAP": "sap", "RS@k": "rsk", "RS@k+SiMix": "rsk-simix"}
 _RELEASED = {"": "", "+_as_released": ", as released in 2023", "+_as_released_2024": ", as released in 2024"}
-_SAME_ROW = {"name", "published", "data.test_split", "run.deterministic", "run.seed", "run.verdict", "run.tensorboard"}
-_SAME_ROW |= {f"run.{name}" for name in ("evaluate_every", "evaluate_first", "watch_test", "loss_limit", "loggers")}
-_SAME_ROW |= {"run.checkpoint_minutes", "run.checkpoint_steps"}
+_OF_A_RUN = "seed deterministic verdict evaluate_every evaluate_first watch_test checkpoint_minutes checkpoint_steps"
+_OF_A_RUN += " loss_limit loggers logger_options tensorboard"
+_SAME_ROW = {"name", "published", "data.test_split", *(f"run.{name}" for name in _OF_A_RUN.split())}
 """Settings that a run may change and still be a run of its row, besides ``FREE``."""
 
 
@@ -81,7 +81,7 @@ class OwnRun:
     @property
     def label(self) -> str:
         """Its name with the mark of what is not comparable."""
-        return f"yours: {self.name}{' ≠' if self.remarks else ''}"
+        return f"yours: {self.name}{' ‡' if self.remarks else ''}"
 
     def percent(self, test: str, metric: str, digits: int = 1) -> str:
         """A number for a cell of a table."""
@@ -124,7 +124,7 @@ def write_paper(runs: Sequence[Path | str], out: Path | str, *, overwrite: bool 
     ]
     said = f"{len(read) - len(unplaced)} of your runs are shown next to the published rows." if read else ""
     differing = [run for runs in own.values() for run in runs if run.remarks]
-    said += " Those marked ≠ are not comparable with them, for the reasons below." if differing else ""
+    said += " Those marked ‡ are not comparable with them, for the reasons below." if differing else ""
     remarks = [f"{run.label}: {'; '.join(run.remarks)}." for run in differing]
     remarks += [f"{name}: {why}" for name, why in unplaced]
     body = join(
@@ -173,7 +173,9 @@ def _changed(recipe: str, config: Config) -> tuple[list[str], str]:
         said = [
             f"{name} is {brief(value)} instead of {brief(row)}"
             for name, (row, value) in differing.items()
-            if name not in _SAME_ROW and row != "auto" and (name != "model.weights" or value == "none")
+            if not any(f"{name}.".startswith(f"{same}.") for same in _SAME_ROW)
+            and row != "auto"
+            and (name != "model.weights" or value == "none")
         ]
         compared.append((said, title))
     return min(compared, key=lambda pair: len(pair[0]))
@@ -338,14 +340,12 @@ def means_of(values: Mapping[str, float | None]) -> tuple[float | None, float | 
 
     A mean is shown only if all its numbers exist.
     """
-    everything = [values[column] for column in _INSTANCE]
-    large = [values[column] for column in _INSTANCE if "r1m" in column]
 
-    def mean(numbers: Sequence[float | None]) -> float | None:
-        given = [number for number in numbers if number is not None]
-        return sum(given) / len(given) if len(given) == len(numbers) else None
+    def mean(columns: Sequence[str]) -> float | None:
+        given = [number for column in columns if (number := values[column]) is not None]
+        return sum(given) / len(given) if len(given) == len(columns) else None
 
-    return mean(everything), mean(large)
+    return mean(list(_INSTANCE)), mean([column for column in _INSTANCE if "r1m" in column])
 
 
 def _instance(own: Own) -> Markup:
@@ -426,7 +426,7 @@ def _sweep(
         runs = [own.get(f"{family}/r50-512/{method}/{word}-{value}", ()) for value in values]
         columns[name] = [[number] if number else [] for number in published]
         columns[f"{name}, yours"] = [
-            [number + " ≠" * bool(run.remarks) for run in these if (number := run.percent(test, "r@1", 2)) != _MINUS]
+            [number + " ‡" * bool(run.remarks) for run in these if (number := run.percent(test, "r@1", 2)) != _MINUS]
             for these in runs
         ]
     columns = {name: numbers for name, numbers in columns.items() if any(numbers)}
@@ -434,7 +434,7 @@ def _sweep(
     lines = []
     for name, column in columns.items():
         points = [
-            (x, float(number.removesuffix(" ≠")) / 100)
+            (x, float(number.removesuffix(" ‡")) / 100)
             for x, numbers in zip(places, column, strict=True)
             for number in numbers
         ]
