@@ -183,7 +183,7 @@ def test_batch_sizes_are_on_a_logarithmic_axis(tmp_path: Path) -> None:
 
 
 def test_charts_of_sweeps_name_the_setting_and_stay_below_100_percent(tmp_path: Path) -> None:
-    mine = _run(tmp_path / "run", "cars196-tau1/r50-512/rsk/tau1-0.5", {"cars196-test": {"r@1": 0.8069}})
+    mine = _run(tmp_path / "run", "cars196-tau1/r50-512/rsk/tau1-0.5", {"cars196/test": {"r@1": 0.8069}})
     page = write_paper([mine], tmp_path / "paper.html").read_text(encoding="utf-8").replace("\u00a0", " ")
     assert "<title>SAP: 68.9 % at 16</title>" in page
     chart = page.split("<title>r@1 on Cars196 by τ1</title>")[1].split("</svg>")[0]

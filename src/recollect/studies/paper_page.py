@@ -7,7 +7,6 @@ test set differ from the row's.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -421,29 +420,31 @@ def _sweep(
         title, x_label: words.
     """
     test = f"{family.partition('-')[0]}/test"
-    columns: dict[str, list[list[str]]] = {}
+    columns: dict[
+        str, list[list[tuple[float, bool]]]
+    ] = {}  # of each value, numbers and whether they are not comparable
     for name, (method, published) in curves.items():
         runs = [own.get(f"{family}/r50-512/{method}/{word}-{value}", ()) for value in values]
-        columns[name] = [[number] if number else [] for number in published]
+        columns[name] = [[(float(number), False)] if number else [] for number in published]
         columns[f"{name}, yours"] = [
-            [number + " ‡" * bool(run.remarks) for run in these if (number := run.percent(test, "r@1", 2)) != _MINUS]
+            [(found, bool(run.remarks)) for run in these if (found := run.results.get(test, {}).get("r@1")) is not None]
             for these in runs
         ]
     columns = {name: numbers for name, numbers in columns.items() if any(numbers)}
     places = [float(value) for value in values]
     lines = []
     for name, column in columns.items():
-        points = [
-            (x, float(number.removesuffix(" ‡")) / 100)
-            for x, numbers in zip(places, column, strict=True)
-            for number in numbers
-        ]
+        points = [(x, number / 100) for x, numbers in zip(places, column, strict=True) for number, _ in numbers]
         lines.append(Line(name, [x for x, _ in points], [y for _, y in points], dots=True))
     chart = line_chart(lines, title=title, x_label=x_label, y_label="r@1", percent=True, log_ticks=places)
     if chart is None:
         return None, None
+
+    def cell(numbers: Sequence[tuple[float, bool]]) -> str:
+        return ", ".join(f"{number:.2f}" + " ‡" * other for number, other in numbers) or _MINUS
+
     rows: list[list[Child]] = [
-        [f"{x:,g}", *(", ".join(column[place]) or _MINUS for column in columns.values())] for place, x in enumerate(places)
+        [f"{x:,g}", *(cell(column[place]) for column in columns.values())] for place, x in enumerate(places)
     ]
     return chart, table([x_label, *columns], rows, caption=f"{title}, in percent")
 
