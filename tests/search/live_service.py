@@ -70,10 +70,9 @@ def running(index: Index, **limits: Any) -> Iterator[Client]:
     import uvicorn
 
     from recollect.search.service import Limits, create_app
+    from recollect.search.serving import server_options
 
-    settings = uvicorn.Config(
-        create_app(index, Limits(**limits)), host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=30
-    )
+    settings = uvicorn.Config(create_app(index, Limits(**limits)), host="127.0.0.1", port=0, **server_options(30))
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

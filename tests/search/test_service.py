@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import socket
 import statistics
 import struct
@@ -16,6 +17,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +27,9 @@ from PIL import Image
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")
 
-from recollect.search import Index
+from recollect.search import Index, guards
 from recollect.search.batching import LARGEST
+from recollect.search.serving import allowed_hosts
 from search.live_service import Client, running
 from search.stores import fresh_address
 from search.toy_model import ToyEncoder, make_photos
@@ -244,12 +247,19 @@ def test_hostile_uploads_are_refused(client: Client) -> None:
         None,
     ):
         assert client.post("/search", body).status == 422
+    wide = json.dumps({f"column {number}": "x" for number in range(17)})
+    assert (
+        client.upload("/search", _png(), where=wide).json()["detail"]
+        == "where may have 16 names, with 1,000 values each."
+    )
+    assert client.post("/search", {"id": "class0/0.png", "where": {"label": ["x"] * 1001}}).status == 422
     for kind, body, status in (
         ("text/plain", b"x", 415),
         ("", b"x", 415),
         ("application/json", b"{", 422),
         ("application/json", b"\xff\xfe", 422),
-        ("application/json", b"[" * 100_000, 422),
+        ("application/json", b"[" * 60_000, 422),
+        ("application/json", b"[" * 70_000, 413),
         ("multipart/form-data", b"x", 400),
         ("multipart/form-data; boundary=x", b"nothing like a form", 422),
         (
@@ -271,21 +281,49 @@ def test_ten_gigabytes_are_refused_when_announced(client: Client) -> None:
         )
         answer = raw.recv(4000)
         assert b" 413 " in answer.split(b"\r\n")[0]
-    with socket.create_connection(("127.0.0.1", client.port), timeout=30) as raw:  # and without announcing them
-        raw.sendall(
-            b"POST /search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=x\r\n"
-            b"Transfer-Encoding: chunked\r\n\r\n"
-        )
-        piece = b"%x\r\n" % 65536 + b"a" * 65536 + b"\r\n"
-        answer = b""
-        try:
-            for _ in range(50):
-                raw.sendall(piece)
-            answer = raw.recv(4000)
-        except OSError:  # it closed the connection while more was being sent
-            answer = answer or b"HTTP/1.1 413 "
-        assert b" 413 " in answer.split(b"\r\n")[0] or b" 400 " in answer.split(b"\r\n")[0]
     assert client.get("/health").status == 200
+
+
+@pytest.mark.parametrize("kind", ["multipart/form-data; boundary=x", "application/json"])
+def test_a_body_over_the_limit_is_refused_though_it_was_not_announced(kind: str, client: Client) -> None:
+    with socket.create_connection(("127.0.0.1", client.port), timeout=30) as raw:
+        raw.sendall(
+            f"POST /search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\n"
+            "Transfer-Encoding: chunked\r\n\r\n".encode()
+        )
+        part = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'.ljust(1000, b"a")
+        for _ in range(400 if "form" in kind else 66):  # just enough, so that nothing is left unread
+            raw.sendall(b"%x\r\n" % len(part) + part + b"\r\n")
+            part = b"a" * 1000
+        assert b" 413 " in raw.recv(4000).split(b"\r\n")[0]
+
+
+def test_only_hosts_that_were_allowed_are_answered(index: Index) -> None:
+    with running(index, hosts=allowed_hosts("127.0.0.1", ["shop.example"])) as client:
+        for host in ("[::1]", "[::1]:8000", "127.0.0.1:1", "LOCALHOST", "shop.example:80"):
+            assert client.get("/health", Host=host).status == 200, host
+        for host in ("[::1].evil.example", "[::1", "[::1]x", "localhost.evil.example", "localhost:1:2", "", "::1"):
+            assert client.get("/health", Host=host).status == 400, host
+
+
+def test_clients_that_hold_connections_do_not_keep_others_out(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "CONNECTIONS", 5)
+    with running(index) as client, ExitStack() as stack:
+        held = []
+        for number in range(20):
+            held.append(stack.enter_context(socket.create_connection(("127.0.0.1", client.port), timeout=60)))
+            held[-1].sendall(b"POST /search HTTP/1.1\r\nHost: x\r\n"[: 40 * (number % 2)])
+        assert client.get("/health").status == 200
+        for waited in held[:10]:  # those that waited longest were closed
+            with suppress(ConnectionResetError):
+                assert waited.recv(1) == b""
+
+
+def test_a_client_has_limited_time_for_its_request(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "_HEADER_SECONDS", 0.1)
+    with running(index) as client, socket.create_connection(("127.0.0.1", client.port), timeout=60) as slow:
+        slow.sendall(b"GET /health HTTP/1.1\r\nHost:")
+        assert slow.recv(1) == b""
 
 
 def test_writing_needs_to_be_allowed_and_a_token(client: Client, tmp_path: Path) -> None:
@@ -309,7 +347,7 @@ def test_writing_needs_to_be_allowed_and_a_token(client: Client, tmp_path: Path)
             (b"junk", {"id": "x"}, 400),
             (_png(), {}, 422),
             (None, {"id": "x"}, 422),
-            (_png(), {"id": "x" * 513}, 422),
+            (_png(), {"id": "ä" * 1025}, 422),
             (_png(), {"id": "x", "metadata": "[]"}, 422),
             (_png(), {"id": "x", "metadata": '{"a": [1]}'}, 422),
             (_png()[:-30], {"id": "x"}, 400),
@@ -345,6 +383,75 @@ def test_queries_that_arrive_together_are_embedded_together(index: Index, photos
     assert sizes == [1, 1, LARGEST, 40 - LARGEST]
 
 
+class Gated(ToyEncoder):
+    """Waits with the first image of a client until ``gate`` opens, and then fails where ``fault`` is among the images."""
+
+    def __init__(self, fault: int = 0) -> None:
+        super().__init__()
+        self.entered, self.gate, self.fault, self.sizes = threading.Event(), threading.Event(), fault, []
+
+    def embed(self, images: list, on_bad: object = None) -> np.ndarray:
+        if images[0].shape != (64, 64, 3):  # not the one that warms up
+            self.sizes.append(len(images))
+            self.entered.set()
+            assert self.gate.wait(600)
+        if any(image.shape[0] == self.fault for image in images):
+            raise RuntimeError("an image that the model cannot take")
+        return super().embed(images, on_bad)
+
+
+def _counted(client: Client, metric: str) -> int:
+    found = re.search(rf"{re.escape(metric)} (\d+)", client.get("/metrics").body.decode())
+    return int(found[1]) if found else 0
+
+
+def test_a_query_that_fails_does_not_fail_those_that_arrived_with_it(index: Index) -> None:
+    model = Gated(fault=13)
+    with Index.open(index.address, model) as opened, running(opened) as client, ThreadPoolExecutor(8) as pool:
+        first = pool.submit(client.upload, "/search", _png())
+        assert model.entered.wait(600)
+        others = [pool.submit(client.upload, "/search", _png(size=13 if n == 3 else 16)) for n in range(7)]
+        while _counted(client, "recollect_waiting_queries") < 7:
+            time.sleep(0.01)
+        model.gate.set()
+        assert [answer.result().status for answer in (first, *others)] == [200, 200, 200, 200, 500, 200, 200, 200]
+    assert model.sizes[1] == 7
+
+
+def test_queries_of_clients_that_left_are_not_embedded(index: Index) -> None:
+    model = Gated()
+    with Index.open(index.address, model) as opened, running(opened) as client, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(client.upload, "/search", _png())
+        assert model.entered.wait(600)
+        body = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n' + _png() + b"\r\n--x--\r\n"
+        head = "POST /search HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=x\r\nContent-Length: "
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", client.port)) as leaver:
+                leaver.sendall(f"{head}{len(body)}\r\n\r\n".encode() + body)
+        last = pool.submit(client.upload, "/search", _png())
+        while _counted(client, 'status="400"}') + _counted(client, "recollect_waiting_queries") < 6:
+            time.sleep(0.01)
+        model.gate.set()
+        assert (first.result().status, last.result().status) == (200, 200)
+    assert sum(model.sizes) == 2
+
+
+def test_an_image_that_is_added_holds_the_lock_only_while_it_is_written(tmp_path: Path) -> None:
+    """Otherwise a few clients that add images keep each other waiting until they are refused."""
+    model, right = Gated(), {"Authorization": f"Bearer {TOKEN}"}
+    with Index.create(tmp_path / "x", model) as index, running(index, token=TOKEN) as client:
+        with ThreadPoolExecutor(20) as pool:
+            made = [pool.submit(client.upload, "/items", _png(size=20 + n), right, id=f"{n}") for n in range(20)]
+            assert model.entered.wait(600)
+            with index.store.writing(wait=0):
+                pass
+            model.gate.set()
+            assert {answer.result().status for answer in made} == {201}
+        assert len(index) == 20
+        assert client.get("/thumbnails/7").status == 200
+        assert index.picture("7") == _png(size=27)
+
+
 def _is_open(port: int) -> bool:
     with socket.socket() as attempt:
         return attempt.connect_ex(("127.0.0.1", port)) == 0
@@ -355,7 +462,7 @@ def test_requests_under_way_are_answered_when_it_stops(index: Index, photos: Pat
 
     class Slow(ToyEncoder):
         def embed(self, images: list, on_bad: object = None) -> np.ndarray:
-            if isinstance(images[0], bytes):
+            if images[0].shape != (64, 64, 3):  # not the one that warms up
                 entered.set()
                 gate.wait(600)
             return super().embed(images, on_bad)

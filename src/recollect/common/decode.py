@@ -46,6 +46,9 @@ decoder's own memory."""
 _BYTES_PER_PIXEL = 16
 """At most, in the formats below: four channels of 32 bits."""
 
+_READS = 30_000
+"""Of the content of an image in memory: about 0.1 s."""
+
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000")
 """Formats PIL may try. Rare ones with fragile decoders are left out."""
 
@@ -202,12 +205,25 @@ def _opened(source: str | Path | bytes) -> Iterator[tuple[str, Image.Image]]:
     """The name of an image for messages, and the image with its header read; every failure is an ``ImageError``."""
     if isinstance(source, bytes):
         name = f"an image of {len(source):,} bytes"
-        with _sentences(name), _identified(io.BytesIO(source), source[:12], name) as image:
+        with _sentences(name), _identified(_Content(source), source[:12], name) as image:
             yield name, image
         return
     name = printable(str(source))
     with _sentences(name), _regular(source, name) as file, _identified(file, None, name) as image:
         yield name, image
+
+
+class _Content(io.BytesIO):
+    """The content of a file from elsewhere. PIL reads segments, chunks and comments one by one, in Python: millions of
+    them would take a minute. A photo has some hundred, a PNG of 20 MB some ten thousand."""
+
+    _reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._reads += 1
+        if self._reads > _READS:
+            raise ImageError("an image of too many parts.", "too many parts")
+        return super().read(size)
 
 
 @contextmanager

@@ -1,21 +1,25 @@
 """Queries that arrive together are embedded together: a model takes little longer for eight images than for one.
 
 Queries are never delayed on purpose. While a batch is in the model, new queries are collected; they form the next batch.
+Images to be added to the index are embedded with them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recollect.common.errors import RecollectError
-from recollect.search.index import Index, Match
+from recollect.search.decoder import ClientLeftError
+from recollect.search.index import Index
 from recollect.search.opened_index import OtherModelError
 
 LARGEST = 32
@@ -30,13 +34,15 @@ class TooBusyError(RecollectError):
 
 @dataclass
 class Job:
-    """One query: an image's bytes, or an id of the index."""
+    """One query: an image, or an id of the index. ``left`` tells whether its client has left; ``k`` 0 asks for the vector
+    of the image only."""
 
+    left: Callable[[], Awaitable[bool]]
     k: int
     where: Mapping[str, list[str]]
-    image: bytes | None = None
+    image: NDArray[np.uint8] | None = None
     name: str | None = None
-    answer: asyncio.Future[list[Match]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    answer: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 def warm_up(index: Index) -> None:
@@ -78,15 +84,13 @@ class Batcher:
                 await self._task
         self._worker.shutdown()
 
-    async def search(
-        self, k: int, where: Mapping[str, list[str]], *, image: bytes | None = None, name: str | None = None
-    ) -> list[Match]:
-        """The answer to one query.
+    async def answer(self, job: Job) -> Any:
+        """The matches of one query; with ``k`` 0, its vector and the fingerprint of the model.
 
         Raises:
-            TooBusyError: too many queries are waiting. ImageError, InputError: this query is not valid.
+            TooBusyError: too many queries are waiting. ClientLeftError: its client has left.
+            ImageError, InputError: this query is not valid.
         """
-        job = Job(k, where, image, name)
         try:
             self._queue.put_nowait(job)
         except asyncio.QueueFull as error:
@@ -96,32 +100,38 @@ class Batcher:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            jobs = [await self._queue.get()]
-            while len(jobs) < LARGEST and not self._queue.empty():
-                jobs.append(self._queue.get_nowait())
+            jobs: list[Job] = []
+            while not jobs or (len(jobs) < LARGEST and not self._queue.empty()):
+                job = await self._queue.get()
+                if await job.left():
+                    self._finish(job, ClientLeftError("the client has left."))
+                else:
+                    jobs.append(job)
             self._observe(len(jobs))
-            found = await loop.run_in_executor(self._worker, self._answers, jobs)
-            for job, answer in zip(jobs, found, strict=True):
-                if not job.answer.done():  # a client that went away cancelled it
-                    if isinstance(answer, Exception):
-                        job.answer.set_exception(answer)
-                    else:
-                        job.answer.set_result(answer)
-                self._queue.task_done()
+            answers = await loop.run_in_executor(self._worker, self._answers, jobs)
+            for job, answer in zip(jobs, answers, strict=True):
+                self._finish(job, answer)
 
-    def _answers(self, jobs: list[Job]) -> list[list[Match] | Exception]:
-        for attempt in range(3):
+    def _finish(self, job: Job, answer: Any) -> None:
+        if not job.answer.done():  # it is cancelled where the service stops before the answer
+            (job.answer.set_exception if isinstance(answer, Exception) else job.answer.set_result)(answer)
+        self._queue.task_done()
+
+    def _answers(self, jobs: list[Job]) -> list[Any]:
+        """An answer or an error for every job."""
+        for _ in range(3):
             try:
                 return self._attempt(jobs)
             except OtherModelError as error:  # the index was rebuilt between embedding and searching
-                if attempt == 2:
-                    return [error] * len(jobs)
+                failure: Exception = error
             except Exception as error:  # after any error every client gets an answer and the service continues
-                return [error] * len(jobs)
-        return []
+                failure = error
+                break
+        # One by one, so that only those at fault fail.
+        return [failure] if len(jobs) == 1 else [self._answers([job])[0] for job in jobs]
 
-    def _attempt(self, jobs: list[Job]) -> list[list[Match] | Exception]:
-        answers: dict[int, list[Match] | Exception] = {}
+    def _attempt(self, jobs: list[Job]) -> list[Any]:
+        answers: dict[int, Any] = {}
         images = [place for place, job in enumerate(jobs) if job.image is not None]
         if images:
             bad: dict[int, Exception] = {}
@@ -135,12 +145,11 @@ class Batcher:
                     groups.setdefault(key, []).append(number)
             for numbers in groups.values():
                 job = jobs[images[numbers[0]]]
-                found = self._index.search_vectors(rows[numbers], job.k, job.where, fingerprint=encoder.fingerprint)
-                answers.update({images[number]: matches for number, matches in zip(numbers, found, strict=True)})
+                found: Any = [(rows[number], encoder.fingerprint) for number in numbers]
+                if job.k:
+                    found = self._index.search_vectors(rows[numbers], job.k, job.where, fingerprint=encoder.fingerprint)
+                answers.update({images[number]: answer for number, answer in zip(numbers, found, strict=True)})
         for place, job in enumerate(jobs):
             if job.name is not None:
-                try:
-                    answers[place] = self._index.search_id(job.name, job.k, job.where)
-                except RecollectError as error:
-                    answers[place] = error
+                answers[place] = self._index.search_id(job.name, job.k, job.where)
         return [answers[place] for place in range(len(jobs))]

@@ -21,10 +21,10 @@ from recollect.search import approximate_search as approximation
 from recollect.search.addresses import open_store
 from recollect.search.encoder import Encoder, OnBad, open_encoder
 from recollect.search.filling import SyncChanges, add_images, refill, stored_vectors, sync_images
-from recollect.search.indexed_files import list_images
+from recollect.search.indexed_files import digest_of, list_images
 from recollect.search.opened_index import OpenedIndex, OtherModelError
 from recollect.search.settings import Generation, Settings, read_settings, write_settings
-from recollect.search.store_protocol import Item, NoIndexError, clean_metadata, clean_where
+from recollect.search.store_protocol import Item, NoIndexError, checked_id, clean_metadata, clean_where, shortened
 from recollect.search.thresholds import verdict
 
 if TYPE_CHECKING:
@@ -199,6 +199,7 @@ class Index(OpenedIndex):
         metadata: Sequence[Mapping[str, object] | None] | None = None,
         *,
         fingerprint: str,
+        pictures: Sequence[bytes] | None = None,
         wait: float = 0.0,
     ) -> int:
         """Add vectors that were computed elsewhere with this index's model; returns how many.
@@ -207,6 +208,7 @@ class Index(OpenedIndex):
             vectors: N × d, as long as the model's.
             ids, metadata: as in ``add``.
             fingerprint: fingerprint of the model that computed them (``open_encoder(model).fingerprint``).
+            pictures: the contents of their image files, which are then kept as those of ``add`` are.
 
         Raises:
             OtherModelError: another model's fingerprint.
@@ -217,15 +219,20 @@ class Index(OpenedIndex):
             raise InputError(
                 f"{rows.shape} vectors, {len(ids)} ids and {len(about)} metadata: give one id and metadata per vector."
             )
+        kept_pictures = [("", None)] * len(ids) if pictures is None else [digest_of(content) for content in pictures]
         with self._store.writing(wait):
             generation = self._current(fresh=True)
             self._check_fingerprint(fingerprint, generation, "the model that made these vectors")
             kept = stored_vectors(self._full(rows, generation), generation)
             for start in range(0, len(ids), 4096):
                 some = slice(start, start + 4096)
-                entries = zip(ids[some], kept[some], about[some], strict=True)
+                entries = zip(ids[some], kept[some], about[some], kept_pictures[some], strict=True)
                 self._store.put(
-                    generation.number, [Item(name, row, clean_metadata(extra)) for name, row, extra in entries]
+                    generation.number,
+                    [
+                        Item(name, row, clean_metadata(extra), digest, picture=picture)
+                        for name, row, extra, (digest, picture) in entries
+                    ],
                 )
         return len(ids)
 
@@ -323,7 +330,7 @@ class Index(OpenedIndex):
         """
         item = self.get([name], vectors=True).get(name)
         if item is None or item.vector is None:
-            raise InputError(f"{name!r} is not an id of this index.")
+            raise InputError(f"{shortened(name)!r} is not an id of this index.")
         found = self.search_vectors(item.vector[None], k + 1, where, exact=exact)[0]
         return [match for match in found if match.id != name][:k]
 
@@ -443,8 +450,8 @@ def _names(images: Sequence[Any], ids: Sequence[str] | None) -> list[str]:
         raise InputError(f"{len(images)} images but {len(names)} ids: give one per image.")
     twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
     if twice is not None:
-        raise InputError(f"the id {twice!r} occurs twice: give one id per image, each different.")
-    return names
+        raise InputError(f"the id {shortened(twice)!r} occurs twice: give one id per image, each different.")
+    return [checked_id(name) for name in names]
 
 
 def _name(path: Path) -> str:

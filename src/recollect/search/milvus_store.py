@@ -192,9 +192,6 @@ class MilvusStore:
         vectors = checked_vectors(items, dim)
         if not items:
             return
-        for item in items:
-            if len(item.id.encode()) > 2048:
-                raise InputError(f"{item.id[:80]}…: Milvus keeps ids of at most 2,048 bytes; give a shorter one.")
         old = {found.digest for found in self.get(generation, [item.id for item in items]).values()}
         rows = [
             {

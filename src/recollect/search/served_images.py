@@ -1,4 +1,4 @@
-"""Thumbnails of indexed images, and checks of uploaded images."""
+"""Thumbnails of indexed images."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from threading import Lock
 
 from PIL import Image
 
-from recollect.common.decode import image_size, read_image
-from recollect.common.errors import ImageError, RecollectError
+from recollect.common.decode import read_image
+from recollect.common.errors import RecollectError
 from recollect.search.index import Index
 from recollect.search.indexed_files import stamp_of
 
@@ -58,18 +58,3 @@ def shrunk(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
     small.save(buffer, "JPEG", quality=85)
     return buffer.getvalue()
-
-
-def check_upload(content: bytes, max_pixels: int) -> None:
-    """Refuse files that are not images or have too many pixels, by their first bytes: nothing is decoded.
-
-    Raises:
-        ImageError: its message may be sent to the client.
-    """
-    try:
-        width, height = image_size(content)
-    except ImageError as error:
-        raise ImageError("this is not a readable image.") from error
-    pixels = width * height
-    if pixels > max_pixels:
-        raise ImageError(f"the image has {pixels:,} pixels, above the limit of {max_pixels:,}. Shrink it.")

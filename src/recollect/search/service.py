@@ -1,16 +1,18 @@
 """The service: an index over HTTP. Needs the extra ``serve``; ``serving.serve`` starts it.
 
 Answers never contain a path of this machine: error messages that might are replaced by general ones and written to the log.
-Everything that limits and counts requests is in ``guards``; embedding and searching in ``batching``; the shapes of answers and
-of request bodies, for the OpenAPI description, in ``service_schema``.
+Everything that limits and counts requests is in ``guards``; decoding in ``decoder``; embedding and searching in ``batching``;
+the shapes of answers and of request bodies, for the OpenAPI description, in ``service_schema``.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,33 +25,36 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
 from starlette.convertors import StringConvertor, register_url_convertor
+from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect
 
 from recollect._version import __version__
 from recollect.common.errors import ImageError, InputError, RecollectError
 from recollect.common.words import printable
-from recollect.search.batching import Batcher, TooBusyError
-from recollect.search.guards import Guard
+from recollect.search.batching import Batcher, Job, TooBusyError
+from recollect.search.decoder import ClientLeftError, Decoder
+from recollect.search.guards import FIELDS, Guard
 from recollect.search.index import Index, Match
-from recollect.search.served_images import Thumbnails, check_upload
+from recollect.search.served_images import Thumbnails
 from recollect.search.service_metrics import ServiceMetrics
 from recollect.search.service_schema import (
     ADD_BODY,
+    COLUMNS,
     MOST,
     SEARCH_BODY,
+    VALUES,
     FoundItems,
     Health,
     ItemAnswer,
     Problem,
     SearchResult,
 )
-from recollect.search.store_protocol import IndexBusyError, clean_metadata, clean_where
+from recollect.search.store_protocol import IndexBusyError, checked_id, clean_metadata, clean_where
 
 PAGE = Path(__file__).parent / "page"
 _LOG = logging.getLogger("recollect.serve")
 _EXAMPLES = 14
-_FIELDS = 64 * 1024  # bytes of a form's text fields
 
 
 @dataclass(frozen=True)
@@ -82,10 +87,12 @@ def create_app(index: Index, limits: Limits | None = None, on_ready: Callable[[]
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.decoder.start()
         await service.batcher.start()
         on_ready()
         yield
         await service.batcher.stop()
+        service.decoder.stop()
 
     app = FastAPI(
         title="recollect",
@@ -98,10 +105,9 @@ def create_app(index: Index, limits: Limits | None = None, on_ready: Callable[[]
     )
     for path, endpoint, options in _routes(service):
         app.add_api_route(path, endpoint, **options)
-    app.add_exception_handler(RecollectError, _problem)
-    app.add_exception_handler(Exception, _problem)
-    # A form is a little more than the image in it.
-    return Guard(app, metrics, limits.max_bytes + _FIELDS, limits.hosts)
+    for kind in (RecollectError, ClientDisconnect, Exception):
+        app.add_exception_handler(kind, _problem)
+    return Guard(app, metrics, limits.max_bytes, limits.hosts)
 
 
 def _routes(service: _Service) -> list[tuple[str, Any, dict[str, Any]]]:
@@ -169,7 +175,8 @@ class _Service:
 
     def __init__(self, index: Index, limits: Limits, metrics: ServiceMetrics) -> None:
         self.index, self.limits, self.metrics = index, limits, metrics
-        self.batcher = Batcher(index, metrics.batch)
+        self.decoder, self.batcher = Decoder(limits.max_pixels), Batcher(index, metrics.batch)
+        self.writer = ThreadPoolExecutor(1)  # clients that write wait here, and not for the lock of the index
         self.thumbnails = Thumbnails(index)
 
     async def page(self) -> Any:
@@ -185,34 +192,40 @@ class _Service:
 
     async def search(self, request: Request) -> FoundItems:
         """Find the images most similar to an uploaded one, or to one of the index."""
-        image, fields = await self._read(request, ("image", "id", "k", "where"))
-        k, where = _count(fields.get("k", 10)), _where(fields.get("where"))
-        if image is not None:
-            check_upload(image, self.limits.max_pixels)
-            matches = await self.batcher.search(k, where, image=image)
-        else:
-            name = fields.get("id")
-            if not isinstance(name, str) or not name:
-                raise HTTPException(422, "send an image, or the id of one in the index.")
-            if name not in await run_in_threadpool(self.index.get, [name]):
-                raise HTTPException(404, "there is no image with this id.")
-            matches = await self.batcher.search(k, where, name=name)
+        left = request.is_disconnected
+        async with self._fields(request, ("image", "id", "k", "where")) as fields:
+            k, where = _count(fields.get("k", 10)), _where(fields.get("where"))
+            if (image := self._image(fields)) is not None:
+                async with self.decoder.decoded(image, left) as (_, pixels):
+                    matches = await self.batcher.answer(Job(left, k, where, image=pixels))
+            else:
+                name = fields.get("id")
+                if not isinstance(name, str) or not name:
+                    raise HTTPException(422, "send an image, or the id of one in the index.")
+                if name not in await run_in_threadpool(self.index.get, [name]):
+                    raise HTTPException(404, "there is no image with this id.")
+                matches = await self.batcher.answer(Job(left, k, where, name=name))
         return FoundItems(results=[_result(match) for match in matches])
 
     async def add(self, request: Request) -> ItemAnswer:
         """Add an image, or replace the one with the same id."""
         self._check_writer(request)
-        image, fields = await self._read(request, ("image", "id", "metadata"))
-        name, about = fields.get("id"), _json(fields.get("metadata") or "{}", "metadata")
-        if image is None or not isinstance(name, str) or not name or len(name) > 512:
-            raise HTTPException(422, "send an image and an id of at most 512 characters.")
-        if not isinstance(about, dict):
-            raise HTTPException(422, "metadata must be an object of names and values.")
-        metadata = clean_metadata(about)
-        check_upload(image, self.limits.max_pixels)
-        changes = await run_in_threadpool(partial(self.index.add, [image], [name], [metadata], wait=10))
-        if changes.skipped:
-            raise HTTPException(400, "this is not a readable image.")
+        async with self._fields(request, ("image", "id", "metadata")) as fields:
+            image, name, about = (
+                self._image(fields),
+                fields.get("id"),
+                _json(fields.get("metadata") or "{}", "metadata"),
+            )
+            if image is None or not isinstance(name, str):
+                raise HTTPException(422, "send an image and an id.")
+            if not isinstance(about, dict):
+                raise HTTPException(422, "metadata must be an object of names and values.")
+            name, metadata, left = checked_id(name), clean_metadata(about), request.is_disconnected
+            async with self.decoder.decoded(image, left) as (content, pixels):
+                vector, fingerprint = await self.batcher.answer(Job(left, 0, {}, image=pixels))
+        await self._write(
+            self.index.add_vectors, vector[None], [name], [metadata], pictures=[content], fingerprint=fingerprint
+        )
         return ItemAnswer(id=name, metadata=metadata, thumbnail=_address(name))
 
     async def item(self, item_id: str) -> ItemAnswer:
@@ -225,7 +238,7 @@ class _Service:
     async def remove(self, item_id: str, request: Request) -> Any:
         """Remove an image from the index."""
         self._check_writer(request)
-        if not await run_in_threadpool(partial(self.index.remove, [item_id], wait=10)):
+        if not await self._write(self.index.remove, [item_id]):
             raise HTTPException(404, "there is no image with this id.")
         return Response(status_code=204)
 
@@ -283,8 +296,22 @@ class _Service:
         if kind.lower() != "bearer" or not hmac.compare_digest(given.encode(), self.limits.token.encode()):
             raise HTTPException(401, "writing needs the token of this service.", {"WWW-Authenticate": "Bearer"})
 
-    async def _read(self, request: Request, known: tuple[str, ...]) -> tuple[bytes | None, Mapping[str, Any]]:
-        """The uploaded ``image`` and the other fields, of a form or of JSON. A field that would be ignored is refused."""
+    async def _write(self, change: Callable[..., Any], *values: Any, **options: Any) -> Any:
+        work = partial(change, *values, **options, wait=10)  # for another process
+        return await asyncio.get_running_loop().run_in_executor(self.writer, work)
+
+    def _image(self, fields: Mapping[str, Any]) -> Any:
+        """The uploaded file, if there is one."""
+        upload = fields.get("image")
+        if not isinstance(upload, UploadFile):
+            return None
+        if (upload.size or 0) > self.limits.max_bytes:
+            raise HTTPException(413, f"the image is larger than {self.limits.max_bytes:,} bytes.")
+        return upload.file
+
+    @asynccontextmanager
+    async def _fields(self, request: Request, known: tuple[str, ...]) -> AsyncIterator[Mapping[str, Any]]:
+        """The fields of a form, or of JSON without ``image``. A field that would be ignored is refused."""
         if request.query_params:
             raise HTTPException(422, "send the fields in the body, not in the address.")
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
@@ -293,24 +320,25 @@ class _Service:
             if not isinstance(body, dict):
                 raise HTTPException(422, "the body is not a JSON object.")
             _check_names(body, known[1:])  # a picture needs a form
-            return None, body
+            yield body
+            return
         if kind != "multipart/form-data":
             raise HTTPException(415, "send multipart/form-data with an image, or application/json with an id.")
         try:
-            async with request.form(max_files=1, max_fields=8, max_part_size=_FIELDS) as form:
-                _check_names(form, known)
-                upload = form.get("image")
-                fields = {name: value for name, value in form.items() if isinstance(value, str)}
-                content = None if upload is None or isinstance(upload, str) else await upload.read()
-        except (MultiPartException, ClientDisconnect, UnicodeDecodeError, ValueError) as error:
+            form = await request.form(max_files=1, max_fields=8, max_part_size=FIELDS)
+        except (MultiPartException, UnicodeDecodeError, ValueError) as error:
             raise HTTPException(400, "this is not a readable form.") from error
-        return content, fields
+        try:
+            _check_names(form, known)
+            yield form
+        finally:
+            await form.close()
 
 
 async def _problem(_: Request, error: Exception) -> Any:
     """The response for an error. Only messages that cannot contain a path are passed on."""
-    if isinstance(error, ImageError):
-        return JSONResponse({"detail": "this is not a readable image." if "damaged" in str(error) else str(error)}, 400)
+    if isinstance(error, ImageError | ClientDisconnect | ClientLeftError):
+        return JSONResponse({"detail": str(error)}, 400)
     if isinstance(error, InputError):
         return JSONResponse({"detail": str(error)}, 422)
     if isinstance(error, IndexBusyError | TooBusyError):
@@ -343,13 +371,16 @@ def _where(value: Any) -> dict[str, list[str]]:
         return {}
     if not isinstance(found, dict):
         raise HTTPException(422, "where must be an object of names and values.")
-    return clean_where(found)
+    where = clean_where(found)
+    if len(where) > COLUMNS or any(len(values) > VALUES for values in where.values()):
+        raise HTTPException(422, f"where may have {COLUMNS} names, with {VALUES:,} values each.")
+    return where
 
 
 def _json(text: str, what: str) -> Any:
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise HTTPException(422, f"{what} is not JSON.") from error
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
+from recollect.search.store_protocol import LONGEST_ID
+
 MOST = 1000
 """Results of one query."""
+COLUMNS, VALUES = 16, 1000
+"""Of a filter: columns, and values of each."""
 
 
 class SearchResult(BaseModel):
@@ -55,11 +59,14 @@ class Health(BaseModel):
 
 _QUERY = {
     "k": {"type": "integer", "minimum": 1, "maximum": MOST, "default": 10},
-    "id": {"type": "string", "minLength": 1},
+    "id": {"type": "string", "minLength": 1, "maxLength": LONGEST_ID},
 }
 _PAIRS = {
     "type": "object",
-    "additionalProperties": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+    "maxProperties": COLUMNS,
+    "additionalProperties": {
+        "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": VALUES}]
+    },
 }
 _IMAGE = {"type": "string", "format": "binary"}
 SEARCH_BODY = {

@@ -81,6 +81,27 @@ def _bound(how: list[Any], address: Any) -> OSError | None:
     return None
 
 
+def server_options(grace: int) -> dict[str, Any]:
+    """Options of uvicorn that keep strangers from exhausting this process: its files, its memory, its log."""
+    from recollect.search.guards import Connection
+
+    with contextlib.suppress(ImportError, OSError, ValueError):  # the usual limit on open files is 256 on some systems
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if 0 <= soft < 4096:  # -1 is no limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (4096 if hard < 0 else min(hard, 4096), hard))
+    return {
+        "http": Connection,
+        "backlog": 128,
+        "h11_max_incomplete_event_size": 64 * 1024,
+        "timeout_graceful_shutdown": grace,
+        "log_level": "error",  # not a line for every request that is not HTTP
+        "access_log": False,
+        "server_header": False,
+    }
+
+
 def serve(
     index: Index | str | Path,
     *,
@@ -135,13 +156,5 @@ def serve(
         warm_up(opened)  # an error here is a sentence; in the server it would be a traceback
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
         limits = Limits(token, max_bytes, max_pixels, allowed_hosts(host, list(hosts)))
-        uvicorn.run(
-            create_app(opened, limits, lambda: logger.info(f"ready at {address} (Ctrl-C stops)")),
-            host=host,
-            port=port,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=grace,
-            h11_max_incomplete_event_size=64 * 1024,
-        )
+        app = create_app(opened, limits, lambda: logger.info(f"ready at {address} (Ctrl-C stops)"))
+        uvicorn.run(app, host=host, port=port, **server_options(grace))

@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 
 from recollect.common.errors import DataError, InputError, RecollectError
 
+LONGEST_ID = 2048
+"""Bytes of an id in UTF-8: the most that Milvus indexes; PostgreSQL takes 2,700."""
+
 Vectors = NDArray[np.float32]
 """Vectors as rows."""
 
@@ -179,8 +182,24 @@ class Store(Protocol):
 def checked_text(text: str, what: str) -> str:
     """``text``, if stores can keep it: without zero characters and unpaired surrogates (from file names)."""
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise InputError(f"{what} cannot be stored: {text!r}. Rename the file or column.")
+        raise InputError(f"{what} cannot be stored: {shortened(text)!r}. Rename the file or column.")
     return text
+
+
+def shortened(text: str) -> str:
+    """A text for a message, which may come from a stranger."""
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def checked_id(name: str) -> str:
+    """``name``, if every store can keep it as an id.
+
+    Raises:
+        InputError: it is empty, too long or not text.
+    """
+    if not name or len(name.encode("utf-8", "replace")) > LONGEST_ID:
+        raise InputError(f"an id must have 1 to {LONGEST_ID:,} bytes in UTF-8: {shortened(name)!r}.")
+    return checked_text(name, "an id")
 
 
 def as_text(value: object) -> str:
@@ -233,11 +252,8 @@ def checked_vectors(items: Sequence[Item], dim: int) -> NDArray[np.float32]:
     """
     seen: set[str] = set()
     for item in items:
-        if not item.id:
-            raise InputError("an item of an index needs an id that is not empty.")
-        checked_text(item.id, "an id")
-        if item.id in seen:
-            raise InputError(f"the id {item.id!r} occurs twice in one batch.")
+        if checked_id(item.id) in seen:
+            raise InputError(f"the id {shortened(item.id)!r} occurs twice in one batch.")
         seen.add(item.id)
         if item.vector is None or item.vector.shape != (dim,):
             shape = None if item.vector is None else item.vector.shape

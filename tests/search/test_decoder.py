@@ -1,0 +1,113 @@
+"""Uploads: what is refused before it is decoded, and images that take too long."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recollect.common.decode import read_image
+from recollect.common.errors import ImageError
+from recollect.search import decoder as decoding
+from recollect.search.decoder import ClientLeftError, Decoder
+
+
+@pytest.fixture
+def decoder() -> Iterator[Decoder]:
+    made = Decoder(40 * 30)
+    made.start()
+    yield made
+    made.stop()
+
+
+def _bytes(kind: str, size: tuple[int, int] = (40, 30)) -> bytes:
+    buffer = io.BytesIO()
+    Image.linear_gradient("L").resize(size).convert("RGB").save(buffer, kind)
+    return buffer.getvalue()
+
+
+def _pixels(decoder: Decoder, *contents: bytes, left: bool = False) -> list[np.ndarray | BaseException]:
+    async def has_left() -> bool:
+        return left
+
+    async def one(content: bytes) -> np.ndarray:
+        async with decoder.decoded(io.BytesIO(content), has_left) as (read, pixels):
+            assert read == content
+            return pixels.copy()
+
+    async def together() -> list[np.ndarray | BaseException]:
+        return await asyncio.gather(*map(one, contents), return_exceptions=True)
+
+    return asyncio.run(together())
+
+
+def test_an_upload_has_the_pixels_that_a_file_has(decoder: Decoder) -> None:
+    contents = [_bytes(kind) for kind in ("JPEG", "PNG", "WEBP", "JPEG2000")]
+    for content, pixels in zip(contents, _pixels(decoder, *contents), strict=True):
+        np.testing.assert_array_equal(pixels, np.asarray(read_image(content)))
+
+
+def test_other_things_are_refused(decoder: Decoder) -> None:
+    contents = [b"", b"text", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", _bytes("PNG")[:-30]]
+    assert {str(error) for error in _pixels(decoder, *contents)} == {"this is not a readable image."}
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+PNG = b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", struct.pack(">IIBBBBB", 10, 10, 8, 2, 0, 0, 0))
+
+
+def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(decoder: Decoder) -> None:
+    large = _bytes("PNG", (400, 300))[:1000]  # decoding it would find that it is cut off
+    (error,) = _pixels(decoder, large)
+    assert str(error) == "the image has more pixels than the limit of 1,200. Shrink it."
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff\xd8" + b"\xff\xfe\x00\x02" * 40_000,
+        PNG + _chunk(b"tEXt", b"") * 40_000,
+        PNG + _chunk(b"IDAT", b"") * 40_000,
+        b"P6\n#" + b"a" * 40_000,
+        b"GIF89a" + struct.pack("<HHBBB", 10, 10, 0, 0, 0) + b"!\xfe" + b"\1a" * 40_000,
+    ],
+    ids=["segments of a JPEG", "chunks of a PNG", "pieces of a PNG", "comment of a PPM", "blocks of a GIF"],
+)
+def test_an_image_of_too_many_parts_is_refused(content: bytes) -> None:
+    with pytest.raises(ImageError) as refused:
+        read_image(content)
+    assert refused.value.kind == "too many parts"
+
+
+def test_an_image_that_takes_too_long_is_refused_and_the_next_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "SECONDS", 0.2)
+    monkeypatch.setattr(decoding, "_PROCESSES", 1)
+    stuck = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Decoder, "_process", lambda _: subprocess.Popen(stuck, stdin=-1, stdout=-1))
+        decoder = Decoder(10**6)
+        decoder.start()
+    try:
+        (late,) = _pixels(decoder, _bytes("PNG"))
+        assert str(late) == "the image takes too long to decode, or is damaged."
+        monkeypatch.setattr(decoding, "SECONDS", 600.0)
+        (pixels,) = _pixels(decoder, _bytes("PNG"))
+        assert isinstance(pixels, np.ndarray)
+    finally:
+        decoder.stop()
+
+
+def test_an_upload_whose_client_left_is_not_decoded(decoder: Decoder) -> None:
+    (error,) = _pixels(decoder, b"text", left=True)
+    assert isinstance(error, ClientLeftError)
