@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from recollect.common.errors import ConfigError, DataError
-from recollect.search import Index, OtherModelError, StoreError, open_store
+from recollect.search import Index, IndexBusyError, OtherModelError, StoreError, open_store
 from recollect.search.addresses import is_index
 from recollect.search.graph import Graph
 from recollect.search.loaded_vectors import LoadedVectors
@@ -151,6 +152,17 @@ def test_a_file_that_may_only_be_read_is_searched(tmp_path: Path, monkeypatch: p
     with pytest.raises(StoreError, match="read-only"):
         store.put(1, items(1))
     store.close()
+
+
+def test_writers_that_come_by_different_links_are_kept_apart(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "real" / "x.index").touch()
+    (tmp_path / "other.index").symlink_to(tmp_path / "real" / "x.index")
+    with closing(SQLiteStore.open(str(tmp_path / "real" / "x.index"), create=True)) as first, first.writing():
+        for path in ("link/x.index", "other.index"):
+            with closing(SQLiteStore.open(str(tmp_path / path))) as second, pytest.raises(IndexBusyError):
+                second.writing().__enter__()
 
 
 def test_a_refused_model_leaves_no_file_open(tmp_path: Path) -> None:

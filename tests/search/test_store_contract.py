@@ -141,14 +141,24 @@ def test_equal_vectors_come_by_id(store: Store) -> None:
 
 
 def test_ids_are_any_text(store: Store) -> None:
-    names = ["a/b.jpg", "ü ß 日本", "'; DROP TABLE items; --", '"', "\\", "%", "x" * 400, " ", "1", "01"]
-    known = [Item(name, vector) for name, vector in zip(names, vectors(len(names)), strict=True)]
+    names = ["a/b.jpg", "ü ß 日本", "'; DROP TABLE items; --", '"', "\\", "%", "ü" * 1024, " ", "1", "01", "\\u0041"]
+    names += ["line\nbreak", "tab\t", "\r", "bell\x07", "\x1b[0m", "\x01", "\x7f", "\x85"]
+    known = [Item(name, vector, {"same": name}) for name, vector in zip(names, vectors(len(names)), strict=True)]
     store.put(1, known)
     assert sorted(store.get(1, names)) == sorted(names)
     assert {item.id for item in store.iterate(1)} == set(names)
+    assert [store.count(1, {"same": name}) for name in names] == [1] * len(names)
     _check(store, known, vectors(1, seed=1), 20)
-    assert store.delete(1, names[2:4]) == 2
-    assert store.count(1) == len(names) - 2
+    assert store.delete(1, names[2:4] + names[-8:]) == 10
+    assert store.count(1) == len(names) - 10
+
+
+def test_an_id_that_is_too_long_is_refused_with_a_short_message(store: Store) -> None:
+    for name in ("ü" * 1024 + "x", "x" * 10**6, ""):
+        with pytest.raises(InputError, match="an id must have 1 to 2,048 bytes") as refused:
+            store.put(1, [Item(name, vectors(1)[0])])
+        assert len(str(refused.value)) < 200
+    assert store.count(1) == 0
 
 
 def test_generations_are_apart(store: Store) -> None:
@@ -209,7 +219,7 @@ def test_a_batch_is_put_whole_or_not_at_all(store: Store) -> None:
         (replace(known[3], vector=np.full(8, np.nan, np.float32)), "not finite"),
         (replace(known[3], vector=np.zeros(7, np.float32)), "8 values"),
         (replace(known[3], vector=None), "8 values"),
-        (replace(known[3], id=""), "empty"),
+        (replace(known[3], id=""), "1 to 2,048 bytes"),
         (known[1], "twice"),
     ):
         with pytest.raises(InputError, match=says):

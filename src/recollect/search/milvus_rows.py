@@ -6,7 +6,6 @@ Used by ``milvus_store``; this file uses no connection.
 from __future__ import annotations
 
 import base64
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -52,10 +51,14 @@ def parsed(address: str) -> tuple[dict[str, Any], str, str, str]:
     return arguments, name, shown, consistency
 
 
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r"})  # not JSON's: servers differ on \u0007
+
+
 def quoted(value: str | Sequence[str]) -> str:
     """A text or a list of them in an expression."""
-    # Milvus reads its texts as JSON does, quotes and backslashes included.
-    return json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, str):
+        return f"[{', '.join(map(quoted, value))}]"
+    return f'"{value.translate(_ESCAPES)}"'
 
 
 def encoded(metadata: Mapping[str, str]) -> dict[str, str]:

@@ -88,8 +88,9 @@ class SQLiteStore:
         return self._writer.held(wait)
 
     def _try_lock(self) -> bool:
+        path = self._path.resolve()  # another process may have come by another link
         with spoken(self._path):
-            self._locked = try_lock(self._path.with_name(f".{self._path.name}.lock"))
+            self._locked = try_lock(path.with_name(f".{path.name}.lock"))
         return self._locked is not None
 
     def _unlock(self) -> None:
