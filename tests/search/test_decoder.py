@@ -17,7 +17,7 @@ from PIL import Image
 from recollect.common.decode import read_image
 from recollect.common.errors import ImageError
 from recollect.search import decoder as decoding
-from recollect.search.decoder import ClientLeftError, Decoder
+from recollect.search.decoder import Decoder
 
 
 @pytest.fixture
@@ -35,11 +35,12 @@ def _bytes(kind: str, size: tuple[int, int] = (40, 30)) -> bytes:
 
 
 def _pixels(decoder: Decoder, *contents: bytes, left: bool = False) -> list[np.ndarray | BaseException]:
-    async def has_left() -> bool:
-        return left
+    async def present() -> None:
+        if left:
+            raise EOFError
 
     async def one(content: bytes) -> np.ndarray:
-        async with decoder.decoded(io.BytesIO(content), has_left) as (read, pixels):
+        async with decoder.decoded(io.BytesIO(content), present) as (read, pixels):
             assert read == content
             return pixels.copy()
 
@@ -110,4 +111,4 @@ def test_an_image_that_takes_too_long_is_refused_and_the_next_is_decoded(monkeyp
 
 def test_an_upload_whose_client_left_is_not_decoded(decoder: Decoder) -> None:
     (error,) = _pixels(decoder, b"text", left=True)
-    assert isinstance(error, ClientLeftError)
+    assert isinstance(error, EOFError)

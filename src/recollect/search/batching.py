@@ -17,27 +17,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.common.errors import RecollectError
-from recollect.search.decoder import ClientLeftError
 from recollect.search.index import Index
 from recollect.search.opened_index import OtherModelError
 
 LARGEST = 32
 """Queries in one batch."""
-WAITING = 512
-"""Maximum number of waiting queries; more are refused, since their answers would come too late."""
-
-
-class TooBusyError(RecollectError):
-    """More queries are waiting than can be answered in time."""
 
 
 @dataclass
 class Job:
-    """One query: an image, or an id of the index. ``left`` tells whether its client has left; ``k`` 0 asks for the vector
-    of the image only."""
+    """One query: an image, or an id of the index. ``present`` raises an error if its client has left; ``k`` 0 asks
+    for the vector of the image only."""
 
-    left: Callable[[], Awaitable[bool]]
+    present: Callable[[], Awaitable[None]]
     k: int
     where: Mapping[str, list[str]]
     image: NDArray[np.uint8] | None = None
@@ -61,7 +53,7 @@ class Batcher:
 
     def __init__(self, index: Index, observe: Callable[[int], None] = lambda size: None) -> None:
         self._index, self._observe = index, observe
-        self._queue: asyncio.Queue[Job] = asyncio.Queue(WAITING)
+        self._queue: asyncio.Queue[Job] = asyncio.Queue()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="search")
         self._task: asyncio.Task[None] | None = None
 
@@ -88,13 +80,9 @@ class Batcher:
         """The matches of one query; with ``k`` 0, its vector and the fingerprint of the model.
 
         Raises:
-            TooBusyError: too many queries are waiting. ClientLeftError: its client has left.
             ImageError, InputError: this query is not valid.
         """
-        try:
-            self._queue.put_nowait(job)
-        except asyncio.QueueFull as error:
-            raise TooBusyError("too many queries are waiting: try again in a moment.") from error
+        self._queue.put_nowait(job)  # the server limits how many wait
         return await job.answer
 
     async def _run(self) -> None:
@@ -103,10 +91,11 @@ class Batcher:
             jobs: list[Job] = []
             while not jobs or (len(jobs) < LARGEST and not self._queue.empty()):
                 job = await self._queue.get()
-                if await job.left():
-                    self._finish(job, ClientLeftError("the client has left."))
-                else:
+                try:
+                    await job.present()
                     jobs.append(job)
+                except Exception as error:
+                    self._finish(job, error)
             self._observe(len(jobs))
             answers = await loop.run_in_executor(self._worker, self._answers, jobs)
             for job, answer in zip(jobs, answers, strict=True):

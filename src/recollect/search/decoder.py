@@ -23,17 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common.decode import read_image, set_max_pixels
-from recollect.common.errors import ImageError, RecollectError
+from recollect.common.errors import ImageError
 
 SECONDS = 10.0
 """To decode one image; 50 megapixels of a slow format take about 5."""
 _PROCESSES = min(4, os.cpu_count() or 1)
 _ROOM = 2**30  # bytes of decoded images that wait for the model
 _SIZES = struct.Struct("<QQ")
-
-
-class ClientLeftError(RecollectError):
-    """Nobody waits for the answer any more."""
 
 
 class Decoder:
@@ -62,19 +58,18 @@ class Decoder:
 
     @asynccontextmanager
     async def decoded(
-        self, file: IO[bytes], left: Callable[[], Awaitable[bool]]
+        self, file: IO[bytes], present: Callable[[], Awaitable[None]]
     ) -> AsyncIterator[tuple[bytes, NDArray[np.uint8]]]:
         """The content of a file and its image as H × W × 3, which is in memory only inside the block.
 
         Args:
-            file: an upload. left: whether its client has left.
+            file: an upload. present: raises an error if its client has left.
 
         Raises:
-            ImageError: its message may be sent to the client. ClientLeftError: nobody waits for it.
+            ImageError: its message may be sent to the client.
         """
         async with self._turns:
-            if await left():
-                raise ClientLeftError("the client has left.")
+            await present()
             content, pixels = await asyncio.to_thread(self._decode, file)
         try:
             yield content, pixels

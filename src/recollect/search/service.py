@@ -32,8 +32,8 @@ from starlette.requests import ClientDisconnect
 from recollect._version import __version__
 from recollect.common.errors import ImageError, InputError, RecollectError
 from recollect.common.words import printable
-from recollect.search.batching import Batcher, Job, TooBusyError
-from recollect.search.decoder import ClientLeftError, Decoder
+from recollect.search.batching import Batcher, Job
+from recollect.search.decoder import Decoder
 from recollect.search.guards import FIELDS, Guard
 from recollect.search.index import Index, Match
 from recollect.search.served_images import Thumbnails
@@ -50,7 +50,7 @@ from recollect.search.service_schema import (
     Problem,
     SearchResult,
 )
-from recollect.search.store_protocol import IndexBusyError, checked_id, clean_metadata, clean_where
+from recollect.search.store_protocol import IndexBusyError, Item, checked_id, clean_metadata, clean_where
 
 PAGE = Path(__file__).parent / "page"
 _LOG = logging.getLogger("recollect.serve")
@@ -113,47 +113,34 @@ def create_app(index: Index, limits: Limits | None = None, on_ready: Callable[[]
 def _routes(service: _Service) -> list[tuple[str, Any, dict[str, Any]]]:
     """Path, endpoint and description of everything that is served."""
 
-    def refused(*codes: int) -> dict[int | str, Any]:
-        return {code: {"model": Problem} for code in codes}
+    def described(method: str, *refusals: int, **options: Any) -> dict[str, Any]:
+        codes = {code: {"model": Problem} for code in (400, *refusals, 503)}
+        return {
+            "methods": [method],
+            "response_model": None,
+            **options,
+            "responses": options.get("responses", {}) | codes,
+        }
 
     hidden = {"methods": ["GET"], "include_in_schema": False, "response_model": None}
     picture = {200: {"content": {"image/jpeg": {}}}, 304: {"description": "Not modified"}}
-    read, item = {"methods": ["GET"], "responses": refused(400, 503)}, "/items/{item_id:any_text}"
-    taken = {"methods": ["POST"], "responses": refused(400, 401, 403, 404, 413, 415, 422, 503)}
-    found = {"methods": ["GET"], "responses": refused(400, 404, 503)}
-    gone = {"methods": ["DELETE"], "responses": refused(400, 401, 403, 404, 503)}
+    item, body = "/items/{item_id:any_text}", (401, 403, 404, 413, 415, 422)
     # Only described here; ``_check_writer`` checks it.
     token = HTTPBearer(scheme_name="token", description="The token of recollect serve --write.", auto_error=False)
-    write = {"dependencies": [Depends(token)]}
+    write, raw = {"dependencies": [Depends(token)]}, {"response_class": Response}
+    added = {**write, "status_code": 201, "response_model": ItemAnswer, "openapi_extra": ADD_BODY}
     return [
         ("/", service.page, hidden),
         ("/page.{kind}", service.asset, hidden),
-        ("/search", service.search, {**taken, "response_model": FoundItems, "openapi_extra": SEARCH_BODY}),
-        (
-            "/items",
-            service.add,
-            {**taken, **write, "status_code": 201, "response_model": ItemAnswer, "openapi_extra": ADD_BODY},
-        ),
-        (item, service.item, {**found, "response_model": ItemAnswer}),
-        (
-            item,
-            service.remove,
-            {**gone, **write, "status_code": 204, "response_class": Response, "response_model": None},
-        ),
-        (
-            "/thumbnails/{item_id:any_text}",
-            service.thumbnail,
-            {
-                **found,
-                "response_class": Response,
-                "response_model": None,
-                "responses": {**picture, **refused(400, 404, 503)},
-            },
-        ),
-        ("/examples", service.examples, {**read, "response_model": list[ItemAnswer]}),
-        ("/labels", service.labels, {**read, "response_model": dict[str, int]}),
-        ("/health", service.health, {**read, "response_model": Health}),
-        ("/metrics", service.metrics_text, {**read, "response_class": PlainTextResponse, "response_model": None}),
+        ("/search", service.search, described("POST", *body, response_model=FoundItems, openapi_extra=SEARCH_BODY)),
+        ("/items", service.add, described("POST", *body, **added)),
+        (item, service.item, described("GET", 404, response_model=ItemAnswer)),
+        (item, service.remove, described("DELETE", 401, 403, 404, **write, **raw, status_code=204)),
+        ("/thumbnails/{item_id:any_text}", service.thumbnail, described("GET", 404, **raw, responses=picture)),
+        ("/examples", service.examples, described("GET", response_model=list[ItemAnswer])),
+        ("/labels", service.labels, described("GET", response_model=dict[str, int])),
+        ("/health", service.health, described("GET", response_model=Health)),
+        ("/metrics", service.metrics_text, described("GET", response_class=PlainTextResponse)),
     ]
 
 
@@ -192,19 +179,19 @@ class _Service:
 
     async def search(self, request: Request) -> FoundItems:
         """Find the images most similar to an uploaded one, or to one of the index."""
-        left = request.is_disconnected
+        present = partial(_present, request)
         async with self._fields(request, ("image", "id", "k", "where")) as fields:
             k, where = _count(fields.get("k", 10)), _where(fields.get("where"))
             if (image := self._image(fields)) is not None:
-                async with self.decoder.decoded(image, left) as (_, pixels):
-                    matches = await self.batcher.answer(Job(left, k, where, image=pixels))
+                async with self.decoder.decoded(image, present) as (_, pixels):
+                    matches = await self.batcher.answer(Job(present, k, where, image=pixels))
             else:
                 name = fields.get("id")
                 if not isinstance(name, str) or not name:
                     raise HTTPException(422, "send an image, or the id of one in the index.")
                 if name not in await run_in_threadpool(self.index.get, [name]):
                     raise HTTPException(404, "there is no image with this id.")
-                matches = await self.batcher.answer(Job(left, k, where, name=name))
+                matches = await self.batcher.answer(Job(present, k, where, name=name))
         return FoundItems(results=[_result(match) for match in matches])
 
     async def add(self, request: Request) -> ItemAnswer:
@@ -220,20 +207,20 @@ class _Service:
                 raise HTTPException(422, "send an image and an id.")
             if not isinstance(about, dict):
                 raise HTTPException(422, "metadata must be an object of names and values.")
-            name, metadata, left = checked_id(name), clean_metadata(about), request.is_disconnected
-            async with self.decoder.decoded(image, left) as (content, pixels):
-                vector, fingerprint = await self.batcher.answer(Job(left, 0, {}, image=pixels))
+            name, metadata, present = checked_id(name), clean_metadata(about), partial(_present, request)
+            async with self.decoder.decoded(image, present) as (content, pixels):
+                vector, fingerprint = await self.batcher.answer(Job(present, 0, {}, image=pixels))
         await self._write(
             self.index.add_vectors, vector[None], [name], [metadata], pictures=[content], fingerprint=fingerprint
         )
-        return ItemAnswer(id=name, metadata=metadata, thumbnail=_address(name))
+        return _answer(Item(name, metadata=metadata))
 
     async def item(self, item_id: str) -> ItemAnswer:
         """One image of the index."""
         found = (await run_in_threadpool(self.index.get, [item_id])).get(item_id)
         if found is None:
             raise HTTPException(404, "there is no image with this id.")
-        return ItemAnswer(id=found.id, metadata=dict(found.metadata), thumbnail=_address(found.id))
+        return _answer(found)
 
     async def remove(self, item_id: str, request: Request) -> Any:
         """Remove an image from the index."""
@@ -255,8 +242,7 @@ class _Service:
 
     async def examples(self) -> list[ItemAnswer]:
         """Some images of the index, of different labels, to begin a search with."""
-        found = await run_in_threadpool(self.index.examples, _EXAMPLES)
-        return [ItemAnswer(id=item.id, metadata=dict(item.metadata), thumbnail=_address(item.id)) for item in found]
+        return [_answer(item) for item in await run_in_threadpool(self.index.examples, _EXAMPLES)]
 
     async def labels(self) -> dict[str, int]:
         """The existing labels, with their numbers of images."""
@@ -335,13 +321,18 @@ class _Service:
             await form.close()
 
 
+async def _present(request: Request) -> None:
+    if await request.is_disconnected():
+        raise ClientDisconnect
+
+
 async def _problem(_: Request, error: Exception) -> Any:
     """The response for an error. Only messages that cannot contain a path are passed on."""
-    if isinstance(error, ImageError | ClientDisconnect | ClientLeftError):
+    if isinstance(error, ImageError | ClientDisconnect):
         return JSONResponse({"detail": str(error)}, 400)
     if isinstance(error, InputError):
         return JSONResponse({"detail": str(error)}, 422)
-    if isinstance(error, IndexBusyError | TooBusyError):
+    if isinstance(error, IndexBusyError):
         return JSONResponse({"detail": "the service is busy: try again in a moment."}, 503, {"Retry-After": "1"})
     _LOG.error("%s: %s", type(error).__name__, error)
     if isinstance(error, RecollectError):
@@ -384,15 +375,9 @@ def _json(text: str, what: str) -> Any:
         raise HTTPException(422, f"{what} is not JSON.") from error
 
 
-def _address(name: str) -> str:
-    return f"/thumbnails/{quote(name, safe='')}"
+def _answer(item: Item | Match) -> ItemAnswer:
+    return ItemAnswer(id=item.id, metadata=dict(item.metadata), thumbnail=f"/thumbnails/{quote(item.id, safe='')}")
 
 
 def _result(match: Match) -> SearchResult:
-    return SearchResult(
-        id=match.id,
-        similarity=match.similarity,
-        verdict=match.verdict,
-        metadata=dict(match.metadata),
-        thumbnail=_address(match.id),
-    )
+    return SearchResult(**_answer(match).model_dump(), similarity=match.similarity, verdict=match.verdict)

@@ -94,6 +94,7 @@ def server_options(grace: int) -> dict[str, Any]:
     return {
         "http": Connection,
         "backlog": 128,
+        "limit_concurrency": 512,  # requests under way; more are refused, since their answers would come too late
         "h11_max_incomplete_event_size": 64 * 1024,
         "timeout_graceful_shutdown": grace,
         "log_level": "error",  # not a line for every request that is not HTTP
