@@ -308,6 +308,7 @@ def test_only_hosts_that_were_allowed_are_answered(index: Index) -> None:
 
 def test_clients_that_hold_connections_do_not_keep_others_out(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guards, "CONNECTIONS", 5)
+    monkeypatch.setattr(guards, "_HEADER_SECONDS", 600.0)
     with running(index) as client, ExitStack() as stack:
         held = []
         for number in range(20):
