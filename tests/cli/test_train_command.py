@@ -53,15 +53,30 @@ def test_a_folder_takes_the_recipe_for_folders(asked: list[Any], tmp_path: Path)
     )  # fmt: skip
 
 
-def test_options_beat_the_recipe_and_set_beats_options(asked: list[Any], tmp_path: Path) -> None:
-    run("glyphs", "--root", str(tmp_path), "--batch-size", "80", "--steps", "9", "--lr", "3e-4", "--watch-test",
-        "--freeze", "none", "--set", "batch.size=120", "--set", "loss.options.simix=true", "--out", "r")  # fmt: skip
+def test_options_and_set_beat_the_recipe(asked: list[Any]) -> None:
+    run("glyphs", "--batch-size", "80", "--steps", "9", "--lr", "3e-4", "--watch-test", "--workers", "0",
+        "--freeze", "none", "--set", "loss.options.simix=true", "--out", "r")  # fmt: skip
     config, out, _ = asked[0]
-    assert (config.batch.size, config.run.steps, config.run.epochs, config.optimizer.lr) == (120, 9, None, 3e-4)
-    assert config.run.watch_test
+    assert (config.batch.size, config.run.steps, config.run.epochs, config.optimizer.lr) == (80, 9, None, 3e-4)
+    assert (config.run.watch_test, config.data.workers) == (True, 0)
     assert config.loss.options == {"simix": True}
-    assert config.data.root == str(tmp_path)
     assert out == Path("r")
+
+
+def test_a_setting_that_is_given_twice_is_refused(asked: list[Any]) -> None:
+    for words in (["--batch-size", "80", "--set", "batch.size=120"], ["--set", "run.seed=1", "--set", "run.seed=2"]):
+        result = run(*words)
+        assert "is already given, by another option or --set" in str(result.exception)
+    assert not asked
+
+
+def test_a_text_is_used_as_it_was_typed(asked: list[Any]) -> None:
+    for text in ("my weights #2.pth", "a: b.pt", "[1].pt", "on", "2024", "null"):
+        run("--weights", text, "--loss", text, "--logger", text)
+        config = asked[-1][0]
+        assert (config.model.weights, config.loss.name, config.run.loggers) == (text, text, (text,))
+    run("--batch-size", "all", "--freeze", "backbone", "--chunk", "auto", "--dims", "8,16")
+    assert (asked[-1][0].batch.size, asked[-1][0].batch.chunk, asked[-1][0].loss.dims) == ("all", "auto", (8, 16))
 
 
 def test_a_recipe_with_data_somewhere(asked: list[Any], tmp_path: Path) -> None:
@@ -69,6 +84,12 @@ def test_a_recipe_with_data_somewhere(asked: list[Any], tmp_path: Path) -> None:
     assert (asked[0][0].data.name, asked[0][0].data.root) == ("sop", str(tmp_path))
     run("--data", "cars196", "--root", str(tmp_path))
     assert (asked[1][0].data.name, asked[1][0].data.root, asked[1][0].name) == ("cars196", str(tmp_path), "folder")
+
+
+@pytest.mark.parametrize("verb", [["train"], ["tune"], ["compare", "--losses", "recall_at_k"]])
+def test_a_root_alone_does_not_train_on_other_images(verb: list[str], tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, [*verb, "--plan", "--root", str(tmp_path)])
+    assert f"For your own images: --data {tmp_path}" in str(result.exception)
 
 
 def test_resume_stands_alone(asked: list[Any], tmp_path: Path) -> None:
@@ -80,7 +101,7 @@ def test_resume_stands_alone(asked: list[Any], tmp_path: Path) -> None:
 
 def test_a_resumed_run_is_told_where_and_how_to_read_images(asked: list[Any], tmp_path: Path) -> None:
     run("--resume", str(tmp_path), "--root", "moved", "--skip-bad", "--device", "cpu", "--set", "data.cache=ram")
-    given = ['data.root="moved"', "run.device=cpu", "data.on_bad_image=skip", "data.cache=ram"]
+    given = {"data.root": "moved", "run.device": "cpu", "data.on_bad_image": "skip", "data.cache": "ram"}
     assert asked == [(None, None, tmp_path, given)]
 
 

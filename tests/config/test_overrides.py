@@ -149,3 +149,17 @@ def test_every_recipe_for_a_folder_ends_with_a_verdict(tmp_path: Path) -> None:
     assert resolve(own).run.verdict
     assert not resolve(own, ["run.verdict=false"]).run.verdict
     assert not resolve("sop/r50-512/rsk").run.verdict
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"data": "photos", "root": "elsewhere"}, "remove --root elsewhere"),
+        ({"recipe": "sop/r50-512/rsk", "data": "photos", "root": "elsewhere"}, "remove --root elsewhere"),
+        ({"data": "photos", "settings": {"data.root": "elsewhere"}}, "data.root is given twice"),
+        ({"data": "cub", "root": "photos", "settings": ["data.name=sop"]}, "data.name is given twice"),
+    ],
+)
+def test_images_are_named_once(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(**given)

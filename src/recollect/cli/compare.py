@@ -19,10 +19,11 @@ from recollect.cli.options import (
     complete_data,
     complete_recipe,
     complete_setting,
-    data_switches,
+    data_settings,
     print_json,
     recipe_or_default,
     remarks_aside,
+    with_set,
 )
 from recollect.common.words import printable
 
@@ -84,8 +85,8 @@ def compare(
     import recollect
 
     remarks_aside(as_json)
-    chosen = recipe_or_default(recipe, data)
-    given = [*data_switches(allow_outside, skip_bad, max_pixels), *(settings or [])]
+    chosen = recipe_or_default(recipe, data, root)
+    given = with_set(data_settings(allow_outside, skip_bad, max_pixels), settings)
     asked: dict[str, Any] = {"data": data, "root": root, "out": out, "seeds": seeds, "steps": steps}
     if plan:
         lines = recollect.plan_comparison(losses, chosen, given, **asked).lines()

@@ -155,14 +155,40 @@ def complete_setting(incomplete: str) -> list[str]:
     return [f"{key}=" for key in _beginning(known_keys(), incomplete)]
 
 
-def data_switches(allow_outside: bool, skip_bad: bool = False, max_pixels: int | None = None) -> list[str]:
+def data_settings(allow_outside: bool, skip_bad: bool, max_pixels: int | None) -> dict[str, Any]:
     """Options about a folder of images as settings."""
-    chosen = ["data.options.allow_outside=true"] * allow_outside + ["data.on_bad_image=skip"] * skip_bad
-    return chosen + ([] if max_pixels is None else [f"data.max_pixels={max_pixels}"])
+    chosen: dict[str, Any] = {"data.options.allow_outside": True} if allow_outside else {}
+    chosen |= {"data.on_bad_image": "skip"} if skip_bad else {}
+    return chosen | ({} if max_pixels is None else {"data.max_pixels": max_pixels})
 
 
-def recipe_or_default(recipe: str | None, data: str | None) -> str | None:
-    """The recipe of a verb that trains: without one and without images, that of the embedded characters."""
+def with_set(options: dict[str, Any], pairs: Iterable[str] | None) -> dict[str, Any]:
+    """Settings from options, as they were given, and from ``--set``, whose values are YAML.
+
+    Raises:
+        ConfigError: a setting is given twice, so that one of the two would have no effect.
+    """
+    from recollect.common.errors import ConfigError
+    from recollect.config.overrides import parse_setting
+
+    for pair in pairs or ():
+        key, value = parse_setting(pair)
+        if key in options:
+            raise ConfigError(f"--set {pair}: {key} is already given, by another option or --set: keep one of them.")
+        options = {**options, key: value}
+    return options
+
+
+def recipe_or_default(recipe: str | None, data: str | None, root: str | None) -> str | None:
+    """The recipe of a verb that trains: without one and without images, that of the embedded characters.
+
+    Raises:
+        ConfigError: there is only a root, which those characters do not have.
+    """
+    from recollect.common.errors import ConfigError
+
+    if recipe is None and data is None and root is not None:
+        raise ConfigError(f"--root {root} is the folder of which data set? For your own images: --data {root}.")
     return "glyphs" if recipe is None and data is None else recipe
 
 

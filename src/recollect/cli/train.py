@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,9 +18,11 @@ from recollect.cli.options import (
     complete_model,
     complete_recipe,
     complete_setting,
+    data_settings,
     print_json,
     recipe_or_default,
     remarks_aside,
+    with_set,
 )
 from recollect.common.words import printable
 
@@ -51,15 +52,15 @@ _SHORT = {
     "precision": "run.precision",
     "workers": "data.workers",
     "test_share": "data.options.test_share",
-    "max_pixels": "data.max_pixels",
     "cache": "data.cache",
+    "logger": "run.loggers",
+    "watch_test": "run.watch_test",
+    "download": "model.download",
 }
-_SWITCHES = {
-    "watch_test": "run.watch_test=true",
-    "download": "model.download=true",
-    "allow_outside": "data.options.allow_outside=true",
-    "skip_bad": "data.on_bad_image=skip",
-}
+
+
+def _number_or_word(text: str) -> int | str:
+    return int(text) if text.removeprefix("-").isdecimal() else text
 
 
 @app.command()
@@ -106,7 +107,7 @@ def train(
             "--set",
             metavar="KEY=VALUE",
             autocompletion=complete_setting,
-            help="Any setting, e.g. batch.size=392; overrides the options below.",
+            help="Any setting, e.g. batch.size=392.",
         ),
     ] = None,
     init: Annotated[
@@ -147,14 +148,18 @@ def train(
         ),
     ] = None,
     batch_size: Annotated[
-        str | None,
+        Any,
         typer.Option(
-            metavar="<int> [1<=x<=1000000000]", rich_help_panel=_STEPS, help="Images per batch; all, with --freeze."
+            parser=_number_or_word,
+            metavar="<int> [1<=x<=1000000000]",
+            rich_help_panel=_STEPS,
+            help="Images per batch; all, with --freeze.",
         ),
     ] = None,
     chunk: Annotated[
-        str | None,
+        Any,
         typer.Option(
+            parser=_number_or_word,
             metavar="<int> [1<=x<=1000000000]",
             rich_help_panel=_STEPS,
             help="Images in the network at a time; does not change the result.",
@@ -213,55 +218,50 @@ def train(
     import recollect
     from recollect.common.errors import ConfigError
 
-    chosen = [*_settings(locals()), *_split(split_of, data or resume or final), *(settings or [])]
+    chosen = with_set({**_settings(locals()), **_split(split_of, data or resume or final)}, settings)
     remarks_aside(as_json)
+    moved = {} if root is None else {"data.root": root}
     if resume is not None:
         if any((recipe, data, final, out, plan)):
             raise ConfigError(
                 "--resume continues a run where it is: remove the recipe, --data, --final, --out and --plan."
             )
-        _show(recollect.train(resume=resume, settings=_with_root(chosen, root)), as_json)
+        _show(recollect.train(resume=resume, settings={**moved, **chosen}), as_json)
         return
     if final is not None:
         if any((recipe, data)):
             raise ConfigError("--final takes its settings from the run: remove the recipe and --data.")
-        config = recollect.final_config(final, _with_root(chosen, root))
+        config = recollect.final_config(final, {**moved, **chosen})
     else:
-        config = recollect.resolve(recipe_or_default(recipe, data), chosen, data=data, root=root)
+        config = recollect.resolve(recipe_or_default(recipe, data, root), chosen, data=data, root=root)
     if plan:
         _show_plan(*recollect.plan(config), as_json)
     else:
         _show(recollect.train(config, out), as_json)
 
 
-def _split(run: Path | None, images: object) -> list[str]:
+def _split(run: Path | None, images: object) -> dict[str, Any]:
     """``--split-of`` as settings; ``images`` says whose classes are divided."""
     from recollect import split_of
     from recollect.common.errors import ConfigError
 
     if run is None:
-        return []
+        return {}
     if images is None:
         raise ConfigError("--split-of divides the classes of a folder: give it with --data FOLDER.")
-    return [f"{key}={json.dumps(value)}" for key, value in split_of(run).items()]
+    return split_of(run)
 
 
-def _with_root(chosen: list[str], root: str | None) -> list[str]:
-    return chosen if root is None else [f"data.root={json.dumps(root, ensure_ascii=False)}", *chosen]
-
-
-def _settings(given: dict[str, Any]) -> list[str]:
-    """The options as settings for ``--set``. Giving steps replaces epochs, and vice versa."""
+def _settings(given: dict[str, Any]) -> dict[str, Any]:
+    """The options as settings. Giving steps replaces epochs, and vice versa."""
     from recollect.common.words import whole_numbers
 
-    short = {name: given[name] for name in _SHORT if given[name] is not None}
-    if "dims" in short:
-        short["dims"] = list(whole_numbers(short["dims"], "--dims"))
-    chosen = [f"{_SHORT[name]}={value}" for name, value in short.items()]
-    chosen += [setting for name, setting in _SWITCHES.items() if given[name]]
-    if len(lengths := short.keys() & {"steps", "epochs"}) == 1:
-        chosen.append("run.epochs=null" if "steps" in lengths else "run.steps=null")
-    return chosen + ([f"run.loggers={json.dumps(given['logger'], ensure_ascii=False)}"] if given["logger"] else [])
+    chosen = {key: value for name, key in _SHORT.items() if (value := given[name]) is not None and value is not False}
+    if len(lengths := chosen.keys() & {"run.steps", "run.epochs"}) == 1:
+        chosen["run.epochs" if "run.steps" in lengths else "run.steps"] = None
+    if given["dims"] is not None:
+        chosen["loss.dims"] = whole_numbers(given["dims"], "--dims")
+    return chosen | data_settings(given["allow_outside"], given["skip_bad"], given["max_pixels"])
 
 
 def _show_plan(plan: Plan, lines: list[str], as_json: bool) -> None:

@@ -14,10 +14,11 @@ from recollect.cli.options import (
     MaxPixels,
     Quiet,
     complete_recipe,
-    data_switches,
+    data_settings,
     print_json,
     recipe_or_default,
     remarks_aside,
+    with_set,
 )
 
 
@@ -74,8 +75,8 @@ def tune(
     """
     import recollect
 
-    chosen = [*data_switches(allow_outside, skip_bad, max_pixels), *(settings or [])]
-    config = recollect.resolve(recipe_or_default(recipe, data), chosen, data=data, root=root)
+    chosen = with_set(data_settings(allow_outside, skip_bad, max_pixels), settings)
+    config = recollect.resolve(recipe_or_default(recipe, data, root), chosen, data=data, root=root)
     if plan:
         for line in recollect.plan_tuning(config, out, trials=trials, space=space, sampler=sampler, pruner=pruner):
             typer.echo(line)

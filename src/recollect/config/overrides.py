@@ -80,27 +80,31 @@ def with_data(
     data: str | Path | None = None,
     root: str | Path | None = None,
 ) -> tuple[str | Path | None, dict[str, Any]]:
-    """Which recipe and settings ``resolve`` means by its arguments: ``data`` and ``root`` become settings, the weakest.
+    """The recipe and settings that ``resolve`` uses: ``data`` and ``root`` become settings.
 
     Raises:
-        ConfigError: a folder is given for a recipe whose images are generated, or ``data`` may be a data set or a folder.
+        ConfigError: a folder is given for a recipe whose images are generated, ``data`` may be a data set or a folder, or
+            one of two arguments would have no effect.
     """
+    pairs = dict(settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings))
     chosen: dict[str, Any] = {}
     if data is not None and root is None:
         refuse_two_meanings(str(data))
     if data is not None and is_source(str(data)):
         chosen["data.name"] = str(data)
-    elif data is not None and recipe is not None:
-        _refuse_folder(recipe, data)
-        root = root or data
     elif data is not None:
+        if root is not None:
+            raise ConfigError(f"--data {data} names no data set, so it is the folder: remove --root {root}.")
+        if recipe is not None:
+            _refuse_folder(recipe, data)
         root = data
     if root is not None:
         chosen["data.root"] = str(root)
+    if twice := chosen.keys() & pairs:
+        raise ConfigError(f"{twice.pop()} is given twice, by --data or --root and as a setting: keep one of them.")
     if recipe is None and data is not None:
         recipe = "glyphs" if data == "glyphs" else "folder"
-    pairs = settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings)
-    return recipe, {**chosen, **dict(pairs)}
+    return recipe, {**chosen, **pairs}
 
 
 def _refuse_folder(recipe: str | Path, folder: str | Path) -> None:
