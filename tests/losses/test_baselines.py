@@ -276,7 +276,7 @@ def test_bad_input() -> None:
         ("arcface", {"num_classes": 4, "dim": 1}, "dim must be"),
         ("fast_ap", {"bins": 0}, "bins must be"),
         ("cross_batch_memory", {"dim": 4, "memory_size": 0}, "memory_size must be"),
-        ("cross_batch_memory", {"dim": 4, "loss": "arcface"}, "cannot use a memory: choose one of contrastive"),
+        ("cross_batch_memory", {"dim": 4, "loss": "arcface"}, "cannot use a memory: choose one of recall_at_k"),
         ("cross_batch_memory", {"dim": 4, "loss": "triplet", "loss_options": {"marge": 1}}, "no option 'marge'"),
     ],
 )

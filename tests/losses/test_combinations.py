@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +21,10 @@ RANKED = {
     "sup_ap": (
         {},
         lambda *a: reference.smooth_ap(*a, step=reference.asymmetric_step(), step_positives=reference.heaviside_step),
+    ),
+    "hierarchical_ap": (
+        {"coarse": [0, 0, 1, 1]},
+        lambda *a: reference.hierarchical_ap(*a, coarse=torch.tensor([0, 0, 1, 1])),
     ),
 }
 
@@ -57,6 +62,24 @@ def test_a_rank_loss_against_a_memory(name: str, memory_size: int) -> None:
     queries = unit(4, 5, 99)
     expected = against_memory(equation, queries, torch.arange(4), stored, stored_labels, None)
     torch.testing.assert_close(loss(queries, torch.arange(4)), expected, rtol=0, atol=1e-10)
+
+
+def test_a_memory_takes_a_rank_loss_of_one_s_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from recollect.losses import SmoothAP\n\nclass Mine(SmoothAP):\n    pass\n\n"
+        "class Other(__import__('torch').nn.Module):\n    pass\n"
+    )
+    batch, labels = unit(8, 5, 1), torch.arange(8) // 2
+    mine, known = (CrossBatchMemory(5, 8, name) for name in (f"{tmp_path}/mine.py:Mine", "smooth_ap"))
+    torch.testing.assert_close(mine(batch, labels), known(batch, labels))
+    for other in (f"{tmp_path}/mine.py:Other", "fast_ap", "cross_batch_memory", 3):
+        with pytest.raises(ConfigError, match=r"cannot use a memory: choose one of recall_at_k, .*hierarchical_ap"):
+            CrossBatchMemory(5, 8, other)  # type: ignore[arg-type]
+
+
+def test_a_memory_learns_from_the_coarser_level_alone() -> None:
+    loss = create("cross_batch_memory", dim=5, loss="hierarchical_ap", loss_options={"coarse": [0, 0, 1, 1]})
+    assert float(loss(unit(4, 5, 1), torch.arange(4)).detach()) > 0
 
 
 def test_a_memory_does_not_mix() -> None:

@@ -8,7 +8,7 @@ also written to during evaluation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,6 @@ from recollect.losses.engine.tile_loop import Pairing, compute_dtype, same_set, 
 from recollect.losses.metric_learning import MetricLearningLoss, call_in
 from recollect.losses.rank_loss import TiledLoss
 
-_PAIR_LOSSES = ("contrastive", "triplet", "margin", "multi_similarity", "supcon")
-_TILED_LOSSES = ("recall_at_k", "smooth_ap", "sup_ap", "roadmap", "binned_ap", "blackbox_ap")
 # Wang et al. 2020 pair the memory with a contrastive loss on cosines: [1 − s⁺]₊ and [s⁻ − 0.5]₊.
 _PAPER_CONTRASTIVE = {"distance": "cosine", "pos_margin": 1.0, "neg_margin": 0.5}
 
@@ -41,8 +39,8 @@ class CrossBatchMemory(nn.Module):
         dim: dimension of the embeddings.
         memory_size: how many embeddings are kept; at least the batch size. The paper's memories grow up to the whole
             training set; 8192 is our choice, suited to batches of 4000.
-        loss: contrastive, triplet, margin, multi_similarity, supcon, or a rank loss: recall_at_k, smooth_ap, sup_ap,
-            roadmap, binned_ap, blackbox_ap. A rank loss ranks the whole memory for each image of the batch.
+        loss: contrastive, triplet, margin, multi_similarity, supcon, or a rank loss that takes references, your own
+            (``my.py:MyLoss``, a ``RankLoss`` or ``TiledLoss``) included. It ranks the whole memory for each image.
         loss_options: options of that loss, without SiMix. The default for contrastive is the paper's.
 
     Raises:
@@ -70,20 +68,25 @@ class CrossBatchMemory(nn.Module):
     ) -> None:
         super().__init__()
         dim, memory_size = check_whole("dim", dim, 1, 10**6), check_whole("memory_size", memory_size, 1, 10**8)
-        if not isinstance(loss, str) or loss not in _PAIR_LOSSES + _TILED_LOSSES:
-            choices = ", ".join(_PAIR_LOSSES + _TILED_LOSSES)
-            raise ConfigError(f"loss {loss!r} cannot use a memory: choose one of {choices}.")
         if loss_options is not None and not isinstance(loss_options, Mapping):
             raise ConfigError(f"loss_options must be a mapping of options, but is {loss_options!r}.")
         if loss_options is None:
             loss_options = _PAPER_CONTRASTIVE if loss == "contrastive" else {}
-        if loss_options.get("simix"):
+        from recollect.losses.registry import available, create
+
+        known = available()
+        usable = isinstance(loss, str) and (loss not in known or known[loss].references)
+        wrapped = create(loss, **loss_options) if usable else None
+        if not isinstance(wrapped, MetricLearningLoss | TiledLoss):
+            choices = ", ".join(name for name, entry in known.items() if entry.references and entry.family != "outside")
+            raise ConfigError(
+                f"loss {loss!r} cannot use a memory: choose one of {choices}, or a RankLoss or TiledLoss of your own."
+            )
+        if getattr(wrapped, "simix", False):
             raise ConfigError(
                 "loss_options contains simix, but SiMix mixes images of one batch only: remove it to use a memory."
             )
-        from recollect.losses.registry import create
-
-        self.wrapped = cast("MetricLearningLoss | TiledLoss", create(loss, **loss_options))
+        self.wrapped = wrapped
         self.dim = dim
         self.memory_size = memory_size
         self.register_buffer("stored_embeddings", torch.zeros(memory_size, dim))
@@ -127,11 +130,11 @@ class CrossBatchMemory(nn.Module):
         places = self._store(queries, ids) if self.training else None
         references = self.stored_embeddings[: self.filled].to(queries.dtype)
         ref_ids = self.stored_labels[: self.filled]
+        if isinstance(self.wrapped, TiledLoss):
+            return self.wrapped.of_pairing(Pairing(queries, ids, references, ref_ids, places))
         positives = count_matches(ids, ref_ids) - (0 if places is None else 1)
         if not bool((positives > 0).any()):
             return zero_loss(embeddings)
-        if isinstance(self.wrapped, TiledLoss):
-            return self.wrapped.of_pairing(Pairing(queries, ids, references, ref_ids, places))
         with torch.autocast(embeddings.device.type, enabled=False):
             pairs = self._pairs(self.wrapped, queries, ids, references, ref_ids, places)
             return call_in(self.wrapped.loss, queries.dtype, (queries, ids, pairs, references, ref_ids))
