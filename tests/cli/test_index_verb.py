@@ -184,8 +184,8 @@ def test_search_takes_its_own_advice_on_links_and_moved_models(
         assert "class1/2.png" in _run("search", name, "class1/2.png"), "an id needs no model"
 
 
-def test_skip_bad_is_what_an_index_does_anyway(place: Path) -> None:
+def test_images_that_cannot_be_read_are_skipped(place: Path) -> None:
     Path("photos/class0/broken.png").write_bytes(b"x")
     assert "20 added, 0 updated, 0 removed, 0 unchanged, 1 skipped" in _run(
-        "index", "shop.index", "photos", "--model", "model", "--skip-bad"
+        "index", "shop.index", "photos", "--model", "model"
     )

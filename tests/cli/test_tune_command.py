@@ -95,6 +95,10 @@ def test_the_plan_writes_nothing_and_needs_no_test_set(tmp_path: Path) -> None:
         "for 5 trials;",
     ):
         assert expected in result.output, result.output
+    planned = json.loads(run(str(recipe), "--plan", "--trials", "5", "--space", "epochs=4", "--json").stdout)
+    assert (planned["trials"], planned["space"]["epochs"], planned["train"]) == (5, "4", {"classes": 4, "images": 24})
+    assert planned["typical_trial"]["steps"] == 8
+    assert planned["seconds"] == pytest.approx(5 * planned["typical_trial"]["seconds"])
     assert not (tmp_path / "s").exists()
 
 

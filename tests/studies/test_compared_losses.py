@@ -136,6 +136,9 @@ def test_the_verb_plans(images: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.exception
     assert "photos: 72 training images" in result.output
+    planned = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    assert (planned["losses"], planned["train"]["images"], planned["runs_done"]) == (["recall_at_k"], 72, 0)
+    assert planned["runs"] > 0 < planned["seconds"]
     assert not (tmp_path / "out").exists()
 
 

@@ -407,7 +407,7 @@ def test_a_study_is_resumed_with_other_ways_to_read_images(tmp_path: Path) -> No
 
 def test_a_folder_with_few_classes_is_searched_at_the_length_of_a_training(tmp_path: Path) -> None:
     config = resolve("folder", {"data.root": str(make_data(tmp_path / "data")), "model.dim": 16})
-    lines = plan_tuning(config, trials=1)
+    lines = plan_tuning(config, trials=1).lines()
     assert any("epochs 75:225" in line for line in lines)
     assert any("recollect train would take no step here (48 photos of 8 training classes" in line for line in lines)
     assert "1 trial of folder" in lines[0]

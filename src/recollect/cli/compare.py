@@ -23,6 +23,7 @@ from recollect.cli.options import (
     print_json,
     recipe_or_default,
     remarks_aside,
+    show_plan,
     with_set,
 )
 from recollect.common.words import printable
@@ -89,8 +90,7 @@ def compare(
     given = with_set(data_settings(allow_outside, skip_bad, max_pixels), settings)
     asked: dict[str, Any] = {"data": data, "root": root, "out": out, "seeds": seeds, "steps": steps}
     if plan:
-        lines = recollect.plan_comparison(losses, chosen, given, **asked).lines()
-        print_json({"plan": lines}) if as_json else typer.echo(printable("\n".join(lines)))
+        show_plan(recollect.plan_comparison(losses, chosen, given, **asked), as_json)
         return
     found = recollect.compare_losses(losses, chosen, given, **asked, jobs=jobs, minutes=minutes)
     if as_json:

@@ -76,9 +76,6 @@ def index(
         bool, typer.Option("--rehash", help="Read every file, even if size and time are unchanged.")
     ] = False,
     allow_outside: AllowOutside = False,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Skip images that cannot be read; always so, they are listed.")
-    ] = False,
     max_pixels: MaxPixels = None,
     wait: Wait = 0.0,
     weights: Weights = None,

@@ -83,6 +83,11 @@ def print_json(value: Any) -> None:
         typer.echo(json.dumps(value, indent=2, default=str))
 
 
+def show_plan(plan: Any, as_json: bool) -> None:
+    """Print a plan, which has ``lines`` and ``as_dict``."""
+    print_json(plan.as_dict()) if as_json else typer.echo(printable("\n".join(plan.lines())))
+
+
 def _quiet(value: bool) -> bool:
     if value:  # may also be given before the command, so it is never reset here
         from recollect.common.console import set_quiet

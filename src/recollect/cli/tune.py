@@ -18,6 +18,7 @@ from recollect.cli.options import (
     print_json,
     recipe_or_default,
     remarks_aside,
+    show_plan,
     with_set,
 )
 
@@ -77,11 +78,12 @@ def tune(
 
     chosen = with_set(data_settings(allow_outside, skip_bad, max_pixels), settings)
     config = recollect.resolve(recipe_or_default(recipe, data, root), chosen, data=data, root=root)
-    if plan:
-        for line in recollect.plan_tuning(config, out, trials=trials, space=space, sampler=sampler, pruner=pruner):
-            typer.echo(line)
-        return
     remarks_aside(as_json)
+    if plan:
+        show_plan(
+            recollect.plan_tuning(config, out, trials=trials, space=space, sampler=sampler, pruner=pruner), as_json
+        )
+        return
     results = recollect.tune(
         config,
         out,

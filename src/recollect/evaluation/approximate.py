@@ -2,7 +2,8 @@
 
 A search service may use an index that looks at part of the gallery only. This
 file builds a faiss index of the usual kinds, varies its search parameter, and reports how much of the exact result is lost
-for each value. It measures; nothing else in the package searches approximately. Needs the extra ``index``.
+for each value. It only measures: ``Index.approximate`` builds approximate search for an index of images. Needs the extra
+``index``.
 """
 
 from __future__ import annotations

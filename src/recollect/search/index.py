@@ -144,7 +144,7 @@ class Index(OpenedIndex):
     ) -> SyncChanges:
         """Synchronize the index with a folder or a CSV file: only new and changed images are embedded.
 
-        It can be interrupted at any moment; the next call resumes. Ids and metadata: see ``image_files.list_images``.
+        It can be interrupted at any moment; the next call resumes. Ids and metadata: see ``indexed_files.list_images``.
 
         Args:
             folder: the folder or the ``.csv`` file.

@@ -71,6 +71,25 @@ class PlannedComparison:
             ),
         ]
 
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, e.g. for ``--json``."""
+        bench, runs = self.claim.bench, pending(self.matrix, [self.claim])
+        left = [run for run in runs if not run.done]
+        return {
+            "data": self.config.data.title,
+            "train": {"classes": self.train_classes, "images": self.train_images},
+            "init": self.config.model.init,
+            "freeze": self.config.model.freeze,
+            "losses": [cell.label for cell in self.claim.cells() if cell.trains],
+            "batch": bench.batch,
+            "budget": bench.budget.words("small"),
+            "first_rates": list(bench.rates),
+            "runs": len(runs),
+            "runs_done": len(runs) - len(left),
+            "seconds": sum(run.bench.seconds(self.matrix.budget) for run in left),
+            "seconds_features": self.feature_seconds,
+        }
+
 
 @dataclass(frozen=True)
 class PairOfLosses:
