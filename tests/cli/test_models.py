@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from recollect.cli import main
 from recollect.cli.app import app
 from recollect.common.errors import RecollectError
 from recollect.models.zoo import ZOO
@@ -49,3 +52,14 @@ def test_an_unknown_name_is_a_sentence() -> None:
     result = runner.invoke(app, ["models", "r51-in1k"])
     assert isinstance(result.exception, RecollectError)
     assert "r50-in1k" in str(result.exception)
+
+
+def test_a_terminal_without_utf_8_gets_the_table_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    monkeypatch.setattr(sys, "argv", ["recollect", "models"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    sys.stdout.flush()
+    assert ended.value.code == 0
+    assert b"lite0-in1k     ?" in written.getvalue()

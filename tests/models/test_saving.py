@@ -95,6 +95,26 @@ def test_descriptions_of_another_version_are_refused(change: dict[str, Any], mes
         Embedder.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"architecture": "nosuch50"},
+            r"embedder\.json: .* cannot be built here: timm .* no architecture 'nosuch50'",
+        ),
+        ({"architecture": 5}, "cannot be built here"),
+        ({"pooling": "nosuch"}, "cannot be built here"),
+        ({"dim": -1}, "cannot be built here"),
+    ],
+)
+def test_a_network_that_is_unknown_here_is_a_sentence(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    Embedder.create("tiny").save(tmp_path)
+    said = json.loads((tmp_path / "embedder.json").read_text())
+    (tmp_path / "embedder.json").write_text(json.dumps(said | {"embedder": said["embedder"] | change}))
+    with pytest.raises(WeightsError, match=message):
+        Embedder.load(tmp_path)
+
+
 def test_a_licence_travels_with_what_grew_from_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Embedder.create("tiny").save(tmp_path)
     said = json.loads((tmp_path / "embedder.json").read_text())

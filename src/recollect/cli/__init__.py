@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from io import TextIOWrapper
 from typing import Any
 
 from recollect.common.errors import DataWarning
@@ -20,6 +21,8 @@ def main() -> None:
     from recollect.common.threads import spin_briefly
 
     spin_briefly()  # before any command imports torch, which is when it is read
+    if isinstance(sys.stdout, TextIOWrapper):  # a terminal or a pipe that is not UTF-8 gets ? for what it cannot show
+        sys.stdout.reconfigure(errors="replace")
     warnings.showwarning = _show_warning(warnings.showwarning)
     sys.exit(guarded(_command))
 

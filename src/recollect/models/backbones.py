@@ -37,11 +37,16 @@ def build_backbone(architecture: str, size: int) -> nn.Module:
     Args:
         architecture: a name timm knows, with or without tag; a tag only selects weights.
         size: side of its input images; fixes the position embeddings of transformers.
+
+    Raises:
+        ConfigError: timm has no such network, or not for this size.
     """
     if architecture in ("tiny", "tiny-grey"):
         return TinyConvNet(grey=architecture == "tiny-grey")
     timm = timm_library()
     options: dict[str, Any] = {}
+    if not timm.is_model(architecture.split(".")[0]):
+        raise ConfigError(f"timm {timm.__version__} has no architecture {architecture!r}.")
     entry = timm.models.model_entrypoint(architecture.split(".")[0])
     if entry.__module__ in _ANY_SIZE_MODULES:
         options = {"img_size": size, "dynamic_img_size": True}

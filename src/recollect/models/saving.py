@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from recollect._version import __version__
-from recollect.common.errors import ConfigError, DataError, WeightsError
+from recollect.common.errors import ConfigError, DataError, WeightsError, in_one_line
 from recollect.common.files import atomic_write, new_folder, sha256, write_json
 from recollect.common.preprocessing import Preprocessing
 from recollect.common.reading import read_json
@@ -149,12 +149,17 @@ def load_embedder(folder: Path, backbone: str | nn.Module | None = None) -> Embe
             f"{folder / TENSORS}: not the file that {DESCRIPTION} was written with (its SHA-256 differs). Copy both "
             "files again from where they were saved."
         )
-    if config.code is None:
-        built = build_backbone(config.architecture, config.preprocessing.size)
-    else:
-        built, code = rebuild(config.code, config.preprocessing.size, folder, backbone)
-        config = replace(config, code=code, architecture=code.architecture)
-    embedder = Embedder(config, built)
+    outside = None if config.code is None else rebuild(config.code, config.preprocessing.size, folder, backbone)
+    if outside is not None:
+        config = replace(config, code=outside[1], architecture=outside[1].architecture)
+    try:
+        built = outside[0] if outside else build_backbone(config.architecture, config.preprocessing.size)
+        embedder = Embedder(config, built)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise WeightsError(
+            f"{folder / DESCRIPTION}: this network cannot be built here: {in_one_line(error).rstrip('.')}. Copy the folder "
+            f"again, or install the versions it was saved with (recollect {description.get('recollect')})."
+        ) from error
     fill_strictly(embedder, read_tensors(folder / TENSORS), str(folder / TENSORS), config.init)
     say_licence(config.init, config.provenance.licence, config.provenance.non_commercial)
     return embedder.eval()
