@@ -295,9 +295,26 @@ def test_the_classes_for_training_can_be_given(tmp_path: Path) -> None:
         load("folder", tmp_path, train_classes=list("abcde"))
     with pytest.raises(DataError, match="there is no split 'val'"):
         load("folder", tmp_path, "val", train_classes=["a"])
-    touch(tmp_path / "parts", "train/a/1.png", "test/b/1.png")
-    with pytest.raises(ConfigError, match="says itself what is for testing: leave out train_classes"):
-        load("folder", tmp_path / "parts", train_classes=["a"])
+
+
+@pytest.mark.parametrize("form", ["folders", "list"])
+def test_train_and_test_with_the_same_classes_are_pooled_on_request(tmp_path: Path, form: str) -> None:
+    """Whole classes are held out, with their images of both parts."""
+    names = [f"{part}/{name}/1.png" for part in ("train", "test", "val") for name in "abcdef"]
+    touch(tmp_path, *names)
+    root = tmp_path
+    if form == "list":
+        root = tmp_path / "list.csv"
+        root.write_text("\n".join(["path,label,split", *(f"{n},{n.split('/')[1]},{n.split('/')[0]}" for n in names)]))
+    plain = load("folder", root, "test")
+    assert (plain.num_classes, len(plain)) == (6, 6)
+    for options in ({"test_share": 0.5}, {"train_classes": ["a", "b", "c"]}):
+        train, test = (load("folder", root, split, **options) for split in ("train", "test"))
+        assert (train.num_classes, test.num_classes, len(train), len(test)) == (3, 3, 9, 9)
+        assert not set(train.class_names) & set(test.class_names)
+    assert load("folder", root, "test", test_share=0.2).num_classes == 1
+    with pytest.raises(ConfigError, match="remove split_seed, or also give test_share"):
+        load("folder", root, split_seed=3)
 
 
 @pytest.mark.parametrize(

@@ -70,11 +70,14 @@ def test_train_and_test_folders_that_share_classes(tmp_path: Path) -> None:
     assert "2 classes held out" in log
     assert "--test-share" not in log, "the folders decide"
     assert manifest(tmp_path / "run")["verdicts"]["pretrained"]["classes"] == 2
-    assert "leave out --test-share" in refused(tmp_path, "train", "--data", ".", "--test-share", "0.2", "--plan")
+    pooled = good(tmp_path, "train", "--data", ".", "--test-share", "0.5", "--plan")
+    assert "trained on as well" not in pooled
     for name in ("d", "e"):
         shutil.rmtree(tmp_path / "test" / name)
     good(tmp_path, "train", "--data", ".", "--steps", "0", "--out", "other", *SMALL)
-    assert "verdict    none: there are no classes to test on" in (tmp_path / "other" / "train.log").read_text()
+    log = (tmp_path / "other" / "train.log").read_text()
+    assert "verdict    none: there are no classes to test on" in log
+    assert "hold out half of the classes: recollect train --data . --test-share 0.5" in log
 
 
 def test_few_classes(tmp_path: Path) -> None:

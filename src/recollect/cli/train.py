@@ -81,7 +81,10 @@ def train(
     root: Annotated[str | None, typer.Option(help="The folder of the data set.")] = None,
     test_share: Annotated[
         float | None,
-        typer.Option(metavar="<float> [0<x<1]", help="Share of a folder's classes held out for testing. Default: 0.5."),
+        typer.Option(
+            metavar="<float> [0<x<1]",
+            help="Share of a folder's classes held out for testing; train and test folders are pooled. Default: 0.5.",
+        ),
     ] = None,
     split_of: Annotated[
         Path | None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,8 @@ class DataFigures:
     """Classes of the test part that are trained on as well."""
     given_split: bool = False
     """The data say which classes are for testing."""
+    root: str | None = None
+    """The folder or list, if the images are one's own."""
 
     def lines(self) -> list[str]:
         """As text."""
@@ -103,6 +106,9 @@ class DataFigures:
                 f"note       {count} trained on as well ({some}); the result is not measured there"
                 + ("" if self.held_out_classes else ", and there are no others: hold out whole classes, not images")
             )
+            if self.root and not self.held_out_classes:
+                command = f"recollect train --data {quote(self.root)} --test-share 0.5"
+                text.append(f"instead    pool both parts and hold out half of the classes: {command}")
         if self.all_classes:
             text.append("note       all classes are used for training: none are left for testing")
         queries = self.validation_queries or self.validation_images
@@ -292,6 +298,7 @@ def _estimate(training: Training) -> Plan:
             held_out_images=0 if sets.held_out is None else len(sets.held_out),
             all_classes=config.data.train_split == "all",
             shared_classes=sets.shared_classes,
+            root=config.data.root if config.data.name == "folder" else None,
             given_split=sets.held_out is not None
             and sets.held_out.facts.get("split", {}).get("class_split", "given") == "given",
         ),

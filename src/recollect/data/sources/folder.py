@@ -57,8 +57,8 @@ def read(
     missing: str = "error",
     allow_outside: bool = False,
     class_split: str = "balanced",
-    test_share: float = 0.5,
-    split_seed: int = 0,
+    test_share: float | None = None,
+    split_seed: int | None = None,
     train_classes: Sequence[str] | None = None,
     nested: bool = False,
 ) -> ImageSet:
@@ -73,21 +73,24 @@ def read(
         class_split: how classes are divided if the data has no split: ``"balanced"``, a random draw with a seed, with
             about ``test_share`` of the images and of the classes for testing; or ``"alphabet"``: the first half of the
             sorted classes for training.
-        test_share: the share of the classes for testing, between 0 and 1.
-        split_seed: seed of the draw.
-        train_classes: names of the classes for training, instead of a draw; all others are for testing.
+        test_share: the share of the classes for testing, between 0 and 1; 0.5 by default. If it is given, the splits of
+            the data are pooled and whole classes are drawn, as for data without splits.
+        split_seed: seed of the draw, 0 by default.
+        train_classes: names of the classes for training, instead of a draw; all others are for testing. Splits of the
+            data are pooled here too.
         nested: the folders of ``root`` are the classes, even if the folders inside them look like classes; by default an
             error asks then (``find_inner_classes``).
     """
     if class_split not in CLASS_SPLITS:
         raise ConfigError(f"class_split {class_split!r} is unknown: choose one of {', '.join(CLASS_SPLITS)}.")
-    if not isinstance(test_share, float | int) or not 0 < test_share < 1:  # options come from YAML
+    # Options come from YAML.
+    if test_share is not None and (not isinstance(test_share, float | int) or not 0 < test_share < 1):
         raise ConfigError(f"test_share is {test_share!r}: it must be a number between 0 and 1.")
-    if not isinstance(split_seed, int) or isinstance(split_seed, bool) or not 0 <= split_seed < 2**63:
+    if split_seed is not None and (type(split_seed) is not int or not 0 <= split_seed < 2**63):
         raise ConfigError(f"split_seed is {split_seed!r}: it must be a whole number, 0 or more.")
     if not isinstance(nested, bool):
         raise ConfigError(f"nested is {nested!r}: it must be true or false.")
-    if class_split == "alphabet" and test_share != 0.5:
+    if class_split == "alphabet" and test_share not in (None, 0.5):
         raise ConfigError("class_split='alphabet' divides the classes in halves: remove test_share, or use 'balanced'.")
     _check_train_classes(train_classes, test_share, split_seed)
     if root.is_file() and csv is None:
@@ -96,16 +99,16 @@ def read(
         root, csv = root.parent, root.name
     split = _part(split)
     left_out: Counter[str] = Counter()
-    rows = _rows(root, csv, allow_outside, left_out, split, nested=nested)
-    parts = sorted({part for _, _, part in rows if part})
+    pooled = test_share is not None or train_classes is not None
+    rows = _rows(root, csv, allow_outside, left_out, "all" if pooled else split, nested=nested)
+    parts = [] if pooled else sorted({part for _, _, part in rows if part})
     facts: dict[str, Any] = {"left_out": dict(left_out)}
     taken = ""
     if split == "all":
         chosen = rows
     elif parts:
-        for given, option in ((test_share != 0.5, "--test-share (test_share)"), (train_classes, _TRAIN_CLASSES)):
-            if given:
-                raise ConfigError(f"{root} says itself what is for testing: leave out {option}.")
+        if split_seed is not None:
+            raise ConfigError(f"{root} says itself what is for testing: remove split_seed, or also give test_share.")
         taken = part_to_use(split, parts)
         if taken != split:
             sentence = f"{root}: there is no test part, so the part {taken!r} is used for testing."
@@ -115,6 +118,7 @@ def read(
             raise DataError(f"{root}: there is no split {split!r}; the splits are {', '.join(map(repr, parts))}.")
     else:
         if train_classes is None:
+            test_share, split_seed = test_share or 0.5, split_seed or 0
             testing = _test_classes(rows, split, root, class_split, test_share, split_seed)
         else:
             testing, class_split = _other_classes(rows, split, root, train_classes), "given"
@@ -197,12 +201,12 @@ def _test_classes(
     return frozenset(classes[number] for number in held_out.tolist())
 
 
-def _check_train_classes(train_classes: Any, test_share: float, split_seed: int) -> None:
+def _check_train_classes(train_classes: Any, test_share: float | None, split_seed: int | None) -> None:
     if train_classes is None:
         return
     if not isinstance(train_classes, list | tuple) or not all(isinstance(name, str) for name in train_classes):
         raise ConfigError(f"train_classes is {train_classes!r}: it must be a list of names of classes.")
-    if test_share != 0.5 or split_seed != 0:
+    if test_share is not None or split_seed is not None:
         raise ConfigError(
             f"{_TRAIN_CLASSES} says which classes are for testing: remove --test-share (test_share) and split_seed."
         )
