@@ -1,4 +1,4 @@
-"""What the library says and where the command line prints it."""
+"""What the library says and where the command line prints it; options that would have no effect."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from recollect.cli.app import app
 from recollect.cli.options import remarks_aside, show_remarks
 from recollect.common.console import PROGRESS, set_quiet
+from recollect.common.errors import RecollectError
 
 log = logging.getLogger("recollect.anything")
 
@@ -66,3 +70,44 @@ def test_as_a_library_nothing_is_printed() -> None:
     said = "import logging, recollect; logging.getLogger('recollect.training').warning('careful')"
     done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True, timeout=600)
     assert (done.stdout, done.stderr) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("eval v.npz --split test --skip-bad", "--split and --skip-bad would have no effect on vectors from a file"),
+        ("eval run --protocol reid --queries-out q.npz", "--queries-out would have no effect with --protocol reid"),
+        ("report --method --images 10", "--images would have no effect with --method"),
+        ("index a.index --remove x --add", "--add would have no effect with --remove"),
+        ("index a.index --approximate --exact", "--exact would have no effect with --approximate"),
+        ("index a.index photos --meta a=b", "--meta would have no effect without --add"),
+        (
+            "index a.index --add x.jpg --prefix p --rehash",
+            "--prefix and --rehash would have no effect without a folder",
+        ),
+        ("index a.index --info --prune", "--prune would have no effect without a folder or --rebuild"),
+        ("index a.index --info --device cpu", "--device would have no effect without a model or images"),
+        ("search a.index q --overwrite", "--overwrite would have no effect without --html"),
+        ("search v.npz q --where a=b --exact", "--where and --exact would have no effect on a file of vectors"),
+        ("search a.index q --root photos", "--root would have no effect on an index"),
+        ("serve a.index --token-file t", "--token-file would have no effect without --write"),
+        ("calibrate postgresql://h/d --split val", "--split would have no effect without --data"),
+        ("calibrate run --data photos --wait 3", "--wait would have no effect on a model"),
+        ("duplicates postgresql://h/d --model run", "--model would have no effect on an index"),
+        ("duplicates photos --json --top 3", "--top would have no effect with --json"),
+        ("publish run --folder out --private", "--private would have no effect without --to"),
+        ("whiten lite0-in1k --out x --pairs y --seed 0", "--seed would have no effect without --data"),
+        ("data --json verify glyphs", "give --json after verify"),
+        ("compare --losses smooth_ap --set run.seed=3", "run.seed would have no effect"),
+        ("embed . x.jpg --weights w.pth", "remove --weights"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "embedder.json").write_text("{}")
+    (tmp_path / "x.jpg").touch()
+    refused = CliRunner().invoke(app, words.split())
+    assert isinstance(refused.exception, RecollectError), refused.output
+    assert message in str(refused.exception)

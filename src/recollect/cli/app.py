@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -12,8 +13,8 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from recollect._version import __version__
 from recollect.cli.last_net import past_typer
 
-# In the order in which a newcomer needs them; all other commands come after.
-_ORDER = (
+# One file each, in the order in which a newcomer needs them.
+VERBS = (
     "demo",
     "train",
     "tune",
@@ -30,6 +31,7 @@ _ORDER = (
     "publish",
     "reproduce",
     "paper",
+    "whiten",
     "recipes",
     "models",
     "losses",
@@ -45,7 +47,10 @@ class _Verb(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Check how often each option is given, then parse."""
+        from recollect.cli.options import remember_typed
+
         given = Counter(self.make_parser(ctx).parse_args(args=list(args))[2])
+        remember_typed(given)
         for option, times in given.items():
             if (
                 times > 1
@@ -65,12 +70,7 @@ class Commands(typer.Typer):
 
 
 class _Verbs(TyperGroup):
-    """Commands in the order of use instead of alphabetical order."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Names for ``--help``."""
-        known = super().list_commands(ctx)
-        return [verb for verb in _ORDER if verb in known] + [verb for verb in known if verb not in _ORDER]
+    """All commands, with what is common to them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Accept ``--trust`` after the command too, where users add it to a command that requires it."""
@@ -130,25 +130,5 @@ def common_options(
     context.call_on_close(show_remarks())
 
 
-# Commands, one import per file: each defines its command on import.
-from recollect.cli import calibrate as _calibrate  # noqa: E402, F401
-from recollect.cli import compare as _compare  # noqa: E402, F401
-from recollect.cli import data as _data  # noqa: E402, F401
-from recollect.cli import demo as _demo  # noqa: E402, F401
-from recollect.cli import duplicates as _duplicates  # noqa: E402, F401
-from recollect.cli import embed as _embed  # noqa: E402, F401
-from recollect.cli import eval as _eval  # noqa: E402, F401
-from recollect.cli import export as _export  # noqa: E402, F401
-from recollect.cli import index as _index  # noqa: E402, F401
-from recollect.cli import losses as _losses  # noqa: E402, F401
-from recollect.cli import models as _models  # noqa: E402, F401
-from recollect.cli import paper as _paper  # noqa: E402, F401
-from recollect.cli import publish as _publish  # noqa: E402, F401
-from recollect.cli import recipes as _recipes  # noqa: E402, F401
-from recollect.cli import report as _report  # noqa: E402, F401
-from recollect.cli import reproduce as _reproduce  # noqa: E402, F401
-from recollect.cli import search as _search  # noqa: E402, F401
-from recollect.cli import serve as _serve  # noqa: E402, F401
-from recollect.cli import train as _train  # noqa: E402, F401
-from recollect.cli import tune as _tune  # noqa: E402, F401
-from recollect.cli import whiten as _whiten  # noqa: E402, F401
+for _verb in VERBS:  # each file defines its command on import
+    import_module(f"recollect.cli.{_verb}")

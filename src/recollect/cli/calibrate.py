@@ -19,7 +19,9 @@ from recollect.cli.options import (
     Weights,
     finite,
     given,
+    is_index,
     print_json,
+    refuse_unused,
     remark_aside,
 )
 
@@ -57,6 +59,8 @@ def calibrate(
     """
     from recollect import calibrate_target
 
+    refuse_unused(data is None, "without --data", "root", "split", "allow_outside", "max_pixels")
+    refuse_unused(not is_index(target), "on a model, which has no other writers", "wait")
     found, remarks = calibrate_target(
         target,
         data,

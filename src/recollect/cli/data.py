@@ -9,6 +9,7 @@ import typer
 
 from recollect.cli.app import Commands, app
 from recollect.cli.options import AllowOutside, AsJson, MaxPixels, Quiet, complete_data, given, print_json
+from recollect.common.errors import InputError
 from recollect.common.words import printable
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ app.add_typer(data, name="data")
 def list_sources(context: typer.Context, as_json: AsJson = False) -> None:
     """List the data sets: what they are, their published counts, where to get them, their terms."""
     if context.invoked_subcommand is not None:
+        if as_json:
+            raise InputError(f"give --json after {context.invoked_subcommand}.")
         return
     from recollect import available_data
     from recollect.common.doors import added

@@ -18,7 +18,9 @@ from recollect.cli.options import (
     complete_model,
     finite,
     given,
+    is_index,
     print_json,
+    refuse_unused,
     remark_aside,
 )
 from recollect.common.words import number_of, printable
@@ -46,6 +48,9 @@ def duplicates(
     """Find near-duplicates by exact search, in groups, also between train and test folders."""
     from recollect import find_duplicates
 
+    unused = ("model", "weights", "device", "download", "allow_outside", "max_pixels")
+    refuse_unused(is_index(target), "on an index, whose vectors are compared", *unused)
+    refuse_unused(as_json, "with --json, which has all groups", "top")
     remarks: list[str] = []
     groups, count = find_duplicates(
         target,

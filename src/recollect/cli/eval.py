@@ -21,6 +21,7 @@ from recollect.cli.options import (
     complete_model,
     complete_recipe,
     print_json,
+    refuse_unused,
     remark_aside,
     remarks_aside,
 )
@@ -143,6 +144,13 @@ def evaluate_command(
 
     if target is not None and init is not None:
         raise InputError("give one model to evaluate: TARGET or --init, not both.")
+    refuse_unused(
+        str(target).endswith(".npz"),
+        "on vectors from a file",
+        *("recipe", "data", "root", "split", "trained_classes", "weights", "download", "batch_size", "multiscale"),
+        *("max_pixels", "allow_outside", "skip_bad"),
+    )
+    refuse_unused(protocol == "reid", "with --protocol reid, which has no values per query", "queries_out")
     remarks_aside()
     found = write_evaluation(
         target or init,

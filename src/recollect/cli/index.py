@@ -22,6 +22,7 @@ from recollect.cli.options import (
     given,
     parse_pairs,
     print_json,
+    refuse_unused,
     remark,
     remark_aside,
 )
@@ -95,11 +96,19 @@ def index(
     named = things or []
     if (add or remove) and not named:
         raise InputError(f"--{'add' if add else 'remove'}: give the {'files' if add else 'ids'}.")
+    refuse_unused(remove, "with --remove", "add")
+    refuse_unused(approximate, "with --approximate", "exact")
+    refuse_unused(not add, "without --add", "meta")
+    folders = not (add or remove) and bool(named)
+    refuse_unused(not folders, "without a folder", "prefix", "rehash", "allow_outside")
+    refuse_unused(not (folders or rebuild), "without a folder or --rebuild", "prune")
+    embeds = folders or add or model is not None
+    refuse_unused(not embeds, "without a model or images", "weights", "batch_size", "device", "download", "max_pixels")
     done = update_index(
         address,
         [] if add or remove else named,
         model=model,
-        add=named if add and not remove else [],
+        add=named if add else [],
         remove=named if remove else [],
         metadata={name: values[-1] for name, values in parse_pairs(meta or [], "--meta").items()},
         rebuild=rebuild,

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from recollect.common.errors import ConfigError, InputError
 from recollect.common.words import printable
 
 
@@ -173,7 +174,6 @@ def with_set(options: dict[str, Any], pairs: Iterable[str] | None) -> dict[str, 
     Raises:
         ConfigError: a setting is given twice, so that one of the two would have no effect.
     """
-    from recollect.common.errors import ConfigError
     from recollect.config.overrides import parse_setting
 
     for pair in pairs or ():
@@ -190,8 +190,6 @@ def recipe_or_default(recipe: str | None, data: str | None, root: str | None) ->
     Raises:
         ConfigError: there is only a root, which those characters do not have.
     """
-    from recollect.common.errors import ConfigError
-
     if recipe is None and data is None and root is not None:
         raise ConfigError(f"--root {root} is the folder of which data set? For your own images: --data {root}.")
     return "glyphs" if recipe is None and data is None else recipe
@@ -203,8 +201,6 @@ def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, list[str]]:
     Raises:
         InputError: an entry has no equals sign.
     """
-    from recollect.common.errors import InputError
-
     found: dict[str, list[str]] = {}
     for pair in pairs:
         name, sign, value = pair.partition("=")
@@ -212,6 +208,34 @@ def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, list[str]]:
             raise InputError(f"{option} {pair!r}: write it as name=value, e.g. {option} label=shoe.")
         found.setdefault(name.strip(), []).append(value)
     return found
+
+
+_typed: dict[str, str] = {}
+"""The options of this command that the user typed, by parameter: ``{"as_json": "--json"}``."""
+
+
+def remember_typed(parameters: Iterable[Any]) -> None:
+    """Tell ``refuse_unused`` which options the user typed."""
+    _typed.clear()
+    _typed.update({parameter.name: max(parameter.opts, key=len) for parameter in parameters})
+
+
+def refuse_unused(unused: bool, because: str, *parameters: str) -> None:
+    """Refuse options that would have no effect, if ``unused``.
+
+    Raises:
+        InputError: the user typed some of them.
+    """
+    if found := [_typed[name] for name in parameters if unused and name in _typed]:
+        them = "it" if len(found) == 1 else "them"
+        raise InputError(f"{' and '.join(found)} would have no effect {because}: remove {them}.")
+
+
+def is_index(target: str) -> bool:
+    """Whether a target is an index, not a folder or a model."""
+    from recollect.search import addresses
+
+    return addresses.is_index(target)
 
 
 def given(**options: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Dim, Quiet
+from recollect.cli.options import Dim, Quiet, refuse_unused
 
 
 @app.command("publish")
@@ -34,5 +34,6 @@ def publish_command(
     """
     from recollect import publish
 
+    refuse_unused(to is None, "without --to", "private")
     done = publish(run, to, folder, dim=dim, private=private, licence=licence)
     typer.echo(done.address or folder)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import AllowOutside, Device, MaxPixels, Quiet, remarks_aside
+from recollect.cli.options import AllowOutside, Device, MaxPixels, Quiet, refuse_unused, remarks_aside
 
 
 @app.command()
@@ -47,8 +47,10 @@ def report(
     from recollect.common.errors import ConfigError
 
     if method:
-        if runs or csv is not None:
-            raise ConfigError("--method draws figures of the loss and takes neither runs nor --csv: remove them.")
+        if runs:
+            raise ConfigError("--method draws figures of the loss and takes no runs: remove them.")
+        unused = ("csv", "images", "split", "root", "device", "allow_outside", "max_pixels", "skip_bad")
+        refuse_unused(True, "with --method", *unused)
         from recollect import draw_method
 
         for path in draw_method(out or Path("figures"), overwrite=overwrite):

@@ -19,6 +19,7 @@ from recollect.cli.options import (
     Weights,
     parse_pairs,
     print_json,
+    refuse_unused,
     remarks_aside,
 )
 from recollect.common.words import printable
@@ -57,6 +58,10 @@ def search(
     from recollect import search_images
 
     remarks_aside()
+    vectors = index.endswith(".npz")
+    refuse_unused(html is None, "without --html", "overwrite")
+    refuse_unused(vectors, "on a file of vectors", "where", "exact")
+    refuse_unused(not vectors, "on an index, which knows its images", "root")
     found = search_images(
         index,
         queries,

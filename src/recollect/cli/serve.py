@@ -13,6 +13,7 @@ from recollect.cli.options import (
     Quiet,
     Weights,
     given,
+    refuse_unused,
 )
 
 
@@ -44,6 +45,7 @@ def serve(
     """Serve an index: a web page at /, an API at /search and /items (description at /openapi.json)."""
     import recollect
 
+    refuse_unused(not write, "without --write", "token_file")
     recollect.serve(
         address,
         host=host,

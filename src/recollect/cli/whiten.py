@@ -18,6 +18,7 @@ from recollect.cli.options import (
     SkipBad,
     complete_data,
     complete_model,
+    refuse_unused,
 )
 
 
@@ -62,6 +63,7 @@ def whiten(
     """
     import recollect
 
+    refuse_unused(data is None, "without --data", "root", "split", "seed")
     typer.echo(
         recollect.whiten(
             model,

@@ -86,10 +86,12 @@ def open_model(
 
     Raises:
         DataError: no such folder, or neither a run nor an embedder. WeightsError: the weights are missing or damaged.
-        ConfigError: an unknown initialisation, or one with random weights.
+        ConfigError: an unknown initialisation, or one with random weights; ``weights`` for anything else.
     """
     check_model(model)
     path = Path(model)
+    if weights is not None and (is_hub_address(model) or path.is_dir()):
+        raise ConfigError(f"{model} has weights of its own: remove --weights {weights}, which is for initialisations.")
     if is_hub_address(model):
         opened = _from_hub(str(model), download)
     elif path.is_dir():

@@ -269,7 +269,9 @@ def plan_comparison(
 
     recipe, chosen_settings = with_data(recipe, settings, data, root)
     recipe = recipe or "folder"
-    given = {key: value for key, value in chosen_settings.items() if not key.startswith(("loss.name", "loss.options"))}
+    if own := [key for key in chosen_settings if key.startswith(("loss.name", "loss.options", "run.seed"))]:
+        raise ConfigError(f"{own[0]} would have no effect: a comparison takes it from --losses and --seeds. Remove it.")
+    given = dict(chosen_settings)
     config = resolve(recipe, given)
     chosen = parse_losses(losses)
     train = load_sets(replace(config, run=replace(config.run, watch_test=False, verdict=False))).train
