@@ -269,11 +269,7 @@ def test_a_file_that_may_not_be_read_is_named(
     assert capsys.readouterr().err.startswith("recollect: photos/secret.jpg: permission denied")
 
 
-def test_an_error_of_ours_is_a_sentence_and_a_report(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
-
+def test_an_error_of_ours_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
@@ -282,8 +278,7 @@ def test_an_error_of_ours_is_a_sentence_and_a_report(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1
-    [report] = (tmp_path / "crashes").iterdir()
-    assert str(report) in capsys.readouterr().err
+    assert "ZeroDivisionError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

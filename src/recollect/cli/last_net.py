@@ -2,8 +2,8 @@
 
     0 done    1 an error    2 wrong usage    130 Ctrl-C    141 the output pipe was closed    143 SIGTERM
 
-Errors that a user can fix have their own message. System errors get one here. Anything else is a bug: a crash report is
-written for an issue. ``RECOLLECT_DEBUG=1`` shows the traceback of any error.
+Errors that a user can fix have their own message. System errors get one here. Anything else is a bug.
+``RECOLLECT_DEBUG=1`` shows the traceback of any error.
 """
 
 from __future__ import annotations
@@ -133,16 +133,8 @@ def sentence(error: BaseException) -> tuple[str, int]:
             return said, 1
     if isinstance(error, BrokenPipeError):
         return "", 141
-    report = write_report(error)
-    kept = f"A report is in {report}: attach it to an issue." if report else "RECOLLECT_DEBUG=1 shows where."
-    return f"unexpected error ({type(error).__name__}). This is a bug in recollect. {kept}", 1
-
-
-def write_report(error: BaseException) -> Path | None:
-    """A crash report; None if it cannot be written."""
-    from recollect.common.crash_report import write_crash_report
-
-    return write_crash_report(error)
+    what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return f"unexpected error ({what}). This is a bug in recollect: RECOLLECT_DEBUG=1 shows where; please report it.", 1
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

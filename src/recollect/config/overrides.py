@@ -15,7 +15,6 @@ from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from recollect.common.crash_report import remember_configuration
 from recollect.common.errors import ConfigError
 from recollect.common.words import did_you_mean
 from recollect.common.yaml_text import parse_yaml
@@ -154,7 +153,6 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
 
 def from_mapping(values: Mapping[str, Any], source: str) -> Config:
     """A configuration from nested plain values, e.g. those of ``config.yaml``; ``source`` is named in errors."""
-    remember_configuration(values)
     config: Config = _build(Config, _in_present_spelling(values), "", source)
     return config
 
