@@ -15,6 +15,7 @@ from recollect.common.imports import lazy_names
 
 if TYPE_CHECKING:
     from recollect.common.doors import trusting
+    from recollect.common.memory import keep_freed_memory
     from recollect.config.overrides import resolve
     from recollect.config.recipe_files import find_recipes
     from recollect.data.image_set import ImageSet
@@ -82,6 +83,7 @@ __all__ = [
     "final_config",
     "find_duplicates",
     "find_recipes",
+    "keep_freed_memory",
     "large_batch_step",
     "load",
     "plan",
@@ -128,6 +130,7 @@ __getattr__, __dir__ = lazy_names(
         "evaluate": "recollect.evaluation",
         "evaluate_model": "recollect.inference.api",
         "export_onnx": "recollect.inference.api",
+        "keep_freed_memory": "recollect.common.memory",
         "find_duplicates": "recollect.search.near_duplicates",
         "large_batch_step": "recollect.step",
         "load": "recollect.inference.api",

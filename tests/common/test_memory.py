@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,3 +111,39 @@ def test_processes_of_a_run_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_this_machine() -> None:
     assert available_bytes() > 0
+
+
+PAGES_OF_THE_SECOND_ARRAY = """
+import resource, sys
+import recollect.cli
+try:
+    sys.argv = ["recollect", "--version"]
+    recollect.cli.main()
+except SystemExit:
+    import numpy as np
+    np.empty(2**26, np.uint8).fill(1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.empty(2**26, np.uint8).fill(1)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="nothing is changed elsewhere")
+@pytest.mark.parametrize(
+    ("variable", "kept"),
+    [
+        ({}, True),
+        ({"RECOLLECT_MALLOC": "default"}, False),
+        ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False),
+        ({"LD_PRELOAD": "/nowhere/libjemalloc.so.2"}, False),
+    ],
+    ids=str,
+)
+def test_a_command_uses_freed_memory_again_unless_the_user_decided_otherwise(
+    variable: dict[str, str], kept: bool
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if "MALLOC" not in name}
+    environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variable}
+    command = [sys.executable, "-c", PAGES_OF_THE_SECOND_ARRAY]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert (int(said.stdout.split()[-1]) < 10) == kept  # of 16,384, or of 32 large ones

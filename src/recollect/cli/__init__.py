@@ -18,9 +18,12 @@ from recollect.common.words import printable
 def main() -> None:
     """Run the command line. Every failure becomes one sentence and an exit code, see ``last_net``."""
     from recollect.cli.last_net import guarded
+    from recollect.common.memory import keep_freed_memory
     from recollect.common.threads import spin_briefly
 
-    spin_briefly()  # before any command imports torch, which is when it is read
+    # Before any command imports torch, which is when they are read.
+    spin_briefly()
+    keep_freed_memory()
     if isinstance(sys.stdout, TextIOWrapper):  # a terminal or a pipe that is not UTF-8 gets ? for what it cannot show
         sys.stdout.reconfigure(errors="replace")
     warnings.showwarning = _show_warning(warnings.showwarning)
