@@ -178,3 +178,15 @@ def test_an_image_too_narrow_for_the_network_is_named() -> None:
         list(run_network(embedder, batches, embedder.device, names=["a.png", "b.png", "c.png"]))
     with pytest.raises(ImageError, match="narrow"):
         embedder.embed(narrow[None])
+
+
+def test_on_a_cpu_few_images_are_in_the_network_at_once(tmp_path: Path) -> None:
+    embedder, sizes = Embedder.create("tiny", size=224), []
+    first = next(module for module in embedder.modules() if isinstance(module, torch.nn.Conv2d))
+    first.register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 24, 24, 3), dtype=np.uint8)
+    images = ImageSet("noise", [str(n) for n in range(20)], np.zeros(20, np.int64), ["a"], arrays=pixels)
+    embedder.embed(images, progress=False)
+    part_rows(embedder, images)
+    assert sizes == [16, 4] * 2, "of 224 pixels"
+    assert Embedder.create("tiny", size=48).images_at_once == 128

@@ -22,7 +22,7 @@ from recollect.data import ImageSet, Pipeline, summary
 from recollect.data.transforms import Transform
 from recollect.data.transforms.transform import test_transform
 from recollect.inference.content_keys import Keys, content_keys
-from recollect.inference.features import BATCH, SetRows, images_at_once, part_about, part_rows, rows_in_order
+from recollect.inference.features import BATCH, SetRows, part_about, part_rows, rows_in_order
 from recollect.inference.vector_store import PART, Places, Rows, VectorStore, allocated, weights_digest
 from recollect.models import Embedder
 
@@ -168,7 +168,7 @@ def _at_scales(
     if embedder.head.linear is None or embedder.config.added_head:
         about["mean"] = "descriptors"
     skipped: list[BadImage] = []
-    at_once = max(1, int(min(batch_size, images_at_once(embedder.preprocessing)) / max(1.0, *(s * s for s in scales))))
+    at_once = max(1, int(min(batch_size, embedder.images_at_once) / max(1.0, *(s * s for s in scales))))
 
     def compute(places: Places) -> Rows:
         found: dict[int, Rows] = {}

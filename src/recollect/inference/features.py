@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from recollect.common.bad_images import BadImage
 from recollect.common.devices import seconds_of
 from recollect.common.errors import ConfigError, DataError
-from recollect.common.preprocessing import Preprocessing
 from recollect.data import ImageSet, Pipeline, test_transform
 from recollect.data.transforms import Transform
 from recollect.inference.content_keys import Keys, content_keys
@@ -30,7 +29,7 @@ from recollect.models.stages import NativePool
 from recollect.step.model_inputs import take_rows
 
 BATCH = 64
-"""Images in the network at once, at the model's own size. Fixed, because rounding depends on it."""
+"""Images in the network at once, at most (``Embedder.images_at_once``). Fixed, because rounding depends on it."""
 _PROBE = 32  # images that tell how long all will take
 
 
@@ -41,11 +40,6 @@ class SetRows:
     rows: Rows
     keys: Keys
     skipped: list[BadImage] = field(default_factory=list)
-
-
-def images_at_once(preprocessing: Preprocessing) -> int:
-    """As many images as have the pixels of 128 images of 224 px, which any network that can be trained can embed."""
-    return max(1, min(128, 128 * 224**2 // preprocessing.size**2))
 
 
 def part_rows(
@@ -72,7 +66,7 @@ def part_rows(
             stored in the same pass.
         keys: keys of the images, if already known.
         transform: how pixels are computed; by default the embedder's preprocessing.
-        batch_size: images per batch.
+        batch_size: images per batch, at most.
         workers: threads that decode.
         on_bad_image: ``"error"``, or ``"skip"``: rows of images that cannot be read are NaN.
         keep: False only reads the store.
@@ -149,7 +143,7 @@ def seconds_of_rows(
     with Pipeline(some, transform, workers=workers, on_bad_image=on_bad_image) as pipeline, torch.inference_mode():
 
         def work() -> None:
-            for batch in pipeline.sequential(len(some)):
+            for batch in pipeline.sequential(embedder.images_at_once):
                 frozen(take_rows(batch.images, slice(None), embedder.device)).float().cpu()
 
         seconds = seconds_of(work)
@@ -219,7 +213,8 @@ def _from_pixels(
     part = _Fitted(embedder, embedder.split(upto)[0]) if native is None else _TwoPoolings(embedder, native[1])
     part.train(embedder.training)
     whole, count = pipeline.transform.size is None, len(pipeline.images)
-    at_once = min(batch_size, images_at_once(embedder.preprocessing)) if whole else batch_size
+    fits = not whole and embedder.device.type != "cpu"
+    at_once = batch_size if fits else min(batch_size, embedder.images_at_once)
     found: dict[int, Rows] = {}
     with pipeline:
         batches = ((batch.images, batch.indices) for batch in pipeline.sequential(at_once))
@@ -332,14 +327,13 @@ def head_inputs(
     images: ImageSet,
     *,
     frozen: str | None = None,
-    batch_size: int = BATCH,
     on_bad_image: str = "error",
 ) -> Tensor:
     """The inputs of the last layer for every image, N × feature_dim; NaN for images that were skipped.
 
     Whitening is learned from these.
     """
-    rows = part_rows(embedder, images, frozen=frozen, batch_size=batch_size, on_bad_image=on_bad_image).rows
+    rows = part_rows(embedder, images, frozen=frozen, on_bad_image=on_bad_image).rows
     with torch.no_grad():
         inputs = embedder.head.inputs(torch.from_numpy(np.asarray(rows)).to(embedder.device))
     return inputs.float().cpu()

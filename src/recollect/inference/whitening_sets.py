@@ -22,7 +22,7 @@ from recollect.common.words import number_of
 from recollect.data import ImageSet, load, load_sfm_pairs
 from recollect.data.registry import without_missing
 from recollect.inference.embedding_sets import embed_set
-from recollect.inference.features import head_inputs, images_at_once
+from recollect.inference.features import head_inputs
 from recollect.inference.opening import open_model
 from recollect.inference.test_sets import choose_test
 from recollect.inference.trained_on import carry_record
@@ -59,11 +59,10 @@ class WhiteningSet:
             InputError: too few pairs for the number of dimensions.
         """
         # Not the chunk of the training: it may differ after resuming, and rounding depends on it.
-        at_once = images_at_once(embedder.preprocessing)
         if scales is None:
-            features = head_inputs(embedder, self.images, batch_size=at_once, on_bad_image=on_bad_image)
+            features = head_inputs(embedder, self.images, on_bad_image=on_bad_image)
         else:
-            found = embed_set(embedder, self.images, scales=scales, batch_size=at_once, on_bad_image=on_bad_image)
+            found = embed_set(embedder, self.images, scales=scales, on_bad_image=on_bad_image)
             features = torch.from_numpy(np.array(found.vectors))
         readable = torch.isfinite(features[:, 0])
         if self.pairs is None:

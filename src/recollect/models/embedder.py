@@ -238,6 +238,15 @@ class Embedder(nn.Module):
         apply_batch_norm(self, self.config.batch_norm)
         return self
 
+    @property
+    def images_at_once(self) -> int:
+        """Images of the model's own size with as many pixels as 128 images of 224 px, which a GPU that trains can embed.
+
+        On a CPU as many as 16 images of 224 px: more take more memory and are not faster (``benchmarks/laptop.py``).
+        """
+        most = 16 if self.device.type == "cpu" else 128
+        return max(1, min(128, most * 224**2 // self.preprocessing.size**2))
+
     def stages(self) -> list[Stage]:
         """Its named parts in order; their composition is ``forward``. Parameters are shared, not copied."""
         pooling = NativePool(self.backbone) if self.pooling is None else self.pooling
@@ -352,7 +361,8 @@ class Embedder(nn.Module):
 
         Args:
             images: a sequence, an iterator, an ``ImageSet`` or one tensor.
-            batch_size: images per batch at the model's own size; batches of larger images are proportionally smaller.
+            batch_size: images per batch at the model's own size, on a CPU at most ``images_at_once``; batches of larger
+                images are proportionally smaller.
             device: moves the embedder to this device and leaves it there; None uses its current device.
             progress: show a progress line on a terminal.
             scales: average descriptors over these scales (see ``multiscale``), e.g. ``INSTANCE_SEARCH_SCALES``.
@@ -366,6 +376,8 @@ class Embedder(nn.Module):
             multiscale.check_scales(scales)
         if device is not None:
             self.to(device)
+        if self.device.type == "cpu":
+            batch_size = min(batch_size, self.images_at_once)
         steps = (1.0,) if scales is None else tuple(scales)
         was_training = self.training
         self.eval()

@@ -77,7 +77,10 @@ def embed_images(
         if isinstance(images, Tensor):
             _embed_tensor(images, batch_size, budget, pixels, send)
         else:
-            cost = _Cost(pixels)
+
+            def cost(kind: _Kind) -> int:
+                return pixels(kind[0][-2], kind[0][-1])
+
             groups: SizeGroups[_Kind, tuple[int, Tensor]] = SizeGroups(
                 lambda kind: _batch_of(batch_size, budget, cost(kind)), cost, 2 * budget
             )
@@ -130,16 +133,6 @@ def vectors_of(embedder: Embedder, batch: Tensor, scales: Sequence[float] | None
     power = float(embedder.pooling.p) if isinstance(embedder.pooling, GeM) else 1.0
     mean = multiscale(lambda images: head.inputs(embedder.pooled(images)), pixels, scales, embedder.multiple, power)
     return mean if head.linear is None else unit(head.linear(mean))
-
-
-class _Cost:
-    """The cost of an image of a size and type, by the caller's measure."""
-
-    def __init__(self, pixels: Callable[[int, int], int]) -> None:
-        self._pixels = pixels
-
-    def __call__(self, kind: _Kind) -> int:
-        return self._pixels(kind[0][-2], kind[0][-1])
 
 
 def _embed_tensor(

@@ -27,7 +27,6 @@ from recollect.config.schema import Config, DataConfig
 from recollect.data import ImageSet, RevisitedBenchmark, class_disjoint_split, load, load_revisited
 from recollect.data.registry import without_missing
 from recollect.data.sources.revisited import SFM_NAME
-from recollect.inference.features import images_at_once
 from recollect.inference.opening import make_embedder
 from recollect.losses.registry import create, describe
 from recollect.losses.trying_out import try_given, try_loss
@@ -373,4 +372,4 @@ def watch(
     if benchmark is not None:  # leaving out an image would shift the ground truth
         config = replace(config, data=replace(config.data, on_bad_image="error"))
     feed = make_feed(config, network.embedder, mine, frozen=network.frozen, training=False)
-    return Watched(name, images, feed, start, images_at_once(network.embedder.preprocessing), benchmark)
+    return Watched(name, images, feed, start, network.embedder.images_at_once, benchmark)
