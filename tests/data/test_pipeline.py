@@ -117,7 +117,7 @@ def test_a_cached_image_is_not_read_again(photos: ImageSet, monkeypatch: pytest.
     reads: list[int] = []
     original = ImageSet.read
     monkeypatch.setattr(
-        ImageSet, "read", lambda self, index, *rest: reads.append(index) or original(self, index, *rest)
+        ImageSet, "read", lambda self, index, *rest, **more: reads.append(index) or original(self, index, *rest, **more)
     )
     for options in ({"cache": "ram"}, {"cache": "disk", "cache_dir": tmp_path}):
         with Pipeline(photos, TRAIN, workers=0, **options) as pipeline:

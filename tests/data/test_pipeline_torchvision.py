@@ -33,9 +33,9 @@ def test_a_torchvision_transform_leaves_the_models_random_numbers_alone(
 
     read = ImageSet.read
 
-    def watched_read(self: ImageSet, *rest: int) -> Image.Image:
+    def watched_read(self: ImageSet, *rest: int, **options: int | None) -> Image.Image:
         threads["read"].add(threading.current_thread().name)
-        return read(self, *rest)
+        return read(self, *rest, **options)
 
     monkeypatch.setattr(ImageSet, "read", watched_read)
 

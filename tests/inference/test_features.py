@@ -8,11 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from recollect.common.decode import read_image
 from recollect.common.errors import ConfigError, ImageError
-from recollect.data import ImageSet, load
+from recollect.common.preprocessing import Preprocessing
+from recollect.data import ImageSet, Pipeline, load, train_transform
+from recollect.data.transforms.draws import uniforms
+from recollect.inference.embedding_sets import embed_set
 from recollect.inference.features import part_rows, run_network
 from recollect.models import Embedder
+from recollect.search.encoder import ModelEncoder
 from training.small_runs import make_images
 
 
@@ -178,6 +184,66 @@ def test_an_image_too_narrow_for_the_network_is_named() -> None:
         list(run_network(embedder, batches, embedder.device, names=["a.png", "b.png", "c.png"]))
     with pytest.raises(ImageError, match="narrow"):
         embedder.embed(narrow[None])
+
+
+def large_photo(folder: Path) -> ImageSet:
+    """A JPEG of 300×400 pixels that lies on its side, with details that a smaller copy lacks."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    noise = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(folder / "photo.jpg", exif=exif, quality=95)
+    return ImageSet("photo", ["photo.jpg"], np.zeros(1, np.int64), ["a"], root=folder)
+
+
+def test_a_large_jpeg_has_the_same_pixels_in_training_features_index_and_service(
+    tmp_path: Path, embedder: Embedder
+) -> None:
+    images, steps = large_photo(tmp_path), embedder.preprocessing
+    path = images.path(0)
+    small = read_image(path, at_least=2 * (steps.resize or 0))
+    assert small.size == (75, 100), "a quarter of its upright size; an eighth would be less than twice the target"
+    trained = train_transform(steps)
+    with Pipeline(images, trained, workers=0) as pipeline:
+        batch = pipeline.load([0]).images
+    expected = trained(small, uniforms(0, 0, 0, np.array([0]), np.array([0]), trained.draws)[0])
+    assert np.array_equal(batch[0].permute(1, 2, 0), expected)
+    vector = embedder.embed([steps(small)], progress=False)
+    encoder = ModelEncoder(embedder, {"model": None})
+    boxed = ImageSet("boxed", images.names, images.labels, ["a"], root=tmp_path, boxes=np.full((1, 4), np.nan))
+    for found in (
+        embedder.embed([path], progress=False),
+        embedder.embed(boxed, progress=False),  # its box is the whole image
+        torch.from_numpy(encoder.embed([path])),
+        torch.from_numpy(encoder.embed([path.read_bytes()])),
+    ):
+        torch.testing.assert_close(found, vector, atol=1e-6, rtol=0)
+    assert not torch.allclose(vector, embedder.embed([read_image(path)], progress=False), atol=1e-4)
+
+
+def test_a_box_refers_to_the_full_size(tmp_path: Path, embedder: Embedder) -> None:
+    images, box = large_photo(tmp_path), (100.0, 200.0, 250.0, 390.0)
+    boxed = ImageSet("boxed", images.names, images.labels, ["a"], root=tmp_path, boxes=np.array([box]))
+    expected = embedder.embed([read_image(images.path(0)).crop(box)], progress=False)
+    torch.testing.assert_close(embedder.embed(boxed, progress=False), expected)
+    torch.testing.assert_close(torch.from_numpy(embed_set(embedder, boxed).vectors), expected, atol=1e-6, rtol=0)
+
+
+def test_pixels_and_rows_of_the_full_size_are_not_used_for_photos_decoded_smaller(
+    tmp_path: Path, embedder: Embedder
+) -> None:
+    images, steps = large_photo(tmp_path), embedder.preprocessing
+
+    def results(random: bool) -> np.ndarray:
+        if not random:
+            return part_rows(embedder, images).rows.copy()
+        with Pipeline(images, train_transform(steps), workers=0, cache="disk", cache_dir=tmp_path / "px") as pipeline:
+            return pipeline.load([0]).images.numpy().copy()
+
+    for random in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Preprocessing, "at_least", None)
+            full = results(random)
+        assert not np.array_equal(results(random), full)
 
 
 def test_on_a_cpu_few_images_are_in_the_network_at_once(tmp_path: Path) -> None:

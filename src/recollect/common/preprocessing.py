@@ -44,6 +44,15 @@ class Preprocessing:
         if self.resize is not None and self.resize < self.size:
             raise ConfigError(f"resize {self.resize} is smaller than the crop of {self.size}: raise resize.")
 
+    @property
+    def at_least(self) -> int | None:
+        """The pixels that both sides of a JPEG keep when it is decoded at a fraction of its size, see ``read_image``.
+
+        Twice the shorter side after resizing: four pixels or more for each one that is kept. None for whole images, whose
+        results have sizes of their own.
+        """
+        return None if self.resize is None else 2 * self.resize
+
     def image(self, image: Image.Image) -> Image.Image:
         """The image resized and cropped.
 

@@ -124,7 +124,7 @@ class ImageSet:
         Nothing is decoded here; the embedder's threads do that.
         """
         for index in range(len(self)):
-            yield partial(self.read, index) if self.boxes is not None else self.source(index)
+            yield self.source(index) if self.box(index) is None else partial(self.read, index)
 
     def source(self, index: int) -> ImageSource:
         """Image ``index`` as it is stored: its file, its array or its item. Nothing is decoded."""
@@ -170,12 +170,23 @@ class ImageSet:
             raise _outside(self.names[index], self.root)
         return path
 
-    def read(self, index: int, max_pixels: int | None = None, *, crop: bool = True) -> Image.Image:
-        """Image ``index`` as upright RGB, cropped to its box if it has one; with ``crop=False`` the whole image."""
-        image = read_image(self.source(index), max_pixels=max_pixels)
-        if crop and self.boxes is not None and not np.isnan(self.boxes[index]).any():
-            image = image.crop(tuple(self.boxes[index].tolist()))
-        return image
+    def box(self, index: int) -> tuple[float, float, float, float] | None:
+        """The box that image ``index`` is cropped to, if any."""
+        if self.boxes is None or np.isnan(self.boxes[index]).any():
+            return None
+        left, top, right, bottom = self.boxes[index].tolist()
+        return left, top, right, bottom
+
+    def read(
+        self, index: int, max_pixels: int | None = None, *, crop: bool = True, at_least: int | None = None
+    ) -> Image.Image:
+        """Image ``index`` as upright RGB, cropped to its box if it has one; with ``crop=False`` the whole image.
+
+        ``at_least`` as in ``read_image``, for images without a box, whose coordinates refer to the full size.
+        """
+        box = self.box(index)
+        image = read_image(self.source(index), max_pixels=max_pixels, at_least=at_least if box is None else None)
+        return image.crop(box) if crop and box is not None else image
 
     def subset(self, indices: Sequence[int] | NDArray[np.int64], split: str | None = None) -> ImageSet:
         """The images at ``indices`` (each once), in that order.

@@ -56,6 +56,7 @@ class Reader:
             raise ConfigError(f"{transform.key} has no fixed size: only LongerSide can be used without one.")
         self.images, self.transform = images, transform
         self.max_pixels, self.cache_size = max_pixels, cache_size
+        self._at_least: int | None = getattr(transform, "at_least", None)
         self._cache = self._make_cache(cache, cache_bytes, cache_dir)
         self._bad = BadImages(on_bad_image, images.names.__getitem__)
 
@@ -118,7 +119,7 @@ class Reader:
             return None
         if cache == "ram":
             return RamCache(limit)
-        kept = f"shorter side {self.cache_size}" if self.transform.draws else self.transform.key
+        kept = f"shorter side {self.cache_size} of {self._at_least}" if self.transform.draws else self.transform.key
         if isinstance(self.transform, LongerSide):
             kept = replace(
                 self.transform, flip=False
@@ -154,7 +155,7 @@ class Reader:
     def _read(self, index: int) -> Image.Image:
         if isinstance(self.transform, LongerSide):
             return self.transform.read(self.images, index, self.max_pixels)
-        return self.images.read(index, self.max_pixels)
+        return self.images.read(index, self.max_pixels, at_least=self._at_least)
 
 
 def _shrunk(image: Image.Image, shorter: int | None) -> Image.Image:

@@ -162,7 +162,7 @@ def as_pixels(image: ImageLike, preprocessing: Preprocessing, max_pixels: int | 
         if image.ndim != 3 or image.shape[0] != 3:
             raise InputError(f"an image tensor must be 3×H×W, not {tuple(image.shape)}.")
         return image
-    decoded = read_image(image, max_pixels=max_pixels)
+    decoded = read_image(image, max_pixels=max_pixels, at_least=preprocessing.at_least)
     try:
         return preprocessing(decoded)
     except ImageError as error:  # the decoder does not know the name

@@ -110,6 +110,8 @@ def preprocess(source: Any) -> NDArray[np.uint8]:
     if isinstance(source, bytes):
         source = io.BytesIO(source)
     image = source.copy() if isinstance(source, Image.Image) else Image.open(source)
+    if (shorter := SETTINGS["resize"]) is not None:
+        image.draft("RGB", (2 * shorter, 2 * shorter))  # a large JPEG is decoded at a fraction of its size
     return channels_first(fitted(upright(image), **SETTINGS))
 
 

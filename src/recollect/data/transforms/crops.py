@@ -45,6 +45,7 @@ class RandomResizedCrop:
     flip: bool = True
     interpolation: str = "bilinear"
     kernel: str = "torch"
+    at_least: int | None = None
 
     def __post_init__(self) -> None:
         if self.interpolation not in INTERPOLATIONS:
@@ -116,6 +117,11 @@ class Resized:
     draws = 0
 
     @property
+    def at_least(self) -> int | None:
+        """See ``Preprocessing``."""
+        return self.preprocessing.at_least
+
+    @property
     def size(self) -> tuple[int, int]:
         """Height and width of every result."""
         return (self.preprocessing.size, self.preprocessing.size)
@@ -124,7 +130,8 @@ class Resized:
     def key(self) -> str:
         """A complete description; mean and deviation are not part of the pixels."""
         chosen = self.preprocessing
-        return f"Resized(size={chosen.size}, resize={chosen.resize}, interpolation={chosen.interpolation!r})"
+        steps = f"size={chosen.size}, resize={chosen.resize}, interpolation={chosen.interpolation!r}"
+        return f"Resized({steps}, at_least={self.at_least})"
 
     def __call__(self, image: Image.Image | Pixels, random: Uniforms) -> Pixels:
         """See ``Transform``."""

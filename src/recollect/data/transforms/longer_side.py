@@ -93,10 +93,8 @@ def _closest(value: float, error: Callable[[int], float]) -> int:
 
 def _box(images: ImageSet, index: int) -> tuple[int, int, int, int] | None:
     """The crop in whole pixels, rounded as PIL rounds."""
-    if images.boxes is None or np.isnan(images.boxes[index]).any():
-        return None
-    left, top, right, bottom = (round(value) for value in images.boxes[index].tolist())
-    return left, top, right, bottom
+    box = images.box(index)
+    return None if box is None else (round(box[0]), round(box[1]), round(box[2]), round(box[3]))
 
 
 def _upright_size(images: ImageSet, index: int) -> tuple[int, int]:

@@ -30,7 +30,8 @@ class Transform(Protocol):
 
     ``size`` is (height, width) of every result, or None when images keep their own sizes. ``draws`` is the number of
     random numbers per image; 0 means deterministic, and then results may be cached. ``key`` describes the
-    transform completely: equal keys must mean equal results.
+    transform completely: equal keys must mean equal results. A transform may have a fourth attribute, ``at_least``: JPEGs
+    are then decoded at a fraction of their size as long as both sides keep this many pixels (``Preprocessing.at_least``).
     """
 
     @property
@@ -124,7 +125,8 @@ def train_transform(
     """
     if preprocessing.interpolation == "lanczos":
         kernel = "pil"
-    return RandomResizedCrop(preprocessing.size, scale, ratio, flip, preprocessing.interpolation, kernel)
+    interpolation, at_least = preprocessing.interpolation, preprocessing.at_least
+    return RandomResizedCrop(preprocessing.size, scale, ratio, flip, interpolation, kernel, at_least)
 
 
 def test_transform(preprocessing: Preprocessing) -> Transform:
