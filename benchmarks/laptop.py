@@ -23,8 +23,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.timing import in_fresh_process, peak_mib, report
-
 REPEATS = 3
 CHUNK = 96  # the whole batch of a step at once
 IMAGES = {"embed 640 px": 256, "embed 4000 px": 32, "index 640 px": 256, "step": 96, "step, auto": 96, "train": 256}
@@ -32,6 +30,8 @@ DEMO_STEPS = 30
 
 
 def main(works: list[str]) -> None:
+    from benchmarks.timing import in_fresh_process, report  # torch is imported by a measured process at its own time
+
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
         make_photos(Path(folder) / "640", 256, 640)
@@ -87,12 +87,14 @@ def make_photos(root: Path, count: int, width: int) -> None:
 
 def run_one(work: str, way: str, folder: str) -> None:
     """Do the work once and print what it took."""
-    from recollect.common.memory import keep_freed_memory
-    from recollect.common.preprocessing import Preprocessing
     from recollect.common.threads import spin_briefly
-    from recollect.models import Embedder
 
     spin_briefly()
+    from benchmarks.timing import peak_mib
+    from recollect.common.memory import keep_freed_memory
+    from recollect.common.preprocessing import Preprocessing
+    from recollect.models import Embedder
+
     if way == "before":
         os.environ["RECOLLECT_MALLOC"] = "default"
         Embedder.images_at_once = 128  # type: ignore[assignment]
