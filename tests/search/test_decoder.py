@@ -56,6 +56,18 @@ def test_an_upload_has_the_pixels_that_a_file_has(decoder: Decoder) -> None:
         np.testing.assert_array_equal(pixels, np.asarray(read_image(content)))
 
 
+def test_a_large_photo_is_decoded_as_for_the_index() -> None:
+    made = Decoder(10**6, lambda: 64)
+    made.start()
+    try:
+        content = _bytes("JPEG", (640, 480))
+        (pixels,) = _pixels(made, content)
+    finally:
+        made.stop()
+    np.testing.assert_array_equal(pixels, np.asarray(read_image(content, at_least=64)))
+    assert pixels.shape == (120, 160, 3)
+
+
 def test_other_things_are_refused(decoder: Decoder) -> None:
     contents = [b"", b"text", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", _bytes("PNG")[:-30]]
     assert {str(error) for error in _pixels(decoder, *contents)} == {"this is not a readable image."}

@@ -37,10 +37,11 @@ class Decoder:
 
     Args:
         max_pixels: larger images are refused before they are decoded.
+        at_least: as ``read_image`` takes it, so that an upload gives the vector of its file in the index.
     """
 
-    def __init__(self, max_pixels: int) -> None:
-        self._max_pixels = max_pixels
+    def __init__(self, max_pixels: int, at_least: Callable[[], int | None] = lambda: None) -> None:
+        self._max_pixels, self._at_least = max_pixels, at_least
         self._turns = asyncio.Semaphore(_PROCESSES)
         self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
         self._used, self._room = 0, threading.Condition()
@@ -92,7 +93,7 @@ class Decoder:
         timer = threading.Timer(SECONDS, process.kill)
         timer.start()
         try:
-            process.stdin.write(struct.pack("<Q", len(content)) + content)
+            process.stdin.write(_SIZES.pack(len(content), self._at_least() or 0) + content)
             process.stdin.flush()
             height, width = _SIZES.unpack(process.stdout.read(_SIZES.size))
         finally:
@@ -128,9 +129,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the service answers the requests under way first
     set_max_pixels(int(sys.argv[1]))
     source, target = sys.stdin.buffer, sys.stdout.buffer
-    while head := source.read(8):
+    while head := source.read(_SIZES.size):
+        size, at_least = _SIZES.unpack(head)
         try:
-            image = read_image(source.read(struct.unpack("<Q", head)[0]))
+            image = read_image(source.read(size), at_least=at_least or None)
             target.write(_SIZES.pack(image.height, image.width))
             target.write(image.tobytes())
         except ImageError as error:

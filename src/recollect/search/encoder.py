@@ -68,7 +68,7 @@ class ModelEncoder:
         batch_size: int = 64,
     ) -> None:
         self._embedder, self._frozen, self._device, self._batch_size = embedder, frozen, device, batch_size
-        self.dim = int(embedder.dim)
+        self.dim, self.at_least = int(embedder.dim), embedder.preprocessing.at_least
         self.fingerprint = fingerprint(embedder)
         self.note = {**note, "name": embedder.config.init}
 

@@ -162,7 +162,8 @@ class _Service:
 
     def __init__(self, index: Index, limits: Limits, metrics: ServiceMetrics) -> None:
         self.index, self.limits, self.metrics = index, limits, metrics
-        self.decoder, self.batcher = Decoder(limits.max_pixels), Batcher(index, metrics.batch)
+        self.batcher = Batcher(index, metrics.batch)
+        self.decoder = Decoder(limits.max_pixels, lambda: getattr(index.encoder, "at_least", None))
         self.writer = ThreadPoolExecutor(1)  # clients that write wait here, and not for the lock of the index
         self.thumbnails = Thumbnails(index)
 
