@@ -25,7 +25,7 @@ def test_plurals() -> None:
 
 def test_a_minus_sign_is_no_hyphen_and_zero_has_none() -> None:
     assert [in_decimals(value, 2) for value in (-0.014, -0.004, 0.0, 1.5)] == ["−0.01", "0.00", "0.00", "1.50"]
-    assert [in_decimals(value, 1, plus=True) for value in (-0.4, -0.04, 1.1)] == ["−0.4", "+0.0", "+1.1"]
+    assert [in_decimals(value, 1, plus=True) for value in (-0.4, -0.04, 0.04, 1.1)] == ["−0.4", "0.0", "0.0", "+1.1"]
 
 
 def test_names_stay_on_one_line() -> None:

@@ -94,6 +94,11 @@ def test_upload_click_on_and_back(chromium: Browser, service: Client, index: Ind
     assert [address for address in asked if not address.startswith((service.address, "blob:"))] == []
 
 
+def test_a_similarity_of_zero_has_no_sign(chromium: Browser, service: Client) -> None:
+    chromium.visit(f"{service.address}/")
+    assert chromium.run("return [-0.0004, 0.0004, -0.5].map(s => decimals(s, 3))") == ["0.000", "0.000", "−0.500"]
+
+
 def test_it_begins_with_images_of_the_index(chromium: Browser, service: Client, index: Index) -> None:
     chromium.visit(f"{service.address}/")
     chromium.until(_READY)

@@ -85,8 +85,8 @@ def test_a_comparison_may_be_of_another_metric(study: Matrix) -> None:
     assert by_sentence["{1,2,4,8,16} beats {16}"].differences == pytest.approx((0.0, 0.0, 0.0))
 
 
-def test_a_difference_of_nothing_has_no_minus() -> None:
-    assert Judged(asymmetric(BENCH).contrasts[0], (-0.01,), "undecided").shown == "+0.0"
+def test_a_difference_of_nothing_has_no_sign() -> None:
+    assert Judged(asymmetric(BENCH).contrasts[0], (-0.01,), "undecided").shown == "0.0"
 
 
 def _claim_with_runs(study: Matrix) -> Claim:

@@ -54,15 +54,15 @@ def in_digits(number: float) -> str:
 
 
 def in_decimals(number: float, digits: int, *, plus: bool = False) -> str:
-    """A number with a minus sign instead of a hyphen, and none before a zero; ``plus``: a sign before every number.
+    """A number with a minus sign instead of a hyphen; ``plus``: with a sign if it is positive, too. Zero has no sign.
 
     Examples:
         >>> in_decimals(-0.014, 2), in_decimals(-0.001, 2), in_decimals(1.26, 1, plus=True), in_decimals(-0.04, 1, plus=True)
-        ('−0.01', '0.00', '+1.3', '+0.0')
+        ('−0.01', '0.00', '+1.3', '0.0')
     """
     text = f"{abs(number):.{digits}f}"
-    negative = number < 0 and float(text) != 0
-    return f"{'−' if negative else '+' if plus else ''}{text}"
+    sign = "" if float(text) == 0 else "−" if number < 0 else "+" if plus else ""
+    return sign + text
 
 
 def number_of(count: int, noun: str) -> str:

@@ -81,16 +81,11 @@ def _pull_table(listed: paper_figures.RankedList, pulls: Sequence[paper_figures.
         [
             "● positive" if pull.positive else "○ negative",
             in_decimals(pull.similarity, 2),
-            *map(_signed, (pull.pairs, pull.recall)),
+            *(in_decimals(value, 2, plus=True) for value in (pull.pairs, pull.recall)),
         ]
         for pull in (pulls[item] for item in listed.order)
     ]
     return table(["item", "similarity", "pull, loss on pairs", "pull, RS@k"], rows, caption=listed.title.capitalize())
-
-
-def _signed(value: float) -> str:
-    """With its sign and two digits; 0 without a sign."""
-    return "0" if abs(value) < 0.005 else in_decimals(value, 2, plus=True)
 
 
 def _ranking(listed: paper_figures.RankedList) -> str:
@@ -112,7 +107,7 @@ def _simix() -> Markup:
             same = mixed.labels[row] == mixed.labels[column]
             kinds = ("both given", "one virtual", "both virtual")
             kind = kinds[mixed.virtual[row] + mixed.virtual[column]]
-            hint = element("title", f"{name}, column {column + 1}: {value:.2f}, {kind}")
+            hint = element("title", f"{name}, column {column + 1}: {in_decimals(value, 2)}, {kind}")
             cells.append(
                 element(
                     "rect",

@@ -70,6 +70,11 @@ function missing() {
   return Object.assign(document.createElement("span"), { className: "missing", textContent: "no picture" });
 }
 
+// With a minus sign, and none before a zero.
+function decimals(number, digits) {
+  return number.toFixed(digits).replace(/^-(?=[0.]+$)/, "").replace("-", "−");
+}
+
 function card(result, place) {
   const item = $("card").content.cloneNode(true).firstElementChild;
   const pick = selector => item.querySelector(selector);
@@ -80,14 +85,14 @@ function card(result, place) {
   button.title = result.id;
   const found = result.similarity !== undefined;
   const verdict = result.verdict ? `, ${result.verdict}` : "";
-  const what = found ? `Result ${place + 1}: ${label || name}, similarity ${result.similarity.toFixed(2)}${verdict}` : label || name;
+  const what = found ? `Result ${place + 1}: ${label || name}, similarity ${decimals(result.similarity, 2)}${verdict}` : label || name;
   button.setAttribute("aria-label", `${what}. Search with it.`);
   pick("img").src = result.thumbnail.slice(1); // relative, so that the page works below a path, too
   pick("img").addEventListener("error", event => event.target.replaceWith(missing()));
   if (found) {
     button.dataset.similarity = result.similarity;
     pick(".fill").style.setProperty("--share", Math.max(0, Math.min(1, result.similarity)));
-    pick(".similarity").textContent = result.similarity.toFixed(3).replace("-", "−");
+    pick(".similarity").textContent = decimals(result.similarity, 3);
   }
   if (result.verdict) {
     pick(".verdict").textContent = result.verdict;
