@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from matrix_bench import InProcess
+from matrix_bench import InProcess, final_run
 from typer.testing import CliRunner
 
 from recollect.cli.app import app
 from recollect.common.errors import ConfigError, InputError, RecollectError
-from recollect.studies import matrix_runs
+from recollect.studies import compared_losses, matrix_runs
 from recollect.studies.claims import Cell, Contrast
 from recollect.studies.compared_losses import (
     PairOfLosses,
@@ -21,8 +22,10 @@ from recollect.studies.compared_losses import (
     parse_losses,
     plan_comparison,
 )
-from recollect.studies.matrix import RateChoice, pending, processor_seconds_of
+from recollect.studies.matrix import RateChoice, first_searches, pending, processor_seconds_of
 from recollect.studies.summary import CellResult, Judged, verdict
+from recollect.training.run_folder import RunFolder
+from recollect.training.trainer import train
 from training.small_runs import make_images
 
 SMALL = {
@@ -125,10 +128,46 @@ def test_the_plan_of_frozen_features(images: Path, tmp_path: Path) -> None:
     settings = {"data.root": str(images), "run.device": "cpu"}
     planned = plan_comparison("recall_at_k,smooth_ap", "folder", settings, out=tmp_path / "out")
     assert planned.config.model.freeze == "pooling"
-    assert [cell.label for cell in planned.claim.cells()] == ["recall_at_k", "smooth_ap", "no training"]
-    assert len(planned.claim.contrasts) == 3
+    assert [contrast.sentence for contrast in planned.claim.contrasts] == [
+        "recall_at_k beats smooth_ap",
+        "recall_at_k beats the closed form",
+        "smooth_ap beats the closed form",
+        "the closed form beats no training",
+    ]
     assert any("frozen" in line for line in planned.lines())
     assert planned.claim.bench.rates == (3e-5, 1e-4)
+
+
+@pytest.mark.slow
+def test_the_closed_form_is_what_every_loss_starts_from(here: None, images: Path, tmp_path: Path) -> None:
+    settings = {"data.root": str(images), "run.device": "cpu"}
+    found = compare_losses("smooth_ap", "folder", settings, out=tmp_path / "out", seeds=1, steps=2, jobs=1)
+    trained, start, untrained = found.results
+    assert [pair.second for pair in found.pairs] == ["the closed form", "no training"]
+    assert untrained.mean != start.mean
+    run = final_run(found.planned.matrix, found.planned.claim.bench, trained.cell, 1)
+    config = replace(RunFolder(run).read_config(), run=replace(RunFolder(run).read_config().run, evaluate_first=True))
+    train(config, tmp_path / "again")
+    first = next(line for line in RunFolder(tmp_path / "again").read_metrics() if line.get("split") == "test")
+    assert (first["step"], 100 * first["r@1"]) == (0, start.mean)
+
+
+def test_no_run_sees_more_images_than_the_budget_says(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compared_losses, "HEAD_IMAGES", 480)
+    planned = plan_comparison("smooth_ap", data=images, out=tmp_path / "out", timed=False)
+    cell, search = planned.claim.cells()[0], first_searches(planned.matrix, planned.claim)[0].settings
+    assert (cell.batch, search["batch.size"]) == (48, 24), "half of the classes fill only half of a batch"
+    assert search["run.steps"] * cell.batch <= 480, "the search may choose any of its steps for a run"
+    said = "\n".join(planned.lines())
+    assert "10 steps or 480 images" in said
+    assert "48 images; 24 in the search" in said
+
+
+def test_a_run_has_no_more_steps_than_asked_for(images: Path, tmp_path: Path) -> None:
+    planned = plan_comparison("smooth_ap", data=images, out=tmp_path / "out", steps=3, timed=False)
+    assert first_searches(planned.matrix, planned.claim)[0].settings["run.steps"] == 3
 
 
 def test_the_verb_plans(images: Path, tmp_path: Path) -> None:
@@ -152,6 +191,7 @@ def test_the_verb_plans(images: Path, tmp_path: Path) -> None:
         ((-1.0, -1.1, -0.9), "B finds more than A: 1.0 points of r@1, 90 % interval 0.8 to 1.2"),
         ((1.0, -1.1, 0.9), "cannot be distinguished"),
         ((0.5, -0.2, 0.1), "+0.1 points of r@1, 90 % interval −0.5 to +0.7"),
+        ((-0.04,), "differ by 0.0 points"),
     ],
 )
 def test_one_plain_sentence_for_each_pair(differences: tuple[float, ...], words: str) -> None:
@@ -162,8 +202,6 @@ def test_one_plain_sentence_for_each_pair(differences: tuple[float, ...], words:
 
 
 def test_hostile_names_are_shown_and_do_nothing(images: Path, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     from recollect.studies.compared_losses_page import write_comparison
 
     planned = plan_comparison("smooth_ap", "folder", {**SMALL, "data.root": str(images)}, out=tmp_path / "out")
@@ -182,7 +220,7 @@ def test_without_training_there_is_one_result_and_no_spread(
     planned = plan_comparison("smooth_ap", "folder", {**SMALL, "data.root": str(images)}, out=tmp_path / "out")
     planned.matrix.open()
     tested = {seed: {"r@1": 80.0} for seed in (1, 2, 3)}
-    choice = RateChoice(1e-3, 7, 0.5, 16)
+    choice = RateChoice(1e-3, 7, 0.5, 8)
     spread = {seed: {"r@1": 80.0 + seed} for seed in tested}
     found = [
         CellResult(Cell("init", "no training", 16, trains=False), tested, None, 0),
@@ -192,7 +230,9 @@ def test_without_training_there_is_one_result_and_no_spread(
     written = compared_losses_page.write_comparison(planned, True)
     rows = re.findall(r"<tr><th scope=\"row\"><bdi>(.*?)</bdi></th>(.*?)</tr>", written.page.read_text())
     cells = [(name, re.findall("<td>(.*?)</td>", row)) for name, row in rows]
-    assert cells == [("A", ["82.0 ± 1.7", "3"]), ("no training", ["80.0", "1"]), ("A", ["0.001", "7", "2.0", "3.0"])]
+    trained = ("A", ["0.001", "7", "112", "2.0", "3.0"])
+    assert cells == [("A", ["82.0 ± 1.7", "3"]), ("no training", ["80.0", "1"]), trained]
+    assert "found at batch 8 and used at 16." in written.page.read_text()
     assert written.as_dict()["losses"][0]["half_width_90"] is None
 
 

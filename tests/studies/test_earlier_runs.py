@@ -129,12 +129,3 @@ def test_runs_of_a_changed_bench_do_not_meet_new_ones(
     monkeypatch.undo()
     with pytest.raises(ConfigError, match="image_size"):
         study.open()
-
-
-def test_runs_of_a_version_that_did_not_note_its_benches_are_refused(study: Matrix) -> None:
-    (study.out / "study.json").write_text('{"budget": "small"}')
-    study.open()
-    (study.out / "runs").mkdir()
-    (study.out / "study.json").write_text('{"budget": "small"}')
-    with pytest.raises(ConfigError, match="--earlier"):
-        study.open()

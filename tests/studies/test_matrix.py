@@ -249,13 +249,6 @@ def test_a_start_that_was_killed_does_not_take_the_place(tmp_path: Path) -> None
     assert [path.name for path in study.out.iterdir()] == ["study.json"]
 
 
-@pytest.mark.parametrize("known", [{"budget": "small", "about": 3}, {"budget": "small", "benches": {"glyphs": []}}])
-def test_a_damaged_study_is_refused_with_a_sentence(tmp_path: Path, known: dict[str, object]) -> None:
-    (tmp_path / "study.json").write_text(json.dumps(known))
-    with pytest.raises(DataError, match=r"study\.json: entries of other types"):
-        Matrix(tmp_path, "small", None).open()
-
-
 def test_a_finished_run_without_a_measurement_is_named(tmp_path: Path) -> None:
     cell = Cell("init", "no training", 16, trains=False)
     study = Matrix(tmp_path, "small", None, (1,))

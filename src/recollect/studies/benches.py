@@ -57,7 +57,7 @@ class UntilValidation:
         """Settings of a run: up to the limit while searching, ``steps`` once the search has found how many."""
         limit = min(self.small if budget == "small" else self.full, self.most_images // batch)
         every = max(1, limit // self.evaluations)
-        count = every * self.evaluations if searching or steps is None else steps
+        count = every * min(limit, self.evaluations) if searching or steps is None else steps
         return {
             "run.steps": count,
             "batch.batches_per_epoch": every if searching else count,
@@ -68,8 +68,8 @@ class UntilValidation:
         """The rule in a sentence."""
         limit = self.small if budget == "small" else self.full
         return (
-            f"until validation stops improving, at most {limit:,} steps or {self.most_images:,} images: the search evaluates "
-            f"validation classes {self.evaluations} times, and the best evaluation gives the number of steps"
+            f"until validation stops improving: the search takes at most {limit:,} steps or {self.most_images:,} images and "
+            f"evaluates validation classes {min(limit, self.evaluations)} times; the best evaluation gives the number of steps"
         )
 
 

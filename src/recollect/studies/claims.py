@@ -24,7 +24,8 @@ class Cell:
     batch: int
     settings: Mapping[str, Any] = field(default_factory=dict)
     trains: bool = True
-    """False: nothing is trained, and the pre-trained features are evaluated."""
+    """False: no step is taken, so there is no rate to search. Without a last layer (``model.dim`` None) the network's
+    features are evaluated, otherwise the last layer as it starts."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,8 @@ def initialisation(bench: Bench) -> Claim:
     cells: dict[tuple[str, str], Cell] = {}
     for name, settings in start.items():
         word = name.lower()
-        cells[name, "init"] = Cell(f"init-{word}", f"{name}, untrained", bench.batch, settings, trains=False)
+        untrained = {**settings, "model.dim": None}
+        cells[name, "init"] = Cell(f"init-{word}", f"{name}, untrained", bench.batch, untrained, trains=False)
         for method, cell in trained.items():
             cells[name, method] = Cell(
                 f"{cell.name}-from-{word}", f"{name}, {method}", bench.batch, {**cell.settings, **settings}

@@ -33,7 +33,17 @@ logger = logging.getLogger(__name__)
 HEAD_STEPS = 1500
 """Maximum number of steps of a search on frozen features, where a step takes milliseconds."""
 HEAD_IMAGES = 160_000
-"""Maximum number of images that a run on frozen features sees."""
+"""Maximum number of images that a run on frozen features sees, unless ten steps see more."""
+_NO_STEP = {
+    "run.steps": 0,
+    "run.epochs": None,
+    "run.head_steps": 0,
+    "run.evaluate_first": True,
+    "run.watch_test": True,
+    "run.verdict": False,
+    "data.validation": "none",
+}
+"""Settings of a run that only sets the last layer to its closed form, and measures it."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,14 @@ class PlannedComparison:
     feature_seconds: float = 0.0
     """Approximate time to compute the features of the training images, which is done once."""
 
+    @property
+    def batches(self) -> str:
+        """The batch sizes of the runs and of their search, in words."""
+        bench = self.claim.bench
+        searched = self.matrix.search_batch(bench, self.claim.cells()[0])
+        smaller = f"; {searched:,} in the search, as half of the training classes fill no more"
+        return f"{bench.batch:,} images{smaller if searched < bench.batch else ''}"
+
     def lines(self) -> list[str]:
         """The plan in words, one line each."""
         bench = self.claim.bench
@@ -60,7 +78,7 @@ class PlannedComparison:
             f"data       {self.config.data.title}: {self.train_images:,} training images of {self.train_classes:,} classes",
             f"network    {network}",
             f"losses     {', '.join(cell.label for cell in self.claim.cells() if cell.trains)}",
-            f"batch      {bench.batch} images",
+            f"batch      {self.batches}",
             f"budget     {bench.budget.words('small')}",
             f"rates      {' and '.join(f'{rate:g}' for rate in bench.rates)} first; more while the best is at an end",
             *runs_and_time(self.matrix, [self.claim], "measured on a few images"),
@@ -141,8 +159,9 @@ class LossComparison:
 
     Attributes:
         planned: the plan. complete: whether every run is done.
-        results: one per loss, and the network without training if it is pre-trained.
-        pairs: every pair of losses.
+        results: one per loss, one for the closed form if the last layer starts from it, and one for the network without
+            training if it is pre-trained.
+        pairs: every pair of losses, each loss and what it starts from, and the closed form and the network without training.
         page: the HTML page.
     """
 
@@ -163,9 +182,11 @@ class LossComparison:
 
 
 def half_width(result: CellResult) -> float | None:
-    """Half of the 90 % interval of r@1; None for a single value, and without training, where every seed has the same."""
-    half = interval(list(result.by_seed.values()))[1] if result.by_seed and result.cell.trains else math.inf
-    return None if math.isinf(half) else half
+    """Half of the 90 % interval of r@1; None for a single value, and without a step if every seed has the same."""
+    values = list(result.by_seed.values())
+    if len(values) < 2 or not (result.cell.trains or len(set(values)) > 1):
+        return None
+    return interval(values)[1]
 
 
 def _plain(result: CellResult) -> dict[str, Any]:
@@ -179,6 +200,8 @@ def _plain(result: CellResult) -> dict[str, Any]:
         "learning_rate": None if choice is None else choice.rate,
         "steps": result.steps,
         "batch": result.cell.batch,
+        "search_batch": None if choice is None else choice.batch,
+        "images": None if result.steps is None else result.steps * result.cell.batch,
         "processor_seconds": result.processor_seconds,
         "searched_processor_seconds": result.searched_seconds,
         "failures": list(result.failures),
@@ -281,8 +304,9 @@ def plan_comparison(
     frozen = settled.model.freeze != "none"
     given |= {"model.freeze": settled.model.freeze, "loss.options": {}}
     if frozen:
-        most = steps or HEAD_STEPS
-        budget: EqualImages | UntilValidation = UntilValidation(most, most, max(HEAD_IMAGES, 10 * batch))
+        # Counted in batches of the runs that are reported; those of the search may be smaller.
+        most = min(steps or HEAD_STEPS, max(HEAD_IMAGES // batch, 10))
+        budget: EqualImages | UntilValidation = UntilValidation(most, most, most * batch)
     else:
         epochs = settled.run.epochs if isinstance(settled.run.epochs, int) else 0
         each = settled.batch.batches_per_epoch or max(1, len(train) // batch)
@@ -309,12 +333,14 @@ def plan_comparison(
     )
     about = {"recipe": str(recipe), "settings": _json_ready(given), "steps": steps, "images": train.fingerprint}
     matrix = Matrix(Path(out), "small", None, tuple(range(1, seeds + 1)), about)
-    untrained = [Cell("init", "no training", batch, trains=False)] if is_pretrained(settled.model) else []
-    contrasts = [
-        Contrast(f"{a.label} beats {b.label}", [(1, a), (-1, b)], claimed=False)
-        for a, b in [*itertools.combinations(cells, 2), *itertools.product(cells, untrained)]
-    ]
-    points = [(cell.label, cell) for cell in [*cells, *untrained]]
+    starts = []  # each compared with the next, the losses with the first
+    if settled.model.whitening:
+        starts.append(Cell("start", "the closed form", batch, _NO_STEP, trains=False))
+    if is_pretrained(settled.model):
+        starts.append(Cell("init", "no training", batch, {"model.dim": None}, trains=False))
+    pairs = [*itertools.combinations(cells, 2), *itertools.product(cells, starts[:1]), *itertools.pairwise(starts)]
+    contrasts = [Contrast(f"{a.label} beats {b.label}", [(1, a), (-1, b)], claimed=False) for a, b in pairs]
+    points = [(cell.label, cell) for cell in [*cells, *starts]]
     claim = Claim("losses", "Losses compared", "", bench, "loss", [Curve("r@1", points)], contrasts)
     planned = PlannedComparison(matrix, claim, settled, len(train), len(train.class_names))
     return _timed(planned) if timed and any(not run.done for run in pending(matrix, [claim])) else planned

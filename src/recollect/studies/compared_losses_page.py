@@ -72,7 +72,7 @@ def _results(found: LossComparison) -> Markup:
     ]
     lowest = min((bar.value - (bar.half or 0) for bar in bars), default=0.0)
     low = max(0.0, 5.0 * math.floor((lowest - 5) / 5))
-    looks = ["trained", "no training"] if any(bar.look for bar in bars) else ["trained"]
+    looks = ["trained", "no step"] if any(bar.look for bar in bars) else ["trained"]
     caption = "Mean over seeds; the line is its 90 % interval." + ("" if low == 0 else f" The axis begins at {low:g}.")
     others = [name for name in (ordered[0].metrics if ordered else ()) if name.startswith("r@") and name != "r@1"][:3]
     more = [*others, *(name for name in ("map@r",) if ordered and name in ordered[0].metrics)]
@@ -81,7 +81,8 @@ def _results(found: LossComparison) -> Markup:
             name_of(result.cell.label),
             _shown(result),
             *(f"{result.metrics[name]:.1f}" if name in result.metrics else _DASH for name in more),
-            str(len(result.by_seed) if result.cell.trains else 1),  # without training, every seed has the same result
+            # Without a step, every seed may have the same result.
+            str(len(result.by_seed) if result.cell.trains or half_width(result) is not None else 1),
         ]
         for result in ordered
     ]
@@ -105,7 +106,7 @@ def _results(found: LossComparison) -> Markup:
 
 
 def _trainings(ordered: Sequence[CellResult]) -> Markup | None:
-    """How each loss was trained; a row without training has nothing to say here."""
+    """How each loss was trained; a row without a step has nothing to say here."""
     rows = [
         [
             name_of(result.cell.label),
@@ -116,8 +117,11 @@ def _trainings(ordered: Sequence[CellResult]) -> Markup | None:
         for result in ordered
         if result.cell.trains
     ]
-    head = ["loss", "learning rate", "steps", "s per run", "s of search"]
-    return table(head, rows, caption="How each was trained. s: processor seconds.") if rows else None
+    head = ["loss", "learning rate", "steps", "images seen", "s per run", "s of search"]
+    batches = {(r.choice.batch, r.cell.batch) for r in ordered if r.choice and r.choice.batch not in (0, r.cell.batch)}
+    found = "".join(f" Rate and steps were found at batch {a:,} and used at {b:,}." for a, b in sorted(batches))
+    caption = f"How each was trained, per run.{found} s: processor seconds."
+    return table(head, rows, caption=caption) if rows else None
 
 
 def _pairs(found: LossComparison) -> Markup:
@@ -146,11 +150,13 @@ def _how(found: LossComparison) -> Markup:
     own = len(planned.claim.contrasts)
     lines = [
         f"Data: {planned.train_images:,} training images of {planned.train_classes:,} classes. {trained[0].upper()}"
-        f"{trained[1:]} is trained, {bench.batch} images per batch.",
+        f"{trained[1:]} is trained.",
+        f"Batch: {planned.batches}.",
         f"Budget: {bench.budget.words('small')}.",
         "Learning rates are chosen with seed 0 on half of the training classes, measured on the other half; test images "
         "cannot be loaded there. Rates are 1, 3, 10, …, continued while the best is the lowest or highest.",
-        f"Then each loss is trained on all training classes with seeds {', '.join(map(str, seeds))} and tested once.",
+        f"Then each loss is trained on all training classes with seeds {', '.join(map(str, seeds))} and tested once."
+        + (" All start from the closed form, a whitening of the training classes." if config.model.whitening else ""),
         "“Finds more” means that the 90 % interval of the paired differences is above zero, from three seeds on. It covers "
         "the seeds, not other classes or data sets"
         + (f"; of {own} pairs at 90 % about {own / 10:.1g} would seem to differ by chance." if own > 1 else "."),
@@ -161,12 +167,12 @@ def _how(found: LossComparison) -> Markup:
     return element("ul", [element("li", line) for line in lines])
 
 
-def _training(result: CellResult) -> tuple[str, str]:
+def _training(result: CellResult) -> tuple[str, str, str]:
     if result.choice is None or result.steps is None:
-        return _DASH, _DASH
+        return _DASH, _DASH, _DASH
     end = " (end of the search)" if result.choice.at_the_end else ""
     limit = " (limit)" if result.choice.at_the_limit else ""
-    return f"{result.choice.rate:g}{end}", f"{result.steps:,}{limit}"
+    return f"{result.choice.rate:g}{end}", f"{result.steps:,}{limit}", f"{result.steps * result.cell.batch:,}"
 
 
 def _shown(result: CellResult) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,16 +91,10 @@ def _fits(matrix: Matrix, claims: Sequence[Claim], run: Pending, record: Mapping
         if searching and chosen_in(record) is None:
             return False  # the search would go on from another rate than it did
         if cell.trains:
-            # A search may have a smaller batch than its cell: half of the classes may not fill it.
-            given = matrix.settings(
-                run.bench,
-                cell if not searching else replace(cell, batch=int(before.batch.size)),
-                seed=seed,
-                rate=float(before.optimizer.lr),
-                steps=None if searching else steps,
-            )
+            rate = float(before.optimizer.lr)
+            given = matrix.settings(run.bench, cell, seed=seed, rate=rate, steps=None if searching else steps)
         else:
-            given = {**run.bench.settings, **cell.settings, "model.dim": None, "run.seed": seed}
+            given = {**run.bench.settings, **cell.settings, "run.seed": seed}
         return _what(resolve(run.bench.recipe, given), images) == _what(before, images)
     except (ConfigError, KeyError, TypeError, ValueError):
         return False

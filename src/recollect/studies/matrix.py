@@ -3,7 +3,7 @@
     OUT/study.json                            the budget this folder is for
     OUT/runs/BENCH/CELL/search/lr-RATE        seed 0, trained on half of the training classes, measured on the others
     OUT/runs/BENCH/CELL/lr-RATE-steps-N/seed-S    all training classes, as the search chose, measured on test once
-    OUT/runs/BENCH/CELL/init/seed-S           a cell that trains nothing: a manifest with its measurement
+    OUT/runs/BENCH/CELL/init/seed-S           a cell that takes no step
 
 The search starts with the bench's learning rates and continues, by factors of about three, while the best rate is the
 lowest or the highest tried, so that no cell is judged by a rate that a lower or a higher one would have beaten.
@@ -60,7 +60,7 @@ class Matrix:
         with contextlib.suppress(OSError):  # a killed start may have left a temporary file, or there is no folder yet
             remove_strays(self.out)
         if file.exists():
-            known = _known(file)
+            known = read_json(file, dict)
             if known.get("budget") != self.budget:
                 raise ConfigError(
                     f"{self.out} contains runs of the {known.get('budget')} budget: choose another --out."
@@ -85,14 +85,7 @@ class Matrix:
 
     def _check_benches(self, known: dict[str, Any]) -> None:
         """Runs of a bench whose definition has changed must not be mixed with new ones on one page."""
-        before, now = known.get("benches"), _benches()
-        if before is None:
-            if (self.out / "runs").exists():
-                raise ConfigError(
-                    f"{self.out} contains runs of an earlier version, which did not record their benches: choose another "
-                    "--out; --earlier with the runs.jsonl of its page imports the runs that still match."
-                )
-            before = {}
+        before, now = known.get("benches", {}), _benches()
         for name, settings in now.items():
             there = self.out / "runs" / name
             if name in before and before[name] != settings and there.exists():
@@ -131,17 +124,22 @@ class Matrix:
         return self.folder(bench, cell) / f"lr-{choice.rate:g}-steps-{choice.steps}" / f"seed-{seed}"
 
     def untrained(self, bench: Bench, cell: Cell, seed: int) -> Path:
-        """The measurement of a cell that trains nothing; random weights differ by seed."""
+        """The run of a cell that takes no step; random weights and the choice of a shrinkage differ by seed."""
         return self.folder(bench, cell) / "init" / f"seed-{seed}"
+
+    def search_batch(self, bench: Bench, cell: Cell) -> int:
+        """The batch size of a search: the cell's, or as many images as half of the training classes can fill."""
+        return min(cell.batch, _largest_batch(bench.recipe, json.dumps(bench.settings_with(self.data))))
 
     def settings(self, bench: Bench, cell: Cell, *, seed: int, rate: float, steps: int | None) -> dict[str, Any]:
         """Settings of one run; without ``steps`` it is one of the search."""
         searching = steps is None
+        batch = self.search_batch(bench, cell) if searching else cell.batch
         return {
             **bench.settings_with(self.data),
             **cell.settings,
-            **bench.budget.settings(self.budget, cell.batch, searching=searching, steps=steps),
-            "batch.size": cell.batch,
+            **bench.budget.settings(self.budget, batch, searching=searching, steps=steps),
+            "batch.size": batch,
             "optimizer.lr": rate,
             "run.epochs": None,
             "run.seed": seed,
@@ -151,20 +149,6 @@ class Matrix:
             "run.watch_test": not searching,
             "run.verdict": False,  # it would read test classes, and the study compares by itself
         }
-
-
-def _known(file: Path) -> dict[str, Any]:
-    """The content of ``study.json``.
-
-    Raises:
-        DataError: it is damaged.
-    """
-    known = read_json(file, dict)
-    benches = known.get("benches", {})
-    groups = [known.get("about", {}), benches, *(benches.values() if isinstance(benches, dict) else ())]
-    if not all(isinstance(group, dict) for group in groups):
-        raise DataError(f"{file}: entries of other types than recollect writes. Restore it from a complete copy.")
-    return known
 
 
 def _benches() -> dict[str, dict[str, Any]]:
@@ -301,6 +285,7 @@ class Task:
     recipe: str
     settings: dict[str, Any]
     trains: bool = True
+    """A training, perhaps of 0 steps; otherwise a measurement of the features."""
 
 
 def tasks(matrix: Matrix, claim: Claim) -> Iterator[Task]:
@@ -309,15 +294,15 @@ def tasks(matrix: Matrix, claim: Claim) -> Iterator[Task]:
     for cell in claim.cells():
         if not cell.trains:
             for seed in matrix.seeds:
-                given = {**bench.settings_with(matrix.data), **cell.settings, "model.dim": None, "run.seed": seed}
+                given = {**bench.settings_with(matrix.data), **cell.settings, "run.seed": seed}
                 if not _settled(path := matrix.untrained(bench, cell, seed)):
-                    yield Task(path, bench.recipe, given, False)
+                    yield Task(path, bench.recipe, given, "model.dim" not in cell.settings)
             continue
         choice = matrix.choice(bench, cell)
         if choice is None:
             for rate, path in matrix.searches(bench, cell).items():
                 if not _settled(path):
-                    given = matrix.settings(bench, _fitting(matrix, bench, cell), seed=0, rate=rate, steps=None)
+                    given = matrix.settings(bench, cell, seed=0, rate=rate, steps=None)
                     yield Task(path, bench.recipe, given)
             continue
         for seed in matrix.seeds:
@@ -334,17 +319,11 @@ def first_searches(matrix: Matrix, claim: Claim) -> list[Task]:
         Task(
             matrix.searches(bench, cell)[rate],
             bench.recipe,
-            matrix.settings(bench, _fitting(matrix, bench, cell), seed=0, rate=rate, steps=None),
+            matrix.settings(bench, cell, seed=0, rate=rate, steps=None),
         )
         for cell in claim.cells()
         if cell.trains
     ]
-
-
-def _fitting(matrix: Matrix, bench: Bench, cell: Cell) -> Cell:
-    """The cell with the largest batch that half of the training classes can fill."""
-    settings = json.dumps(bench.settings_with(matrix.data))
-    return replace(cell, batch=min(cell.batch, _largest_batch(bench.recipe, settings)))
 
 
 @cache
