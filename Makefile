@@ -4,10 +4,15 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TESTED := $(VENV)/.installed-for-tests
+# Locked versions; `make lowest` takes the lowest that pyproject.toml allows.
+LOCKED := constraints.txt
+# What users can install and what the tests need; then what developers use besides.
+EXTRAS := baselines index postgres milvus serve tune export hub heic map tensorboard wandb mlflow cars196 servers test
+TOOLS  := docs dev
 # One process takes a whole file, those with slow tests first: tests/conftest.py says why.
 PARALLEL ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick lint check docs bench clean
+.PHONY: demo test quick lowest lowest-versions lint check docs bench clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -16,17 +21,18 @@ help:
 	@echo "make test   the whole test suite        make quick  the same without slow tests"
 	@echo "make check  lint, types, quick tests    make lint   lint and types alone"
 	@echo "make docs   the documentation site      make bench  speed and memory, as ratios"
+	@echo "make lowest quick tests with the lowest versions that pyproject.toml allows"
 
 # torch first and alone: an unpinned torch would pull a different, far larger build.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(LOCKED)
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch torchvision
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[baselines]"
+	$(BIN)/python -m pip install --quiet -c $(LOCKED) torch torchvision
+	$(BIN)/python -m pip install --quiet -c $(LOCKED) -e ".[baselines]"
 	touch $(STAMP)
 
 # Every extra, and the servers that the tests of stores start: the demonstration does without.
 $(TESTED): $(STAMP)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[baselines,index,postgres,milvus,serve,tune,export,hub,heic,map,tensorboard,wandb,mlflow,servers,docs,dev]"
+	$(BIN)/python -m pip install --quiet -c $(LOCKED) -e ".[$(shell echo $(EXTRAS) $(TOOLS) | tr ' ' ,)]"
 	touch $(TESTED)
 
 demo: $(STAMP)
@@ -37,6 +43,18 @@ test: $(TESTED)
 
 quick: $(TESTED)
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not shared_data"
+
+lowest:
+	$(MAKE) quick VENV=.venv-lowest LOCKED=constraints-lowest.txt TOOLS=
+
+# After a change of pyproject.toml. uv sees a torch with packages of CUDA, which the torch that is installed may not need.
+lowest-versions: $(STAMP)
+	$(BIN)/python -m pip install --quiet uv
+	head -2 constraints-lowest.txt > $(VENV)/lowest.txt
+	grep -E '^(torch|torchvision)==' constraints.txt | $(BIN)/uv pip compile --quiet --no-header --no-annotate \
+	  --resolution lowest-direct --python-version 3.11 --constraints - $(EXTRAS:%=--extra %) pyproject.toml \
+	  | grep -vE '^(nvidia|cuda|triton)' >> $(VENV)/lowest.txt
+	mv $(VENV)/lowest.txt constraints-lowest.txt
 
 lint: $(TESTED)
 	$(BIN)/ruff check .
@@ -53,4 +71,4 @@ bench: $(TESTED)
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-lowest build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
