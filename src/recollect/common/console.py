@@ -161,7 +161,8 @@ class ProgressLine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if not self._progress.disable:  # rich before 14.3 would end a line that was never begun
+            self._progress.stop()
         ProgressLine._entered -= 1
 
     def advance(self, count: int = 1, note: str | None = None) -> str | None:
