@@ -19,6 +19,8 @@ from recollect.inference.content_keys import content_keys
 from recollect.inference.trained_on import (
     FILE,
     Screened,
+    is_unseen,
+    load_by_record,
     read_trained_on,
     refuse_other_training_images,
     screen,
@@ -375,3 +377,37 @@ def test_resuming_with_other_photos_is_refused(photos: Path, tmp_path: Path) -> 
     images = load("folder", photos, "train")
     with pytest.raises(ConfigError, match="other classes"):
         refuse_other_training_images(run, images)
+
+
+def coloured(*classes: tuple[str, list[int]]) -> ImageSet:
+    """Classes by name; images with the same number are the same."""
+    labels = np.repeat(np.arange(len(classes)), [len(colours) for _, colours in classes])
+    colours = [colour for _, colours in classes for colour in colours]
+    pixels = np.array(colours, np.uint8)[:, None, None] + np.zeros((1, 8, 8), np.uint8)
+    return ImageSet("photos", list(map(str, range(len(labels)))), labels, [name for name, _ in classes], arrays=pixels)
+
+
+@pytest.mark.parametrize(("photos_of_it", "counts"), [([1, 2, 9, 8], True), ([1, 2, 9, 8, 7], False), ([1, 9], True)])
+def test_a_class_counts_as_trained_if_at_least_half_of_its_photos_were(photos_of_it: list[int], counts: bool) -> None:
+    known = trained_on(coloured(("a", [1, 2, 3]), ("b", [4, 5])))
+    tested = coloured(("renamed", photos_of_it), ("new", [11, 12]))
+    found = screen(tested, content_keys(tested), known, "keep")
+    assert found.trained_classes == (("renamed",) if counts else ())
+    unseen = is_unseen([tested.class_names[label] for label in tested.labels], content_keys(tested), "photos", known)
+    assert unseen.tolist() == [not counts] * len(photos_of_it) + [True, True]
+
+
+def test_classes_that_chose_the_weights_are_not_unseen(photos: Path) -> None:
+    everything = load("folder", photos, "all")
+    names = everything.class_names
+    fitted_on, chose = everything.of_classes([0, 1, 2]), everything.of_classes([3, 4])
+    known = trained_on(fitted_on, chose)
+    assert known.validation_classes == {names[3], names[4]}
+    labels = [names[label] for label in everything.labels]
+    no_copies = np.zeros_like(content_keys(everything))
+    assert set(np.array(labels)[is_unseen(labels, no_copies, "folder", known)]) == set(names[5:])
+    assert is_unseen(labels, no_copies, "other", known).all(), "another data set has classes of its own"
+    test = load_by_record("folder", photos, "test", known, {"class_split": "balanced"})
+    assert {test.class_names[label] for label in test.labels} == set(names[5:])
+    found = screen(everything, content_keys(everything), known)
+    assert found.validation_classes == (names[3], names[4])

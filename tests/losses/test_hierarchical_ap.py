@@ -51,6 +51,16 @@ def test_equals_its_equation(step: str, batch: Batch, kinds: int, alpha: float, 
 
 
 @steps
+@pytest.mark.parametrize("sizes", [(6, 1, 4), (2, 6, 4)])
+def test_an_item_ahead_counts_as_much_as_the_less_relevant_of_two(step: str, sizes: tuple[int, ...]) -> None:
+    """Many items of one label share its relevance, so that one of the coarser label may be worth more, or less."""
+    E, y, coarse = unit(sum(sizes), 4, 8), torch.repeat_interleave(torch.arange(3), torch.tensor(sizes)), [0, 0, 1]
+    loss = HierarchicalAP(coarse, step=step)  # type: ignore[arg-type]
+    slow = value_and_grads(lambda e: reference.hierarchical_ap(e, y, coarse=torch.tensor(coarse), **STEPS[step]), E)
+    assert_same(value_and_grads(lambda e: loss(e, y), E), slow)
+
+
+@steps
 def test_with_a_reference_set(step: str) -> None:
     E, R = unit(20, 6, 0), unit(33, 6, 1)
     y, z, coarse = torch.arange(20) % 6, torch.arange(33) % 7, [0, 1, 0, 1, 2, 0, 2]

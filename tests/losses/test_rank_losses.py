@@ -42,6 +42,10 @@ LOSSES = {
         lambda **o: RecallAtK(step="asymmetric", **o),
         lambda *a: reference.recall_at_k(*a, **ASYMMETRIC),
     ),
+    "recall_at_k, asymmetric, query counted": (
+        lambda **o: RecallAtK(step="asymmetric", count_query=True, **o),
+        lambda *a: reference.recall_at_k(*a, count_query=True, **ASYMMETRIC),
+    ),
     "recall_at_k, soft": (
         lambda **o: RecallAtK(k=(1, 3, 50), tau1=0.5, tau2=0.1, **o),
         lambda *a: reference.recall_at_k(*a, k=(1, 3, 50), tau1=0.5, tau2=0.1),

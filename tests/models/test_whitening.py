@@ -229,3 +229,13 @@ def test_classes_that_cannot_be_whitened() -> None:
     with pytest.raises(InputError, match="shrinkage"):
         whitening_from_classes(X, torch.tensor([0, 0, 1, 1, 2, 2]), 0.0)
     assert torch.isfinite(whitening_from_classes(X, torch.tensor([0, 0, 1, 1, 2, 2]), 0.1).projection).all()
+
+
+def test_a_whitened_layer_learns_as_fast_as_a_new_one() -> None:
+    """An optimizer's steps are as large as its learning rate: weights of another size would learn slower or faster."""
+    features, labels = torch.randn(400, 24, dtype=torch.float64) * 1e-3, torch.arange(400) // 5
+    plain = whitening_from_classes(features, labels, 0.2)
+    layer = plain.as_layer()
+    new = torch.nn.Linear(24, 2000).weight.detach()
+    assert float(layer.projection.square().mean()) == pytest.approx(float(new.square().mean()), rel=0.02)
+    torch.testing.assert_close(layer(features), plain(features), rtol=0, atol=1e-3)

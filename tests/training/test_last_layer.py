@@ -16,8 +16,10 @@ from small_runs import final_weights, make_images, same_bits, small_config
 from recollect.common.errors import ConfigError
 from recollect.config.overrides import resolve
 from recollect.config.schema import Config
-from recollect.evaluation import Verdict
-from recollect.models import whitening_from_classes
+from recollect.data import load
+from recollect.evaluation import Verdict, evaluate
+from recollect.inference.opening import make_embedder, open_start
+from recollect.models import Embedder, whitening_from_classes
 from recollect.step.team import Team
 from recollect.training import last_layer
 from recollect.training.build import build
@@ -28,6 +30,7 @@ from recollect.training.last_layer import (
     RATES,
     SHRINKAGES,
     HeadData,
+    HeadResult,
     all_trial_steps,
     choose_start,
     train_head,
@@ -95,6 +98,44 @@ def test_the_head_alone_learns_and_repeats_itself(root: Path) -> None:
         one, other = (head.state_dict() for head in heads)
         assert same_bits(one, other)
         assert not same_bits(one, start.state_dict())
+    finally:
+        training.close()
+
+
+def test_the_head_alone_trains_class_vectors_at_their_own_learning_rate(root: Path) -> None:
+    data, heads = HeadData(torch.randn(96, 8), np.repeat(np.arange(16), 6)), []
+    start = torch.nn.Linear(8, 4)
+    for multiplier in (1.0, 1.0, 100.0):
+        settings = {"loss.name": "norm_softmax", "loss.options": {}, "optimizer.loss_multiplier": multiplier}
+        heads.append(copy.deepcopy(start))
+        train_head(heads[-1], 4, data, small_config(root, **HEAD, **settings), 1e-3, 5)
+    assert torch.equal(heads[0].weight, heads[1].weight)
+    assert not torch.allclose(heads[0].weight, heads[2].weight)
+
+
+def test_finding_the_first_image_and_finding_all_of_them_count_alike() -> None:
+    first, all_of_them = HeadResult(r1=0.9, map_at_r=0.5), HeadResult(r1=0.8, map_at_r=0.55)
+    assert first.merit > all_of_them.merit
+    assert HeadResult(r1=0.8, map_at_r=0.65).merit > first.merit
+
+
+def test_a_last_layer_is_trained_only_if_that_improves_on_its_closed_form(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(head: torch.nn.Module, *_: Any) -> None:
+        torch.nn.init.constant_(next(head.parameters()), 7.0)
+
+    def measured(embedder: Embedder, data: HeadData) -> HeadResult:
+        was_trained = bool((next(embedder.split("pooling")[1].parameters()) == 7.0).all())
+        return HeadResult(0.5 + (gain if was_trained else 0.0), 0.5)
+
+    monkeypatch.setattr(last_layer, "train_head", trained)
+    monkeypatch.setattr(last_layer, "measured_head", measured)
+    training = build(own_photos(root, **HEAD, **{"model.init": "tiny"}), CPU, Team())
+    try:
+        training.prepare()
+        for gain in (-0.1, 0.0, 0.1):
+            assert (choose_start(training).batches.steps == 0) == (gain <= 0)
     finally:
         training.close()
 
@@ -215,6 +256,22 @@ def test_a_training_ends_with_a_verdict(root: Path, tmp_path: Path, caplog: pyte
     lines = "\n".join(plan(final)[1])
     assert "none are left for testing" in lines
     assert "144 images, 24 classes" in lines
+
+
+def test_a_verdict_compares_with_the_pretrained_network_on_classes_that_were_not_trained_on(root: Path) -> None:
+    """A network that finds nothing is told from the pre-trained one; easy classes that were trained on do not count."""
+    config = own_photos(root)
+    train_set, test = (load("folder", root, split) for split in ("train", "test"))
+    mixed = test.joined(train_set)
+    pretrained, useless = open_start(config).embedder, make_embedder(config.model, seed=0)
+    torch.nn.init.zeros_(useless.head.linear.weight)  # type: ignore[union-attr]
+    found = judge(config, useless, train_set, mixed, 0).verdicts["pretrained"]
+    vectors = pretrained.embed([test.read(i) for i in range(len(test))], progress=False)
+    expected = evaluate(vectors, test.labels, ks=(1,)).metrics["r@1"]
+    assert (found.queries, found.classes) == (len(test), 8)
+    assert found["r@1"].before == pytest.approx(expected)
+    assert found["r@1"].after < expected - 0.2
+    assert found.judgement == "made it worse"
 
 
 def test_there_is_no_verdict_without_anything_to_compare_with(root: Path) -> None:
