@@ -12,7 +12,7 @@ TOOLS  := docs dev
 # One process takes a whole file, those with slow tests first: tests/conftest.py says why.
 PARALLEL ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick lowest lowest-versions lint check docs bench clean
+.PHONY: demo test quick lowest lowest-versions lint check docs bench mutants clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -22,6 +22,7 @@ help:
 	@echo "make check  lint, types, quick tests    make lint   lint and types alone"
 	@echo "make docs   the documentation site      make bench  speed and memory, as ratios"
 	@echo "make lowest quick tests with the lowest versions that pyproject.toml allows"
+	@echo "make mutants  300 small changes of the code, and which of them no test notices (half an hour or more)"
 
 # torch first and alone: an unpinned torch would pull a different, far larger build.
 $(STAMP): pyproject.toml $(LOCKED)
@@ -69,6 +70,9 @@ docs: $(TESTED)
 
 bench: $(TESTED)
 	$(BIN)/python -m benchmarks
+
+mutants: $(TESTED)
+	$(BIN)/python tools/mutants.py
 
 clean:
 	rm -rf $(VENV) .venv-lowest build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
