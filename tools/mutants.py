@@ -27,6 +27,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,12 @@ MORE = ("tests/recipes/test_instance_search.py", "tests/cli/test_eval_verb.py", 
 ALIVE = ("survived", "no test")
 
 
+@cache
+def source_of(path: str) -> bytes:
+    """As it was when the sample was drawn: the tree may be edited meanwhile."""
+    return (HERE / path).read_bytes()
+
+
 @dataclass(frozen=True)
 class Mutant:
     """Bytes ``start`` to ``end`` of ``path`` become ``text``; ``lines`` are those of the statement, None outside functions."""
@@ -55,11 +62,11 @@ class Mutant:
     key: str
 
     def source(self) -> str:
-        whole = (HERE / self.path).read_bytes()
+        whole = source_of(self.path)
         return (whole[: self.start] + self.text.encode() + whole[self.end :]).decode()
 
     def diff(self) -> str:
-        before, after = (HERE / self.path).read_text("utf-8").splitlines(), self.source().splitlines()
+        before, after = source_of(self.path).decode().splitlines(), self.source().splitlines()
         return "\n".join(difflib.unified_diff(before, after, self.path, self.key, "", "", 0, "")) + "\n"
 
 
@@ -100,12 +107,12 @@ def changed(node: ast.AST) -> Iterator[ast.AST]:
 
 def mutants(path: Path) -> Iterator[Mutant]:
     """Every change of a file, but for texts, type hints, what is raised and how an object is shown."""
-    source = path.read_bytes()
+    name = path.relative_to(HERE).as_posix()
+    source = source_of(name)
     begins = [0]
     for line in source.splitlines(keepends=True):
         begins.append(begins[-1] + len(line))
     seen: Counter[str] = Counter()
-    name = path.relative_to(HERE).as_posix()
 
     def visit(node: ast.AST, within: str, lines: range | None) -> Iterator[Mutant]:
         if isinstance(node, ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom | ast.arg):
@@ -205,6 +212,7 @@ def run(job: tuple[Any, list[list[str]], float, Mutant | None]) -> tuple[Any, st
     if not tree.exists():
         shutil.copytree(HERE, tree, ignore=shutil.ignore_patterns(".git", ".venv", "build", "dist", ".*_cache"))
     if change is not None:
+        shutil.copy2(tree / change.path, tree / "original.py")
         (tree / change.path).write_text(change.source(), "utf-8")
         for compiled in (tree / change.path).parent.glob(f"__pycache__/{Path(change.path).stem}.*"):
             compiled.unlink()  # Python tells it from that of an earlier change by the second and the size only
@@ -219,7 +227,7 @@ def run(job: tuple[Any, list[list[str]], float, Mutant | None]) -> tuple[Any, st
         os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     if change is not None:
-        shutil.copy2(HERE / change.path, tree / change.path)
+        shutil.copy2(tree / "original.py", tree / change.path)
     known = json.loads(found.read_text())
     outcome = {0: "survived", 5: "no test"}.get(known.get("code"), "killed") if ended else "timeout"
     return name, outcome, (tree / "output.txt").read_text("utf-8", "replace").splitlines(), known
@@ -270,21 +278,23 @@ def recorded(pool: Any) -> dict[str, Any]:
 
 
 def tests_of(mutant: Mutant, known: dict[str, Any]) -> tuple[list[list[str]], float]:
-    """The tests that run the changed line, the cheapest first, by file, and a time limit."""
-    found: list[tuple[float, str, str]] = []
+    """The tests that run the changed line, by file, the nearest and among them the cheapest first, and a time limit."""
+    module, room = f"test_{Path(mutant.path).stem}", Path(mutant.path).parts[2]
+    found: list[tuple[bool, bool, float, str, str]] = []
     for file, record in known.items():
         lines, seconds = record["lines"].get(mutant.path, {}), record["seconds"]
         runs = [test for test, rows in lines.items() if mutant.lines is None or not set(rows).isdisjoint(mutant.lines)]
         if "*" in runs:
             runs, seconds = [file], {file: sum(seconds.values())}
-        found += [(seconds[test], file, test) for test in runs]
+        far, farther = Path(file).stem != module, Path(file).parts[1] != room
+        found += [(far, farther, seconds[test], file, test) for test in runs]
     chosen, total = dict[str, list[str]](), 0.0
-    for cost, file, test in sorted(found):
+    for _, _, cost, file, test in sorted(found):
         if total + cost <= BUDGET or not chosen:
             chosen.setdefault(file, [*QUICK]).append(test)
             total += cost
     # Slow tests only of the file named after the module: they may run the line in processes that they start.
-    near = [file for file in known if Path(file).stem == f"test_{Path(mutant.path).stem}"]
+    near = [file for file in known if Path(file).stem == module]
     return [*chosen.values(), *(["-m", "not shared_data", file] for file in near)], 300 + 5 * total
 
 
@@ -304,8 +314,9 @@ def main() -> None:
     BUILD.mkdir(parents=True, exist_ok=True)
     store = BUILD / "outcomes.json"
     before: dict[str, str] = json.loads(store.read_text()) if store.exists() else {}
-    chosen = sample(given.count)
+    chosen, equivalent = sample(given.count), listed()
     again = [one for one in chosen if not given.survivors or before.get(one.key, ALIVE[0]) in ALIVE]
+    again = sorted((one for one in again if one.key not in equivalent), key=lambda one: one.key in before)
     try:
         with multiprocessing.get_context("fork").Pool(given.workers) as pool:
             known = recorded(pool)
@@ -318,20 +329,26 @@ def main() -> None:
     finally:
         shutil.rmtree(TREES, ignore_errors=True)
     del kept
-    report(chosen, before)
+    report([one for one in chosen if one.key not in equivalent], before, chosen)
 
 
-def report(chosen: list[Mutant], outcomes: dict[str, str]) -> None:
+def listed() -> set[str]:
+    """Keys of the mutants that no test can notice."""
+    return {line.split()[0] for line in EQUIVALENT.read_text("utf-8").splitlines() if line and line[0] != "#"}
+
+
+def report(tried: list[Mutant], outcomes: dict[str, str], chosen: list[Mutant]) -> None:
     """The table by room, then each survivor as a diff; also in ``build/mutants/report.txt``."""
-    equivalent = {line.split()[0] for line in EQUIVALENT.read_text("utf-8").splitlines() if line and line[0] != "#"}
     said = [f"{'room':12}{'mutants':>9}{'equivalent':>12}{'killed':>8}{'timeout':>9}{'survived':>10}{'score':>9}"]
     for room in (*ROOMS, ""):
-        here = [one.key for one in chosen if f"/recollect/{room}" in one.path]
-        count = Counter(outcomes[key] for key in here if key not in equivalent)
+        here, all_of_them = ([one for one in some if f"/recollect/{room}" in one.path] for some in (tried, chosen))
+        count = Counter(outcomes[one.key] for one in here)
         dead, alive = count["killed"] + count["timeout"], count["survived"] + count["no test"]
-        numbers = f"{len(here):9}{len(here) - dead - alive:12}{count['killed']:8}{count['timeout']:9}{alive:10}"
+        numbers = (
+            f"{len(all_of_them):9}{len(all_of_them) - len(here):12}{count['killed']:8}{count['timeout']:9}{alive:10}"
+        )
         said.append(f"{room or 'all':12}{numbers}{dead / max(dead + alive, 1):9.1%}")
-    left = [one for one in chosen if outcomes[one.key] in ALIVE and one.key not in equivalent]
+    left = [one for one in tried if outcomes[one.key] in ALIVE]
     said += [f"\n{outcomes[one.key]}:\n{one.diff()}" for one in sorted(left, key=lambda one: (one.path, one.start))]
     (BUILD / "report.txt").write_text("\n".join(said), "utf-8")
     print("\n".join(said))

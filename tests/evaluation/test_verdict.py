@@ -62,6 +62,14 @@ def test_a_handful_of_classes_decides_nothing():
     assert "1 test class is too few" in replace(five, classes=1).sentence()
 
 
+def test_fewer_than_500_queries_get_a_word_of_caution():
+    found = verdict(_evaluation(0.5, 0.3), _evaluation(0.7, 0.3))
+    assert replace(found, queries=499).caution() == "Only 499 queries of 40 classes."
+    assert replace(found, queries=499, classes=1).caution() == "Only 499 queries of 1 class."
+    assert replace(found, queries=500).caution() == ""
+    assert replace(found, queries=500).sentence().endswith("): training helped.")
+
+
 def test_fewer_is_better_for_ranks():
     labels, ones = np.repeat(np.arange(10), 2), np.ones(20, np.int64)
     near, far = (Evaluation({"first_rank": np.full(20, rank)}, labels, ones) for rank in (1.0, 9.0))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from recollect.common.errors import ConfigError, DataError, WeightsError
-from recollect.inference.opening import open_model, open_start
+from recollect.inference.opening import make_embedder, open_model, open_start
 from recollect.inference.run_files import RunFiles
 from recollect.models import Embedder
 from recollect.training.trainer import train
@@ -109,6 +109,12 @@ def test_an_initialisation_is_without_a_new_layer() -> None:
     assert opened.folder is None
     assert opened.embedder.dim == opened.embedder.feature_dim == 1280
     assert opened.results == Path("runs/init-lite0-in1k/eval")
+
+
+def test_a_recipe_says_with_which_weights_its_network_is_opened(tmp_path: Path) -> None:
+    config = small_config(tmp_path, **{"model.init": "lite0-in1k", "model.weights": "none"})
+    opened = open_model("lite0-in1k", recipe=config)
+    assert torch.equal(vectors(opened.embedder), vectors(make_embedder(config.model, config.run.seed)))
 
 
 def test_what_cannot_be_opened_is_a_sentence(tmp_path: Path) -> None:

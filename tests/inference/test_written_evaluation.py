@@ -36,6 +36,27 @@ def test_it_returns_what_it_writes(vectors: Path) -> None:
     assert again.summary["compared_with"]["r@1"]["difference"] == 0
 
 
+def test_an_earlier_result_is_kept_unless_told_otherwise(vectors: Path) -> None:
+    first = write_evaluation(vectors, ks=[1])
+    with pytest.raises(InputError, match="--overwrite"):
+        write_evaluation(vectors, ks=[2])
+    assert json.loads(first.metrics_file.read_text())["metrics"].keys() >= {"r@1"}
+    assert "r@2" in write_evaluation(vectors, ks=[2], overwrite=True).summary["metrics"]
+
+
+def test_images_of_a_single_class_measure_nothing_which_is_said(vectors: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "recollect")
+    write_evaluation(vectors)
+    assert "measure nothing" not in caplog.text
+    rows = np.load(vectors)["embeddings"]
+    np.savez(vectors, embeddings=rows, labels=np.zeros(40, np.int64), gallery=rows, gallery_labels=np.arange(40) % 2)
+    write_evaluation(vectors, overwrite=True)
+    assert "measure nothing" not in caplog.text, "the gallery has another class"
+    np.savez(vectors, embeddings=rows, labels=np.zeros(40, np.int64))
+    write_evaluation(vectors, overwrite=True)
+    assert "all images are of one class" in caplog.text
+
+
 def test_what_cannot_be_is_refused_before_anything_is_written(vectors: Path) -> None:
     wrong = ({"protocol": "some"}, {"index": "tree"}, {"metrics": ["nothing"]}, {"recipe": "glyphs", "model": None})
     for options in wrong:

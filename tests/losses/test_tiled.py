@@ -71,6 +71,15 @@ def test_simix_equals_embeddings_built_explicitly(make: type[TiledLoss]) -> None
         torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
 
 
+def test_calibration_counts_queries_without_a_positive_too() -> None:
+    """Their negatives must be far away as well: nothing else teaches a rank loss about them."""
+    E, y = unit(6, 3, 1).requires_grad_(), torch.tensor([0, 0, 1, 1, 7, 7])
+    R, z = unit(8, 3, 2), torch.arange(8) % 2
+    got = value_and_gradients(BinnedAP(calibration_weight=1.0)(E, y, R, z), E)
+    for one, other in zip(got, value_and_gradients(calibration(E, y, R, z), E), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
 @LOSSES
 def test_calibration_can_be_added(make: type[TiledLoss]) -> None:
     E, y = unit(20, 6, 5).requires_grad_(), torch.arange(20) // 5

@@ -93,6 +93,14 @@ def test_a_loss_that_draws_random_numbers_draws_new_ones_each_step() -> None:
     assert len(values) == 3
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_is_of_the_type_that_was_asked_for(dtype: torch.dtype) -> None:
+    model, seen = nn.Sequential(nn.Flatten(), nn.Linear(192, 6)), set[torch.dtype]()
+    model.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
+    large_batch_step(model, NPair(), *batch(dtype=torch.float32), 7, autocast=dtype)
+    assert seen == {dtype}
+
+
 @pytest.mark.parametrize("ambient", [False, True])
 def test_bfloat16_autocast(ambient: bool) -> None:
     model, (images, labels) = convnet(), batch(dtype=torch.float32)

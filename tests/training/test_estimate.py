@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from small_runs import make_images, small_config
 from torch import nn
 
+from recollect.common.memory import resident_bytes
 from recollect.step.chunking import GraphWeight
 from recollect.step.team import Team
 from recollect.training import build, trainer
@@ -62,6 +64,24 @@ def test_making_a_plan_leaves_no_trace(root: Path) -> None:
     assert time.seconds == pytest.approx(sum(parts) + time.evaluations * time.seconds_per_evaluation)
     assert time.seconds_per_evaluation > 0
     assert time.seconds_features == time.seconds_whitening == 0
+
+
+def test_the_plan_has_the_figures_of_the_training(root: Path) -> None:
+    (root / "train" / "single").mkdir(exist_ok=True)
+    shutil.copy(root / "train" / "train-00" / "0.png", root / "train" / "single" / "0.png")
+    by_epochs, _ = trainer.plan(small_config(root))
+    by_steps, _ = trainer.plan(small_config(root, **{"run.epochs": None, "run.steps": 4}))
+    frozen = {"model.freeze": "pooling", "data.augmentation": "none", "batch.batches_per_epoch": None}
+    whole_set, _ = trainer.plan(small_config(root, **frozen, **{"batch.size": "all"}))
+    shutil.rmtree(root / "train" / "single")
+    assert (by_epochs.data.images, by_epochs.data.classes, by_epochs.data.classes_used) == (73, 13, 12)
+    assert (by_epochs.batch.batch, by_epochs.batch.classes_per_batch, by_epochs.batch.longer_side) == (16, 4, 0)
+    assert (whole_set.batch.batch, whole_set.batch.classes_per_batch) == (73, 13)
+    assert by_epochs.length == LengthFigures(6, 2, 3)
+    assert by_steps.length == LengthFigures(4, 4 / 3, 3)
+    # This process, which holds the network already, and a little more.
+    assert 0.9 < by_epochs.machine.memory_mb / (resident_bytes() / 2**20) < 1.8
+    assert by_epochs.time.seconds_choosing == 0
 
 
 def test_features_and_whitening_are_in_the_plan(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

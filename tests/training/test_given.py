@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from small_runs import make_images, small_config
 from torch import nn
 
 from recollect.common import doors
 from recollect.common.errors import ConfigError, InputError
 from recollect.config.overrides import resolve
+from recollect.data import load
 from recollect.losses import RecallAtK
 from recollect.models import Embedder
+from recollect.training.build import load_sets
 from recollect.training.given import Given, chosen_config
 from recollect.training.resuming import resume_command
 from recollect.training.trainer import train
@@ -36,11 +39,28 @@ def test_a_configuration_comes_from_one_place() -> None:
         chosen_config(None, {}, {}, None, False)
 
 
+def test_the_verdict_uses_given_test_images_unless_nothing_is_known_of_the_network(tmp_path: Path) -> None:
+    root = make_images(make_images(tmp_path, classes=2), classes=3, split="test", seed=1)
+    test, network = load("folder", root, "test"), Embedder.create("tiny")
+    config = small_config(root)
+    found = load_sets(config, Given(test_set=test)).held_out
+    assert found is not None
+    assert set(found.names) == set(test.names)
+    assert load_sets(config, Given(test_set=test, model=network)).held_out is None
+    assert load_sets(config, Given(model=network)).held_out is None
+    assert load_sets(config, Given(train_set=load("folder", root, "train"))).held_out is None
+    own = load_sets(config).held_out
+    assert own is not None
+    assert set(own.names) == set(test.names)
+
+
 def test_other_types_are_refused() -> None:
     with pytest.raises(InputError, match=r"loss is a .*nn\.Module"):
         train("glyphs", loss=3)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"train_set is a list.*ImageSet"):
+    with pytest.raises(InputError, match=r"train_set is a list: it must be an ImageSet or a name\.$"):
         train("glyphs", train_set=["photos"])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"test_set is a str: it must be an ImageSet\.$"):
+        train("glyphs", test_set="photos")  # type: ignore[arg-type]
 
 
 def test_pretrained_is_what_the_model_says() -> None:

@@ -265,7 +265,9 @@ def test_a_verdict_compares_with_the_pretrained_network_on_classes_that_were_not
     mixed = test.joined(train_set)
     pretrained, useless = open_start(config).embedder, make_embedder(config.model, seed=0)
     torch.nn.init.zeros_(useless.head.linear.weight)  # type: ignore[union-attr]
-    found = judge(config, useless, train_set, mixed, 0).verdicts["pretrained"]
+    judged = judge(config, useless, train_set, mixed, 0)
+    found = judged.verdicts["pretrained"]
+    assert judged.remarks == ["not included: 16 classes that were trained on"]
     vectors = pretrained.embed([test.read(i) for i in range(len(test))], progress=False)
     expected = evaluate(vectors, test.labels, ks=(1,)).metrics["r@1"]
     assert (found.queries, found.classes) == (len(test), 8)

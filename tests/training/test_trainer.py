@@ -419,6 +419,16 @@ def test_the_plan(root: Path) -> None:
     assert figures.time.seconds > 6 * figures.time.seconds_per_step > 0
 
 
+def test_a_deterministic_run_lets_cudnn_try_no_other_algorithms(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    try:
+        build.build(small_config(root, **{"run.deterministic": True}), torch.device("cpu"), Team()).close()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.backends.cudnn.benchmark
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_trainings_are_built_the_same_twice(root: Path) -> None:
     """What is built before the first step depends on the configuration alone, not on what was drawn before."""
     states = []
