@@ -117,8 +117,8 @@ def mutants(path: Path) -> Iterator[Mutant]:
     def visit(node: ast.AST, within: str, lines: range | None) -> Iterator[Mutant]:
         if isinstance(node, ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom | ast.arg):
             return
-        called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-        if called in ("ProgressLine", "warnings.warn") or called.startswith("logger."):
+        asked = ast.unparse(getattr(node, "func", getattr(node, "test", ast.Pass())))
+        if asked in ("ProgressLine", "warnings.warn", "TYPE_CHECKING") or asked.startswith("logger."):
             return
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             if node.name in ("__repr__", "__str__", "extra_repr"):

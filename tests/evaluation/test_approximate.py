@@ -35,6 +35,12 @@ def test_costs(data, kind):
     json.dumps(cost.as_dict())
 
 
+def test_a_query_without_a_positive_counts_nowhere(data):
+    vectors, labels = data[0], np.where(np.arange(1200) < 100, 1000 + np.arange(1200), data[1])
+    cost = index_cost(vectors, labels, kind="hnsw", ks=[1], settings=[16])
+    assert cost.exact.r[1] == pytest.approx(evaluate(vectors, labels, ks=[1]).metrics["r@1"])
+
+
 def test_looking_into_every_cluster_is_exact(data):
     vectors, labels = data
     row = index_cost(vectors, labels, kind="ivf", ks=[10], settings=[10_000]).rows[0]

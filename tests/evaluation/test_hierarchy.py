@@ -99,6 +99,9 @@ def test_the_other_metrics_are_those_without_a_hierarchy():
     assert list(both.per_query) == [*plain.per_query, "h_ap", "h_ap_released", "ndcg"]
     for name, column in plain.per_query.items():
         np.testing.assert_array_equal(both.per_query[name], column, err_msg=name)
+    unused = evaluate(vectors, labels, ks=KS, metrics=("r@k", "map"), coarse_labels=coarse)
+    for name, column in unused.per_query.items():
+        np.testing.assert_array_equal(plain.per_query[name], column, err_msg=name)
     only = evaluate(vectors, labels, metrics=("h_ap",), coarse_labels=coarse)
     assert list(only.per_query) == ["h_ap"]
     np.testing.assert_array_equal(only.per_query["h_ap"], both.per_query["h_ap"])

@@ -10,7 +10,13 @@ import pytest
 
 from recollect.common.errors import ConfigError, DataError
 from recollect.evaluation import evaluate
-from recollect.inference.evaluating import check_protocol, compare_settings, evaluate_target, measure_labelled
+from recollect.inference.evaluating import (
+    check_protocol,
+    compare_settings,
+    evaluate_prefixes,
+    evaluate_target,
+    measure_labelled,
+)
 from recollect.inference.target_vectors import Target, target_from_file
 
 
@@ -28,6 +34,8 @@ def test_protocols(vectors: tuple[np.ndarray, np.ndarray]) -> None:
     assert summary["source"] == {"a": 1}
     assert set(measure_labelled(*vectors, ks=(1, 3))) == {"r@1", "r@3", "map@r"}
     assert "reid/r@2" in evaluate_target(target, [2], "reid")[1]["metrics"]
+    assert set(evaluate_prefixes(target, [4])[4]) == {"r@1", "r@3", "map@r"}
+    assert "reid/r@2" in evaluate_prefixes(target, [4], [2], "reid")[4]
     truth = [{"easy": [i], "hard": [i + 1], "junk": []} for i in range(5)]
     found = Target("x", Path("x"), vectors[0][:5], gallery=vectors[0], gnd=truth, distractors=vectors[0][:3])
     summary = evaluate_target(found)[1]

@@ -19,6 +19,7 @@ from recollect.common.errors import ConfigError, ImageError
 from recollect.config.overrides import resolve
 from recollect.inference.features import head_inputs
 from recollect.inference.opening import make_embedder
+from recollect.inference.trained_on import TrainedOn, read_trained_on
 from recollect.inference.whitening_sets import WhiteningSet, add_last_layer
 from recollect.models import Embedder, whitening_from_pairs
 from recollect.training.last_layer import whitening_images
@@ -95,6 +96,9 @@ def test_a_training_may_start_from_those_pairs(sfm: Path) -> None:
 
 def test_the_verb(sfm: Path, network: Embedder, tmp_path: Path) -> None:
     network.save(tmp_path / "trained")
+    TrainedOn("photos", "", frozenset({"a class"}), frozenset(), np.zeros((0, 16), np.uint8)).write(
+        tmp_path / "trained"
+    )
 
     def run(*words: str) -> tuple[int, str]:
         result = CliRunner().invoke(app, ["whiten", str(tmp_path / "trained"), *words])
@@ -102,6 +106,9 @@ def test_the_verb(sfm: Path, network: Embedder, tmp_path: Path) -> None:
 
     assert run("--pairs", str(sfm), "--out", str(tmp_path / "made"), "--dim", "8")[0] == 0
     assert Embedder.load(tmp_path / "made").dim == 8
+    record = read_trained_on(tmp_path / "made")
+    assert record is not None, "what was trained on is not forgotten"
+    assert record.classes == {"a class"}
     assert run("--out", str(tmp_path / "other"))[0] != 0
     code, said = run("--data", "glyphs", "--split", "test", "--out", str(tmp_path / "labels"), "--dim", "60000")
     assert code != 0

@@ -44,7 +44,9 @@ def test_an_earlier_result_is_kept_unless_told_otherwise(vectors: Path) -> None:
     assert "r@2" in write_evaluation(vectors, ks=[2], overwrite=True).summary["metrics"]
 
 
-def test_images_of_a_single_class_measure_nothing_which_is_said(vectors: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_images_of_a_single_class_measure_nothing_which_is_said(
+    vectors: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "recollect")
     write_evaluation(vectors)
     assert "measure nothing" not in caplog.text

@@ -32,6 +32,10 @@ def test_public_names() -> None:
     assert recollect.Roadmap is Roadmap
 
 
+def test_a_loss_shows_its_settings() -> None:
+    assert "k=(1, 2), tau1=1.0, tau2=0.02, simix=False, step=Sigmoid(tau=0.02)" in repr(RecallAtK(k=(1, 2), tau2=0.02))
+
+
 def test_default_k_is_the_papers() -> None:
     assert RecallAtK().k == (1, 2, 4, 8, 16)
     assert RecallAtK(simix=True).k == (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)

@@ -90,6 +90,27 @@ def test_defaults_are_told() -> None:
     assert options["memory"] == 512 * 2**20
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "largest", "beyond"),
+    [
+        ("binned_ap", "high", 1e6, 1.5e6),
+        ("sup_ap", "rho", 1e6, 1.5e6),
+        ("recall_at_k", "positive_margin", 1e6, 1.5e6),
+        ("recall_at_k", "max_pairs", 10**9, 10**9 + 1),
+        ("margin", "num_classes", 1, 0),
+        ("norm_softmax", "num_classes", 1000, 10**8 + 1),
+        ("cross_batch_memory", "dim", 1000, 10**6 + 1),
+    ],
+)
+def test_an_option_may_have_its_largest_value_and_no_more(
+    name: str, option: str, largest: float, beyond: float
+) -> None:
+    need(name)
+    create(name, **{**required(name), option: largest})
+    with pytest.raises(ConfigError, match=f"{option} must be"):
+        create(name, **{**required(name), option: beyond})
+
+
 @dataclass
 class Shared:
     size: int = 3

@@ -18,7 +18,8 @@ from small_runs import final_weights, losses, make_images, small_config
 from training_toys import difference
 
 import recollect
-from recollect.step.team import LostProcessError, Team, _repeated, losing_no_process
+from recollect.common.errors import ConfigError
+from recollect.step.team import LostProcessError, Team, _repeated, losing_no_process, minutes_of_patience
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import train
 from step import worker_step
@@ -80,6 +81,16 @@ def test_a_lost_process_leaves_no_group_behind() -> None:
     assert cause is not None
     assert "in collective" in "".join(traceback.format_tb(cause.__traceback__))
     assert seen[0]() is None, "its threads would go on"
+
+
+@pytest.mark.parametrize("said", ["soon", "0", "-1", "nan", "10000.5"])
+def test_patience_is_a_number_of_minutes(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for minutes in ("0.5", "10000"):
+        monkeypatch.setenv("RECOLLECT_TEAM_MINUTES", minutes)
+        assert minutes_of_patience() == float(minutes)
+    monkeypatch.setenv("RECOLLECT_TEAM_MINUTES", said)
+    with pytest.raises(ConfigError, match=f"RECOLLECT_TEAM_MINUTES is '{said}'"):
+        minutes_of_patience()
 
 
 def test_a_sign_of_life_is_not_sent_after_the_work_is_done() -> None:

@@ -16,7 +16,14 @@ from recollect.step.chunking import GraphWeight
 from recollect.step.team import Team
 from recollect.training import build, trainer
 from recollect.training.estimate import DataFigures, LengthFigures, NetworkFigures, TimeFigures, estimate
-from recollect.training.probes import NetworkProbe, both_at_once, passing_bytes, probe_loss, probe_ranking
+from recollect.training.probes import (
+    NetworkProbe,
+    both_at_once,
+    passing_bytes,
+    probe_loss,
+    probe_network,
+    probe_ranking,
+)
 from recollect.training.run_folder import RunFolder
 
 CPU = torch.device("cpu")
@@ -123,6 +130,18 @@ def test_all_but_the_last_chunk_are_embedded_twice() -> None:
     probe = NetworkProbe(GraphWeight(0.0, 1.0), passing=1.0, forward=1.0, both=3.0)
     assert probe.step(images=10, chunk=10) == 30
     assert probe.step(images=10, chunk=4) == 36
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [(None, torch.float32), (torch.float16, torch.float16)])
+def test_a_network_is_measured_as_it_will_be_trained(precision: torch.dtype | None, dtype: torch.dtype) -> None:
+    """In the precision of the run, and although a parameter takes no part in the result."""
+    network, seen = nn.Sequential(nn.Flatten(), nn.Linear(12, 5)), set()
+    network.register_parameter("unused", nn.Parameter(torch.zeros(3)))
+    network[1].register_forward_hook(lambda layer, given, made: seen.add(made.dtype))
+    probe = probe_network(network, torch.zeros(1, 3, 2, 2), 4, build.Machine(CPU, precision, Team()))
+    assert seen == {dtype}
+    assert probe.passing == 12 * 4 + 12 * 4, "into and out of the first layer"
+    assert min(probe.forward, probe.both) > 0
 
 
 def test_what_a_pass_holds() -> None:

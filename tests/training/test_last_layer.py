@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,25 @@ def test_a_last_layer_is_trained_only_if_that_improves_on_its_closed_form(
         training.prepare()
         for gain in (-0.1, 0.0, 0.1):
             assert (choose_start(training).batches.steps == 0) == (gain <= 0)
+    finally:
+        training.close()
+
+
+def test_where_few_photos_can_be_read_the_closed_form_is_kept(root: Path, tmp_path: Path) -> None:
+    """There are too few classes to find out on whether steps would help."""
+    photos = Path(shutil.copytree(root, tmp_path / "photos"))
+    for number in range(10):
+        for image in (photos / "train" / f"train-{number:02d}").iterdir():
+            image.write_bytes(b"broken")
+    settings = {"model.init": "tiny", "data.on_bad_image": "skip"}
+    training = build(own_photos(photos, **HEAD, **settings), CPU, Team())
+    try:
+        training.prepare()
+        chosen = choose_start(training)
+        assert (chosen.config.run.steps, chosen.batches.steps) == (0, 0)
+        reasons = {choice.key: choice.reason for choice in chosen.choices}
+        assert "36 photos of 6 training classes are too few" in reasons["run.steps"]
+        assert "36 photos of 6 training classes are too few" in reasons["model.shrinkage"]
     finally:
         training.close()
 

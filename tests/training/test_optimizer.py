@@ -68,6 +68,7 @@ def test_warm_up_rises_in_equal_steps_and_multiplies() -> None:
     ours = factors(OptimizerConfig(schedule="constant", warm_up=2.0), 4, 5)
     assert ours[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
     assert set(ours[10:]) == {1.0}
+    assert factors(OptimizerConfig(schedule="constant", warm_up=0.4), 1, 5) == pytest.approx([0.5, 1, 1, 1, 1])
 
 
 class Grouped(nn.Module):
@@ -97,9 +98,10 @@ class Grouped(nn.Module):
     ("name", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)]
 )
 def test_optimizers_and_groups(name: str, kind: type) -> None:
-    config = OptimizerConfig(name=name, lr=0.1, head_multiplier=5, loss_multiplier=100, schedule="cosine")  # type: ignore[arg-type]
+    config = OptimizerConfig(name=name, lr=0.1, momentum=0.7, head_multiplier=5, loss_multiplier=100, schedule="cosine")  # type: ignore[arg-type]
     optimizer = make_optimizer(config, Grouped(), Proxies(3, 2))
     assert type(optimizer) is kind
+    assert optimizer.defaults.get("momentum", 0.7) == 0.7
     assert [(g["name"], g["lr"], g["weight_decay"]) for g in optimizer.param_groups] == [
         ("backbone", 0.1, 4e-4),
         ("head", 0.5, 4e-4),
