@@ -39,7 +39,12 @@ QUICK, BUDGET = ("-m", "not slow and not shared_data"), 40.0
 OTHER = {ast.Lt: ast.LtE, ast.Gt: ast.GtE, ast.Eq: ast.NotEq, ast.In: ast.NotIn, ast.Is: ast.IsNot, ast.And: ast.Or}
 OTHER |= {ast.Add: ast.Sub, ast.Mult: ast.Div, ast.BitOr: ast.BitAnd}
 OTHER |= {there: here for here, there in OTHER.items()} | {ast.FloorDiv: ast.Mult, ast.Pow: ast.Mult, ast.Mod: ast.Mult}
-MORE = ("tests/recipes/test_instance_search.py", "tests/cli/test_eval_verb.py", "tests/cli/test_train_command.py")
+MORE = (
+    "tests/recipes/test_instance_search.py",
+    "tests/cli/test_eval_verb.py",
+    "tests/cli/test_train_command.py",
+    "tests/outside/test_outside.py",
+)
 """Tests of what the rooms do together, in addition to the tests of each room."""
 ALIVE = ("survived", "no test")
 

@@ -30,6 +30,7 @@ def test_a_last_layer_on_features() -> None:
     network, inputs = nn.Linear(1280, 512), torch.zeros(1, 1280)
     assert step_threads(network, inputs, batch=160, chunk=160) == 1
     assert step_threads(network, inputs, batch=16_000, chunk=16_000) == 4
+    assert step_threads(network, inputs, batch=16_000, chunk=10) == 1, "many small products"
     torch.set_num_threads(2)
     assert step_threads(network, inputs, batch=16_000, chunk=16_000) == 2
 

@@ -429,6 +429,15 @@ def test_a_deterministic_run_lets_cudnn_try_no_other_algorithms(root: Path, monk
         torch.use_deterministic_algorithms(False)
 
 
+def test_only_fp16_scales_the_loss_and_it_needs_a_gpu(root: Path) -> None:
+    for precision in ("fp32", "bf16"):
+        made = build.build(small_config(root, **{"run.precision": precision}), torch.device("cpu"), Team())
+        assert not made.trained.scaler.is_enabled()
+        made.close()
+    with pytest.raises(ConfigError, match="fp16 is for GPUs"):
+        build.build(small_config(root, **{"run.precision": "fp16"}), torch.device("cpu"), Team())
+
+
 def test_trainings_are_built_the_same_twice(root: Path) -> None:
     """What is built before the first step depends on the configuration alone, not on what was drawn before."""
     states = []
