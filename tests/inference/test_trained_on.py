@@ -411,3 +411,6 @@ def test_classes_that_chose_the_weights_are_not_unseen(photos: Path) -> None:
     assert {test.class_names[label] for label in test.labels} == set(names[5:])
     found = screen(everything, content_keys(everything), known)
     assert found.validation_classes == (names[3], names[4])
+    chose_them = "2 classes of the test set were used to choose the weights"
+    assert any(chose_them in remark for remark in found.remarks())
+    assert not any("choose the weights" in remark for remark in screen(test, content_keys(test), known).remarks())

@@ -359,6 +359,25 @@ def test_out_of_memory_names_the_knob(root: Path, tmp_path: Path, monkeypatch: p
         train(small_config(root), tmp_path / "run")
 
 
+def test_a_run_that_ran_out_of_memory_goes_on_with_a_smaller_chunk(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks, step = [], trainer.large_batch_step
+
+    def limited(*arguments: Any, **options: Any) -> Any:
+        chunks.append(arguments[4])
+        if chunks[1:] == [6]:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+        return step(*arguments, **options)
+
+    monkeypatch.setattr(trainer, "large_batch_step", limited)
+    config = small_config(root, **{"run.epochs": None, "run.steps": 3, "run.checkpoint_steps": 1})
+    with pytest.raises(ConfigError, match=r"batch\.chunk=3"):
+        train(config, tmp_path / "run")
+    train(resume=tmp_path / "run", settings={"batch.chunk": 3})
+    assert chunks == [6, 6, 3, 3]
+
+
 def test_chunks_never_change_the_result(root: Path, tmp_path: Path) -> None:
     for chunk in (5, 16):
         # Not Adam, which divides by the gradient's size and so makes much of its rounding.
