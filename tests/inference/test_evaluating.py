@@ -45,6 +45,17 @@ def test_protocols(vectors: tuple[np.ndarray, np.ndarray]) -> None:
         check_protocol("other")
 
 
+def test_both_levels_of_labels_are_ranked_unless_told_otherwise(vectors: tuple[np.ndarray, np.ndarray]) -> None:
+    target = Target("x", Path("x"), *vectors, coarse_labels=vectors[1] // 2, ks=(1,))
+    for choice in (None, True):
+        summary = evaluate_target(target, hierarchical=choice)[1]
+        assert {"h_ap", "ndcg"} <= set(summary["metrics"])
+        assert "left_out" not in summary
+    summary = evaluate_target(target, hierarchical=False)[1]
+    assert not {"h_ap", "ndcg"} & set(summary["metrics"])
+    assert summary["left_out"] == ["h_ap", "ndcg"]
+
+
 def test_vectors_of_a_file_come_back(vectors: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
     target = Target("x", tmp_path, *vectors, gallery=vectors[0], gallery_labels=vectors[1])
     target.save_vectors(tmp_path / "v.npz")

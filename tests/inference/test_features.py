@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from recollect.common.decode import read_image
 from recollect.common.errors import ConfigError, ImageError
@@ -16,7 +17,7 @@ from recollect.common.preprocessing import Preprocessing
 from recollect.data import ImageSet, Pipeline, load, train_transform
 from recollect.data.transforms.draws import uniforms
 from recollect.inference.embedding_sets import embed_set
-from recollect.inference.features import part_rows, run_network
+from recollect.inference.features import part_rows, run_network, seconds_of_rows
 from recollect.models import Embedder
 from recollect.search.encoder import ModelEncoder
 from training.small_runs import make_images
@@ -167,6 +168,17 @@ def test_whole_images(tmp_path: Path, root: Path) -> None:
     assert torch.allclose(embedder.head.inputs(rows), expected, atol=1e-5)
     with pytest.raises(ConfigError, match="one size"):
         part_rows(embedder, images, "backbone")
+
+
+def test_estimating_the_time_of_features_changes_no_statistics(root: Path, embedder: Embedder) -> None:
+    class Pixels(nn.BatchNorm2d):
+        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+            return super().forward(pixels.float())
+
+    network = Pixels(3)
+    assert seconds_of_rows(embedder, network, load("folder", root, "train"), "pooling") > 0
+    assert network.training
+    assert not network.running_mean.any()  # type: ignore[union-attr]
 
 
 def test_the_mode_is_left_as_it_was_even_by_an_error() -> None:

@@ -16,6 +16,10 @@ from recollect.cli.app import app
 from recollect.common.errors import ConfigError, DataError
 from recollect.data import ImageSet, load
 from recollect.inference.content_keys import content_keys
+from recollect.inference.evaluating import measure_and_keep
+from recollect.inference.opening import open_model
+from recollect.inference.run_files import RunFiles
+from recollect.inference.test_sets import choose_test, load_test
 from recollect.inference.trained_on import (
     FILE,
     Screened,
@@ -298,6 +302,12 @@ def test_empty_and_equally_broken_files_are_not_photos_that_were_trained_on(phot
     found = screen(other, content_keys(other), trained_on(one))
     assert found.trained_classes == ()
     assert found.trained_images == 9, "copies of the page, by content; empty files are of no content"
+
+
+def test_measuring_a_run_again_replaces_its_result(photos: Path, tmp_path: Path) -> None:
+    run = fitted(photos, tmp_path / "run")
+    found = [measure_and_keep(open_model(run), load_test(choose_test(RunFiles(run)), run)) for _ in range(2)]
+    assert found[0] == found[1]
 
 
 def test_a_class_of_the_same_name_in_another_folder_is_said_to_be_that(photos: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from small_runs import make_images, small_config
@@ -16,6 +17,7 @@ from recollect.common.errors import ConfigError, MissingExtraError
 from recollect.config.schema import RunConfig
 from recollect.training import callbacks, loggers
 from recollect.training.callbacks import Callback, Guarded, TrainingStoppedError
+from recollect.training.outcome import Outcome
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import train
 
@@ -96,6 +98,32 @@ class Failing(Callback):
     def on_step(self, step: int, values: Mapping[str, float]) -> None:
         if step == 2:
             raise ConnectionError("the server is gone")
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_service_gets_every_number_and_is_told_how_the_run_ended(
+    ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = mock.MagicMock()
+    service.entities.Metric = lambda name, value, when, step: (name, value, step)
+    service.MlflowClient.return_value.search_runs.return_value = []
+    monkeypatch.setattr(loggers, "require", lambda *names: service)
+    outcome = Outcome(tmp_path, 2, 1.0, 2, {}) if ended else None
+    for make in (loggers.MLflow, loggers.WeightsAndBiases):
+        logger = make()
+        logger.on_start(tmp_path / "run", {"run": {"seed": 1}}, 0)
+        logger.on_step(1, {"loss": 0.5, "lr": 0.1})
+        logger.on_evaluation("val", 2, {"r@1": 0.75})
+        logger.on_end(outcome)
+    client, run = service.MlflowClient.return_value, service.init.return_value
+    sent = [metric for call in client.log_batch.call_args_list for metric in call.kwargs.get("metrics", ())]
+    assert sent == [("train/loss", 0.5, 1), ("train/lr", 0.1, 1), ("val/r_at_1", 0.75, 2)]
+    assert client.set_terminated.call_args.args[1] == ("FINISHED" if ended else "FAILED")
+    assert [call.args[0] for call in run.log.call_args_list] == [
+        {"train/loss": 0.5, "train/lr": 0.1},
+        {"val/r@1": 0.75},
+    ]
+    run.finish.assert_called_once_with(exit_code=0 if ended else 1)
 
 
 def test_a_failing_logger_is_reported_once_and_dropped(
