@@ -216,3 +216,4 @@ def test_memory_budget_sets_the_tile() -> None:
     widths = [term.width(TileRun(embeddings, embeddings, term, layout, memory, True)) for memory in (1, 2**20, 2**29)]
     assert widths[0] == 1
     assert widths[0] < widths[1] < widths[2]
+    assert RecallAtK().options.memory == 512 * 2**20, "as the documentation says"

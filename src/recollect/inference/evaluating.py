@@ -215,9 +215,7 @@ def measure_labelled(
     return evaluate(vectors, labels, ks=ks, metrics=("r@k", "map@r", *more), distributed=distributed).metrics
 
 
-def measure_benchmark(
-    database: Tensor, benchmark: RevisitedBenchmark, *, distributed: bool = False
-) -> dict[str, float]:
+def measure_benchmark(database: Tensor, benchmark: RevisitedBenchmark, *, distributed: bool) -> dict[str, float]:
     """``map`` and ``mp@k`` of queries that are images of the database, as validation measures them."""
     queries = database[torch.from_numpy(benchmark.query_rows).to(database.device)]
     # Every positive of a validation query counts as easy.

@@ -21,8 +21,8 @@ class BlackboxAP(TiledLoss):
     """1 − mean AP of the true ranking; the gradient comes from ranking once more with perturbed scores.
 
     Ranking is a solver, ``rk(y) = argmin_π y·π``, piecewise constant in the scores ``y``. With ``g = ∂loss/∂rk`` its
-    gradient is replaced by that of an interpolation, ``(rk(y + λ g) − rk(y)) / λ``. Positives' scores are lowered and
-    negatives' raised by half the margin first, so that a ranking has to be right by that margin.
+    gradient is replaced by that of an interpolation, ``(rk(y + λ g) − rk(y)) / λ``. Positives' scores are
+    lowered by the margin first, so that a ranking has to be right by that margin.
 
     Ranks are divided by the length of the list, as in the authors' code, which makes λ independent of the batch size.
     λ applies to the loss as returned: scaling the loss (mixed precision, a weight) scales the gradient and does not
@@ -57,7 +57,6 @@ class BlackboxAP(TiledLoss):
         scores = tile.similarities
         row, column = tile.row, tile.column
         length = scores.shape[1]
-        scores += self.margin / 2
         scores[row, column] -= self.margin
         if tile.own is not None:
             # Last in both rankings: it does not move other items and gets no gradient.

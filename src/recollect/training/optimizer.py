@@ -57,7 +57,7 @@ class Position:
 
     Args:
         epoch: epochs done, including the fraction of the current one.
-        fraction: how much of the whole training is done, from 0 to 1.
+        fraction: how much of the whole training is done, from 0 to below 1.
         step_in_epochs: how much of an epoch one step is.
     """
 
@@ -84,7 +84,7 @@ def learning_rate_factor(config: OptimizerConfig, position: Position) -> float:
     elif config.schedule == "exponential":
         factor = config.gamma ** math.floor(position.epoch + 1e-9)
     elif config.schedule == "cosine":
-        factor = 0.5 * (1 + math.cos(math.pi * min(position.fraction, 1.0)))
+        factor = 0.5 * (1 + math.cos(math.pi * position.fraction))
     else:
         factor = 1.0
     if config.warm_up > 0:

@@ -128,7 +128,7 @@ class LabelLayout:
         positives = same_class - (0 if self.own is None else self.num_queries)
         return positives, self.num_queries * self.num_references - same_class
 
-    def tiles(self, width: int, share: tuple[int, int] = (0, 1)) -> Iterator[TileIndices]:
+    def tiles(self, width: int, share: tuple[int, int]) -> Iterator[TileIndices]:
         """Tiles of at most ``width`` queries, on the CPU; share ``(r, W)`` takes every W-th, which spreads large classes."""
         rank, world = share
         width = max(1, min(width, -(-self.num_queries // world)))
