@@ -310,6 +310,13 @@ def test_measuring_a_run_again_replaces_its_result(photos: Path, tmp_path: Path)
     assert found[0] == found[1]
 
 
+def test_a_result_says_which_distractors_were_in_its_gallery(photos: Path, tmp_path: Path) -> None:
+    run, more = fitted(photos, tmp_path / "run"), tmp_path / "more.npy"
+    np.save(more, np.random.default_rng(0).standard_normal((50, 16)).astype(np.float32))
+    assert evaluated(run)[0]["source"]["distractors"] == 0
+    assert evaluated(run, "--distractors", more)[0]["source"]["distractors"] == str(more)
+
+
 def test_a_class_of_the_same_name_in_another_folder_is_said_to_be_that(photos: Path, tmp_path: Path) -> None:
     run = fitted(photos, tmp_path / "run")
     shutil.move(flat(tmp_path / "more", 4, seed=77), tmp_path / "others")

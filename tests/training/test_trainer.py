@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Mapping
 from dataclasses import replace
@@ -376,6 +377,33 @@ def test_a_run_that_ran_out_of_memory_goes_on_with_a_smaller_chunk(
         train(config, tmp_path / "run")
     train(resume=tmp_path / "run", settings={"batch.chunk": 3})
     assert chunks == [6, 6, 3, 3]
+
+
+def test_options_of_an_own_augmentation_reach_it(root: Path, tmp_path: Path) -> None:
+    lines = [
+        "import torch",
+        "def flat(size, level=0):",
+        "    return lambda image: torch.full((3, size, size), level).byte()",
+    ]
+    (tmp_path / "own.py").write_text("\n".join(lines))
+    settings = {"data.augmentation": f"{tmp_path}/own.py:flat", "data.augmentation_options": {"level": 7}}
+    made = build.build(small_config(root, **settings), torch.device("cpu"), Team())
+    try:
+        assert made.batches.feed.some(2, 0).inputs.unique().tolist() == [7]
+    finally:
+        made.close()
+
+
+def test_the_end_of_a_run_says_how_many_photos_were_used(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "recollect")
+    photos = Path(shutil.copytree(root, tmp_path / "photos"))
+    (photos / "train" / "train-00" / "0.png").write_bytes(b"broken")
+    settings = {"data.on_bad_image": "skip", "batch.batches_per_epoch": None, "run.verdict": False}
+    train(small_config(photos, **settings), tmp_path / "run")
+    said = [line for line in caplog.messages if line.startswith("files")]
+    assert "71 images used" in said[-1]
 
 
 def test_chunks_never_change_the_result(root: Path, tmp_path: Path) -> None:
