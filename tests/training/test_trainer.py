@@ -481,8 +481,9 @@ def test_only_fp16_scales_the_loss_and_it_needs_a_gpu(root: Path) -> None:
         made = build.build(small_config(root, **{"run.precision": precision}), torch.device("cpu"), Team())
         assert not made.trained.scaler.is_enabled()
         made.close()
-    with pytest.raises(ConfigError, match="fp16 is for GPUs"):
-        build.build(small_config(root, **{"run.precision": "fp16"}), torch.device("cpu"), Team())
+    chosen = small_config(root, **{"run.precision": "fp16", "run.device": "auto"})
+    with pytest.raises(ConfigError, match="fp16 is for GPUs, but this runs on the CPU"):
+        build.build(chosen, torch.device("cpu"), Team())
 
 
 def test_trainings_are_built_the_same_twice(root: Path) -> None:
