@@ -21,6 +21,8 @@ from recollect.common.files import atomic_write
 from recollect.common.reading import parse_json, read_npz
 from recollect.common.words import number_of, some_names
 from recollect.config.schema import Config
+from recollect.data.transforms import Transform
+from recollect.data.transforms.longer_side import LongerSide
 from recollect.inference.content_keys import set_digest
 from recollect.inference.embedding_sets import embed_set, files_left_out
 from recollect.inference.features import BATCH
@@ -310,10 +312,15 @@ def _embed_benchmark(
     benchmark, keys, model = test.benchmark, test.benchmark_keys, opened.embedder
     if benchmark is None or keys is None:
         raise TypeError("a benchmark has keys")
+    # A query is a crop and keeps the scale that its whole image would have.
+    whole = model.preprocessing.resize is None
+    transform: Transform | None = LongerSide(model.preprocessing.max_side or 1024) if whole else None
 
     def embedded(number: int) -> NDArray[np.float32]:
         images = (benchmark.database, benchmark.queries)[number]
-        return embed_set(model, images, scales=scales, keys=keys[number], batch_size=batch_size).vectors
+        return embed_set(
+            model, images, scales=scales, transform=transform, keys=keys[number], batch_size=batch_size
+        ).vectors
 
     target.gnd = list(benchmark.ground_truth)
     target.gallery = embedded(0)
@@ -321,7 +328,9 @@ def _embed_benchmark(
     target.identity["images"] = test.name
     if test.distractors is None:
         return []
-    more = embed_set(model, test.distractors, scales=scales, batch_size=batch_size, on_bad_image="skip")
+    more = embed_set(
+        model, test.distractors, scales=scales, transform=transform, batch_size=batch_size, on_bad_image="skip"
+    )
     target.distractors = more.vectors if not more.skipped else more.vectors[more.read]
     return more.skipped
 
