@@ -1,6 +1,7 @@
 """Commands without a GPU, against the same work without what makes them fast there.
 
-    python -m benchmarks laptop [work …]
+    python -m benchmarks laptop           all of it
+    python -m benchmarks.laptop "embed 640 px" step    some of it
 
 Each figure comes from a process of its own, without the time to import torch; the two ways take turns, and medians count.
 ``embed`` is from files to vectors; ``index``, ``train`` (a last layer on features) and ``demo`` are whole commands. *before*

@@ -160,7 +160,8 @@ def test_where_few_photos_can_be_read_the_closed_form_is_kept(root: Path, tmp_pa
         training.close()
 
 
-def test_what_is_left_open_is_chosen_on_validation_classes(root: Path, tmp_path: Path) -> None:
+def test_what_is_left_open_is_chosen_on_validation_classes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(last_layer, "SHRINKAGES", SHRINKAGES[::3])  # each takes a second
     training = build(own_photos(root), CPU, Team())
     try:
         training.prepare()
@@ -238,6 +239,7 @@ def test_no_last_layer_is_added_where_none_improves_on_the_features(
 
 def test_directions_are_not_whitened_where_that_loses(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Little noise in the directions that tell classes apart: whitening would enlarge the noise of the others."""
+    monkeypatch.setattr(last_layer, "SHRINKAGES", SHRINKAGES[::2] + SHRINKAGES[-1:])
     monkeypatch.setattr(last_layer, "RATES", (1e-4,))
     random = np.random.default_rng(0)
 
