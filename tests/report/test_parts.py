@@ -235,7 +235,7 @@ def test_a_caption_has_a_minus_sign() -> None:
     vectors[0] = np.eye(6)[0]
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     atlas = Atlas(shown.images, shown.names, ["c"] * 40)
-    assert "✗ −0.10" in _text(rows_of_results([0], [replace(contender, vectors=vectors)], shown, atlas))
+    assert "✓ −0.10" in _text(rows_of_results([0], [replace(contender, vectors=vectors)], shown, atlas))
 
 
 def test_intervals_are_explained_only_where_there_are_some() -> None:

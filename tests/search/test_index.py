@@ -196,7 +196,7 @@ def test_images_are_added_and_removed(index: Index, photos: Path, tmp_path: Path
         ([red, red], ["a", "a"], None, "twice"),
         ([red], ["a"], [{}, {}], "metadata"),
         ([red], ["a"], [{"x": [1]}], "text"),
-        ([red], [""], None, "empty"),
+        ([red], [""], None, "1 to 2,048 bytes"),
         ([3], ["a"], None, "an image must be"),
     ):
         with pytest.raises(InputError, match=says):
