@@ -66,27 +66,11 @@ def test_a_training_has_one_result_in_terminal_manifest_evaluation_and_report(ph
 def test_a_comparison_has_the_numbers_of_the_evaluation_and_the_report(
     here: None, photos: Path, tmp_path: Path
 ) -> None:
-    size = ["--set", "model.image_size=64"]
-    _run(
-        "compare",
-        "--losses",
-        "recall_at_k",
-        "--data",
-        photos,
-        *size,
-        "--seeds",
-        1,
-        "--steps",
-        2,
-        "--out",
-        tmp_path / "c",
-    )
-    (row,) = (
-        row
-        for row in json.loads((tmp_path / "c" / "comparison.json").read_text())["losses"]
-        if row["loss"] == "recall_at_k"
-    )
-    (run,) = (path.parent for path in (tmp_path / "c").glob("**/seed-1/model"))
+    out, small = tmp_path / "c", ("--set", "model.image_size=64", "--seeds", 1, "--steps", 2)
+    _run("compare", "--losses", "recall_at_k", "--data", photos, *small, "--out", out)
+    losses = json.loads((out / "comparison.json").read_text())["losses"]
+    (row,) = (row for row in losses if row["loss"] == "recall_at_k")
+    (run,) = (path.parent for path in out.glob("**/recall_at_k/**/seed-1/model"))
     expected = _evaluated(run)
     assert (round(row["by_seed"]["1"], 1), round(row["metrics"]["map@r"], 1)) == expected
     assert _headline(run) == expected
