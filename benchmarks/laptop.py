@@ -26,7 +26,7 @@ from typing import Any
 
 REPEATS = 3
 CHUNK = 96  # the whole batch of a step at once
-IMAGES = {"embed 640 px": 256, "embed 4000 px": 32, "index 640 px": 256, "step": 96, "step, auto": 96, "train": 256}
+IMAGES = {"embed 640 px": 256, "embed 4000 px": 96, "index 640 px": 256, "step": 96, "step, auto": 96, "train": 256}
 DEMO_STEPS = 30
 
 
@@ -36,7 +36,7 @@ def main(works: list[str]) -> None:
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
         make_photos(Path(folder) / "640", 256, 640)
-        make_photos(Path(folder) / "4000", 32, 4000)
+        make_photos(Path(folder) / "4000", 96, 4000)
         for work in works or [*IMAGES, "demo"]:
             taken: dict[str, list[dict[str, float]]] = {"before": [], "now": []}
             for _ in range(REPEATS):
