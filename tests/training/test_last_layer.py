@@ -237,6 +237,12 @@ def test_no_last_layer_is_added_where_none_improves_on_the_features(
         training.close()
 
 
+def test_features_as_they_are_have_their_own_length(root: Path, tmp_path: Path) -> None:
+    identity = {"model.whitening": "identity", "run.steps": 0, "run.epochs": None}
+    with pytest.raises(ConfigError, match=r"set model\.dim=1280"):
+        train(own_photos(root, **identity), tmp_path / "run")
+
+
 def test_directions_are_not_whitened_where_that_loses(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Little noise in the directions that tell classes apart: whitening would enlarge the noise of the others."""
     monkeypatch.setattr(last_layer, "SHRINKAGES", SHRINKAGES[::2] + SHRINKAGES[-1:])

@@ -381,6 +381,8 @@ def start_last_layer(config: Config, embedder: Embedder, chosen: WhiteningSet, t
         embedder.set_whitening(whitening_from_classes(features[readable], labels, shrinkage).as_layer())
     elif config.model.whitening == "identity":
         size = embedder.feature_dim
+        if embedder.dim != size:
+            raise ConfigError(f"model.whitening=identity keeps the features as they are: set model.dim={size}.")
         embedder.set_whitening(Whitening(torch.zeros(size), torch.eye(size)).as_layer())
     elif config.model.whitening is not None:
         embedder.set_whitening(chosen.learn(embedder, config.run.seed, on_bad_image=policy))
