@@ -292,7 +292,7 @@ def test_a_body_over_the_limit_is_refused_though_it_was_not_announced(kind: str,
             "Transfer-Encoding: chunked\r\n\r\n".encode()
         )
         part = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'.ljust(1000, b"a")
-        for _ in range(400 if "form" in kind else 66):  # just enough, so that nothing is left unread
+        for _ in range(366 if "form" in kind else 66):  # not one more: closing with bytes unread may cost the answer
             raw.sendall(b"%x\r\n" % len(part) + part + b"\r\n")
             part = b"a" * 1000
         assert b" 413 " in raw.recv(4000).split(b"\r\n")[0]
