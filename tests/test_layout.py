@@ -1,9 +1,10 @@
-"""The rooms of the package: imports go down only."""
+"""The rooms of the package: imports go down only, and no file imports itself through others."""
 
 from __future__ import annotations
 
 import ast
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import recollect
@@ -73,6 +74,21 @@ def test_imports_go_down() -> None:
             if height[other] >= height[room] and (room, other) not in BESIDE:
                 upwards.append(f"{path.relative_to(SOURCE)} imports {other}")
     assert not upwards
+
+
+def test_no_file_imports_itself_through_others() -> None:
+    modules = {
+        ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__") for path in _files()
+    }
+    imports: dict[str, set[str]] = {}
+    for path in _files():
+        own = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+        imports[own] = set()
+        for node in ast.walk(_tree(path)):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                imports[own] |= (inner & modules) or ({node.module} & modules)
+    TopologicalSorter(imports).prepare()
 
 
 def test_every_room_has_its_layer() -> None:

@@ -1,4 +1,4 @@
-"""Tests of ``models/groups.py``, ``models/stages.py``, ``models/tiny.py``."""
+"""Tests of ``models/stages.py``, ``models/tiny.py``."""
 
 from __future__ import annotations
 

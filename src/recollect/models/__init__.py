@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from recollect.common.imports import lazy_names
 
 if TYPE_CHECKING:
-    from recollect.models.embedder import Embedder, EmbedderConfig
+    from recollect.models.embedder import Embedder
     from recollect.models.multiscale import INSTANCE_SEARCH_SCALES
     from recollect.models.onnx_export import export_onnx
     from recollect.models.pooling import GeM
+    from recollect.models.saving import EmbedderConfig
     from recollect.models.whitening import (
         Whitening,
         whitening_from_classes,
@@ -44,7 +45,7 @@ __getattr__, __dir__ = lazy_names(
         "INSTANCE_SEARCH_SCALES": "recollect.models.multiscale",
         "ZOO": "recollect.models.zoo",
         "Embedder": "recollect.models.embedder",
-        "EmbedderConfig": "recollect.models.embedder",
+        "EmbedderConfig": "recollect.models.saving",
         "GeM": "recollect.models.pooling",
         "Initialization": "recollect.models.zoo",
         "Whitening": "recollect.models.whitening",

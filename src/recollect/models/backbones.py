@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError, ImageError
 from recollect.models.tiny import TinyConvNet
-from recollect.models.zoo import NORMALIZATIONS, Initialization, Triple
 
 # Architectures of timm whose position embeddings follow the image size at run time.
 _ANY_SIZE_MODULES = ("timm.models.vision_transformer", "timm.models.eva")
@@ -85,51 +84,6 @@ def refusing_narrow(images: object, name_of: Callable[[int], str] | None = None)
         ) from error
 
 
-def describe_timm_tag(tag: str) -> Initialization:
-    """A row for any timm model, from timm's own description, with the paper's head.
-
-    Raises:
-        ConfigError: timm has no such model or no such tag. Names without a tag are refused, because their weights depend
-            on the version of timm.
-    """
-    timm = timm_library()
-    name, dot, _ = tag.partition(".")
-    known = timm.list_pretrained(f"{name}.*")
-    if not dot or tag not in known:
-        if known:
-            raise ConfigError(f"timm:{tag} does not name weights. Give the full tag, one of: {', '.join(known[:12])}.")
-        raise ConfigError(f"timm {timm.__version__} has no model {name!r}: see timm.list_pretrained().")
-    import torch
-
-    cfg = timm.get_pretrained_cfg(tag)
-    size = cfg.input_size[-1]
-    with torch.device("meta"):
-        backbone = build_backbone(tag, size)
-    licence = cfg.license or "not stated"
-    return Initialization(
-        name=f"timm:{tag}",
-        paper_row="",
-        architecture=name,
-        timm_id=tag,
-        activation="as in timm",
-        feature_dim=feature_size(backbone, "native"),
-        parameters=sum(parameter.numel() for parameter in backbone.parameters()),
-        normalization=_normalization(tuple(cfg.mean), tuple(cfg.std)),
-        licence=licence,
-        hub=cfg.hf_hub_id,
-        hub_file=cfg.hf_hub_filename or "model.safetensors",
-        url=cfg.url
-        if str(cfg.url).startswith("https://") and str(cfg.url).endswith((".pth", ".safetensors"))
-        else None,
-        page=f"https://huggingface.co/{cfg.hf_hub_id}" if cfg.hf_hub_id else (cfg.origin_url or ""),
-        non_commercial="-nc" in licence.lower(),
-        size=size,
-        resize=max(size, int(size / (cfg.crop_pct or 1.0))),
-        interpolation=cfg.interpolation if cfg.interpolation in ("bilinear", "bicubic") else "bicubic",
-        pooling="native",
-    )
-
-
 def feature_kind(backbone: nn.Module) -> str:
     """The output of ``forward_features``: ``"maps"`` B×C×H×W, ``"maps-last"`` B×H×W×C or ``"tokens"`` B×N×C."""
     if hasattr(backbone, "num_prefix_tokens"):
@@ -165,10 +119,6 @@ def takes_any_size(backbone: nn.Module) -> bool:
         return True
     cfg: Any = getattr(backbone, "pretrained_cfg", {})
     return not cfg.get("fixed_input_size", False)
-
-
-def _normalization(mean: Any, std: Any) -> str | tuple[Triple, Triple]:
-    return next((name for name, values in NORMALIZATIONS.items() if values == (mean, std)), (mean, std))
 
 
 def _own_size(architecture: str) -> int:

@@ -8,7 +8,7 @@ are elsewhere: backbones in ``backbones.py``, pooling and heads in their files, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,13 +20,13 @@ from recollect.common.bad_images import OnBadImage
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.preprocessing import Preprocessing
 from recollect.models import backbones, multiscale, zoo
-from recollect.models.embedding import ImageLike, embed_images, vectors_of
-from recollect.models.groups import parameter_groups
+from recollect.models.embedding import ImageLike, embed_images
 from recollect.models.heads import Head, UnitLength, unit
 from recollect.models.hub import fetched_once, is_hub_address
 from recollect.models.normalization import InputNormalization, by_shape, check_patches
-from recollect.models.outside import CodeOrigin, build_outside, natural_pooling
-from recollect.models.pooling import make_pooling
+from recollect.models.outside import build_outside, natural_pooling
+from recollect.models.pooling import GeM, make_pooling
+from recollect.models.saving import EmbedderConfig, load_embedder, save_embedder
 from recollect.models.stages import (
     NativePool,
     Part,
@@ -39,27 +39,6 @@ from recollect.models.stages import (
 from recollect.models.weight_files import obtain_weights
 from recollect.models.weights import Provenance, load_weights
 from recollect.models.whitening import Whitening
-
-
-@dataclass(frozen=True)
-class EmbedderConfig:
-    """Everything needed to rebuild an embedder, except its tensors."""
-
-    init: str
-    architecture: str
-    dim: int | None
-    pooling: str
-    layer_norm: bool
-    l2_before_head: bool
-    batch_norm: str
-    p: float
-    learn_p: bool
-    preprocessing: Preprocessing
-    provenance: Provenance
-    code: CodeOrigin | None = None
-    """Options of your own backbone."""
-    added_head: bool = False
-    """The last layer was added to a trained network, as a whitening of its descriptors."""
 
 
 class Embedder(nn.Module):
@@ -308,15 +287,30 @@ class Embedder(nn.Module):
             >>> [(group["name"], group["lr"], group["weight_decay"]) for group in groups]
             [('backbone', 0.0001, 0.0004), ('head', 0.0001, 0.0004), ('gem_p', 0.001, 0.0)]
         """
-        return parameter_groups(
-            self,
-            lr,
-            weight_decay,
-            head_multiplier=head_multiplier,
-            p_multiplier=p_multiplier,
-            decay_norm_and_bias=decay_norm_and_bias,
-            decay_p=decay_p,
-        )
+        exponents = {id(module.p) for module in self.modules() if isinstance(module, GeM)}
+        in_head = {id(parameter) for parameter in self.head.parameters()}
+        members: dict[tuple[str, bool], list[nn.Parameter]] = {}
+        for parameter in self.parameters():
+            if not parameter.requires_grad:
+                continue
+            if id(parameter) in exponents:
+                key = ("gem_p", decay_p)
+            else:
+                decayed = decay_norm_and_bias or parameter.ndim > 1
+                key = ("head" if id(parameter) in in_head else "backbone", decayed)
+            members.setdefault(key, []).append(parameter)
+        multipliers = {"backbone": 1.0, "head": head_multiplier, "gem_p": p_multiplier}
+        return [
+            {
+                "name": name if decayed or name == "gem_p" else f"{name}_no_decay",
+                "params": members[name, decayed],
+                "lr": lr * multiplier,
+                "weight_decay": weight_decay if decayed else 0.0,
+            }
+            for name, multiplier in multipliers.items()
+            for decayed in (True, False)
+            if (name, decayed) in members
+        ]
 
     def resize_head(self, dim: int) -> None:
         """Replace the last layer by a random one of another dimension."""
@@ -401,7 +395,7 @@ class Embedder(nn.Module):
     @torch.inference_mode()
     def _vectors(self, batch: Tensor, scales: Sequence[float] | None, before_head: bool) -> Tensor:
         with backbones.refusing_narrow(batch):
-            return vectors_of(self, batch, scales, before_head)
+            return self._batch_vectors(batch, scales, before_head)
 
     def shortened(self, dim: int) -> Embedder:
         """An embedder of the first ``dim`` values of this one's vectors, normalized (see ``common/unit_prefix.py``).
@@ -424,10 +418,38 @@ class Embedder(nn.Module):
         short.load_state_dict(state | {"head.linear.weight": weight, "head.linear.bias": bias})
         return short.to(self.device).train(self.training)
 
+    def _batch_vectors(self, batch: Tensor, scales: Sequence[float] | None, before_head: bool) -> Tensor:
+        """Vectors of one batch of equal size, see ``Embedder.embed``.
+
+        Raises:
+            InputError: a size or scales that the network does not take.
+        """
+        if not self.takes_any_size:
+            side = self.preprocessing.size
+            if tuple(batch.shape[-2:]) != (side, side) or scales is not None:
+                raise InputError(
+                    f"{self.config.init} takes images of {side}×{side} pixels only, not "
+                    f"{batch.shape[-1]}×{batch.shape[-2]} or several scales: resize the images, or remove scales."
+                )
+        if before_head:
+            if scales is not None:
+                raise InputError("before_head returns one descriptor per image: remove scales.")
+            return self.head.inputs(self.pooled(self.fitted(batch)))
+        if scales is None:
+            return self.forward(self.fitted(batch))
+        if batch.device.type != "meta":
+            batch = batch.contiguous(memory_format=torch.channels_last)
+        head, pixels = self.head, self.normalize(batch)
+        if head.linear is not None and not self.config.added_head:
+            return multiscale.multiscale(self.forward, pixels, scales, self.multiple)
+        power = float(self.pooling.p) if isinstance(self.pooling, GeM) else 1.0
+        mean = multiscale.multiscale(
+            lambda images: head.inputs(self.pooled(images)), pixels, scales, self.multiple, power
+        )
+        return mean if head.linear is None else unit(head.linear(mean))
+
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write ``model.safetensors`` and ``embedder.json`` into ``folder``; see ``recollect.models.saving``."""
-        from recollect.models.saving import save_embedder
-
         save_embedder(self, Path(folder), overwrite=overwrite)
 
     @classmethod
@@ -451,10 +473,8 @@ class Embedder(nn.Module):
             download: for the Hub: True looks for a newer commit, False never uses the network; by default missing
                 files are downloaded once.
         """
-        from recollect.models.saving import load_embedder
-
         if is_hub_address(folder):
             folder = fetched_once(str(folder), download)
         with doors.trusting(trust):
-            embedder = load_embedder(Path(folder), backbone)
+            embedder = load_embedder(cls, Path(folder), backbone)
         return embedder if device is None else embedder.to(device)

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,12 +23,6 @@ from recollect.common.errors import ImageError, InputError
 from recollect.common.preprocessing import Preprocessing
 from recollect.common.size_groups import SizeGroups
 from recollect.common.words import printable
-from recollect.models.heads import unit
-from recollect.models.multiscale import multiscale
-from recollect.models.pooling import GeM
-
-if TYPE_CHECKING:
-    from recollect.models.embedder import Embedder
 
 ImageLike = ImageSource | Tensor
 """Any source that the decoder accepts, or a 3×H×W tensor that is already preprocessed."""
@@ -104,35 +97,6 @@ def embed_images(
 
 
 _Kind = tuple[torch.Size, torch.dtype]
-
-
-def vectors_of(embedder: Embedder, batch: Tensor, scales: Sequence[float] | None, before_head: bool) -> Tensor:
-    """Vectors of one batch of equal size, see ``Embedder.embed``.
-
-    Raises:
-        InputError: a size or scales that the network does not take.
-    """
-    if not embedder.takes_any_size:
-        side = embedder.preprocessing.size
-        if tuple(batch.shape[-2:]) != (side, side) or scales is not None:
-            raise InputError(
-                f"{embedder.config.init} takes images of {side}×{side} pixels only, not "
-                f"{batch.shape[-1]}×{batch.shape[-2]} or several scales: resize the images, or remove scales."
-            )
-    if before_head:
-        if scales is not None:
-            raise InputError("before_head returns one descriptor per image: remove scales.")
-        return embedder.head.inputs(embedder.pooled(embedder.fitted(batch)))
-    if scales is None:
-        return embedder.forward(embedder.fitted(batch))
-    if batch.device.type != "meta":
-        batch = batch.contiguous(memory_format=torch.channels_last)
-    head, pixels = embedder.head, embedder.normalize(batch)
-    if head.linear is not None and not embedder.config.added_head:
-        return multiscale(embedder.forward, pixels, scales, embedder.multiple)
-    power = float(embedder.pooling.p) if isinstance(embedder.pooling, GeM) else 1.0
-    mean = multiscale(lambda images: head.inputs(embedder.pooled(images)), pixels, scales, embedder.multiple, power)
-    return mean if head.linear is None else unit(head.linear(mean))
 
 
 def _embed_tensor(

@@ -8,9 +8,10 @@ format only together with ``FORMAT``; use it through ``Embedder.save`` and ``Emb
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -24,13 +25,33 @@ from recollect.models.backbones import build_backbone
 from recollect.models.outside import CodeOrigin, rebuild
 from recollect.models.weights import Provenance, fill_strictly, read_tensors, refuse_torn, say_licence
 
-if TYPE_CHECKING:
-    from recollect.models.embedder import Embedder, EmbedderConfig
+Model = TypeVar("Model", bound=nn.Module)
 
 FORMAT = 1
 TENSORS, DESCRIPTION = "model.safetensors", "embedder.json"
 MODEL = "model"
 """The folder of a run that contains its embedder."""
+
+
+@dataclass(frozen=True)
+class EmbedderConfig:
+    """Everything needed to rebuild an embedder, except its tensors."""
+
+    init: str
+    architecture: str
+    dim: int | None
+    pooling: str
+    layer_norm: bool
+    l2_before_head: bool
+    batch_norm: str
+    p: float
+    learn_p: bool
+    preprocessing: Preprocessing
+    provenance: Provenance
+    code: CodeOrigin | None = None
+    """Options of your own backbone."""
+    added_head: bool = False
+    """The last layer was added to a trained network, as a whitening of its descriptors."""
 
 
 def config_as_dict(config: EmbedderConfig) -> dict[str, Any]:
@@ -50,8 +71,6 @@ def config_as_dict(config: EmbedderConfig) -> dict[str, Any]:
 
 def config_from_dict(values: dict[str, Any]) -> EmbedderConfig:
     """The inverse of ``config_as_dict``."""
-    from recollect.models.embedder import EmbedderConfig
-
     return EmbedderConfig(
         **(
             values
@@ -64,7 +83,7 @@ def config_from_dict(values: dict[str, Any]) -> EmbedderConfig:
     )
 
 
-def save_embedder(embedder: Embedder, folder: Path, *, overwrite: bool = False) -> None:
+def save_embedder(embedder: Any, folder: Path, *, overwrite: bool = False) -> None:
     """Write both files: a new folder appears with both of them or not at all, in an existing one each is whole.
 
     Raises:
@@ -92,7 +111,7 @@ def refuse_saved(folder: Path, overwrite: bool = False) -> None:
         )
 
 
-def _write_both(embedder: Embedder, folder: Path) -> None:
+def _write_both(embedder: Any, folder: Path) -> None:
     from safetensors.torch import save
 
     tensors = {key: value.detach().cpu().contiguous() for key, value in embedder.state_dict().items()}
@@ -109,10 +128,13 @@ def _write_both(embedder: Embedder, folder: Path) -> None:
     write_json(folder / DESCRIPTION, description)
 
 
-def load_embedder(folder: Path, backbone: str | nn.Module | None = None) -> Embedder:
+def load_embedder(
+    make: Callable[[EmbedderConfig, nn.Module], Model], folder: Path, backbone: str | nn.Module | None = None
+) -> Model:
     """Load an embedder written by ``save_embedder``, in evaluation mode on the CPU; for a run, its folder ``model``.
 
     Args:
+        make: ``Embedder``.
         folder: folder of the embedder or the run.
         backbone: see ``models/outside.py``; only for a backbone from outside the package.
 
@@ -120,8 +142,6 @@ def load_embedder(folder: Path, backbone: str | nn.Module | None = None) -> Embe
         WeightsError: files are missing, damaged, of another format, or do not belong together.
         ConfigError: a backbone from outside the package that is neither given nor trusted, or that does not exist.
     """
-    from recollect.models.embedder import Embedder
-
     if not (folder / DESCRIPTION).is_file() and (folder / MODEL / DESCRIPTION).is_file():
         folder = folder / MODEL
     if not (folder / DESCRIPTION).is_file():
@@ -154,7 +174,7 @@ def load_embedder(folder: Path, backbone: str | nn.Module | None = None) -> Embe
         config = replace(config, code=outside[1], architecture=outside[1].architecture)
     try:
         built = outside[0] if outside else build_backbone(config.architecture, config.preprocessing.size)
-        embedder = Embedder(config, built)
+        embedder = make(config, built)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise WeightsError(
             f"{folder / DESCRIPTION}: this network cannot be built here: {in_one_line(error).rstrip('.')}. Copy the folder "

@@ -415,9 +415,7 @@ def find(name: str) -> Initialization:
     if name in ZOO:
         return ZOO[name]
     if is_timm_tag(name):
-        from recollect.models.backbones import describe_timm_tag
-
-        return describe_timm_tag(name.removeprefix("timm:"))
+        return _from_timm(name.removeprefix("timm:"))
     loaded = doors.outside("backbone", name)
     if loaded is not None:
         return from_outside(loaded)
@@ -425,6 +423,54 @@ def find(name: str) -> Initialization:
     raise ConfigError(
         f"there is no initialisation {name!r}.{guess} `recollect models` lists them. For any timm model "
         "give its full tag, e.g. timm:convnext_tiny.fb_in22k; for your own backbone, file.py:name."
+    )
+
+
+def _from_timm(tag: str) -> Initialization:
+    """A row for any timm model, from timm's own description, with the paper's head.
+
+    Raises:
+        ConfigError: timm has no such model or no such tag. Names without a tag are refused, because their weights depend
+            on the version of timm.
+    """
+    from recollect.models.backbones import build_backbone, feature_size, timm_library
+
+    timm = timm_library()
+    name, dot, _ = tag.partition(".")
+    known = timm.list_pretrained(f"{name}.*")
+    if not dot or tag not in known:
+        if known:
+            raise ConfigError(f"timm:{tag} does not name weights. Give the full tag, one of: {', '.join(known[:12])}.")
+        raise ConfigError(f"timm {timm.__version__} has no model {name!r}: see timm.list_pretrained().")
+    import torch
+
+    cfg = timm.get_pretrained_cfg(tag)
+    size = cfg.input_size[-1]
+    with torch.device("meta"):
+        backbone = build_backbone(tag, size)
+    constants = (tuple(cfg.mean), tuple(cfg.std))
+    licence = cfg.license or "not stated"
+    return Initialization(
+        name=f"timm:{tag}",
+        paper_row="",
+        architecture=name,
+        timm_id=tag,
+        activation="as in timm",
+        feature_dim=feature_size(backbone, "native"),
+        parameters=sum(parameter.numel() for parameter in backbone.parameters()),
+        normalization=next((name for name, values in NORMALIZATIONS.items() if values == constants), constants),
+        licence=licence,
+        hub=cfg.hf_hub_id,
+        hub_file=cfg.hf_hub_filename or "model.safetensors",
+        url=cfg.url
+        if str(cfg.url).startswith("https://") and str(cfg.url).endswith((".pth", ".safetensors"))
+        else None,
+        page=f"https://huggingface.co/{cfg.hf_hub_id}" if cfg.hf_hub_id else (cfg.origin_url or ""),
+        non_commercial="-nc" in licence.lower(),
+        size=size,
+        resize=max(size, int(size / (cfg.crop_pct or 1.0))),
+        interpolation=cfg.interpolation if cfg.interpolation in ("bilinear", "bicubic") else "bicubic",
+        pooling="native",
     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from recollect.common.errors import InputError, RecollectError, in_one_line
 
 if TYPE_CHECKING:
-    from recollect.training.trainer import Outcome
+    from recollect.training.outcome import Outcome
 
 logger = logging.getLogger(__name__)
 

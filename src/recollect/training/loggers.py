@@ -23,7 +23,7 @@ from recollect.inference.run_files import RunFiles
 from recollect.training.callbacks import Callback, Guarded
 
 if TYPE_CHECKING:
-    from recollect.training.trainer import Outcome
+    from recollect.training.outcome import Outcome
 
 
 class TensorBoard(Callback):

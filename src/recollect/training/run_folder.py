@@ -29,7 +29,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import yaml
@@ -46,15 +46,11 @@ from recollect.config.overrides import as_mapping
 from recollect.config.references import anchored_names
 from recollect.config.schema import Config
 from recollect.data.image_files import counted
-from recollect.inference.run_files import END, TO_END, RunFiles, absolute_roots, absolute_weights, relative_roots
+from recollect.inference.run_files import END, TO_END, RunFiles, absolute_roots, absolute_weights
 from recollect.inference.trained_on import FILE as TRAINED_ON
 from recollect.inference.trained_on import TrainedOn, carry_record
 from recollect.models import Embedder
 from recollect.step.team import Team
-
-if TYPE_CHECKING:
-    from recollect.training.build import Training
-    from recollect.training.estimate import Plan
 
 logger = logging.getLogger(__name__)
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "pytorch-metric-learning")
@@ -262,23 +258,6 @@ def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
     # A database's address may contain a password, and manifests are shared.
     command = [re.sub(r"(://[^/@:\s]*):\S*@", r"\1:***@", argument) for argument in sys.argv]
     return {"started": now(), "command": command, "versions": versions, "machine": machine}
-
-
-def beginning_of(training: Training, figures: Plan, run: Path) -> dict[str, Any]:
-    """The manifest of a new run."""
-    config, machine = training.config, training.machine
-    return {
-        **circumstances(machine.device, machine.team.size),
-        "data": {
-            "name": config.data.name,
-            "root": absolute_roots(config.data).root,
-            "relative": relative_roots(config.data, run),
-            "fingerprints": training.sets.fingerprints(),
-        },
-        "weights": training.network.embedder.config.provenance.as_dict(),
-        "choices": [str(choice) for choice in training.choices],
-        "plan": figures.as_dict(),
-    }
 
 
 def now() -> str:

@@ -32,7 +32,7 @@ from recollect.data import ImageSet, shard
 from recollect.data.image_set import Indices
 from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.embedding_sets import used_after_all
-from recollect.inference.run_files import read_checkpoint
+from recollect.inference.run_files import absolute_roots, read_checkpoint, relative_roots
 from recollect.inference.trained_on import refuse_other_training_images, trained_on
 from recollect.step.chunking import is_out_of_memory, out_of_memory
 from recollect.step.large_batch import StepInfo, large_batch_step
@@ -49,7 +49,7 @@ from recollect.training.loggers import make_callback, make_loggers, numbers
 from recollect.training.optimizer import Position, clip_gradients, set_learning_rates
 from recollect.training.outcome import Outcome as Outcome
 from recollect.training.resuming import note_resumption, refuse_other_weights, resumable, resume_command
-from recollect.training.run_folder import Log, RunFolder, alone, beginning_of, now
+from recollect.training.run_folder import Log, RunFolder, alone, circumstances, now
 from recollect.training.stopping import StopRequest, stop_if_lost, stop_on_signals
 from recollect.training.validation import column_of, measure, merit
 
@@ -193,7 +193,7 @@ def _place(
     team, sets = training.machine.team, training.sets
     if team.rank == 0 and run is None:
         run = RunFolder.create(out, training.config.name)
-        beginning = beginning_of(training, figures, run.path) | {"preparation_seconds": round(prepared, 1)}
+        beginning = _manifest(training, figures, run.path) | {"preparation_seconds": round(prepared, 1)}
         if outside:
             beginning["outside"] = [loaded.as_dict() for loaded in outside]
         run.begin(training.config, beginning, trained_on(sets.train, sets.validation))
@@ -469,6 +469,23 @@ class Trainer:
             self.folder.forget_best_but(best.get("step"))
         self.team.barrier()
         return outcome
+
+
+def _manifest(training: Training, figures: Plan, run: Path) -> dict[str, Any]:
+    """The manifest of a new run."""
+    config, machine = training.config, training.machine
+    return {
+        **circumstances(machine.device, machine.team.size),
+        "data": {
+            "name": config.data.name,
+            "root": absolute_roots(config.data).root,
+            "relative": relative_roots(config.data, run),
+            "fingerprints": training.sets.fingerprints(),
+        },
+        "weights": training.network.embedder.config.provenance.as_dict(),
+        "choices": [str(choice) for choice in training.choices],
+        "plan": figures.as_dict(),
+    }
 
 
 def _closable(stream: Iterator[Fed]) -> Generator[Fed]:
