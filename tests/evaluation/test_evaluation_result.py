@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from oracles import metrics as reference
 from recollect.common.errors import DataError, InputError
-from recollect.evaluation import Evaluation, evaluate, reference
+from recollect.evaluation import Evaluation, evaluate
 from recollect.evaluation.result import write_summary
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from oracles import metrics as reference
 from recollect.common.errors import InputError
-from recollect.evaluation import evaluate, exact, reference, tiles
+from recollect.evaluation import evaluate, exact, tiles
 from recollect.evaluation.counting import GROUP, busy_groups, count_above, count_above_each, group_entries, padded
 
 

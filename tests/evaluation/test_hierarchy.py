@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oracles import metrics as reference
 from recollect.common.errors import InputError
-from recollect.evaluation import evaluate, hierarchy, reference
+from recollect.evaluation import evaluate, hierarchy
 from recollect.evaluation import ranks as ranks_module
 
 KS = (1, 3)

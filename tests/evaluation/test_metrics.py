@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from oracles import metrics as reference
 from recollect.common.errors import InputError
-from recollect.evaluation import Metric, changed_queries, default_ks, evaluate, metrics, reference
+from recollect.evaluation import Metric, changed_queries, default_ks, evaluate, metrics
 from recollect.evaluation.tiles import RankTile
 
 # Two queries: positives at ranks 1, 3, 6; and one positive at rank 4.

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect.evaluation import evaluate, reference
+from oracles import metrics as reference
+from recollect.evaluation import evaluate
 from recollect.evaluation import ranks as ranks_module
 from recollect.evaluation.metrics import METRICS
 from recollect.evaluation.ranks import stream_ranks

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from oracles.metrics import revisited_average_precision
 from recollect.common.errors import InputError
 from recollect.evaluation import evaluate_rankings, evaluate_revisited
-from recollect.evaluation.reference import revisited_average_precision
 from recollect.evaluation.revisited_protocol import average_precision, precision_at
 
 CASES = json.loads((Path(__file__).parent / "revisited_cases.json").read_text())

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tiled_inputs import unit, value_and_gradients
 from torch import Tensor
 
+from oracles import baselines as reference
 from recollect.common.errors import ConfigError, InputError
-from recollect.losses import reference_baselines as reference
 from recollect.losses.binned_ap import BinnedAP
 
 

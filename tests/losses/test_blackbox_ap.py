@@ -6,8 +6,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tiled_inputs import unit, value_and_gradients
 
+from oracles import baselines as reference
 from recollect.common.errors import ConfigError, InputError
-from recollect.losses import reference_baselines as reference
 from recollect.losses.blackbox_ap import BlackboxAP
 
 

@@ -10,8 +10,9 @@ import torch
 from tiled_inputs import unit
 from torch import Tensor, nn
 
+from oracles import losses as reference
 from recollect.common.errors import ConfigError
-from recollect.losses import create, reference
+from recollect.losses import create
 from recollect.losses.cross_batch_memory import CrossBatchMemory
 from recollect.step.large_batch import large_batch_step
 

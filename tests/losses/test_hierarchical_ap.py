@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from tiled_inputs import unit, value_and_gradients
 from torch import Tensor
 
+from oracles import losses as reference
 from recollect.common.errors import ConfigError, InputError
 from recollect.evaluation import evaluate
-from recollect.losses import HierarchicalAP, SmoothAP, reference
+from recollect.losses import HierarchicalAP, SmoothAP
 from recollect.losses.engine.simix import draw_mixing
 
 pytestmark = pytest.mark.filterwarnings("ignore:No image of this batch has a positive")

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import normalize
 
+from oracles import losses as plain
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.unit_prefix import prefix_lengths, unit_prefix
 from recollect.common.words import whole_numbers
 from recollect.losses import Matryoshka, RecallAtK, SmoothAP, create
-from recollect.losses import reference as plain
 from recollect.step import large_batch_step
 
 

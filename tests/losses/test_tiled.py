@@ -9,11 +9,11 @@ import pytest
 import torch
 from tiled_inputs import unit, value_and_gradients
 
+from oracles.losses import calibration, mixed_batch
 from recollect.losses.binned_ap import BinnedAP
 from recollect.losses.blackbox_ap import BlackboxAP
 from recollect.losses.engine.simix import draw_mixing
 from recollect.losses.rank_loss import TiledLoss
-from recollect.losses.reference import calibration, mixed_batch
 
 LOSSES = pytest.mark.parametrize("make", [BinnedAP, BlackboxAP])
 

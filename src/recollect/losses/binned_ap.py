@@ -1,6 +1,6 @@
 """Binned AP: average precision on a soft histogram of similarities (Revaud et al. 2019, arXiv:1906.07589).
 
-One loss, one file. Its equation is in ``reference_baselines.py``, the tiling in ``engine/``. Here each similarity
+One loss, one file. Its equation is in ``tests/oracles/baselines.py``, the tiling in ``engine/``. Here each similarity
 goes to its two neighbouring bins directly, so the cost per pair is that of two bins, not of all bins.
 """
 

@@ -1,7 +1,7 @@
 """Blackbox-AP: the exact AP, with a gradient by blackbox differentiation of the ranking (Rolínek et al. 2020).
 
 "Optimizing Rank-based Metrics with Blackbox Differentiation", arXiv:1912.03500. One loss, one file. Its definition
-is in ``reference_baselines.py``, the tiling in ``engine/``.
+is in ``tests/oracles/baselines.py``, the tiling in ``engine/``.
 """
 
 from __future__ import annotations

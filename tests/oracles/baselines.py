@@ -1,6 +1,6 @@
 """Blackbox-AP and binned AP as their equations: slow, plain, for tests and for reading.
 
-Only tests depend on this file. Each function takes embeddings, labels and optionally a reference set, goes
+Each function takes embeddings, labels and optionally a reference set, goes
 through the queries one by one and lets autograd do the rest.
 """
 
