@@ -108,7 +108,7 @@ def worker_processes(images: ImageSet, workers: int) -> Callable[[int], int]:
     return epoch_of
 
 
-def throughput(images: ImageSet, workers: int, repeats: int, folder: Path) -> dict[str, float]:
+def throughput(images: ImageSet, workers: int, repeats: int) -> dict[str, float]:
     ways = {
         "torchvision ImageFolder + DataLoader": plain_torchvision(images, workers),
         "worker processes, shared tensor": worker_processes(images, workers),
@@ -116,7 +116,7 @@ def throughput(images: ImageSet, workers: int, repeats: int, folder: Path) -> di
         "pipeline, no cache, PIL kernel": our_pipeline(images, workers, "pil"),
         "pipeline, RAM cache": our_pipeline(images, workers, "torch", cache="ram"),
         "pipeline, RAM cache, PIL kernel": our_pipeline(images, workers, "pil", cache="ram"),
-        "pipeline, disk cache": our_pipeline(images, workers, "torch", cache="disk", cache_dir=folder / "cache"),
+        "pipeline, disk cache": our_pipeline(images, workers, "torch", cache="disk"),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for repeat in range(repeats + 1):
@@ -158,8 +158,9 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
+        os.environ["RECOLLECT_CACHE"] = str(folder / "cache")
         images = make_photos(folder / "photos", options.images)
-        rates = throughput(images, options.workers, options.repeats, folder)
+        rates = throughput(images, options.workers, options.repeats)
         peak = peak_memory(images, options.workers) / 1e9
     base = rates["torchvision ImageFolder + DataLoader"]
     print(

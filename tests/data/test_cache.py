@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,20 +23,18 @@ def files(tmp_path: Path) -> ImageSet:
     return ImageSet("files", [f"{n}.png" for n in range(4)], [0, 0, 1, 1], ["x", "y"], root=tmp_path)
 
 
-def test_ram_cache_keeps_what_fits_and_never_more() -> None:
-    cache = RamCache(limit=2 * 105 + 50)
+def test_ram_cache_keeps_what_fits_in_half_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "available_bytes", lambda: 2 * (2 * 105 + 50))
+    cache = RamCache()
     for number in range(4):
         assert cache.get(number) is None
         cache.put(number, pixels(number))
     assert [cache.get(number) is not None for number in range(4)] == [True, True, False, False]
     assert np.array_equal(cache.get(1), pixels(1))
-    stats = cache.stats()
-    assert (stats.hits, stats.misses, stats.entries, stats.bytes) == (3, 6, 2, 210)
-    assert "limit of 260 bytes" in stats.full
 
 
 def test_ram_cache_copies_views() -> None:
-    cache = RamCache(limit=10**6)
+    cache = RamCache()
     whole = pixels(0, 40, 40)
     cache.put(0, whole[3:10, 4:9])
     kept = cache.get(0)
@@ -53,8 +50,9 @@ def test_disk_cache_gives_back_what_it_was_given(files: ImageSet, tmp_path: Path
     cache.put(0, pixels(9, 11, 4))
     again = DiskCache(tmp_path / "cache", files, "as decoded")
     assert np.array_equal(again.get(0), pixels(9, 11, 4))
+    again.get(0)[:] = 0  # a caller may write into what it got
+    assert np.array_equal(again.get(0), pixels(9, 11, 4))
     assert again.get(1) is None
-    assert (again.stats().hits, again.stats().misses) == (1, 1)
     assert [path.suffix for path in (tmp_path / "cache").rglob("*.*")] == [".pixels"], "no half-written file is left"
 
 
@@ -73,68 +71,23 @@ def test_disk_entries_belong_to_file_transform_and_box(files: ImageSet, tmp_path
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "grow", "magic"])
-def test_damaged_entries_are_removed_and_made_again(files: ImageSet, tmp_path: Path, damage: str) -> None:
+def test_damaged_entries_are_made_again(files: ImageSet, tmp_path: Path, damage: str) -> None:
     cache = DiskCache(tmp_path / "cache", files, "")
     cache.put(0, pixels(0))
     entry = cache.path(0)
     content = bytearray(entry.read_bytes())
     if damage == "flip":
-        content[-3] ^= 1
+        content[-9] ^= 1
     elif damage == "magic":
         content[0] ^= 1
     entry.write_bytes({"cut": content[:-1], "empty": b"", "grow": content + b"\0"}.get(damage, content))
-    fresh = DiskCache(tmp_path / "cache", files, "")
-    assert fresh.get(0) is None
-    assert not entry.exists()
-    fresh.put(0, pixels(0))
-    assert np.array_equal(fresh.get(0), pixels(0))
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="pipes of Unix")
-def test_a_pipe_in_the_place_of_an_entry_is_not_waited_for(files: ImageSet, tmp_path: Path) -> None:
-    cache = DiskCache(tmp_path / "cache", files, "")
-    cache.put(0, pixels(0))
-    cache.path(0).unlink()
-    os.mkfifo(cache.path(0))
     assert cache.get(0) is None
-
-
-def test_what_a_killed_process_was_writing_is_removed(files: ImageSet, tmp_path: Path) -> None:
-    cache = DiskCache(tmp_path / "cache", files, "")
-    stray = cache.path(0).with_name(f".{cache.path(0).name}.4000000-0123abcd.part")
-    stray.parent.mkdir(parents=True)
-    stray.write_bytes(b"half")
     cache.put(0, pixels(0))
-    assert not stray.exists()
     assert np.array_equal(cache.get(0), pixels(0))
 
 
-def test_a_mapped_entry_can_be_written_to_without_reaching_the_file(files: ImageSet, tmp_path: Path) -> None:
-    cache = DiskCache(tmp_path / "cache", files, "")
-    cache.put(0, pixels(0))
-    cache.get(0)[:] = 0
-    assert np.array_equal(cache.get(0), pixels(0))
-
-
-def test_a_cache_that_cannot_be_written_says_so_and_goes_on(files: ImageSet, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_does_not_stop_a_run(files: ImageSet, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
     cache = DiskCache(tmp_path / "cache", files, "")
     cache.put(0, pixels(0))
     assert cache.get(0) is None
-    assert "cannot be written" in cache.stats().full
-
-
-def test_disk_limit(files: ImageSet, tmp_path: Path) -> None:
-    cache = DiskCache(tmp_path / "cache", files, "", limit=300)
-    for number in range(4):
-        cache.put(number, pixels(number))
-    assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.pixels")) <= 300
-    assert cache.stats().entries == 2
-
-
-def test_by_default_half_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module, "available_bytes", lambda: 2 * 105 + 1)
-    cache = RamCache()
-    for number in range(2):
-        cache.put(number, pixels(number))
-    assert [cache.get(number) is not None for number in range(2)] == [True, False]

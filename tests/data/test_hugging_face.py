@@ -57,10 +57,11 @@ def test_rows_as_an_image_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cache", ["none", "ram", "disk"])
-def test_the_pipeline_reads_them(tmp_path: Path, cache: str) -> None:
+def test_the_pipeline_reads_them(tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
     images = from_hugging_face(rows(tmp_path))
     for transform in (transforms.test_transform(Preprocessing(4, 4)), LongerSide(3)):
-        with Pipeline(images, transform, workers=2, cache=cache, cache_dir=tmp_path / "cache") as pipeline:
+        with Pipeline(images, transform, workers=2, cache=cache) as pipeline:
             for _ in range(2):
                 batches = list(pipeline.sequential(8))
                 assert sorted(int(i) for batch in batches for i in batch.indices) == [0, 1, 2]

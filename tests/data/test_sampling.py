@@ -103,8 +103,8 @@ def test_policy_epoch_follows_the_walk(seed: int) -> None:
 
 def test_policy_epoch_on_equal_classes_shows_everything() -> None:
     sampler = ClassBalancedSampler(np.repeat(np.arange(6), 8), 24, 4, policy="epoch")
-    coverage = sampler.coverage()
-    assert (coverage.batches, coverage.image_share, coverage.class_share) == (2, 1.0, 1.0)
+    assert len(sampler) == 2
+    assert sorted(np.concatenate(list(sampler))) == list(range(48))
 
 
 def test_an_epoch_of_all_classes_ends_with_the_smallest() -> None:
@@ -214,20 +214,11 @@ def test_length_of_a_paper_epoch() -> None:
     assert len(ClassBalancedSampler(labels_of([4] * 3), 12, 4)) == 1
 
 
-def test_coverage_counts() -> None:
-    labels = np.array([0] * 8 + [1] * 8 + [2] * 3)
-    coverage = ClassBalancedSampler(labels, 8, 4, policy="epoch").coverage()
-    assert (coverage.images_seen, coverage.images, coverage.classes_seen, coverage.classes_usable) == (16, 19, 2, 2)
-    assert "16 of 19 seen (84.2%)" in str(coverage)
-    repeated = ClassBalancedSampler(labels, 12, 4, policy="epoch", small_classes="repeat").coverage()
-    assert (repeated.batches, repeated.draws, repeated.images_seen, repeated.class_share) == (1, 12, 11, 1.0)
-
-
 def test_long_tail_epoch_policy_leaves_the_head_out() -> None:
     labels = np.repeat(np.arange(11), [1000] + [8] * 10)
-    coverage = ClassBalancedSampler(labels, 16, 4, policy="epoch").coverage()
-    assert coverage.class_share == 1.0
-    assert coverage.image_share < 0.15
+    seen = np.concatenate(list(ClassBalancedSampler(labels, 16, 4, policy="epoch")))
+    assert len(np.unique(labels[seen])) == 11
+    assert len(seen) < 0.15 * len(labels)
 
 
 @pytest.mark.parametrize(

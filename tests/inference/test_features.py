@@ -248,7 +248,7 @@ def test_pixels_and_rows_of_the_full_size_are_not_used_for_photos_decoded_smalle
     def results(random: bool) -> np.ndarray:
         if not random:
             return part_rows(embedder, images).rows.copy()
-        with Pipeline(images, train_transform(steps), workers=0, cache="disk", cache_dir=tmp_path / "px") as pipeline:
+        with Pipeline(images, train_transform(steps), workers=0, cache="disk") as pipeline:
             return pipeline.load([0]).images.numpy().copy()
 
     for random in (False, True):

@@ -13,7 +13,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
@@ -24,7 +23,6 @@ from PIL import Image
 from recollect.common.bad_images import BadImage
 from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.common.size_groups import grouped
-from recollect.data.cache import CacheStats
 from recollect.data.image_set import ImageSet, Indices
 from recollect.data.reader import Reader
 from recollect.data.transforms import FromTorchvision, Transform
@@ -61,10 +59,6 @@ class Pipeline:
             this plus the current batch; between two batches it is briefly two batches, if those are larger.
         cache: ``"none"``, ``"ram"`` or ``"disk"``. Decoded pixels are kept, or the results of a deterministic
             transform. Images given as arrays are already decoded; for them only results are kept, and only in RAM.
-        cache_bytes: maximum size; by default half of the free memory for RAM, and no limit for the disk.
-        cache_dir: folder of the disk cache; by default below the user's cache folder.
-        cache_size: shrink images so that the shorter side is at most this before they are kept. Takes less space, but
-            changes the pixels: crops of a small part then come from a shrunk image. Off by default.
         on_bad_image: ``"error"`` stops; ``"skip"`` uses another image of the same class instead (in ``sequential``:
             leaves it out) and lists it in ``bad_images``.
         seed: seed of the augmentation, 0 or more.
@@ -90,9 +84,6 @@ class Pipeline:
         workers: int | None = None,
         prefetch_bytes: int = 2**29,
         cache: str = "none",
-        cache_bytes: int | None = None,
-        cache_dir: Path | str | None = None,
-        cache_size: int | None = None,
         on_bad_image: str = "error",
         seed: int = 0,
         max_pixels: int | None = None,
@@ -104,7 +95,7 @@ class Pipeline:
         self.images, self.transform = images, transform
         self.workers = min(16, processors()) if workers is None else workers
         self.prefetch_bytes, self.seed, self.pin = prefetch_bytes, seed, pin
-        self._reader = Reader(images, transform, cache, cache_bytes, cache_dir, cache_size, on_bad_image, max_pixels)
+        self._reader = Reader(images, transform, cache, on_bad_image, max_pixels)
         self._pool = ThreadPoolExecutor(self.workers, "recollect-loader") if self.workers else None
         # It draws from torch's global generator, which the model also uses, while workers are ahead.
         self._only_decode = isinstance(transform, FromTorchvision) and transform.random
@@ -165,10 +156,6 @@ class Pipeline:
     def bad_images(self) -> list[BadImage]:
         """Every image that could not be read so far, in order."""
         return self._reader.bad_images
-
-    def cache_stats(self) -> CacheStats:
-        """Hits, misses and size of the cache; all 0 without one."""
-        return self._reader.cache_stats()
 
     def close(self) -> None:
         """Stop the workers. The pipeline cannot load afterwards."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -19,7 +18,7 @@ from recollect.common.bad_images import BadImage, BadImages
 from recollect.common.errors import ConfigError, DataError, ImageError, RecollectError
 from recollect.common.files import cache_folder
 from recollect.common.words import printable
-from recollect.data.cache import CACHES, Cache, CacheStats, DiskCache, RamCache
+from recollect.data.cache import CACHES, DiskCache, RamCache
 from recollect.data.image_set import ImageSet
 from recollect.data.transforms import Transform
 from recollect.data.transforms.crops import Pixels
@@ -37,27 +36,17 @@ class Reader:
         images: ImageSet,
         transform: Transform,
         cache: str = "none",
-        cache_bytes: int | None = None,
-        cache_dir: Path | str | None = None,
-        cache_size: int | None = None,
         on_bad_image: str = "error",
         max_pixels: int | None = None,
     ) -> None:
         if cache not in CACHES:
             raise ConfigError(f"cache {cache!r} is unknown: choose one of {', '.join(CACHES)}.")
-        if cache_size is not None and (cache == "none" or transform.draws == 0):
-            raise ConfigError(
-                "cache_size applies to cached images of random transforms only: set cache to 'ram' or 'disk' with a "
-                "training transform, or remove cache_size."
-            )
-        if cache_size is not None and isinstance(transform, LongerSide):
-            raise ConfigError("cache_size would shrink images that LongerSide has already resized: remove it.")
         if transform.size is None and not isinstance(transform, LongerSide):
             raise ConfigError(f"{transform.key} has no fixed size: only LongerSide can be used without one.")
         self.images, self.transform = images, transform
-        self.max_pixels, self.cache_size = max_pixels, cache_size
+        self.max_pixels = max_pixels
         self._at_least: int | None = getattr(transform, "at_least", None)
-        self._cache = self._make_cache(cache, cache_bytes, cache_dir)
+        self._cache = self._make_cache(cache)
         self._bad = BadImages(on_bad_image, images.names.__getitem__)
 
     def pixels(self, index: int, random: Uniforms, decoded: Image.Image | Pixels | None = None) -> Pixels | None:
@@ -108,23 +97,17 @@ class Reader:
         """Every image that could not be read so far, in order."""
         return self._bad.listed()
 
-    def cache_stats(self) -> CacheStats:
-        """Hits, misses and size of the cache; all 0 without one."""
-        return CacheStats() if self._cache is None else self._cache.stats()
-
-    def _make_cache(self, cache: str, limit: int | None, folder: Path | str | None) -> Cache | None:
+    def _make_cache(self, cache: str) -> RamCache | DiskCache | None:
         if cache == "none" or (self.images.arrays is not None and self.transform.draws):
             return None
-        if cache == "disk" and self.images.root is None:
-            return None
         if cache == "ram":
-            return RamCache(limit)
-        kept = f"shorter side {self.cache_size} of {self._at_least}" if self.transform.draws else self.transform.key
-        if isinstance(self.transform, LongerSide):
-            kept = replace(
-                self.transform, flip=False
-            ).key  # images are shrunk while they are read, and mirrored afterwards
-        return DiskCache(cache_folder() / "pixels" if folder is None else folder, self.images, kept, limit)
+            return RamCache()
+        if self.images.root is None:
+            return None
+        kept = f"as decoded for {self._at_least}" if self.transform.draws else self.transform.key
+        if isinstance(self.transform, LongerSide):  # images are shrunk while they are read, and mirrored afterwards
+            kept = replace(self.transform, flip=False).key
+        return DiskCache(cache_folder() / "pixels", self.images, kept)
 
     def _transformed(self, index: int, random: Uniforms, decoded: Image.Image | Pixels | None) -> Pixels:
         """Caches the output of a deterministic transform and the input of a random one."""
@@ -148,7 +131,7 @@ class Reader:
             return self._read(index)
         kept = self._cache.get(index)
         if kept is None:
-            kept = np.asarray(_shrunk(self._read(index), self.cache_size))
+            kept = np.asarray(self._read(index))
             self._cache.put(index, kept)
         return kept
 
@@ -156,11 +139,3 @@ class Reader:
         if isinstance(self.transform, LongerSide):
             return self.transform.read(self.images, index, self.max_pixels)
         return self.images.read(index, self.max_pixels, at_least=self._at_least)
-
-
-def _shrunk(image: Image.Image, shorter: int | None) -> Image.Image:
-    if shorter is None or min(image.size) <= shorter:
-        return image
-    factor = shorter / min(image.size)
-    width, height = (max(1, round(side * factor)) for side in image.size)
-    return image.resize((width, height), Image.Resampling.BICUBIC)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,43 +19,6 @@ from recollect.data.image_set import Indices
 
 POLICIES = ("paper", "epoch")
 SMALL_CLASSES = ("drop", "repeat")
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """How much of a set one epoch covers; ``str()`` prints it in a few lines.
-
-    ``images`` and ``classes`` count the whole set, so dropped classes lower the shares. ``draws`` counts images with
-    their repeats.
-    """
-
-    epoch: int
-    batches: int
-    draws: int
-    images: int
-    images_seen: int
-    classes: int
-    classes_usable: int
-    classes_seen: int
-
-    @property
-    def image_share(self) -> float:
-        """Distinct images seen, as a share of all."""
-        return self.images_seen / self.images
-
-    @property
-    def class_share(self) -> float:
-        """Classes seen, as a share of all that have an image."""
-        return self.classes_seen / self.classes
-
-    def __str__(self) -> str:
-        repeats = self.draws - self.images_seen
-        return (
-            f"epoch {self.epoch}: {self.batches:,} batches, {self.draws:,} draws, {repeats:,} of them repeats\n"
-            f"  images  {self.images_seen:,} of {self.images:,} seen ({self.image_share:.1%})\n"
-            f"  classes {self.classes_seen:,} of {self.classes:,} seen ({self.class_share:.1%}), "
-            f"{self.classes_usable:,} usable"
-        )
 
 
 def shard(batch: Indices, rank: int, world_size: int, group: int = 1) -> Indices:
@@ -106,7 +68,7 @@ class ClassBalancedSampler:
 
     Long tails: under ``"paper"`` an image of a large class is seen more rarely than one of a small class. Under
     ``"epoch"`` the epoch ends once fewer than M/m classes have m images left, so most images of a few very large
-    classes are left out of that epoch (the next uses others). ``coverage`` returns how much of a set an epoch covers.
+    classes are left out of that epoch (the next uses others).
 
     Args:
         labels: the class number of every image.
@@ -225,24 +187,6 @@ class ClassBalancedSampler:
                 )
         self._epoch = int(state["epoch"])
         self._position = self._resume_at = int(state["batch"])
-
-    def coverage(self, epoch: int | None = None) -> Coverage:
-        """How much of the set an epoch (by default the current one) covers; computed by drawing it."""
-        epoch = self._epoch if epoch is None else epoch
-        seen = np.zeros(len(self.labels), dtype=bool)
-        length = self._length(epoch)
-        for number in range(length):
-            seen[self.batch(epoch, number)] = True
-        return Coverage(
-            epoch=epoch,
-            batches=length,
-            draws=length * self.batch_size,
-            images=len(self.labels),
-            images_seen=int(seen.sum()),
-            classes=self._num_classes,
-            classes_usable=len(self._size),
-            classes_seen=len(np.unique(self.labels[seen])),
-        )
 
     def _check_batch_fits(self) -> None:
         m, usable = self.samples_per_class, len(self._size)
