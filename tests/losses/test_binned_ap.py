@@ -11,7 +11,7 @@ from torch import Tensor
 
 from oracles import baselines as reference
 from recollect.common.errors import ConfigError, InputError
-from recollect.losses.binned_ap import BinnedAP
+from recollect.losses.other_ap import BinnedAP
 
 
 def away_from_kinks(similarities: Tensor, loss: BinnedAP) -> bool:

@@ -8,7 +8,7 @@ from tiled_inputs import unit, value_and_gradients
 
 from oracles import baselines as reference
 from recollect.common.errors import ConfigError, InputError
-from recollect.losses.blackbox_ap import BlackboxAP
+from recollect.losses.other_ap import BlackboxAP
 
 
 @given(

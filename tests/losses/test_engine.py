@@ -12,10 +12,9 @@ from torch.nn.functional import normalize
 import recollect
 from fake_cuda import fake_cuda
 from recollect.losses import RecallAtK, Roadmap, SmoothAP, SupAP
-from recollect.losses.engine.layout import LabelLayout
 from recollect.losses.engine.soft_rank import SoftRank
 from recollect.losses.engine.steps import Sigmoid
-from recollect.losses.engine.tile_loop import TileRun
+from recollect.losses.engine.tile_loop import LabelLayout, TileRun
 from recollect.losses.rank_loss import TiledLoss
 
 ALL = [RecallAtK, SmoothAP, SupAP, Roadmap]

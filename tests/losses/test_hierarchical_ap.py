@@ -1,4 +1,4 @@
-"""Hierarchical AP (``losses/engine/graded_rank.py``) against its equation and the metric, in float64."""
+"""Hierarchical AP (``losses/hierarchical_ap.py``) against its equation and the metric, in float64."""
 
 from __future__ import annotations
 

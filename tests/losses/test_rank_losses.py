@@ -1,8 +1,4 @@
-"""The fast losses against their equations, in float64, gradients included.
-
-Also covers ``losses/recall_at_k.py``, ``losses/smooth_ap.py``, ``losses/sup_ap.py``, ``losses/engine/calibration.py``,
-``losses/engine/comparison.py``.
-"""
+"""The fast losses against their equations, in float64, gradients included."""
 
 from __future__ import annotations
 

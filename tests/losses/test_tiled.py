@@ -1,6 +1,6 @@
 """What the losses on whole lists have in common with all others on the tile loop: shares, SiMix, calibration.
 
-Also covers ``losses/engine/rows.py``.
+Also covers ``losses/other_ap.py``.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import torch
 from tiled_inputs import unit, value_and_gradients
 
 from oracles.losses import calibration, mixed_batch
-from recollect.losses.binned_ap import BinnedAP
-from recollect.losses.blackbox_ap import BlackboxAP
 from recollect.losses.engine.simix import draw_mixing
+from recollect.losses.other_ap import BinnedAP, BlackboxAP
 from recollect.losses.rank_loss import TiledLoss
 
 LOSSES = pytest.mark.parametrize("make", [BinnedAP, BlackboxAP])

@@ -12,14 +12,13 @@ from recollect.common.imports import lazy_names
 from recollect.losses.registry import available, create
 
 if TYPE_CHECKING:
+    from recollect.losses.average_precision import Roadmap, SmoothAP, SupAP
     from recollect.losses.engine.soft_rank import Ranks
     from recollect.losses.engine.steps import Sigmoid
     from recollect.losses.hierarchical_ap import HierarchicalAP
     from recollect.losses.matryoshka import Matryoshka
     from recollect.losses.rank_loss import RankLoss
     from recollect.losses.recall_at_k import RecallAtK
-    from recollect.losses.smooth_ap import SmoothAP
-    from recollect.losses.sup_ap import Roadmap, SupAP
 
 __all__ = [
     "HierarchicalAP",
@@ -43,9 +42,9 @@ __getattr__, __dir__ = lazy_names(
         "RankLoss": "recollect.losses.rank_loss",
         "Ranks": "recollect.losses.engine.soft_rank",
         "RecallAtK": "recollect.losses.recall_at_k",
-        "Roadmap": "recollect.losses.sup_ap",
+        "Roadmap": "recollect.losses.average_precision",
         "Sigmoid": "recollect.losses.engine.steps",
-        "SmoothAP": "recollect.losses.smooth_ap",
-        "SupAP": "recollect.losses.sup_ap",
+        "SmoothAP": "recollect.losses.average_precision",
+        "SupAP": "recollect.losses.average_precision",
     },
 )

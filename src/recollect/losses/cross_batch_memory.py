@@ -17,8 +17,7 @@ from recollect.common.errors import ConfigError, InputError
 from recollect.common.imports import require
 from recollect.common.option_checks import check_whole
 from recollect.losses.checks import check_inputs
-from recollect.losses.engine.layout import count_matches
-from recollect.losses.engine.tile_loop import Pairing, compute_dtype, same_set, zero_loss
+from recollect.losses.engine.tile_loop import Pairing, compute_dtype, count_matches, same_set, zero_loss
 from recollect.losses.metric_learning import MetricLearningLoss, call_in
 from recollect.losses.rank_loss import TiledLoss
 

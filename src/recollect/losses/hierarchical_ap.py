@@ -1,9 +1,19 @@
-"""Hierarchical average precision: a rank loss for labels with a second, coarser level."""
+"""Hierarchical average precision: a rank loss for labels with a second, coarser level.
+
+An item is *fine* if it has the query's label, *coarse* if it only has its coarser label. The tile loop runs on the coarser
+labels, so that a tile's positives are the items of both levels; labels split them here. For each item x of a level the
+loss gets its soft rank among all items, its rank within its own level, and how many of the other level are ahead:
+
+    all(x) = same(x) + other(x) + Σ_{z of neither level} step(s_qz − s_qx)
+
+An item that is at least as relevant as x is compared by the step between positives, any other by the step itself, as in
+``soft_rank.py``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -12,12 +22,159 @@ from torch import Tensor
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.option_checks import check_number
 from recollect.losses.checks import TEMPERATURES
-from recollect.losses.engine.graded_rank import GradedRank, LevelRanks
 from recollect.losses.engine.simix import Mixing
-from recollect.losses.engine.steps import Step
-from recollect.losses.engine.tile_loop import Pairing, Term
+from recollect.losses.engine.soft_rank import SoftRank, StepSums
+from recollect.losses.engine.steps import Step, hidden
+from recollect.losses.engine.tile_loop import Pairing, Term, TileFunction, TileIndices, TileRun
 from recollect.losses.rank_loss import RankOptions, TiledLoss
 from recollect.losses.recall_at_k import make_step
+
+_BLOCK_BYTES = 4 * 2**20  # as in soft_rank.py
+
+
+@dataclass(frozen=True)
+class LevelRanks:
+    """Soft ranks of the items of one level: one column per query (T), one row per item (P); a column ends in padding.
+
+    Args:
+        all: rank among all references, P × T.
+        same: rank within the level, P × T.
+        other: how many items of the other level are ahead, P × T.
+        mask: 1 where there is an item, 0 for padding, P × T; multiply by it before summing over items.
+        count: number of items of each query, T; 0 where the level is empty.
+    """
+
+    all: Tensor
+    same: Tensor
+    other: Tensor
+    mask: Tensor
+    count: Tensor
+
+
+GradedLoss = Callable[[LevelRanks, LevelRanks], Tensor]
+"""Ranks of the coarse and of the fine level of T queries to T losses, in differentiable PyTorch."""
+
+
+class GradedRank(SoftRank):
+    """Mean of ``graded_loss`` over all queries with an item of either level.
+
+    Args:
+        graded_loss: the loss of each query, from its ranks.
+        step: how "z is ahead of x" is smoothed.
+        labels, ref_labels: fine labels of queries and references; the tile loop has the coarser ones.
+        prune: leave out what cannot change the result beyond rounding.
+    """
+
+    def __init__(
+        self, graded_loss: GradedLoss, step: Step, labels: Tensor, ref_labels: Tensor, prune: bool = True
+    ) -> None:
+        super().__init__(lambda ranks: ranks.all.sum(0), step, "excluded", None, prune)
+        self.graded_loss, self.labels, self.ref_labels = graded_loss, labels, ref_labels
+
+    def width(self, run: TileRun) -> int:
+        """As for plain ranks, with a second copy of the negatives, because each level is compared with them."""
+        return max(1, super().width(run) * 2 // 3)
+
+    def start(self, run: TileRun) -> TileFunction:
+        """Labels of the (mixed) queries and references, and the work buffer."""
+        labels, ref_labels = self.labels.detach().cpu(), self.ref_labels.detach().cpu()
+        if run.layout.mixing is not None:
+            labels, ref_labels = labels[run.layout.mixing[0].first], ref_labels[run.layout.mixing[1].first]
+        device = run.queries.device
+        return _GradedTile(self, run, labels.to(device), ref_labels.to(device))
+
+
+class _GradedTile:
+    """Computes ``GradedRank`` on a tile."""
+
+    def __init__(self, term: GradedRank, run: TileRun, labels: Tensor, ref_labels: Tensor) -> None:
+        self.term, self.labels, self.ref_labels = term, labels, ref_labels
+        self.num_queries, self.wanted = run.layout.num_queries, run.wanted
+        room = min(_BLOCK_BYTES, run.memory // 4) if run.on_cpu else run.memory // 4
+        self.block = run.queries.new_empty(max(1, room // run.item_bytes))
+        # Values below the floor would be lost in rounding.
+        self.floor = 1e-18 if self.block.dtype == torch.float32 else 1e-60
+        self.scale = term.scale(self.block.dtype)
+
+    def __call__(self, similarities: Tensor, tile: TileIndices) -> tuple[Tensor, Tensor]:
+        unseen = hidden(similarities.dtype)
+        fine = (self.ref_labels[tile.positives] == self.labels[tile.queries]) & tile.mask
+        found = similarities.gather(0, tile.positives)
+        levels = [_Level(found, tile.positives, tile.mask & ~fine, unseen), _Level(found, tile.positives, fine, unseen)]
+        if tile.own is not None:
+            similarities.scatter_(0, tile.own[None], -unseen)
+        similarities.scatter_(0, tile.positives, -unseen)  # the items of neither level remain
+
+        step, block, prune = self.term.step, self.block, self.term.prune
+        negatives = [similarities.clone(), similarities]
+        ranks, sums = [], []
+        for number, level in enumerate(levels):
+            other = levels[1 - number]
+            # For coarse items (number 0) fine ones are more relevant; for fine items coarse ones are less relevant.
+            among = StepSums(step.positive, level.found.clone(), level.x, *level.bounds, block)
+            across_step = step.positive if number == 0 else step
+            across = StepSums(across_step, other.found.clone(), level.x, *level.bounds, block)
+            below = StepSums(step, negatives[number], level.x, *level.bounds, block, prune)
+            same = among.sums(torch.full_like(level.x, 1 - step.positive.at_zero))
+            ahead = across.sums(torch.zeros_like(level.x))
+            ranks.append(level.ranks(below.sums(same + ahead), same, ahead))
+            sums.append((among, across, below))
+        if not self.wanted:
+            return self.term.graded_loss(*ranks).sum(dtype=torch.float64) / self.num_queries, similarities
+        value, weights = self._weigh(ranks)
+
+        gradient = torch.zeros_like(similarities)
+        at_items = [torch.zeros_like(level.x) for level in levels]
+        for number, ((among, across, below), (w_all, w_same, w_other)) in enumerate(zip(sums, weights, strict=True)):
+            from_negatives = torch.empty_like(similarities)
+            at_items[number] += below.slopes(w_all, from_negatives)
+            gradient += from_negatives
+            for compared, weight, there in ((among, w_all + w_same, number), (across, w_all + w_other, 1 - number)):
+                from_items = torch.empty_like(levels[there].x)
+                at_items[number] += compared.slopes(weight, from_items)
+                at_items[there] += from_items
+        for level, here in zip(levels, at_items, strict=True):
+            gradient.scatter_add_(0, level.positions, torch.where(level.mask, here, 0.0))
+        return value, gradient
+
+    def _weigh(self, ranks: list[LevelRanks]) -> tuple[Tensor, list[list[Tensor]]]:
+        """The tile's part of the loss, and its scaled derivative with respect to each kind of rank; 0 for padding."""
+        leaves = [leaf.requires_grad_() for level in ranks for leaf in (level.all, level.same, level.other)]
+        with torch.enable_grad():
+            total = self.term.graded_loss(*ranks).sum()
+        slopes = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+        masks = [level.mask for level in ranks for _ in range(3)]
+        weights = []
+        for slope, mask in zip(slopes, masks, strict=True):
+            slope = slope / self.num_queries
+            weights.append(torch.where(slope.abs() > self.floor, slope, 0.0) * mask * self.scale)
+        return total.detach().double() / self.num_queries, [weights[:3], weights[3:]]
+
+
+class _Level:
+    """The items of one level, best first; padding is last in ``found``, and ahead of everything in ``x``."""
+
+    def __init__(self, found: Tensor, positions: Tensor, wanted: Tensor, unseen: float) -> None:
+        slots = max(1, int(wanted.sum(0).max()))
+        found, order = torch.sort(torch.where(wanted, found, -unseen), dim=0, descending=True)
+        self.found, order = found[:slots].contiguous(), order[:slots]
+        self.mask, self.positions = wanted.gather(0, order), positions.gather(0, order)
+        self.x = torch.where(self.mask, self.found, unseen)
+        self.count = wanted.sum(0).to(found.dtype)
+        # An empty level has no bound; any number below the padding works.
+        some = self.count > 0
+        self.bounds = torch.where(some, self.x.amin(0), 0.0), torch.where(some, self.found.amax(0), 0.0)
+
+    def ranks(self, everything: Tensor, same: Tensor, other: Tensor) -> LevelRanks:
+        """Ranks, with 1 and 0 as padding."""
+        one, none = torch.ones_like(self.x), torch.zeros_like(self.x)
+        return LevelRanks(
+            torch.where(self.mask, everything, one),
+            torch.where(self.mask, same, one),
+            torch.where(self.mask, other, none),
+            self.mask.to(self.x.dtype),
+            self.count,
+        )
 
 
 class HierarchicalAP(TiledLoss):

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from recollect.common.errors import InputError
 from recollect.losses.checks import check_inputs
-from recollect.losses.engine.layout import count_matches
-from recollect.losses.engine.tile_loop import compute_dtype, same_set, zero_loss
+from recollect.losses.engine.tile_loop import compute_dtype, count_matches, same_set, zero_loss
 
 
 class MetricLearningLoss(nn.Module):

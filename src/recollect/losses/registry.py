@@ -77,9 +77,13 @@ def _baseline(
 _TILED = "(M + N)·d"
 _ENTRIES = (
     LossEntry("recall_at_k", "recollect.losses.recall_at_k:RecallAtK", "rank", "RS@k, the recall@k surrogate", _TILED),
-    LossEntry("smooth_ap", "recollect.losses.smooth_ap:SmoothAP", "rank", "AP with sigmoids for steps", _TILED),
-    LossEntry("sup_ap", "recollect.losses.sup_ap:SupAP", "rank", "AP with ROADMAP's asymmetric step", _TILED),
-    LossEntry("roadmap", "recollect.losses.sup_ap:Roadmap", "rank", "SupAP with ROADMAP's calibration term", _TILED),
+    LossEntry("smooth_ap", "recollect.losses.average_precision:SmoothAP", "rank", "AP with sigmoids for steps", _TILED),
+    LossEntry(
+        "sup_ap", "recollect.losses.average_precision:SupAP", "rank", "AP with ROADMAP's asymmetric step", _TILED
+    ),
+    LossEntry(
+        "roadmap", "recollect.losses.average_precision:Roadmap", "rank", "SupAP with ROADMAP's calibration term", _TILED
+    ),
     LossEntry(
         "hierarchical_ap",
         "recollect.losses.hierarchical_ap:HierarchicalAP",
@@ -89,13 +93,13 @@ _ENTRIES = (
     ),
     LossEntry(
         "blackbox_ap",
-        "recollect.losses.blackbox_ap:BlackboxAP",
+        "recollect.losses.other_ap:BlackboxAP",
         "rank",
         "exact AP, differentiated as a black box",
         _TILED,
     ),
     LossEntry(
-        "binned_ap", "recollect.losses.binned_ap:BinnedAP", "rank", "AP on a soft histogram of similarities", _TILED
+        "binned_ap", "recollect.losses.other_ap:BinnedAP", "rank", "AP on a soft histogram of similarities", _TILED
     ),
     _baseline("fast_ap", "rank", "AP on a soft histogram of distances", "bins·M²", references=False),
     _baseline("contrastive", "pair", "pairs within or beyond a margin", "M·N"),

@@ -1,6 +1,6 @@
 """What all tiled losses share: the tile loop, soft ranks, smooth steps, SiMix.
 
-``tile_loop`` (the one loop and the one autograd function) → a term: ``soft_rank`` (ranks, by ``comparison`` and ``steps``),
-``rows`` (whole lists of similarities), ``calibration`` (pairs). ``layout`` says which items are positives of which queries,
-``simix`` enlarges the batch. Losses (one file each, one folder up) are a few lines on a term.
+``tile_loop`` (the one loop and the one autograd function, and who is positive to whom) → a term: ``soft_rank`` (ranks, by
+``steps``), or whole lists of similarities (``losses/other_ap.py``). ``simix`` enlarges the batch. Losses are a few lines
+on a term.
 """

@@ -1,11 +1,54 @@
-"""SupAP and ROADMAP: average precision with an asymmetric step, and the calibration that goes with it."""
+"""Average precision with smooth steps: Smooth-AP, the main competitor of RS@k, SupAP and ROADMAP."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from recollect.losses.engine.steps import Asymmetric
-from recollect.losses.smooth_ap import AveragePrecisionLoss
+from torch import Tensor
+
+from recollect.common.option_checks import check_flag
+from recollect.losses.engine.soft_rank import Ranks
+from recollect.losses.engine.steps import Asymmetric, Sigmoid, Step
+from recollect.losses.rank_loss import RankLoss
+
+
+class AveragePrecisionLoss(RankLoss):
+    """``1 − mean_q 1/|P_q| Σ_x rank⁺(q, x) / rank(q, x)`` with any step.
+
+    Args:
+        step: how "z is ahead of x" is smoothed.
+        count_query: rank the query among its references, as a positive of itself: the form of all released code. The
+            papers', and the default, leaves the query out.
+        **options: see ``recollect.losses.rank_loss.RankOptions``.
+    """
+
+    def __init__(self, *, step: Step, count_query: bool = False, **options: Any) -> None:
+        super().__init__(
+            step=step, query="positive" if check_flag("count_query", count_query) else "excluded", **options
+        )
+
+    def query_loss(self, ranks: Ranks) -> Tensor:
+        """``1 − AP``, T."""
+        return 1 - (ranks.positives / ranks.all * ranks.mask).sum(0) / ranks.count
+
+
+class SmoothAP(AveragePrecisionLoss):
+    """Smooth-AP (Brown et al., 2020): ``1 − mean_q mean_x rank⁺(q, x) / rank(q, x)`` over the positives x.
+
+    Args:
+        tau: temperature of the step on similarities; 0.01 in its paper.
+        count_query: rank the query too, as a positive of itself: the released code's form, not the paper's.
+        **options: see ``recollect.losses.rank_loss.RankOptions``.
+
+    Examples:
+        >>> import torch
+        >>> embeddings = torch.nn.functional.normalize(torch.randn(4, 16), dim=1)
+        >>> bool(SmoothAP()(embeddings, torch.tensor([0, 0, 1, 1])) >= 0)
+        True
+    """
+
+    def __init__(self, tau: float = 0.01, count_query: bool = False, **options: Any) -> None:
+        super().__init__(step=Sigmoid(tau), count_query=count_query, **options)
 
 
 class SupAP(AveragePrecisionLoss):
