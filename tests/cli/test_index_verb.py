@@ -167,7 +167,7 @@ def test_calibrate_takes_its_own_advice_on_a_model_that_moved(
         assert "20 images of 4 classes" in _run(*words, "--model", "moved")
 
 
-def test_search_takes_its_own_advice_on_links_and_moved_models(
+def test_search_follows_links_and_takes_its_own_advice_on_moved_models(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _run("index", "shop.index", "photos", "--model", "model")
@@ -177,8 +177,6 @@ def test_search_takes_its_own_advice_on_links_and_moved_models(
     Path("asked/link.png").symlink_to(place / "photos/class1/2.png")
     for name in ("shop.index", "shop.npz"):
         words = ["search", name, "asked", "--top", "1"]
-        assert "--allow-outside" in _fails(capsys, monkeypatch, *words)
-        words.append("--allow-outside")
         assert "--model" in _fails(capsys, monkeypatch, *words)
         assert "class1/2.png" in _run(*words, "--model", "moved")
         assert "class1/2.png" in _run("search", name, "class1/2.png"), "an id needs no model"

@@ -11,18 +11,17 @@ from recollect.config.overrides import known_keys, resolve
 
 def test_only_free_settings_can_be_changed() -> None:
     config = resolve("folder", {"data.root": "photos"})
-    changed = with_free_settings(config, ["data.on_bad_image=skip", "data.options.allow_outside=true"], "it stays")
-    assert (changed.data.on_bad_image, changed.data.options["allow_outside"]) == ("skip", True)
+    changed = with_free_settings(config, ["data.on_bad_image=skip", "data.max_pixels=9"], "it stays")
+    assert (changed.data.on_bad_image, changed.data.max_pixels) == ("skip", 9)
     with pytest.raises(ConfigError, match=r"it stays: remove optimizer\.lr\. .*data\.on_bad_image \(--skip-bad\)"):
         with_free_settings(config, {"data.workers": 1, "optimizer.lr": 0.1}, "it stays")
 
 
 def test_the_free_settings_of_a_configuration_exist() -> None:
-    found = free_settings_of(resolve("folder", ["data.options.allow_outside=true", "data.max_pixels=9"]))
+    found = free_settings_of(resolve("folder", ["data.max_pixels=9"]))
     assert found.keys() == WITH_WEIGHTS.keys()
-    assert (found["data.options.allow_outside"], found["data.max_pixels"]) == (True, 9)
-    assert found.keys() - {"data.options.allow_outside"} <= set(known_keys())
-    assert "data.options.allow_outside" not in free_settings_of(resolve("folder"))
+    assert found["data.max_pixels"] == 9
+    assert found.keys() <= set(known_keys())
 
 
 def test_differences_are_words_and_leave_free_settings_out() -> None:

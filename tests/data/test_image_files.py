@@ -65,12 +65,10 @@ def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
     assert (found.names, found.labels, found.left_out) == (["a.png", "b.png"], None, {"not an image": 1})
 
 
-def test_links_out_of_a_folder_are_refused_unless_allowed(tmp_path: Path) -> None:
+def test_links_out_of_a_folder_are_followed(tmp_path: Path) -> None:
     touch(tmp_path, "outside.png", "in/a.png")
     (tmp_path / "in" / "b.png").symlink_to(tmp_path / "outside.png")
-    with pytest.raises(DataError, match="--allow-outside"):
-        list_images([tmp_path / "in"])
-    assert list_images([tmp_path / "in"], allow_outside=True).names == ["a.png", "b.png"]
+    assert list_images([tmp_path / "in"]).names == ["a.png", "b.png"]
 
 
 @pytest.mark.parametrize("name", ["gone", "gone.txt", "empty"])
@@ -163,12 +161,12 @@ def test_a_table_is_not_taken_for_an_image(tmp_path: Path) -> None:
         list_images([tmp_path / "list.csv"])
 
 
-def test_a_dead_link_is_broken_wherever_it_pointed(tmp_path: Path) -> None:
-    touch(tmp_path, "in/a.png", "outside.png")
-    for name, target in (("dead.png", "../gone.png"), ("self.png", "self.png"), ("live.png", "../outside.png")):
+def test_a_dead_link_is_left_out(tmp_path: Path) -> None:
+    touch(tmp_path, "in/a.png")
+    for name, target in (("dead.png", "../gone.png"), ("self.png", "self.png")):
         (tmp_path / "in" / name).symlink_to(target)
     told: dict[str, str] = {}
     left_out: Counter[str] = Counter()
-    assert list(walk_images(tmp_path / "in", "", False, left_out, refused=told.__setitem__)) == ["a.png"]
-    assert left_out == {"broken link": 2, "outside link": 1}
+    assert list(walk_images(tmp_path / "in", "", left_out, refused=told.__setitem__)) == ["a.png"]
+    assert left_out == {"broken link": 2}
     assert told["dead.png"] == told["self.png"] == "a broken link."

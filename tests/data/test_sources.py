@@ -115,7 +115,7 @@ def test_unknown_names_splits_and_options(tmp_path: Path) -> None:
         load(str(tmp_path))
     with pytest.raises(ConfigError, match=r"'val': .*train, test"):
         load("sop", tmp_path, "val")
-    with pytest.raises(ConfigError, match=r"'mising'.*missing, allow_outside"):
+    with pytest.raises(ConfigError, match=r"'mising'.*missing"):
         load("sop", tmp_path, mising="drop")
 
 
@@ -176,9 +176,6 @@ def test_sop_faults(tmp_path: Path, published: Any) -> None:
         load("sop", tmp_path)
     write(tmp_path / "Ebay_train.txt", ["image_id class_id super_class_id path", "1 ten 1 chair_final/b.JPG"])
     with pytest.raises(DataError, match=r"class_id .*number.*'ten'"):
-        load("sop", tmp_path)
-    write(tmp_path / "Ebay_train.txt", ["image_id class_id super_class_id path", "1 1 1 ../../etc/passwd"])
-    with pytest.raises(DataError, match="outside the folder"):
         load("sop", tmp_path)
     (tmp_path / "Ebay_train.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="UTF-8"):

@@ -90,16 +90,6 @@ def test_missing_files_of_a_list(root: Path) -> None:
     assert "1 file is missing." in report.problems
 
 
-def test_links_out_of_the_root_count_as_unreadable(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    elsewhere = tmp_path_factory.mktemp("elsewhere") / "x.png"
-    photo(elsewhere, 99)
-    (root / "link.png").symlink_to(elsewhere)
-    (root / "list.csv").write_text("path,label\nlink.png,a\ntrain/a/0.png,b\n")
-    report = verify("folder", root, csv="list.csv")
-    assert "points outside" in report.unreadable["link.png"]
-    assert verify("folder", root, csv="list.csv", allow_outside=True).ok
-
-
 def test_counts_against_the_published_ones(tmp_path: Path) -> None:
     header = "image_id class_id super_class_id path"
     for split, number in (("train", 1), ("test", 2)):

@@ -199,7 +199,7 @@ def _png(width: int, height: int) -> bytes:
 def hostile_image(draw: random.Random, path: Path) -> str:
     """Put something hostile in the place of an image; returns what."""
     shapes = [(20_000, 1), (1, 60_000), (60_000, 60_000), (2**31 - 1, 1), (0, 0), (100_000, 1)]
-    kind = draw.choice(("damage", "size", "thin", "palette", "link outside", "text", "svg", "mode", "animation"))
+    kind = draw.choice(("damage", "size", "thin", "palette", "text", "svg", "mode", "animation"))
     if kind == "damage":
         name, way = draw.choice(sorted(ANY.items()))
         way(draw, path)
@@ -211,10 +211,6 @@ def hostile_image(draw: random.Random, path: Path) -> str:
         Image.new("RGB", draw.choice(shapes[:2])).save(path)
     elif kind == "palette":
         Image.new("P", (24, 24)).save(path, transparency=0)
-    elif kind == "link outside":
-        outside = path.parents[2] / "outside.png"
-        Image.new("RGB", (24, 24)).save(outside)
-        path.symlink_to(outside)
     elif kind == "mode":
         Image.new(draw.choice(("1", "L", "LA", "I;16", "RGBA")), (24, 24)).save(path)
     elif kind == "animation":

@@ -261,16 +261,13 @@ def test_a_renamed_class_is_counted_once(photos: Path, tmp_path: Path) -> None:
     assert "keep includes it." in said
 
 
-def test_a_report_follows_links_out_of_a_folder_if_it_may(photos: Path, tmp_path: Path) -> None:
+def test_a_report_follows_links_out_of_a_folder(photos: Path, tmp_path: Path) -> None:
     run, links = fitted(photos, tmp_path / "run"), tmp_path / "links"
     links.mkdir()
     for folder in photos.iterdir():
         (links / folder.name).symlink_to(folder)
     out = ["--root", str(links), "--out", str(tmp_path / "page.html")]
-    refused = CliRunner().invoke(app, ["report", str(run), *out])
-    assert "--allow-outside" in str(refused.exception)
-    assert not (tmp_path / "page.html").exists()
-    assert CliRunner().invoke(app, ["report", str(run), *out, "--allow-outside"]).exit_code == 0
+    assert CliRunner().invoke(app, ["report", str(run), *out]).exit_code == 0
 
 
 def test_the_split_of_a_run_is_that_of_a_folder(photos: Path, tmp_path: Path) -> None:

@@ -15,39 +15,13 @@ from recollect.models import Embedder
 from recollect.report.catalogue import embed_catalogue, read_catalogue, search_catalogue
 
 
-def test_links_out_of_a_folder_are_not_followed_unless_allowed(runs: Path, made: Path, tmp_path: Path) -> None:
+def test_links_out_of_a_folder_are_followed(runs: Path, made: Path, tmp_path: Path) -> None:
     source, flat = made / "data" / "test" / "test-00", tmp_path / "flat"
     flat.mkdir()
     shutil.copy(source / "0.png", flat)
     (flat / "link.png").symlink_to(source / "1.png")
-    with pytest.raises(DataError, match="outside"):
-        embed_catalogue(str(runs / "first"), [flat], tmp_path / "v.npz")
-    result = CliRunner().invoke(
-        app, ["embed", str(runs / "first"), str(flat), "--out", str(tmp_path / "v.npz"), "--allow-outside"]
-    )
-    assert result.exit_code == 0, result.output
+    embed_catalogue(str(runs / "first"), [flat], tmp_path / "v.npz")
     assert read_catalogue(tmp_path / "v.npz").names == ["0.png", "link.png"]
-
-
-def test_names_of_a_foreign_file_lead_to_no_picture_outside_its_folder(
-    runs: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    photos = tmp_path / "photos"
-    shutil.copytree(made / "data" / "test" / "test-00", photos)
-    query = str(photos / "0.png")
-    written = embed_catalogue(str(runs / "first"), [photos], tmp_path / "v.npz")
-    (photos / "1.png").rename(tmp_path / "outside.png")
-    names = ["../outside.png" if name == "1.png" else name for name in written.names]
-    for source, missing in ((written.source, 1), ({**written.source, "root": ""}, 5)):
-        arrays = {"embeddings": written.embeddings, "names": np.array(names), "source": np.array(json.dumps(source))}
-        np.savez(tmp_path / "foreign.npz", **arrays)
-        done = CliRunner().invoke(app, ["search", "foreign.npz", query, "--html", "s.html", "--top", "5"])
-        assert done.exit_code == 0, done.output
-        assert (tmp_path / "s.html").read_text().count("no picture") == missing
-        done = CliRunner().invoke(app, ["search", "foreign.npz", "../outside.png", "--html", "s.html", "--top", "4"])
-        assert done.exit_code == 0, done.output
-        assert (tmp_path / "s.html").read_text().count("no picture") == missing
 
 
 def test_an_image_beside_the_classes_costs_no_label(runs: Path, made: Path, tmp_path: Path) -> None:

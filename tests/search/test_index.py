@@ -155,7 +155,6 @@ def test_a_list_with_columns_of_its_own(index: Index, photos: Path) -> None:
     for text, says in (
         ("file\na.png\n", "no column 'path'"),
         ("path\nclass0/0.png\nclass0/0.png\n", "already"),
-        ("path\n../../etc/passwd.png\n", "outside"),
         ("path,id\n,x\n", "empty"),
     ):
         table.write_text(text)
@@ -218,7 +217,7 @@ def test_bad_files_are_skipped_and_named(index: Index, photos: Path) -> None:
     assert "pipe.png" in " ".join(done.skipped)
     assert "circle" in " ".join(done.skipped)
     assert "bad.png" in " ".join(done.skipped)
-    assert "leaves the folder" in " ".join(done.skipped)
+    assert "link.png" in " ".join(done.skipped)
 
 
 def test_every_file_that_is_not_in_the_index_is_counted(index: Index, photos: Path) -> None:
@@ -228,10 +227,9 @@ def test_every_file_that_is_not_in_the_index_is_counted(index: Index, photos: Pa
     (photos / "class0" / "text.png").write_bytes(b"not an image")
     (photos / "class0" / "notes.txt").write_text("not an image")
     (photos / "class0" / "link.png").symlink_to(photos / "class0" / "gone.png")
-    (photos / "class0" / "away.png").symlink_to("/etc/hostname")
     done = index.sync(photos)
-    assert (done.added, done.embedded, len(done.skipped)) == (20, 20, 6)
-    assert done.left_out == {"empty": 3, "not an image": 2, "broken link": 1, "outside link": 1}
+    assert (done.added, done.embedded, len(done.skipped)) == (20, 20, 5)
+    assert done.left_out == {"empty": 3, "not an image": 2, "broken link": 1}
     copies = [line for line in done.skipped if "the same file as" in line]
     assert len(copies) == 2
     assert "class1/empty-1.png: the same file as" in copies[0]

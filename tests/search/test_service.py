@@ -109,7 +109,7 @@ def test_a_field_that_would_be_ignored_is_refused(client: Client) -> None:
         assert answer.json()["detail"] == "send the fields in the body, not in the address."
 
 
-def test_items_and_thumbnails(client: Client) -> None:
+def test_items_and_thumbnails_of_indexed_images_only(client: Client, photos: Path) -> None:
     answer = client.get("/items/a%2Fodd%20id%3F%23%25")
     assert answer.json()["id"] == "a/odd id?#%"
     picture = client.get(answer.json()["thumbnail"])
@@ -117,7 +117,10 @@ def test_items_and_thumbnails(client: Client) -> None:
     assert Image.open(io.BytesIO(picture.body)).size == (12, 12)
     again = client.get(answer.json()["thumbnail"], **{"If-None-Match": picture.headers["etag"]})
     assert (again.status, again.body) == (304, b"")
+    Image.new("RGB", (12, 12)).save(photos / "not-indexed.png")
     for path in (
+        "/thumbnails/not-indexed.png",
+        f"/thumbnails/{photos}/not-indexed.png",
         "/items/nothing",
         "/thumbnails/nothing",
         "/thumbnails//etc/passwd",

@@ -9,7 +9,6 @@ import typer
 
 from recollect.cli.app import app
 from recollect.cli.options import (
-    AllowOutside,
     AsJson,
     Device,
     Download,
@@ -48,7 +47,6 @@ def calibrate(
     weights: Weights = None,
     device: Device = None,
     download: Download = False,
-    allow_outside: AllowOutside = False,
     max_pixels: MaxPixels = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -59,7 +57,7 @@ def calibrate(
     """
     from recollect import calibrate_target
 
-    refuse_unused(data is None, "without --data", "root", "split", "allow_outside", "max_pixels")
+    refuse_unused(data is None, "without --data", "root", "split", "max_pixels")
     refuse_unused(not is_index(target), "on a model, which has no other writers", "wait")
     found, remarks = calibrate_target(
         target,
@@ -70,7 +68,6 @@ def calibrate(
         same_rate=false_match_rate,
         similar_rate=similar_rate,
         wait=wait,
-        allow_outside=allow_outside,
         **given(weights=weights, device=device, download=download),
     )
     for sentence in remarks:

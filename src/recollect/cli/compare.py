@@ -9,7 +9,6 @@ import typer
 
 from recollect.cli.app import app
 from recollect.cli.options import (
-    AllowOutside,
     AsJson,
     Jobs,
     MaxPixels,
@@ -49,7 +48,6 @@ def compare(
         typer.Option(autocompletion=complete_data, help="A folder of images, or the name of a data set."),
     ] = None,
     root: Annotated[str | None, typer.Option(help="The folder of the data set.")] = None,
-    allow_outside: AllowOutside = False,
     skip_bad: SkipBad = False,
     max_pixels: MaxPixels = None,
     seeds: Annotated[
@@ -87,7 +85,7 @@ def compare(
 
     remarks_aside(as_json)
     chosen = recipe_or_default(recipe, data, root)
-    given = with_set(data_settings(allow_outside, skip_bad, max_pixels), settings)
+    given = with_set(data_settings(skip_bad, max_pixels), settings)
     asked: dict[str, Any] = {"data": data, "root": root, "out": out, "seeds": seeds, "steps": steps}
     if plan:
         show_plan(recollect.plan_comparison(losses, chosen, given, **asked), as_json)

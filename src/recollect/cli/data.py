@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recollect.cli.app import Commands, app
-from recollect.cli.options import AllowOutside, AsJson, MaxPixels, Quiet, complete_data, given, print_json
+from recollect.cli.options import AsJson, MaxPixels, Quiet, complete_data, given, print_json
 from recollect.common.errors import InputError
 from recollect.common.words import printable
 
@@ -54,7 +54,6 @@ def verify(
         bool,
         typer.Option("--nested", help="For folder: the folders of ROOT are the classes, though they contain folders."),
     ] = False,
-    allow_outside: AllowOutside = False,
     max_pixels: MaxPixels = None,
     workers: Annotated[int | None, typer.Option(min=1, max=1024, help="Number of reading threads.")] = None,
     as_json: AsJson = False,
@@ -68,7 +67,7 @@ def verify(
     """
     from recollect import verify_data
 
-    chosen = given(csv=csv, allow_outside=allow_outside or None, nested=nested or None)
+    chosen = given(csv=csv, nested=nested or None)
     report = verify_data(name, root, samples_per_class=samples_per_class, workers=workers, **chosen)
     if as_json:
         print_json(report.as_dict())

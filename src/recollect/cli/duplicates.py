@@ -8,7 +8,6 @@ import typer
 
 from recollect.cli.app import app
 from recollect.cli.options import (
-    AllowOutside,
     AsJson,
     Device,
     Download,
@@ -40,7 +39,6 @@ def duplicates(
     weights: Weights = None,
     device: Device = None,
     download: Download = False,
-    allow_outside: AllowOutside = False,
     max_pixels: MaxPixels = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -48,7 +46,7 @@ def duplicates(
     """Find near-duplicates by exact search, in groups, also between train and test folders."""
     from recollect import find_duplicates
 
-    unused = ("model", "weights", "device", "download", "allow_outside", "max_pixels")
+    unused = ("model", "weights", "device", "download", "max_pixels")
     refuse_unused(is_index(target), "on an index, whose vectors are compared", *unused)
     refuse_unused(as_json, "with --json, which has all groups", "top")
     remarks: list[str] = []
@@ -56,7 +54,6 @@ def duplicates(
         target,
         threshold=similarity,
         model=model,
-        allow_outside=allow_outside,
         remarks=remarks,
         **given(weights=weights, device=device, download=download),
     )

@@ -9,7 +9,6 @@ import typer
 
 from recollect.cli.app import app
 from recollect.cli.options import (
-    AllowOutside,
     BatchSize,
     Device,
     Dim,
@@ -42,7 +41,6 @@ def embed(
     batch_size: BatchSize = 64,
     device: Device = None,
     skip_bad: SkipBad = False,
-    allow_outside: AllowOutside = False,
     max_pixels: MaxPixels = None,
     download: Download = False,
     overwrite: Overwrite = False,
@@ -61,7 +59,6 @@ def embed(
         batch_size=batch_size,
         device=device,
         skip_bad=skip_bad,
-        allow_outside=allow_outside,
         download=download,
         overwrite=overwrite,
     )

@@ -9,7 +9,6 @@ import typer
 
 from recollect.cli.app import app
 from recollect.cli.options import (
-    AllowOutside,
     BatchSize,
     Device,
     Download,
@@ -127,7 +126,6 @@ def evaluate_command(
     ] = 512,
     device: Device = None,
     max_pixels: MaxPixels = None,
-    allow_outside: AllowOutside = False,
     skip_bad: SkipBad = False,
 ) -> None:
     """Measure recall@k of a run, a saved embedder, an initialisation, or vectors.
@@ -148,7 +146,7 @@ def evaluate_command(
         str(target).endswith(".npz"),
         "on vectors from a file",
         *("recipe", "data", "root", "split", "trained_classes", "weights", "download", "batch_size", "multiscale"),
-        *("max_pixels", "allow_outside", "skip_bad"),
+        *("max_pixels", "skip_bad"),
     )
     refuse_unused(protocol == "reid", "with --protocol reid, which has no values per query", "queries_out")
     remarks_aside()
@@ -179,7 +177,6 @@ def evaluate_command(
         batch_size=batch_size,
         memory=memory,
         device=device,
-        allow_outside=allow_outside,
         skip_bad=skip_bad,
     )
     if as_json:

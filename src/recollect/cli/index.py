@@ -9,7 +9,6 @@ import typer
 
 from recollect.cli.app import app
 from recollect.cli.options import (
-    AllowOutside,
     AsJson,
     BatchSize,
     Device,
@@ -76,7 +75,6 @@ def index(
     rehash: Annotated[
         bool, typer.Option("--rehash", help="Read every file, even if size and time are unchanged.")
     ] = False,
-    allow_outside: AllowOutside = False,
     max_pixels: MaxPixels = None,
     wait: Wait = 0.0,
     weights: Weights = None,
@@ -100,7 +98,7 @@ def index(
     refuse_unused(approximate, "with --approximate", "exact")
     refuse_unused(not add, "without --add", "meta")
     folders = not (add or remove) and bool(named)
-    refuse_unused(not folders, "without a folder", "prefix", "rehash", "allow_outside")
+    refuse_unused(not folders, "without a folder", "prefix", "rehash")
     refuse_unused(not (folders or rebuild), "without a folder or --rebuild", "prune")
     embeds = folders or add or model is not None
     refuse_unused(not embeds, "without a model or images", "weights", "batch_size", "device", "download", "max_pixels")
@@ -119,7 +117,6 @@ def index(
         approximate=True if approximate else False if exact else None,
         recall=recall,
         rehash=rehash,
-        allow_outside=allow_outside,
         wait=wait,
         **given(weights=weights, device=device, batch_size=batch_size, download=download),
     )

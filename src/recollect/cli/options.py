@@ -161,10 +161,9 @@ def complete_setting(incomplete: str) -> list[str]:
     return [f"{key}=" for key in _beginning(known_keys(), incomplete)]
 
 
-def data_settings(allow_outside: bool, skip_bad: bool, max_pixels: int | None) -> dict[str, Any]:
+def data_settings(skip_bad: bool, max_pixels: int | None) -> dict[str, Any]:
     """Options about a folder of images as settings."""
-    chosen: dict[str, Any] = {"data.options.allow_outside": True} if allow_outside else {}
-    chosen |= {"data.on_bad_image": "skip"} if skip_bad else {}
+    chosen: dict[str, Any] = {"data.on_bad_image": "skip"} if skip_bad else {}
     return chosen | ({} if max_pixels is None else {"data.max_pixels": max_pixels})
 
 
@@ -279,9 +278,6 @@ Dim = Annotated[
 ]
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Skip images that cannot be read, and list them in the result.")
-]
-AllowOutside = Annotated[
-    bool, typer.Option("--allow-outside", help="Allow listed paths and links that point outside the root.")
 ]
 MaxPixels = Annotated[
     int | None,

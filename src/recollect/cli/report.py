@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import AllowOutside, Device, MaxPixels, Quiet, refuse_unused, remarks_aside
+from recollect.cli.options import Device, MaxPixels, Quiet, refuse_unused, remarks_aside
 
 
 @app.command()
@@ -28,7 +28,6 @@ def report(
     split: Annotated[str | None, typer.Option(help="The split to report on. Default: the run's test split.")] = None,
     root: Annotated[Path | None, typer.Option(help="New folder of the images, if they moved.")] = None,
     device: Device = None,
-    allow_outside: AllowOutside = False,
     max_pixels: MaxPixels = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad/--no-skip-bad", help="Skip images that cannot be read, and list them.")
@@ -49,7 +48,7 @@ def report(
     if method:
         if runs:
             raise ConfigError("--method draws figures of the loss and takes no runs: remove them.")
-        unused = ("csv", "images", "split", "root", "device", "allow_outside", "max_pixels", "skip_bad")
+        unused = ("csv", "images", "split", "root", "device", "max_pixels", "skip_bad")
         refuse_unused(True, "with --method", *unused)
         from recollect import draw_method
 
@@ -70,7 +69,6 @@ def report(
             root=root,
             device=device,
             skip_bad=skip_bad,
-            allow_outside=allow_outside,
             overwrite=overwrite,
             csv=csv,
         )

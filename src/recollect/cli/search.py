@@ -9,7 +9,6 @@ import typer
 
 from recollect.cli.app import app
 from recollect.cli.options import (
-    AllowOutside,
     AsJson,
     Device,
     Dim,
@@ -48,7 +47,6 @@ def search(
         Path | None, typer.Option(help="New folder of the images of an .npz, if they moved; for --html.")
     ] = None,
     skip_bad: SkipBad = False,
-    allow_outside: AllowOutside = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Let --html overwrite a file that recollect did not write.")
     ] = False,
@@ -75,7 +73,6 @@ def search(
         device=device,
         root=root,
         skip_bad=skip_bad,
-        allow_outside=allow_outside,
         overwrite=overwrite,
     )
     _show(found.answers, as_json)

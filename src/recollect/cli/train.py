@@ -9,7 +9,6 @@ import typer
 
 from recollect.cli.app import app
 from recollect.cli.options import (
-    AllowOutside,
     MaxPixels,
     Quiet,
     complete_data,
@@ -90,7 +89,6 @@ def train(
         Path | None,
         typer.Option(metavar="RUN", help="Hold out the classes that this run was not trained on, to compare with it."),
     ] = None,
-    allow_outside: AllowOutside = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip images that cannot be read.")] = False,
     max_pixels: MaxPixels = None,
     out: Annotated[Path | None, typer.Option(help="Run folder to create. Default: a new one in runs/.")] = None,
@@ -264,7 +262,7 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
         chosen["run.epochs" if "run.steps" in lengths else "run.steps"] = None
     if given["dims"] is not None:
         chosen["loss.dims"] = whole_numbers(given["dims"], "--dims")
-    return chosen | data_settings(given["allow_outside"], given["skip_bad"], given["max_pixels"])
+    return chosen | data_settings(given["skip_bad"], given["max_pixels"])
 
 
 def _show_plan(plan: Plan, lines: list[str], as_json: bool) -> None:

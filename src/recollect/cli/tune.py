@@ -9,7 +9,6 @@ import typer
 
 from recollect.cli.app import app
 from recollect.cli.options import (
-    AllowOutside,
     AsJson,
     MaxPixels,
     Quiet,
@@ -34,7 +33,6 @@ def tune(
     ] = None,
     data: Annotated[str | None, typer.Option(help="A folder of images, or the name of a data set.")] = None,
     root: Annotated[str | None, typer.Option(help="The folder of the data set.")] = None,
-    allow_outside: AllowOutside = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip images that cannot be read.")] = False,
     max_pixels: MaxPixels = None,
     out: Annotated[
@@ -76,7 +74,7 @@ def tune(
     """
     import recollect
 
-    chosen = with_set(data_settings(allow_outside, skip_bad, max_pixels), settings)
+    chosen = with_set(data_settings(skip_bad, max_pixels), settings)
     config = recollect.resolve(recipe_or_default(recipe, data, root), chosen, data=data, root=root)
     remarks_aside(as_json)
     if plan:

@@ -9,7 +9,6 @@ import typer
 
 from recollect.cli.app import app
 from recollect.cli.options import (
-    AllowOutside,
     Device,
     Download,
     MaxPixels,
@@ -50,7 +49,6 @@ def whiten(
     ] = False,
     device: Device = None,
     download: Download = False,
-    allow_outside: AllowOutside = False,
     max_pixels: MaxPixels = None,
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
@@ -77,7 +75,6 @@ def whiten(
             multiscale=multiscale,
             device=device,
             download=download,
-            allow_outside=allow_outside,
             skip_bad=skip_bad,
             overwrite=overwrite,
         )

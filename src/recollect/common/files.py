@@ -26,7 +26,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from recollect.common.errors import DataError
 from recollect.common.reading import open_regular
 from recollect.common.refusals import StorageError, refusal
 
@@ -424,27 +423,6 @@ def sha256(path: Path | str) -> str:
 
 
 # Places -------------------------------------------------------------------------------------------------------------
-
-
-def inside(root: Path | str, relative: str | Path, *, allow_outside: bool = False) -> Path:
-    """``root / relative``; an error if it leaves ``root`` through ``..``, an absolute path or a symlink.
-
-    Lists of paths are not trusted: following one out of the root could read any file.
-    """
-    root = Path(root)
-    path = root / relative
-    if allow_outside:
-        return path
-    try:
-        is_inside = path.resolve().is_relative_to(root.resolve())
-    except (OSError, RuntimeError, ValueError) as error:  # circular links; a null character
-        raise DataError(f"{str(relative)!r}: not a valid path ({error}).") from error
-    if not is_inside:
-        raise DataError(
-            f"{relative}: points outside the folder {root}. Move the file inside, or allow it with "
-            "--allow-outside if you trust its target."
-        )
-    return path
 
 
 def cache_folder() -> Path:

@@ -18,7 +18,6 @@ _TABLES = (".csv", ".tsv")
 FREE = {
     "data.root": "--root",
     "data.validation_root": "",
-    "data.options.allow_outside": "--allow-outside",
     "data.on_bad_image": "--skip-bad",
     "data.max_pixels": "--max-pixels",
     "data.workers": "--workers",

@@ -17,7 +17,6 @@ from typing import Literal, NamedTuple
 
 from recollect.common.decode import HEIF_SUFFIXES, IMAGE_SUFFIXES, can_read_heif
 from recollect.common.errors import DataError, DataWarning
-from recollect.common.files import inside
 from recollect.common.reading import is_folder, visible_entries
 from recollect.common.words import number_of, printable
 from recollect.data.folder_layout import PARTS, find_inner_classes, find_parts, remark_on_siblings
@@ -51,9 +50,7 @@ class Listed:
     left_out: dict[str, int] = field(default_factory=dict)
 
 
-def list_images(
-    inputs: Sequence[Path | str], *, allow_outside: bool = False, missing: Literal["error", "keep"] = "error"
-) -> Listed:
+def list_images(inputs: Sequence[Path | str], *, missing: Literal["error", "keep"] = "error") -> Listed:
     """Folders, image files, and ``.txt`` lists of paths (one per line, relative to the list) to images.
 
     Images in class folders have labels, as for training; images next to them, single files and lists have none. An image
@@ -61,7 +58,6 @@ def list_images(
 
     Args:
         inputs: what to list.
-        allow_outside: whether symbolic links may leave a folder.
         missing: ``"keep"`` leaves it to the reader to find files of a ``.txt`` list missing.
 
     Raises:
@@ -74,7 +70,7 @@ def list_images(
     found: list[_Found] = []
     for number, path in enumerate(given):
         here = counts[_real(path)] = Counter()
-        found += [_Found(number, file, label) for file, label in _images_of(path, allow_outside, missing, here)]
+        found += [_Found(number, file, label) for file, label in _images_of(path, missing, here)]
     left_out: Counter[str] = Counter()
     for folder, here in counts.items():
         # The files of a folder inside another one that was given are counted there.
@@ -102,10 +98,10 @@ class _Found(NamedTuple):
     label: str
 
 
-def _images_of(path: Path, allow_outside: bool, missing: str, left_out: Counter[str]) -> Iterator[tuple[Path, str]]:
+def _images_of(path: Path, missing: str, left_out: Counter[str]) -> Iterator[tuple[Path, str]]:
     """The images of one input with their classes, "" for none."""
     if path.is_dir():
-        for name, label in _labelled(path, allow_outside, left_out):
+        for name, label in _labelled(path, left_out):
             yield path / name, label
     elif path.suffix.lower() == ".txt":
         yield from ((file, "") for file in _from_list(path, missing))
@@ -150,12 +146,12 @@ def _real(path: Path) -> str:
         return str(path)
 
 
-def _labelled(root: Path, allow_outside: bool, left_out: Counter[str]) -> Iterator[tuple[str, str]]:
+def _labelled(root: Path, left_out: Counter[str]) -> Iterator[tuple[str, str]]:
     """Every image below ``root`` with its class: its folder below ``root`` or below a part of it."""
     parts = find_parts(root, instead="list its images in a .txt file, which gives them no classes")
     if not parts and (inner := find_inner_classes(root)) is not None:
         warnings.warn(inner.remark(), DataWarning, stacklevel=4)
-    yield from class_images(root, "", allow_outside, left_out, loose=True, parts=frozenset(parts.values()))
+    yield from class_images(root, "", left_out, loose=True, parts=frozenset(parts.values()))
 
 
 def _from_list(path: Path, missing: str) -> list[Path]:
@@ -175,7 +171,6 @@ def _from_list(path: Path, missing: str) -> list[Path]:
 def class_images(
     root: Path,
     part: str,
-    allow_outside: bool,
     left_out: Counter[str],
     *,
     loose: bool = False,
@@ -188,7 +183,6 @@ def class_images(
     Args:
         root: the folder that paths are relative to.
         part: the folder of the class folders, or "".
-        allow_outside: whether links may leave ``root``.
         left_out: counts skipped files.
         loose: include images next to the class folders, without a class, instead of counting them as skipped.
         parts: folders of ``root`` that contain class folders themselves.
@@ -199,23 +193,22 @@ def class_images(
     for entry in entries:
         relative = f"{part}/{entry.name}" if part else entry.name
         if entry.name in parts:
-            yield from class_images(root, entry.name, allow_outside, left_out, loose=loose)
+            yield from class_images(root, entry.name, left_out, loose=loose)
         elif is_folder(entry):
             others = partial(_is_of_another, owners, entry.name)
-            found = walk_images(root, relative, allow_outside, left_out, above, others=others)
+            found = walk_images(root, relative, left_out, above, others=others)
             yield from ((name, entry.name) for name in found)
-        elif _is_image(entry, root, part, allow_outside, left_out):
+        elif _is_image(entry, left_out):
             if loose:
                 yield relative, ""
             else:
                 left_out[BESIDE] += 1
 
 
-def count_beside_splits(root: Path, entries: Sequence[os.DirEntry[str]], left_out: Counter[str]) -> None:
-    """Count the files among ``entries`` of ``root``, which are next to its split folders and not used."""
+def count_beside_splits(entries: Sequence[os.DirEntry[str]], left_out: Counter[str]) -> None:
+    """Count the files among ``entries``, which are next to the split folders and not used."""
     for entry in entries:
-        # Links may lead out of the root: they are counted, not read.
-        if not is_folder(entry) and _is_image(entry, root, "", True, left_out):
+        if not is_folder(entry) and _is_image(entry, left_out):
             left_out[BESIDE_SPLITS] += 1
 
 
@@ -224,7 +217,11 @@ def _above(root: Path, has_parts: bool) -> frozenset[str]:
     words = frozenset.union(*PARTS.values()) if has_parts else ()
     splits = [entry.path for entry in visible_entries(root) if entry.name.lower() in words]
     real = Path(os.path.realpath(root))
-    return frozenset({str(real), *map(str, real.parents), *map(os.path.realpath, splits)})
+    return frozenset({str(real), *_parents(real), *map(os.path.realpath, splits)})
+
+
+def _parents(real: str | Path) -> frozenset[str]:
+    return frozenset(map(str, Path(real).parents))
 
 
 def _owners(entries: Sequence[os.DirEntry[str]], above: frozenset[str]) -> dict[str, str]:
@@ -245,7 +242,6 @@ def _is_of_another(owners: Mapping[str, str], name: str, real: str) -> bool:
 def walk_images(
     root: Path,
     folder: str,
-    allow_outside: bool,
     left_out: Counter[str],
     above: frozenset[str] = frozenset(),
     *,
@@ -254,19 +250,18 @@ def walk_images(
 ) -> Iterator[str]:
     """Every image below ``root/folder``, sorted, as paths relative to ``root``.
 
-    Links are followed inside the root, and out of it only if allowed. A link to a parent folder is never followed.
+    Links are followed, except to a parent folder.
 
     Args:
         root: the folder that paths are relative to.
         folder: where to look, or "".
-        allow_outside: whether links may leave ``root``.
         left_out: counts skipped files by reason.
         above: the parent folders.
-        refused: called with each image and folder that cannot be used, and the reason; without it, a link that leaves the
-            root is an error.
+        refused: called with each image and folder that cannot be used, and the reason.
         others: whether a folder, by its real path, belongs to another class; links to such folders are left out.
     """
-    real = os.path.realpath(inside(root, folder, allow_outside=allow_outside) if folder else root)
+    real = os.path.realpath(root / folder)
+    above = above if folder else above | _parents(real)
     if real in above or (others is not None and (root / folder).is_symlink() and others(real)):
         left_out["link to a parent folder" if real in above else "link to another class"] += 1
         return
@@ -274,35 +269,29 @@ def walk_images(
         name = f"{folder}/{entry.name}" if folder else entry.name
         descends = is_folder(entry)
         if refused is not None and (descends or Path(entry.name).suffix.lower() in IMAGE_SUFFIXES):
-            against = _reason_against(entry, root, name, allow_outside)
+            against = _reason_against(entry)
             if against is not None:
                 left_out[against[0]] += 1
                 refused(name, against[1])
                 continue
         if descends:
-            yield from walk_images(root, name, allow_outside, left_out, above | {real}, refused=refused, others=others)
-        elif _is_image(entry, root, folder, allow_outside, left_out):
+            yield from walk_images(root, name, left_out, above | {real}, refused=refused, others=others)
+        elif _is_image(entry, left_out):
             yield name
 
 
-def _reason_against(entry: os.DirEntry[str], root: Path, name: str, allow_outside: bool) -> tuple[str, str] | None:
+def _reason_against(entry: os.DirEntry[str]) -> tuple[str, str] | None:
     """Why an image or a folder cannot be used, in two words for counting and as a sentence; None if it can."""
     if any("\ud800" <= character <= "\udfff" for character in entry.name):
         return "name not UTF-8", "its name is not valid UTF-8. Rename it."
     if entry.is_symlink() and not os.path.exists(entry.path):  # noqa: PTH110 (False for a link to itself)
         return "broken link", "a broken link."
-    if entry.is_symlink() and not allow_outside and _leaves(root, name):
-        return "outside link", "a link that leaves the folder (allow it with --allow-outside)."
     if not is_folder(entry) and not _is_file(entry):
         return "not a file", "not a file."
     return None
 
 
-def _leaves(root: Path, name: str) -> bool:
-    return not (root / name).resolve().is_relative_to(root.resolve())
-
-
-def _is_image(entry: os.DirEntry[str], root: Path, folder: str, allow_outside: bool, left_out: Counter[str]) -> bool:
+def _is_image(entry: os.DirEntry[str], left_out: Counter[str]) -> bool:
     """Whether a file is an image to use; if not, it is counted with the reason."""
     suffix = Path(entry.name).suffix.lower()
     if suffix not in IMAGE_SUFFIXES:
@@ -314,8 +303,6 @@ def _is_image(entry: os.DirEntry[str], root: Path, folder: str, allow_outside: b
     if not _is_file(entry):
         left_out["broken link" if entry.is_symlink() else "not a file"] += 1
         return False
-    if entry.is_symlink():
-        inside(root, f"{folder}/{entry.name}" if folder else entry.name, allow_outside=allow_outside)
     return True
 
 

@@ -2,17 +2,15 @@
 
 A set is a description, cheap to create, slice and compare: no pixel is read until ``read``. Sources (``data/sources``)
 create sets; the sampler needs only ``labels``; the pipeline needs ``read``; a run's manifest keeps ``fingerprint``.
-Names may come from a list made elsewhere, so names that point outside the root are refused here.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from recollect.common.decode import ImageSource, read_image
-from recollect.common.errors import DataError, InputError
-from recollect.common.words import printable
+from recollect.common.errors import InputError
 
 Indices = NDArray[np.int64]
 """Numbers of images."""
@@ -40,7 +37,6 @@ class ImageSet:
         arrays: N × H × W (grey) or N × H × W × 3 uint8 pixels, instead of files.
         split: which split this is: ``"train"``, ``"test"``, ``"val"``, ``"all"`` or a name of the source's own.
         boxes: N × 4 boxes (x1, y1, x2, y2) to crop to, in pixels of the upright image; NaN rows mean the whole image.
-        allow_outside: whether names may point outside ``root``, by ``..``, as absolute paths or through symbolic links.
         coarse_labels: N numbers of coarser classes, indices into ``coarse_names``, e.g. the kind of product in
             addition to the product; None if there is no such level. All images of a class have the same one.
         coarse_names: the name of every coarser class.
@@ -51,7 +47,6 @@ class ImageSet:
     Raises:
         InputError: lengths that differ, labels out of range, a name twice, neither or both of root and arrays, a class
             in two coarser ones.
-        DataError: a name that leaves ``root``; one that does so through a symbolic link is refused by ``path``.
 
     Examples:
         >>> pixels = np.zeros((4, 8, 8), np.uint8)
@@ -68,7 +63,6 @@ class ImageSet:
     arrays: NDArray[np.uint8] | None = None
     split: str = "all"
     boxes: NDArray[np.float64] | None = None
-    allow_outside: bool = False
     coarse_labels: NDArray[np.int64] | None = None
     coarse_names: Sequence[str] = ()
     items: Sequence[ImageSource] | None = None
@@ -92,10 +86,6 @@ class ImageSet:
         if len(set(self.names)) != count:
             twice = next(name for name in self.names if self.names.count(name) > 1)
             raise InputError(f"{self.name}: names must be unique, but {twice!r} occurs more than once.")
-        if self.root is not None and not self.allow_outside:
-            for name in self.names:
-                if _leaves(name):
-                    raise _outside(name, self.root)
 
     @property
     def coarse_of_classes(self) -> list[int] | None:
@@ -156,19 +146,11 @@ class ImageSet:
             digest.update(np.ascontiguousarray(self.arrays).data)
         return digest.hexdigest()
 
-    @cached_property
-    def _real_root(self) -> Path:
-        return Path() if self.root is None else Path(os.path.realpath(self.root))
-
     def path(self, index: int) -> Path:
-        """The file of image ``index``, refused when a symbolic link in its path leaves the root."""
+        """The file of image ``index``."""
         if self.root is None:
             raise InputError(f"{self.name}: its images have no files.")
-        path = self.root / self.names[index]
-        # realpath, because Path.resolve fails on links to themselves; reading such a file reports it.
-        if not self.allow_outside and not Path(os.path.realpath(path)).is_relative_to(self._real_root):
-            raise _outside(self.names[index], self.root)
-        return path
+        return self.root / self.names[index]
 
     def box(self, index: int) -> tuple[float, float, float, float] | None:
         """The box that image ``index`` is cropped to, if any."""
@@ -242,7 +224,6 @@ class ImageSet:
             arrays=None if self.arrays is None else np.concatenate([self.arrays, other.arrays]),
             boxes=None if self.boxes is None and other.boxes is None else np.concatenate(boxes),
             split=split,
-            allow_outside=self.allow_outside or other.allow_outside,
             coarse_labels=coarse,
             coarse_names=coarse_names,
         )
@@ -275,19 +256,3 @@ def _merged(first: _Labelled, second: _Labelled) -> _Labelled:
         numbers.setdefault(name, len(numbers))
     place = np.array([numbers[name] for name in second[1]], dtype=np.int64)
     return np.concatenate([first[0], place[second[0]]]), list(numbers)
-
-
-def _leaves(name: str) -> bool:
-    """Whether a relative name points above its root by its spelling alone (``path`` follows links)."""
-    if ".." not in name and ":" not in name and not name.startswith(("/", "\\")):
-        return False  # the usual case, decided without parsing the name
-    # Windows paths split at both slashes and have drives, so a list gets the same checks on every system.
-    path = PureWindowsPath(name)
-    return bool(path.anchor) or ".." in path.parts
-
-
-def _outside(name: str, root: Path) -> DataError:
-    return DataError(
-        f"{printable(name)}: points outside the folder {printable(str(root))}. Move the file inside, or allow it with "
-        "--allow-outside (data.options.allow_outside in YAML) if you trust its target."
-    )

@@ -36,7 +36,6 @@ def make_set(
     classes: Sequence[int] | Sequence[str],
     *,
     missing: str = "error",
-    allow_outside: bool = False,
     boxes: NDArray[np.float64] | None = None,
     titles: Mapping[int, str] | None = None,
     coarse: Mapping[Any, str] | None = None,
@@ -51,7 +50,6 @@ def make_set(
         names: one path per listed image.
         classes: one key per image, all numbers or all text.
         missing: ``"error"``, ``"drop"`` or ``"keep"``, see ``MISSING``.
-        allow_outside: whether names may leave the root.
         boxes: one box per image.
         titles: the class name of each key, if not ``str(key)``.
         coarse: the coarser class that the class of a key belongs to.
@@ -75,7 +73,6 @@ def make_set(
         root=root,
         split=split,
         boxes=boxes,
-        allow_outside=allow_outside,
         coarse_labels=groups[labels] if groups is not None else None,
         coarse_names=group_names,
         facts=facts or {},

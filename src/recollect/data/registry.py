@@ -190,7 +190,7 @@ def load(name: str, root: Path | str | None = None, split: str = "train", **opti
         name: a name from ``available()``, e.g. ``"folder"`` or ``"glyphs"``, or a reference such as ``my.py:load_mine``.
         root: the folder of the data set; not needed for a generated set like ``glyphs``.
         split: usually ``"train"`` or ``"test"``.
-        **options: options of that source, e.g. ``missing="drop"``, ``allow_outside=True``.
+        **options: options of that source, e.g. ``missing="drop"``.
 
     Raises:
         ConfigError: an unknown name, split or option.

@@ -38,16 +38,13 @@ class MatchingPairs:
     positives: NDArray[np.int64]
 
 
-def load_sfm_pairs(
-    root: Path | str, part: str = "whiten", *, missing: str = "error", allow_outside: bool = False
-) -> MatchingPairs:
+def load_sfm_pairs(root: Path | str, part: str = "whiten", *, missing: str = "error") -> MatchingPairs:
     """Load the pairs of a part.
 
     Args:
         root: the folder that holds ``retrieval-SfM-120k``, or that folder itself.
         part: ``"whiten"``: the pairs the publishers learn whitening from; or ``"train"`` or ``"val"``.
         missing: what to do with missing images: ``"error"`` or ``"keep"``.
-        allow_outside: whether names and links may leave ``root``.
 
     Raises:
         DataError: the file is missing, damaged, or not a list of pairs.
@@ -85,7 +82,6 @@ def load_sfm_pairs(
         [sfm_file_name(folder, identity) for identity in identities],
         clusters if clusters is not None else [UNLABELLED] * len(identities),
         missing=missing,
-        allow_outside=allow_outside,
     )
     return MatchingPairs(images, queries, positives)
 

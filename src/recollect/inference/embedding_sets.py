@@ -130,7 +130,7 @@ def files_as_set(paths: Sequence[Path], name: str = "images") -> ImageSet:
     root = Path(absolute[0].anchor)
     # The user named these files one by one, so all of them may be read.
     names = [path.as_posix() for path in absolute]
-    return ImageSet(name, names, np.zeros(len(names), np.int64), ["images"], root=root, allow_outside=True)
+    return ImageSet(name, names, np.zeros(len(names), np.int64), ["images"], root=root)
 
 
 def _through_head(embedder: Embedder, pooled: Rows) -> Rows:

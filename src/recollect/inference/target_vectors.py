@@ -170,7 +170,6 @@ def prepare_target(
     weights: str | None = None,
     download: bool = False,
     device: str | None = None,
-    allow_outside: bool = False,
     distractors: Path | None = None,
     trained_classes: str = "auto",
     skip_bad: bool = False,
@@ -187,7 +186,6 @@ def prepare_target(
     test = load_test(
         choice,
         opened.folder,
-        allow_outside=allow_outside,
         distractors=distractors,
         trained_classes=trained_classes,
         skip_bad=skip_bad,

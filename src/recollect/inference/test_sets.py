@@ -170,7 +170,6 @@ def load_test(
     choice: TestChoice,
     run: Path | None = None,
     *,
-    allow_outside: bool = False,
     distractors: Path | None = None,
     trained_classes: str = "auto",
     skip_bad: bool = False,
@@ -180,22 +179,19 @@ def load_test(
     Args:
         choice: the data set and split.
         run: the folder of the run to test, if it is a run.
-        allow_outside: whether listed names and links may leave the root.
         distractors: for instance search, the folder that holds ``revisitop1m``, or a ``.npy``; else a ``.npy``.
         trained_classes: ``"auto"``, ``"exclude"`` or ``"keep"``.
         skip_bad: leave out listed images that are missing, with a warning; also if ``choice`` says so.
     """
     if choice.data in REVISITED:
-        benchmark = load_revisited(choice.data, str(choice.root), allow_outside=allow_outside)
+        benchmark = load_revisited(choice.data, str(choice.root))
         keys = content_keys(benchmark.database), content_keys(benchmark.queries)
         both = set_digest(benchmark.database, keys[0]) + set_digest(benchmark.queries, keys[1])
-        more = _distractors(distractors, allow_outside)
+        more = _distractors(distractors)
         added = "" if distractors is None else "+revisitop1m" if more is not None else f"+{distractors.stem}"
         digest = hashlib.sha256(both.encode()).hexdigest()
         return TestSet(choice, _named(choice.data + added, None, digest), None, benchmark, keys, more)
-    outside = {"allow_outside": True} if allow_outside else {}
-    options = {**choice.options, **outside}
-    options = without_missing(choice.data, options) if skip_bad or choice.skip_bad else options
+    options = without_missing(choice.data, choice.options) if skip_bad or choice.skip_bad else choice.options
     known = None if run is None else read_trained_on(run)
     by_record = known if choice.own and trained_classes != "keep" else None
     images = load_by_record(choice.data, choice.root, choice.split, by_record, options)
@@ -221,7 +217,7 @@ def _named(name: str, split: str | None, digest: str) -> str:
     return "-".join(part for part in (plain, split, digest[:8]) if part)
 
 
-def _distractors(path: Path | None, allow_outside: bool) -> ImageSet | None:
+def _distractors(path: Path | None) -> ImageSet | None:
     if path is None or path.is_file():
         return None
     if not path.is_dir():
@@ -229,7 +225,7 @@ def _distractors(path: Path | None, allow_outside: bool) -> ImageSet | None:
             f"--distractors {path}: no such file or folder; give a .npy of vectors or the folder that contains "
             "revisitop1m."
         )
-    return load_distractors(path, allow_outside=allow_outside)
+    return load_distractors(path)
 
 
 def name_of_test(data: str, split: str, distractors: bool = False) -> str:

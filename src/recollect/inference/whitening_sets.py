@@ -41,9 +41,9 @@ class WhiteningSet:
     pairs: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
 
     @classmethod
-    def from_sfm(cls, root: Path | str, *, allow_outside: bool = False) -> WhiteningSet:
+    def from_sfm(cls, root: Path | str) -> WhiteningSet:
         """The pairs that the publishers of SfM-120k learn whitening from; images in no pair are left out."""
-        found = load_sfm_pairs(root, "whiten", allow_outside=allow_outside)
+        found = load_sfm_pairs(root, "whiten")
         used, places = np.unique(np.concatenate([found.queries, found.positives]), return_inverse=True)
         queries, positives = np.split(places.astype(np.int64), 2)
         return cls(found.images.subset(used), (queries, positives))
@@ -140,7 +140,6 @@ def whiten(
     multiscale: bool = False,
     device: str | None = None,
     download: bool = False,
-    allow_outside: bool = False,
     skip_bad: bool = False,
     overwrite: bool = False,
 ) -> Path:
@@ -155,7 +154,6 @@ def whiten(
         seed: of the pairs, where labels give more than are used.
         multiscale: learn from descriptors averaged over three scales, for ``write_evaluation(multiscale=True)``.
         device, download: see ``recollect.load``.
-        allow_outside: allow listed paths and links that point outside the root.
         skip_bad: skip images that are missing or cannot be read.
         overwrite: replace ``out``.
 
@@ -179,11 +177,10 @@ def whiten(
     if opened.remark is not None:
         logger.info(opened.remark)
     if pairs is not None:
-        chosen = WhiteningSet.from_sfm(pairs, allow_outside=allow_outside)
+        chosen = WhiteningSet.from_sfm(pairs)
     else:
         choice = choose_test(None, data=str(data), root=None if root is None else Path(root), split=split)
-        options = {"allow_outside": True} if allow_outside else {}
-        options = without_missing(choice.data, options) if skip_bad else options
+        options = without_missing(choice.data, {}) if skip_bad else {}
         chosen = labelled_set(load(choice.data, choice.root, split, **options))
     logger.info(f"learning from {len(chosen.images):,} images")
     policy = "skip" if skip_bad else "error"

@@ -83,7 +83,6 @@ def write_evaluation(
     batch_size: int = BATCH,
     memory: int = 512,
     device: str | None = None,
-    allow_outside: bool = False,
     skip_bad: bool = False,
     trust: bool = False,
 ) -> WrittenEvaluation:
@@ -112,7 +111,6 @@ def write_evaluation(
         overwrite: replace existing results.
         weights, download: of an initialisation, see ``recollect.load``.
         batch_size: images per batch while embedding. memory: MiB for ranking. device: where to compute.
-        allow_outside: allow listed paths and links that point outside the root.
         skip_bad: leave out images that cannot be read, and list them.
         trust: run the code that a run or a saved embedder names (references).
 
@@ -141,7 +139,6 @@ def write_evaluation(
             weights=weights,
             download=download,
             device=device,
-            allow_outside=allow_outside,
             distractors=distractors,
             trained_classes=trained_classes,
             skip_bad=skip_bad,

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from recollect.common.errors import ConfigError, DataError, DataWarning, InputError
-from recollect.common.files import atomic_write, inside, make_folder_for
+from recollect.common.files import atomic_write, make_folder_for
 from recollect.common.reading import parse_json, read_npz
 from recollect.common.unit_prefix import unit_prefix
 from recollect.common.words import number_of
@@ -43,15 +43,9 @@ class Catalogue:
     labels: list[str] | None = None
     source: dict[str, Any] = field(default_factory=dict)
 
-    def picture(self, index: int) -> Path | None:
-        """The path of image ``index``; None if it is outside the catalogue's folder, or the current one if it has none.
-
-        An ``.npz`` is not trusted: a page would show any file that its names point to.
-        """
-        try:
-            return inside(Path(str(self.source.get("root") or ".")), self.names[index])
-        except DataError:
-            return None
+    def picture(self, index: int) -> Path:
+        """The path of image ``index``, below the catalogue's folder, or the current one if it has none."""
+        return Path(str(self.source.get("root") or ".")) / self.names[index]
 
 
 @dataclass(frozen=True)
@@ -81,7 +75,6 @@ def embed_catalogue(
     skip_bad: bool = False,
     download: bool = False,
     overwrite: bool = False,
-    allow_outside: bool = False,
 ) -> Catalogue:
     """Embed images and write the catalogue.
 
@@ -94,7 +87,6 @@ def embed_catalogue(
         skip_bad: skip images that cannot be read, with a warning, instead of stopping.
         download: download an initialisation's weights if they are missing.
         overwrite: replace ``out``.
-        allow_outside: follow symbolic links that leave a folder of ``inputs``.
 
     Raises:
         InputError: ``out`` exists or is not an ``.npz``. DataError, ImageError, WeightsError: something cannot be read.
@@ -110,7 +102,7 @@ def embed_catalogue(
     if out.exists() and not overwrite:
         raise InputError(f"{out} already exists: choose another --out, or allow overwriting (--overwrite).")
     make_folder_for(out)
-    listed = list_images(inputs, allow_outside=allow_outside, missing="keep" if skip_bad else "error")
+    listed = list_images(inputs, missing="keep" if skip_bad else "error")
     opened = open_model(model, weights=weights, download=download, device=device, dim=dim)
     if opened.remark is not None:
         warnings.warn(opened.remark, DataWarning, stacklevel=2)
@@ -195,7 +187,6 @@ def search_catalogue(
     weights: str | None = None,
     device: str | None = None,
     skip_bad: bool = False,
-    allow_outside: bool = False,
 ) -> list[CatalogueAnswer]:
     """The catalogue's images nearest to each query, in the order of the queries.
 
@@ -207,7 +198,6 @@ def search_catalogue(
         dim: compare only this many first numbers of the vectors.
         model: new folder of the catalogue's model, if it moved or is not recorded. weights: weights of an initialisation.
         skip_bad: skip files that cannot be read, with a warning, instead of stopping.
-        allow_outside: follow links that leave a folder.
 
     Raises:
         InputError: a query is neither a file, a folder nor a name. ConfigError: the model of the catalogue is not known, or
@@ -222,7 +212,6 @@ def search_catalogue(
         [str(query) for query in queries],
         set(catalogue.names).__contains__,
         "the file of vectors",
-        allow_outside=allow_outside,
     )
     searched = catalogue.embeddings
     if dim is not None:

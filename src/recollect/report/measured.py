@@ -103,7 +103,6 @@ def measure(
     root: str | None = None,
     device: str | None = None,
     skip_bad: bool = True,
-    allow_outside: bool = False,
     results: Results | None = None,
     beside: Sequence[Run] = (),
 ) -> Measured:
@@ -115,7 +114,6 @@ def measure(
         root: new folder of its images; by default the recorded one.
         device: where to embed.
         skip_bad: skip images that cannot be read, with a remark, instead of stopping.
-        allow_outside: whether links and listed paths may leave the folder, also if the run did not allow it.
         results: results of other runs, which are reused and extended.
         beside: other runs that it is compared with. Those on the same data are tested on classes that none was trained on.
 
@@ -131,7 +129,7 @@ def measure(
     path = run.folder.path / "report" / f"vectors{part}.npz"
     try:
         known = read_trained_on(run.folder.path)
-        whole, against = _test_images(data, known, beside, chosen, root, _options(data, allow_outside, skip_bad))
+        whole, against = _test_images(data, known, beside, chosen, root, _options(data, skip_bad))
     except RecollectError as error:
         if root is not None:  # a mistake to be told, not a reason for older vectors
             raise
@@ -212,10 +210,9 @@ def _with_kept(result: Measured, kept: Kept) -> Measured:
     return dataclasses.replace(result, left_out=[*result.left_out, *kept.left_out], copies=copies)
 
 
-def _options(data: DataConfig, allow_outside: bool, skip_bad: bool) -> Mapping[str, Any]:
-    """How the images of a run are read: as in its training, or with fewer refusals."""
-    options = {**data.options, "allow_outside": True} if allow_outside else data.options
-    return without_missing(data.name, options) if skip_bad else options
+def _options(data: DataConfig, skip_bad: bool) -> Mapping[str, Any]:
+    """How the images of a run are read: as in its training, or without those that are missing."""
+    return without_missing(data.name, data.options) if skip_bad else data.options
 
 
 def _test_images(
@@ -259,15 +256,13 @@ def _marked(result: Measured, seen: bool) -> Measured:
     )
 
 
-def training_images(
-    run: Run, limit: int | None, root: str | None = None, allow_outside: bool = False
-) -> tuple[ImageSet | None, int]:
+def training_images(run: Run, limit: int | None, root: str | None = None) -> tuple[ImageSet | None, int]:
     """At most ``limit`` of the images that a run was trained on, and how many there are; None if they are not at hand."""
     if run.config is None:
         return None, 0
     data = run.config.data
     try:
-        known, options = read_trained_on(run.folder.path), _options(data, allow_outside, skip_bad=True)
+        known, options = read_trained_on(run.folder.path), _options(data, skip_bad=True)
         images = load_by_record(data.name, moved_root(data.root, root), data.train_split, known, options)
     except RecollectError:
         return None, 0

@@ -87,7 +87,6 @@ def write_report(
     root: Path | str | None = None,
     device: str | None = None,
     skip_bad: bool = True,
-    allow_outside: bool = False,
     overwrite: bool = False,
     csv: Path | str | None = None,
     title: str | None = None,
@@ -103,7 +102,6 @@ def write_report(
             over the complete test set. split: the split to use.
         root: new folder of the images of all runs; by default the recorded one of each run.
         device: where to embed them. skip_bad: skip those that cannot be read, with a remark.
-        allow_outside: whether links and listed paths may leave the folder of the images.
         overwrite: overwrite a file that recollect did not write. An earlier report is always overwritten.
         csv: also write possible problems in the data to this file, one row per image.
         title: title of the page. introduction: a paragraph below it.
@@ -134,12 +132,11 @@ def write_report(
     place = None if root is None else str(root)
     results: Results = {}
     options: dict[str, Any] = {"split": split, "root": place, "device": device, "skip_bad": skip_bad}
-    options["allow_outside"] = allow_outside
     measured = [
         _measured(run, results=results, beside=[other for other in read if other is not run], **options) for run in read
     ]
     remarks = [f"{run.name}: {remark}" if len(read) > 1 else remark for run in read for remark in run.remarks]
-    compared = _side_by_side(read, measured, remarks, limit, place, allow_outside)
+    compared = _side_by_side(read, measured, remarks, limit, place)
     remarks = list(dict.fromkeys(remarks))
     for remark in remarks:
         logger.info(remark)
@@ -188,7 +185,6 @@ def _side_by_side(
     remarks: list[str],
     limit: int | None,
     root: str | None,
-    allow_outside: bool,
 ) -> Compared | None:
     """Everything that can be compared: the common starting weights, if any, and every run on the same images."""
     known: list[tuple[Run, Measured]] = []
@@ -229,7 +225,7 @@ def _side_by_side(
     itself = looked_at.seen or shown.split == "train"
     training, trained_on = None, 0
     if shown.images is not None and not itself:
-        training, trained_on = training_images(same[0][0], most, root, allow_outside)
+        training, trained_on = training_images(same[0][0], most, root)
     start = next((one for one in sampled if not one.trained), None)
     config = same[0][0].config
     knowing = (

@@ -50,7 +50,6 @@ def search_images(
     device: str | None = None,
     root: str | Path | None = None,
     skip_bad: bool = False,
-    allow_outside: bool = False,
     overwrite: bool = False,
 ) -> FoundImages:
     """Find the most similar images, with the model that computed the vectors.
@@ -66,7 +65,6 @@ def search_images(
         model: new folder of the model, if it moved. weights: weights of an initialisation. device: where to compute.
         root: new folder of the images of a file of vectors, if they moved.
         skip_bad: skip queries that cannot be read, instead of stopping.
-        allow_outside: follow links that leave a folder of queries.
         overwrite: let the page overwrite a file that recollect did not write.
 
     Raises:
@@ -91,7 +89,6 @@ def search_images(
             weights=weights,
             device=device,
             skip_bad=skip_bad,
-            allow_outside=allow_outside,
         )
         shown, count = [_shown_of_vectors(catalogue, answer) for answer in found], len(catalogue.names)
         answers = [_of_vectors(str(answer.query), asked) for answer, asked in zip(found, shown, strict=True)]
@@ -101,9 +98,7 @@ def search_images(
         )
     else:
         with Index.open(index, model, device=device, **({} if weights is None else {"weights": weights})) as opened:
-            matched, remark = ask(
-                opened, names, top, where, exact=exact, skip_bad=skip_bad, allow_outside=allow_outside
-            )
+            matched, remark = ask(opened, names, top, where, exact=exact, skip_bad=skip_bad)
             if remark is not None:
                 logger.info(remark)
             shown, count = [] if html is None else [_shown(opened, answer) for answer in matched], len(opened)

@@ -41,7 +41,6 @@ def calibrate_target(
     same_rate: float = 1e-3,
     similar_rate: float = 5e-2,
     wait: float = 0.0,
-    allow_outside: bool = False,
     **opening: Any,
 ) -> tuple[ThresholdCalibration, list[str]]:
     """Measure thresholds and store them with a run, a saved embedder or an index.
@@ -53,7 +52,6 @@ def calibrate_target(
         root: the folder of a data set. split: the split to use, if there are splits.
         same_rate, similar_rate: see ``thresholds.calibrate``.
         wait: seconds to wait for another process that is writing to the index.
-        allow_outside: whether links and listed paths of ``data`` may leave their folder.
         opening: ``weights``, ``device``, ``batch_size``, ``download`` for the model.
 
     Returns:
@@ -76,7 +74,7 @@ def calibrate_target(
                 vectors, labels = _of_index(index, place, remarks)
                 name = "the labelled images of the index"
             else:
-                (images, labels), name = _labelled(data, root, split, allow_outside, place, remarks), data
+                (images, labels), name = _labelled(data, root, split, place, remarks), data
                 vectors = stored_vectors(_embedded(index.encoder, images), index.generation)
                 vectors, labels = _readable(vectors, labels, remarks)
             found = calibrate(vectors, labels, fingerprint=index.model["fingerprint"], data=name, **rates)
@@ -92,7 +90,7 @@ def calibrate_target(
     if Path(target).is_dir():
         make_folder_for(Path(target) / FILE)  # a read-only folder is noticed before the images are embedded
     encoder = open_encoder(target, **opening)
-    images, labels = _labelled(data, root, split, allow_outside, encoder.note.get("model"), remarks)
+    images, labels = _labelled(data, root, split, encoder.note.get("model"), remarks)
     vectors, labels = _readable(_embedded(encoder, images), labels, remarks)
     found = calibrate(vectors, labels, fingerprint=encoder.fingerprint, data=data, **rates)
     if not Path(target).is_dir():
@@ -137,14 +135,12 @@ def _of_index(index: Index, model: Any, remarks: list[str]) -> tuple[NDArray[np.
     return vectors, [labels[place] for place in kept]
 
 
-def _labelled(
-    data: str, root: str | Path | None, split: str, allow_outside: bool, model: Any, remarks: list[str]
-) -> Labelled:
+def _labelled(data: str, root: str | Path | None, split: str, model: Any, remarks: list[str]) -> Labelled:
     """Labelled images of classes that the model was not trained on."""
     if root is None:
         refuse_two_meanings(data)
     if root is None and Path(data).exists():
-        listed, left_out = list_images(data, allow_outside=allow_outside)
+        listed, left_out = list_images(data)
         remarks += left_out
         parts = {entry.metadata["split"] for entry in listed if "split" in entry.metadata}
         split = part_to_use(split, parts)
@@ -159,7 +155,7 @@ def _labelled(
         paths, names = [entry.path for entry in kept], [entry.metadata["label"] for entry in kept]
         places = _unseen(names, content_keys(files_as_set(paths)), "folder", model, remarks)
         return [paths[place] for place in places], [names[place] for place in places]
-    images = load(data, root, split, **without_missing(data, {"allow_outside": True} if allow_outside else {}))
+    images = load(data, root, split, **without_missing(data, {}))
     names = [images.class_names[label] for label in images.labels.tolist()]
     places = _unseen(names, content_keys(images), images.name, model, remarks)
     files = images.arrays is None and images.boxes is None

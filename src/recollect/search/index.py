@@ -139,7 +139,6 @@ class Index(OpenedIndex):
         prune: bool = False,
         prefix: str = "",
         rehash: bool = False,
-        allow_outside: bool = False,
         wait: float = 0.0,
     ) -> SyncChanges:
         """Synchronize the index with a folder or a CSV file: only new and changed images are embedded.
@@ -151,14 +150,13 @@ class Index(OpenedIndex):
             prune: remove images of that folder whose files no longer exist (or that the CSV file no longer names).
             prefix: prefix of every id, to keep several folders apart.
             rehash: read every file instead of trusting its size and time.
-            allow_outside: follow links and paths that leave the folder.
             wait: seconds to wait for another process that is writing.
 
         Raises:
             DataError: no images, or ids that belong to other files. IndexBusyError: another process is writing.
         """
         left_out: Counter[str] = Counter()
-        listed, remarks = list_images(folder, prefix=prefix, allow_outside=allow_outside, left_out=left_out)
+        listed, remarks = list_images(folder, prefix=prefix, left_out=left_out)
         with self._store.writing(wait):
             generation = self._tidied()
             changes = sync_images(

@@ -16,7 +16,6 @@ from PIL import Image
 
 from recollect.common.decode import IMAGE_SUFFIXES, file_sha256
 from recollect.common.errors import DataError, InputError
-from recollect.common.files import inside
 from recollect.common.reading import read_text
 from recollect.common.words import number_of
 from recollect.data.folder_layout import find_inner_classes, find_parts
@@ -40,7 +39,6 @@ def list_images(
     source: Path | str,
     *,
     prefix: str = "",
-    allow_outside: bool = False,
     labels: bool = True,
     left_out: Counter[str] | None = None,
 ) -> tuple[list[IndexedFile], list[str]]:
@@ -56,7 +54,6 @@ def list_images(
     Args:
         source: the folder or the CSV file.
         prefix: prefix of every id, to keep several folders apart.
-        allow_outside: follow links and paths that leave the folder.
         labels: find ``label`` and ``split`` of the images of a folder, with messages where they are not clear.
         left_out: counts skipped files of a folder, by reason.
 
@@ -66,9 +63,9 @@ def list_images(
     root = Path(source)
     remarks: list[str] = []
     if root.is_dir():
-        found = list(_folder(root, prefix, allow_outside, labels, remarks, Counter() if left_out is None else left_out))
+        found = list(_folder(root, prefix, labels, remarks, Counter() if left_out is None else left_out))
     elif root.suffix.lower() == ".csv" and root.is_file():
-        found = list(_csv(root, prefix, allow_outside, remarks, Counter() if left_out is None else left_out))
+        found = list(_csv(root, prefix, remarks, Counter() if left_out is None else left_out))
     elif root.exists():
         raise DataError(f"{root}: an index is filled from folders and .csv files; add single files with --add.")
     else:
@@ -79,13 +76,11 @@ def list_images(
     return found, remarks
 
 
-def _folder(
-    root: Path, prefix: str, allow_outside: bool, labels: bool, remarks: list[str], left_out: Counter[str]
-) -> Iterator[IndexedFile]:
+def _folder(root: Path, prefix: str, labels: bool, remarks: list[str], left_out: Counter[str]) -> Iterator[IndexedFile]:
     def refused(name: str, reason: str) -> None:
         remarks.append(f"{root / name}: skipped, {reason}")
 
-    names = list(walk_images(root, "", allow_outside, left_out, refused=refused))
+    names = list(walk_images(root, "", left_out, refused=refused))
     split_of = _splits(root, remarks) if labels else {}
     for name in names:
         parts = name.split("/")
@@ -113,9 +108,7 @@ def _splits(root: Path, remarks: list[str]) -> dict[str, str]:
     return split_of
 
 
-def _csv(
-    path: Path, prefix: str, allow_outside: bool, remarks: list[str], left_out: Counter[str]
-) -> Iterator[IndexedFile]:
+def _csv(path: Path, prefix: str, remarks: list[str], left_out: Counter[str]) -> Iterator[IndexedFile]:
     seen: dict[str, int] = {}
     missing = 0
     try:
@@ -142,7 +135,7 @@ def _csv(
                         f"{path}, line {reader.line_num}: {identity!r} is already listed in line {seen[identity]}."
                     )
                 seen[identity] = reader.line_num
-                file_path = inside(path.parent, name, allow_outside=allow_outside)
+                file_path = path.parent / name
                 if not file_path.is_file():
                     missing += 1
                     left_out["missing"] += 1

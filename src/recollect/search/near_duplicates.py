@@ -139,7 +139,6 @@ def find_duplicates(
     *,
     threshold: float = 0.95,
     model: str = "lite0-in1k",
-    allow_outside: bool = False,
     remarks: list[str] | None = None,
     **opening: Any,
 ) -> tuple[list[Group], int]:
@@ -148,7 +147,7 @@ def find_duplicates(
     Args:
         target: an index, or a folder or ``.csv`` of images; ``train`` and ``test`` folders below it are its parts.
         threshold: pairs at least this similar are near-duplicates.
-        model: for a folder: what embeds it. allow_outside: whether its links and paths may leave it.
+        model: for a folder: what embeds it.
         remarks: receives sentences on files of a folder that are left out.
         opening: ``weights``, ``device``, ``batch_size``, ``download`` for that model.
 
@@ -160,7 +159,7 @@ def find_duplicates(
     if is_index(target):
         read, vectors = _indexed(target)
     else:
-        read, vectors = _embedded(target, model, allow_outside, opening, [] if remarks is None else remarks)
+        read, vectors = _embedded(target, model, opening, [] if remarks is None else remarks)
     if not read:
         raise DataError(f"{target}: there are no images to compare.")
     roots, lowest = group_vectors(vectors, threshold)
@@ -183,9 +182,9 @@ def _indexed(target: str | Path) -> tuple[list[Item], NDArray[np.float32]]:
 
 
 def _embedded(
-    target: str | Path, model: str, allow_outside: bool, opening: dict[str, Any], remarks: list[str]
+    target: str | Path, model: str, opening: dict[str, Any], remarks: list[str]
 ) -> tuple[list[Item], NDArray[np.float32]]:
-    listed, left_out = list_images(target, allow_outside=allow_outside)
+    listed, left_out = list_images(target)
     remarks += left_out
     encoder = open_encoder(model, **opening)
     vectors = np.empty((len(listed), encoder.dim), np.float32)

@@ -29,9 +29,7 @@ class Answer:
     matches: list[Match]
 
 
-def list_queries(
-    queries: Sequence[str], is_id: Callable[[str], bool], owner: str, *, allow_outside: bool = False
-) -> list[Path | str]:
+def list_queries(queries: Sequence[str], is_id: Callable[[str], bool], owner: str) -> list[Path | str]:
     """Files as paths and ids as text, in the order of the queries; a folder becomes its images.
 
     Files and folders come before ids of the same name. Images of a folder that are skipped are named in log messages.
@@ -40,7 +38,6 @@ def list_queries(
         queries: files, folders and ids.
         is_id: whether a text is an id.
         owner: what has the ids, for the error.
-        allow_outside: follow links that leave a folder.
 
     Raises:
         InputError: a query is neither a file, a folder nor an id. DataError: a folder has no images.
@@ -49,7 +46,7 @@ def list_queries(
     for query in queries:
         path = Path(query)
         if path.is_dir():
-            listed, remarks = list_images(path, allow_outside=allow_outside, labels=False)
+            listed, remarks = list_images(path, labels=False)
             found += [image.path for image in listed]
             for remark in remarks:
                 logger.info(remark)
@@ -70,7 +67,6 @@ def ask(
     *,
     exact: bool = False,
     skip_bad: bool = False,
-    allow_outside: bool = False,
 ) -> tuple[list[Answer], str | None]:
     """Results for files, folders and ids, in their order, and a message about skipped ones, if any.
 
@@ -79,13 +75,12 @@ def ask(
         queries: files, folders and ids. The item of an id is left out of its own results.
         k, where, exact: as in ``Index.search``.
         skip_bad: skip files that cannot be read, instead of stopping at the first.
-        allow_outside: follow links that leave a folder.
 
     Raises:
         InputError: a query is neither a file, a folder nor an id.
         ImageError: a file cannot be read. DataError: no file can be read.
     """
-    asked = list_queries(queries, lambda name: name in index.get([name]), index.address, allow_outside=allow_outside)
+    asked = list_queries(queries, lambda name: name in index.get([name]), index.address)
     files = [(place, query) for place, query in enumerate(asked) if isinstance(query, Path)]
     answers: list[Answer | None] = [
         None

@@ -44,7 +44,6 @@ def update_index(
     approximate: bool | None = None,
     recall: float | None = None,
     rehash: bool = False,
-    allow_outside: bool = False,
     wait: float = 0.0,
     **opening: Any,
 ) -> IndexUpdate:
@@ -64,7 +63,6 @@ def update_index(
         approximate: True builds approximate search and measures its recall, False removes it.
         recall: with ``approximate``, the share of the exact first 10 that it should find; 0.95 by default.
         rehash: read every file, even if size and time are unchanged.
-        allow_outside: follow links and paths that leave the folders.
         wait: seconds to wait for another process that is writing.
         opening: ``weights``, ``device``, ``batch_size``, ``download`` for the model.
 
@@ -95,9 +93,7 @@ def update_index(
             if len(done[-1].skipped) == len(add):
                 raise DataError(f"{index.address}: nothing was added. {' '.join(done[-1].skipped[:5])}")
         for folder in folders:
-            done.append(
-                index.sync(folder, prune=prune, prefix=prefix, rehash=rehash, allow_outside=allow_outside, wait=wait)
-            )
+            done.append(index.sync(folder, prune=prune, prefix=prefix, rehash=rehash, wait=wait))
         if approximate:
             index.approximate(recall=recall, wait=wait)
         elif approximate is not None:

@@ -25,14 +25,14 @@ from recollect.data.registry import Counts, Source
 CLASSES, TRAINING = 196, 98
 
 
-def read(root: Path, split: str, *, missing: str = "error", allow_outside: bool = False) -> ImageSet:
+def read(root: Path, split: str, *, missing: str = "error") -> ImageSet:
     """Read the form that is present; if both are, ``cars_annos.mat`` is used if its photos exist."""
     annotations = root / "cars_annos.mat"
     kit = _find_kit(root)
     if annotations.exists() and (kit is None or (root / "car_ims").is_dir()):
         rows = _mat_rows(annotations)
     else:
-        rows = _folder_rows(root, allow_outside) if kit is None else _kit_rows(root, kit)
+        rows = _folder_rows(root) if kit is None else _kit_rows(root, kit)
     chosen = [row for row in rows if (row[1] <= TRAINING) == (split == "train")]
     return make_set(
         SOURCE,
@@ -41,7 +41,6 @@ def read(root: Path, split: str, *, missing: str = "error", allow_outside: bool 
         [name for name, _, _ in chosen],
         [number for _, number, _ in chosen],
         missing=missing,
-        allow_outside=allow_outside,
         titles={number: title for _, number, title in chosen},
     )
 
@@ -115,10 +114,10 @@ def _read_mat(path: Path) -> Any:
         raise DataError(f"{path}: not the annotations of Cars196 ({type(error).__name__}: {error}).") from error
 
 
-def _folder_rows(root: Path, allow_outside: bool) -> list[Row]:
+def _folder_rows(root: Path) -> list[Row]:
     # Copies made for classification have the same models below train/ and test/; both together are the data set.
     parts = [part for part in ("train", "test") if (root / part).is_dir()]
-    found = [row for part in parts or [""] for row in class_images(root, part, allow_outside, Counter())]
+    found = [row for part in parts or [""] for row in class_images(root, part, Counter())]
     titles = sorted({title for _, title in found})
     if len(titles) != CLASSES:
         raise SOURCE.trouble(

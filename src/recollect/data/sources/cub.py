@@ -12,7 +12,7 @@ from recollect.data.registry import Counts, Source
 TRAINING = 100
 
 
-def read(root: Path, split: str, *, missing: str = "error", allow_outside: bool = False) -> ImageSet:
+def read(root: Path, split: str, *, missing: str = "error") -> ImageSet:
     """Read ``images.txt`` and ``image_class_labels.txt``; the published train/test flag is not used."""
     files, labels = need(SOURCE, root / "images.txt"), need(SOURCE, root / "image_class_labels.txt")
     class_of = {
@@ -26,7 +26,7 @@ def read(root: Path, split: str, *, missing: str = "error", allow_outside: bool 
             names.append(f"images/{name}")
             classes.append(class_of[image])
             titles[class_of[image]] = name.split("/")[0]
-    return make_set(SOURCE, root, split, names, classes, missing=missing, allow_outside=allow_outside, titles=titles)
+    return make_set(SOURCE, root, split, names, classes, missing=missing, titles=titles)
 
 
 SOURCE = Source(

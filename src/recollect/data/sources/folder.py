@@ -55,7 +55,6 @@ def read(
     *,
     csv: str | Path | None = None,
     missing: str = "error",
-    allow_outside: bool = False,
     class_split: str = "balanced",
     test_share: float | None = None,
     split_seed: int | None = None,
@@ -69,7 +68,6 @@ def read(
         split: ``"train"``, ``"test"``, ``"val"``, ``"all"``, or a value of the CSV's split column.
         csv: the CSV file, relative to ``root``; without it, folders are read.
         missing: what to do with files that the CSV lists but that do not exist: ``"error"``, ``"drop"``, ``"keep"``.
-        allow_outside: whether CSV paths and symbolic links may leave ``root``.
         class_split: how classes are divided if the data has no split: ``"balanced"``, a random draw with a seed, with
             about ``test_share`` of the images and of the classes for testing; or ``"alphabet"``: the first half of the
             sorted classes for training.
@@ -100,7 +98,7 @@ def read(
     split = _part(split)
     left_out: Counter[str] = Counter()
     pooled = test_share is not None or train_classes is not None
-    rows = _rows(root, csv, allow_outside, left_out, "all" if pooled else split, nested=nested)
+    rows = _rows(root, csv, left_out, "all" if pooled else split, nested=nested)
     parts = [] if pooled else sorted({part for _, _, part in rows if part})
     facts: dict[str, Any] = {"left_out": dict(left_out)}
     taken = ""
@@ -136,16 +134,14 @@ def read(
         warnings.warn(alike, DataWarning, stacklevel=3)
     # Folders list existing files, so only a CSV can name missing ones.
     policy = missing if csv is not None else "keep"
-    return make_set(SOURCE, root, split, names, classes, missing=policy, allow_outside=allow_outside, facts=facts)
+    return make_set(SOURCE, root, split, names, classes, missing=policy, facts=facts)
 
 
-def find_splits(
-    root: Path, *, csv: str | Path | None = None, allow_outside: bool = False, nested: bool = False
-) -> tuple[str, ...]:
+def find_splits(root: Path, *, csv: str | Path | None = None, nested: bool = False) -> tuple[str, ...]:
     """The splits of this folder, ``"train"`` first."""
     if root.is_file() and csv is None:
         root, csv = root.parent, root.name
-    rows = _rows(root, csv, allow_outside, Counter(), nested=nested)
+    rows = _rows(root, csv, Counter(), nested=nested)
     parts = {part for _, _, part in rows if part} or {"train", "test"}
     return tuple(sorted(parts, key=lambda part: (part != "train", part)))
 
@@ -161,7 +157,6 @@ def _part(word: str) -> str:
 def _rows(
     root: Path,
     csv: str | Path | None,
-    allow_outside: bool,
     left_out: Counter[str],
     split: str = "all",
     *,
@@ -170,7 +165,7 @@ def _rows(
     if csv is not None:
         rows = list(_csv_rows(root, Path(csv), left_out))
     else:
-        rows = list(_folder_rows(root, allow_outside, left_out, split, nested))
+        rows = list(_folder_rows(root, left_out, split, nested))
     if not rows and csv is not None:
         raise SOURCE.trouble(f"{root / csv} lists no images.")
     if not rows and left_out[BESIDE]:
@@ -263,14 +258,14 @@ def _csv_rows(root: Path, csv: Path, left_out: Counter[str]) -> Iterator[Row]:
         yield name, row["label"], part
 
 
-def _folder_rows(root: Path, allow_outside: bool, left_out: Counter[str], split: str, nested: bool) -> Iterator[Row]:
+def _folder_rows(root: Path, left_out: Counter[str], split: str, nested: bool) -> Iterator[Row]:
     if not root.is_dir():
         raise SOURCE.trouble(f"{root} is not a folder.")
     parts = find_parts(root)
     if not parts and not nested and (inner := find_inner_classes(root)) is not None:
         raise DataError(inner.question())
     if not parts:
-        yield from ((name, label, "") for name, label in class_images(root, "", allow_outside, left_out))
+        yield from ((name, label, "") for name, label in class_images(root, "", left_out))
         return
     beside = [entry for entry in visible_entries(root) if entry.name not in parts.values()]
     if others := sorted(entry.name for entry in beside if is_folder(entry)):
@@ -283,9 +278,9 @@ def _folder_rows(root: Path, allow_outside: bool, left_out: Counter[str], split:
     reading = [wanted] if wanted in parts else list(parts)
     # Files beside the splits belong to none of them. Only the first split counts them, so that no sum has them twice.
     if next(part for part in PARTS if part in parts) in reading:
-        count_beside_splits(root, beside, left_out)
+        count_beside_splits(beside, left_out)
     for part in reading:
-        found = class_images(root, parts[part], allow_outside, left_out)
+        found = class_images(root, parts[part], left_out)
         yield from ((name, label, part) for name, label in found)
 
 

@@ -21,9 +21,7 @@ PUBLIC = Counts(1_225_029, 14_951)
 """Rows and landmarks of the public file, before missing photos and small landmarks are removed."""
 
 
-def read(
-    root: Path, split: str, *, missing: str = "drop", min_images: int = 4, allow_outside: bool = False
-) -> ImageSet:
+def read(root: Path, split: str, *, missing: str = "drop", min_images: int = 4) -> ImageSet:
     """Read ``train.csv`` and keep the photos that exist.
 
     Args:
@@ -31,7 +29,6 @@ def read(
         split: ``"train"``.
         missing: what to do with missing photos; by default they are skipped.
         min_images: landmarks with fewer photos are dropped.
-        allow_outside: whether links may leave ``root``.
     """
     path = need(SOURCE, root / "train.csv")
     identities, classes = [], []
@@ -43,7 +40,7 @@ def read(
             classes.append(as_number(row["landmark_id"], path, "landmark_id"))
     folder = _image_folder(root, identities)
     names = [f"{folder}{identity}.jpg" for identity in identities]
-    images = make_set(SOURCE, root, split, names, classes, missing=missing, allow_outside=allow_outside)
+    images = make_set(SOURCE, root, split, names, classes, missing=missing)
     large = images.class_sizes >= min_images
     if not large.any():
         raise SOURCE.trouble(

@@ -10,7 +10,7 @@ from recollect.data.listing import make_set, need, read_lines
 from recollect.data.registry import Counts, Source
 
 
-def read(root: Path, split: str, *, missing: str = "error", allow_outside: bool = False) -> ImageSet:
+def read(root: Path, split: str, *, missing: str = "error") -> ImageSet:
     """Read the list of a split; a class is ``<super-category>/<category>``, the coarser one its first half."""
     path = need(SOURCE, root / "Inat_dataset_splits" / f"Inaturalist_{split}_set1.txt")
     names, classes = [], []
@@ -23,7 +23,7 @@ def read(root: Path, split: str, *, missing: str = "error", allow_outside: bool 
         names.append(name)
         classes.append("/".join(parts[-3:-1]))
     coarse = {name: name.split("/")[0] for name in classes}
-    return make_set(SOURCE, root, split, names, classes, missing=missing, allow_outside=allow_outside, coarse=coarse)
+    return make_set(SOURCE, root, split, names, classes, missing=missing, coarse=coarse)
 
 
 SOURCE = Source(

@@ -58,9 +58,7 @@ class RevisitedBenchmark:
         return [{"easy": easy.tolist(), "hard": hard.tolist(), "junk": junk.tolist()} for easy, hard, junk in lists]
 
 
-def load_revisited(
-    name: str, root: Path | str, *, missing: str = "error", allow_outside: bool = False
-) -> RevisitedBenchmark:
+def load_revisited(name: str, root: Path | str, *, missing: str = "error") -> RevisitedBenchmark:
     """Load a benchmark of instance search.
 
     Args:
@@ -68,7 +66,6 @@ def load_revisited(
             hard, queries are whole images of the database, and the query itself is junk.
         root: the folder that holds the benchmarks' folders.
         missing: what to do with missing images: ``"error"`` or ``"keep"``; dropping them would shift indices.
-        allow_outside: whether names and links may leave ``root``.
     """
     refuse_if_sealed(name)
     if name not in _BENCHMARKS:
@@ -88,7 +85,6 @@ def load_revisited(
             names,
             [UNLABELLED] * len(names),
             missing=missing,
-            allow_outside=allow_outside,
             boxes=boxes,
         )
 
@@ -101,15 +97,13 @@ def load_revisited(
     )
 
 
-def load_distractors(root: Path | str, *, missing: str = "error", allow_outside: bool = False) -> ImageSet:
+def load_distractors(root: Path | str, *, missing: str = "error") -> ImageSet:
     """The million images of R1M, to be appended to a database."""
     refuse_if_sealed("the distractors")
     folder = "revisitop1m"
     path = need(R1M, Path(root) / folder / f"{folder}.txt")
     names = [f"{folder}/jpg/{name}" for _, name in read_lines(path)]
-    return make_set(
-        R1M, Path(root), "distractors", names, [UNLABELLED] * len(names), missing=missing, allow_outside=allow_outside
-    )
+    return make_set(R1M, Path(root), "distractors", names, [UNLABELLED] * len(names), missing=missing)
 
 
 Lists = tuple[list[NDArray[np.int64]], list[NDArray[np.int64]], list[NDArray[np.int64]]]  # easy, hard, junk
@@ -198,15 +192,15 @@ def _checked(value: Any, key: str, count: int, path: Path) -> NDArray[np.int64]:
 
 
 def _reader(name: str) -> Any:
-    def read(root: Path, split: str, *, missing: str = "error", allow_outside: bool = False) -> ImageSet:
-        benchmark = load_revisited(name, root, missing=missing, allow_outside=allow_outside)
+    def read(root: Path, split: str, *, missing: str = "error") -> ImageSet:
+        benchmark = load_revisited(name, root, missing=missing)
         return benchmark.queries if split == "queries" else benchmark.database
 
     return read
 
 
-def _read_distractors(root: Path, split: str, *, missing: str = "error", allow_outside: bool = False) -> ImageSet:
-    return load_distractors(root, missing=missing, allow_outside=allow_outside)
+def _read_distractors(root: Path, split: str, *, missing: str = "error") -> ImageSet:
+    return load_distractors(root, missing=missing)
 
 
 _PAGE = "http://cmp.felk.cvut.cz/revisitop/"

@@ -11,7 +11,7 @@ from recollect.data.registry import Counts, Source
 COLUMNS = "image_id class_id super_class_id path"
 
 
-def read(root: Path, split: str, *, missing: str = "error", allow_outside: bool = False) -> ImageSet:
+def read(root: Path, split: str, *, missing: str = "error") -> ImageSet:
     """Read the list of a split; a class is a product, by its number; the coarser one its kind."""
     path = need(SOURCE, root / f"Ebay_{split}.txt")
     rows = read_fields(path, 4, COLUMNS)
@@ -24,7 +24,7 @@ def read(root: Path, split: str, *, missing: str = "error", allow_outside: bool 
         classes.append(as_number(label, path, "class_id"))
         # The super-class is taken from its folder, whose name corresponds to super_class_id.
         coarse[classes[-1]] = name.split("/")[0].removesuffix("_final")
-    return make_set(SOURCE, root, split, names, classes, missing=missing, allow_outside=allow_outside, coarse=coarse)
+    return make_set(SOURCE, root, split, names, classes, missing=missing, coarse=coarse)
 
 
 SOURCE = Source(

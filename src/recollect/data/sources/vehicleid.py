@@ -17,14 +17,14 @@ LISTS = {
 }
 
 
-def read(root: Path, split: str, *, missing: str = "error", allow_outside: bool = False) -> ImageSet:
+def read(root: Path, split: str, *, missing: str = "error") -> ImageSet:
     """Read the list of a split; ``"test"`` is the small one. A class is a vehicle, by its number."""
     path = need(SOURCE, root / "train_test_split" / f"{LISTS[split]}.txt")
     names, classes = [], []
     for image, vehicle in read_fields(path, 2, "image_id vehicle_id"):
         names.append(f"image/{as_number(image, path, 'image_id'):07d}.jpg")
         classes.append(as_number(vehicle, path, "vehicle_id"))
-    return make_set(SOURCE, root, split, names, classes, missing=missing, allow_outside=allow_outside)
+    return make_set(SOURCE, root, split, names, classes, missing=missing)
 
 
 _SMALL, _SMALL_V1 = Counts(7_332, 800), Counts(6_493, 800)
