@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
 
+from recollect.common.decode import set_max_pixels
 from recollect.common.errors import DataError, ImageError
 from recollect.common.preprocessing import Preprocessing
 from recollect.data import transforms
@@ -84,9 +87,14 @@ def test_sequential_leaves_bad_images_out(damaged: ImageSet) -> None:
             assert [bad.index for bad in pipeline.bad_images] == [3, 11]
 
 
-def test_bombs_are_refused(photos: ImageSet) -> None:
-    with (
-        Pipeline(photos, TRAIN, workers=0, max_pixels=100) as pipeline,
-        pytest.raises(ImageError, match="limit of 100"),
-    ):
-        pipeline.load([0])
+def test_bombs_are_refused_by_every_worker(photos: ImageSet, tiny_limit: None) -> None:
+    for transform in (TRAIN, LongerSide(20)):
+        with Pipeline(photos, transform, workers=2) as pipeline, pytest.raises(ImageError, match="limit of 100"):
+            pipeline.load([0])
+
+
+@pytest.fixture
+def tiny_limit() -> Iterator[None]:
+    set_max_pixels(100)
+    yield
+    set_max_pixels(None)

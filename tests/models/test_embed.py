@@ -170,12 +170,6 @@ def test_an_image_that_is_huge_once_resized_costs_one_row(tiny: Embedder, tmp_pa
     assert rows.isnan().all(dim=1).tolist() == [True, False]
 
 
-def test_the_limit_on_pixels_can_be_set(tiny: Embedder, tmp_path: Path) -> None:
-    picture(0).save(tmp_path / "a.png")
-    with pytest.raises(ImageError, match="limit of 100"):
-        tiny.embed([tmp_path / "a.png"], max_pixels=100, progress=False)
-
-
 def test_an_image_set_is_embedded_as_it_is(tiny: Embedder, tmp_path: Path) -> None:
     """Files, crops of files and arrays."""
     shown = [picture(0), picture(1)]

@@ -69,8 +69,7 @@ _PIL_PIXELS = Image.MAX_IMAGE_PIXELS or 0
 def set_max_pixels(limit: int | None) -> None:
     """Set the limit on the size of images for this process; None for ``MAX_PIXELS``.
 
-    Used by the command line's ``--max-pixels`` and the setting ``data.max_pixels``. A limit given to a single call
-    overrides it.
+    Used by the command line's ``--max-pixels`` and the setting ``data.max_pixels``.
     """
     global _max_pixels
     if limit is not None and limit < 1:
@@ -80,14 +79,13 @@ def set_max_pixels(limit: int | None) -> None:
     Image.MAX_IMAGE_PIXELS = max(_PIL_PIXELS, _max_pixels)
 
 
-def read_image(source: ImageSource, *, max_pixels: int | None = None, at_least: int | None = None) -> Image.Image:
+def read_image(source: ImageSource, *, at_least: int | None = None) -> Image.Image:
     """Read an image as 8-bit RGB, upright by its EXIF orientation.
 
     Palettes, greyscale, CMYK and 16-bit images are converted; transparent images get a white background.
 
     Args:
         source: a path, a file's content, a PIL image, a uint8 array, or a function that returns one of these.
-        max_pixels: images with more pixels are refused before they are decoded; None for the limit of this process.
         at_least: a JPEG is decoded at a half, a quarter or an eighth of its size, as long as both sides keep this many
             pixels: three to seven times as fast for a photo of 4,000 px. For a network's input ``Preprocessing.at_least``, so
             that the same file always gives the same pixels. Images that are already in memory are not changed.
@@ -110,7 +108,7 @@ def read_image(source: ImageSource, *, max_pixels: int | None = None, at_least: 
             raise ImageError(f"an image array of shape {source.shape} has no pixels.")
         source = Image.fromarray(source)
     if isinstance(source, Image.Image):
-        _refuse_large(f"an image of mode {source.mode}", source.size, max_pixels)
+        _refuse_large(f"an image of mode {source.mode}", source.size)
         with _sentences("a PIL image"):
             # A copy if it must be rotated, because the image belongs to the caller.
             turned = source.getexif().get(ExifTags.Base.Orientation, 1) != 1
@@ -120,7 +118,7 @@ def read_image(source: ImageSource, *, max_pixels: int | None = None, at_least: 
             f"an image must be a path, bytes, a PIL image, an array or a tensor, not a {type(source).__name__}."
         )
     with _opened(source) as (name, image):
-        _refuse_large(name, image.size, max_pixels)
+        _refuse_large(name, image.size)
         if at_least is not None:
             image.draft("RGB", (at_least, at_least))
         with _ROOM.of(8 * image.width * image.height):
@@ -243,7 +241,7 @@ def _sentences(name: str) -> Iterator[None]:
         raise ImageError(f"{name}: not a readable image.", "not an image") from error
     except Image.DecompressionBombError as error:
         found = re.search(r"\d+", str(error))
-        raise _too_large(name, f"{int(found[0]):,} pixels" if found else "too many pixels", _max_pixels) from error
+        raise _too_large(name, f"{int(found[0]):,} pixels" if found else "too many pixels") from error
     except Exception as error:  # PIL's decoders raise nearly anything on damaged files
         if isinstance(error, OSError) and error.errno in _SYSTEM_ERRORS:
             raise ImageError(f"{name}: {_SYSTEM_ERRORS[error.errno]}.", "not readable") from error
@@ -274,15 +272,14 @@ def _reason(error: BaseException) -> str:
     return printable(" ".join(str(error).split())) or type(error).__name__
 
 
-def _refuse_large(name: str, size: tuple[int, int], limit: int | None) -> None:
-    max_pixels = _max_pixels if limit is None else limit
-    if size[0] * size[1] > max_pixels:
-        raise _too_large(name, f"{size[0]:,}×{size[1]:,} pixels", max_pixels)
+def _refuse_large(name: str, size: tuple[int, int]) -> None:
+    if size[0] * size[1] > _max_pixels:
+        raise _too_large(name, f"{size[0]:,}×{size[1]:,} pixels")
 
 
-def _too_large(name: str, size: str, limit: int) -> ImageError:
+def _too_large(name: str, size: str) -> ImageError:
     return ImageError(
-        f"{name}: {size}, more than the limit of {limit:,}. Shrink the file, or raise the limit with --max-pixels "
+        f"{name}: {size}, more than the limit of {_max_pixels:,}. Shrink the file, or raise the limit with --max-pixels "
         "(data.max_pixels in YAML, set_max_pixels in Python) if you trust it.",
         "too large",
     )

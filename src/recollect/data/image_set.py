@@ -159,15 +159,13 @@ class ImageSet:
         left, top, right, bottom = self.boxes[index].tolist()
         return left, top, right, bottom
 
-    def read(
-        self, index: int, max_pixels: int | None = None, *, crop: bool = True, at_least: int | None = None
-    ) -> Image.Image:
+    def read(self, index: int, *, crop: bool = True, at_least: int | None = None) -> Image.Image:
         """Image ``index`` as upright RGB, cropped to its box if it has one; with ``crop=False`` the whole image.
 
         ``at_least`` as in ``read_image``, for images without a box, whose coordinates refer to the full size.
         """
         box = self.box(index)
-        image = read_image(self.source(index), max_pixels=max_pixels, at_least=at_least if box is None else None)
+        image = read_image(self.source(index), at_least=at_least if box is None else None)
         return image.crop(box) if crop and box is not None else image
 
     def subset(self, indices: Sequence[int] | NDArray[np.int64], split: str | None = None) -> ImageSet:

@@ -62,7 +62,6 @@ class Pipeline:
         on_bad_image: ``"error"`` stops; ``"skip"`` uses another image of the same class instead (in ``sequential``:
             leaves it out) and lists it in ``bad_images``.
         seed: seed of the augmentation, 0 or more.
-        max_pixels: larger images are refused; None for the limit of this process (``set_max_pixels``).
         pin: put batches into page-locked memory, from which a CUDA device copies while it computes. Needs such a device;
             the memory of a batch is then allocated at once when its first image is read.
 
@@ -86,7 +85,6 @@ class Pipeline:
         cache: str = "none",
         on_bad_image: str = "error",
         seed: int = 0,
-        max_pixels: int | None = None,
         pin: bool = False,
     ) -> None:
         for name, value in (("workers", workers), ("prefetch_bytes", prefetch_bytes), ("seed", seed)):
@@ -95,7 +93,7 @@ class Pipeline:
         self.images, self.transform = images, transform
         self.workers = min(16, processors()) if workers is None else workers
         self.prefetch_bytes, self.seed, self.pin = prefetch_bytes, seed, pin
-        self._reader = Reader(images, transform, cache, on_bad_image, max_pixels)
+        self._reader = Reader(images, transform, cache, on_bad_image)
         self._pool = ThreadPoolExecutor(self.workers, "recollect-loader") if self.workers else None
         # It draws from torch's global generator, which the model also uses, while workers are ahead.
         self._only_decode = isinstance(transform, FromTorchvision) and transform.random

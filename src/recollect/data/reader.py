@@ -37,14 +37,12 @@ class Reader:
         transform: Transform,
         cache: str = "none",
         on_bad_image: str = "error",
-        max_pixels: int | None = None,
     ) -> None:
         if cache not in CACHES:
             raise ConfigError(f"cache {cache!r} is unknown: choose one of {', '.join(CACHES)}.")
         if transform.size is None and not isinstance(transform, LongerSide):
             raise ConfigError(f"{transform.key} has no fixed size: only LongerSide can be used without one.")
         self.images, self.transform = images, transform
-        self.max_pixels = max_pixels
         self._at_least: int | None = getattr(transform, "at_least", None)
         self._cache = self._make_cache(cache)
         self._bad = BadImages(on_bad_image, images.names.__getitem__)
@@ -137,5 +135,5 @@ class Reader:
 
     def _read(self, index: int) -> Image.Image:
         if isinstance(self.transform, LongerSide):
-            return self.transform.read(self.images, index, self.max_pixels)
-        return self.images.read(index, self.max_pixels, at_least=self._at_least)
+            return self.transform.read(self.images, index)
+        return self.images.read(index, at_least=self._at_least)

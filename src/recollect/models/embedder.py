@@ -345,7 +345,6 @@ class Embedder(nn.Module):
         on_bad_image: OnBadImage = "error",
         workers: int | None = None,
         before_head: bool = False,
-        max_pixels: int | None = None,
     ) -> Tensor:
         """Embed images: N images → N×dim float32 on the CPU, row i for image i.
 
@@ -364,7 +363,6 @@ class Embedder(nn.Module):
                 and names it in a warning at the end; a function is called with (index, error), and the row is NaN.
             workers: threads that decode; None for one per core, at most 8; 0 for none.
             before_head: return the inputs of the last layer instead, N×feature_dim, from which whitening is learned.
-            max_pixels: larger images are refused; None for the limit of this process (``set_max_pixels``).
         """
         if scales is not None:
             multiscale.check_scales(scales)
@@ -387,7 +385,6 @@ class Embedder(nn.Module):
                 progress=progress,
                 on_bad_image=on_bad_image,
                 workers=workers,
-                max_pixels=max_pixels,
             )
         finally:
             self.train(was_training)

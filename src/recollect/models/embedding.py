@@ -42,7 +42,6 @@ def embed_images(
     progress: bool,
     on_bad_image: OnBadImage,
     workers: int | None,
-    max_pixels: int | None = None,
 ) -> Tensor:
     """Vectors of all images, N×``length`` on the CPU. See ``Embedder.embed``.
 
@@ -81,7 +80,7 @@ def embed_images(
             def send_group(group: list[tuple[int, Tensor]]) -> None:
                 send([index for index, _ in group], torch.stack([image for _, image in group]))
 
-            for index, image in _decoded(images, preprocessing, workers, 2 * batch_size, max_pixels):
+            for index, image in _decoded(images, preprocessing, workers, 2 * batch_size):
                 if isinstance(image, ImageError):
                     bad.add(index, image)
                     results.add([index], torch.full((1, length), torch.nan))
@@ -120,13 +119,13 @@ def _batch_of(batch_size: int, budget: int, cost: int) -> int:
     return max(1, min(batch_size, budget // max(1, cost)))
 
 
-def as_pixels(image: ImageLike, preprocessing: Preprocessing, max_pixels: int | None = None) -> Tensor:
+def as_pixels(image: ImageLike, preprocessing: Preprocessing) -> Tensor:
     """Convert one image of any accepted type to the model's input tensor."""
     if isinstance(image, Tensor):
         if image.ndim != 3 or image.shape[0] != 3:
             raise InputError(f"an image tensor must be 3×H×W, not {tuple(image.shape)}.")
         return image
-    decoded = read_image(image, max_pixels=max_pixels, at_least=preprocessing.at_least)
+    decoded = read_image(image, at_least=preprocessing.at_least)
     try:
         return preprocessing(decoded)
     except ImageError as error:  # the decoder does not know the name
@@ -136,13 +135,13 @@ def as_pixels(image: ImageLike, preprocessing: Preprocessing, max_pixels: int | 
 
 
 def _decoded(
-    images: Iterable[ImageLike], preprocessing: Preprocessing, workers: int | None, window: int, max_pixels: int | None
+    images: Iterable[ImageLike], preprocessing: Preprocessing, workers: int | None, window: int
 ) -> Iterator[tuple[int, Tensor | ImageError]]:
     """Images in order, decoded ahead by threads (PIL releases the interpreter's lock while it decodes)."""
 
     def attempt(image: ImageLike) -> Tensor | ImageError:
         try:
-            return as_pixels(image, preprocessing, max_pixels)
+            return as_pixels(image, preprocessing)
         except ImageError as error:
             return error
 

@@ -50,9 +50,9 @@ class LongerSide:
         """A complete description."""
         return repr(self)
 
-    def read(self, images: ImageSet, index: int, max_pixels: int | None = None) -> Image.Image:
+    def read(self, images: ImageSet, index: int) -> Image.Image:
         """Image ``index``, cropped and shrunk."""
-        whole = images.read(index, max_pixels, crop=False)
+        whole = images.read(index, crop=False)
         box = _box(images, index)
         image = whole if box is None else whole.crop(box)
         if min(image.size) < 1:
