@@ -13,7 +13,6 @@ PACKAGES = (
     "recollect.losses",
     "recollect.models",
     "recollect.data",
-    "recollect.data.transforms",
     "recollect.step",
     "recollect.config",
     "recollect.tuning",

@@ -9,8 +9,7 @@ import pytest
 
 from recollect.common.errors import ConfigError
 from recollect.common.preprocessing import Preprocessing
-from recollect.data.augmentation import NAMES, check_augmentation, make_augmentation
-from recollect.data.transforms import FromTorchvision
+from recollect.data.transforms import NAMES, FromTorchvision, check_augmentation, make_augmentation
 
 CODE = """
 import torch

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect.data.transforms.draws import occurrences, uniforms
+from recollect.data.transforms import occurrences, uniforms
 
 
 def test_values_never_change() -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 from recollect.common.errors import DataError, ImageError, InputError
 from recollect.common.preprocessing import Preprocessing
 from recollect.data import ImageSet, Pipeline, from_hugging_face, transforms
-from recollect.data.transforms.longer_side import LongerSide
+from recollect.data.transforms import LongerSide
 
 
 def png(value: int) -> bytes:

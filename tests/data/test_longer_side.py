@@ -10,7 +10,7 @@ from PIL import Image
 
 from recollect.common.errors import ConfigError, ImageError
 from recollect.data.image_set import ImageSet
-from recollect.data.transforms.longer_side import LongerSide
+from recollect.data.transforms import LongerSide
 
 NOTHING = np.empty(0)
 

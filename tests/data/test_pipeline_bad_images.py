@@ -14,8 +14,7 @@ from recollect.common.preprocessing import Preprocessing
 from recollect.data import transforms
 from recollect.data.image_set import ImageSet
 from recollect.data.pipeline import Pipeline
-from recollect.data.transforms.draws import uniforms
-from recollect.data.transforms.longer_side import LongerSide
+from recollect.data.transforms import LongerSide, uniforms
 
 SMALL = Preprocessing(16, 18)
 TRAIN = transforms.train_transform(SMALL)

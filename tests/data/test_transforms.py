@@ -14,9 +14,7 @@ from recollect.common import torchvision_fix
 from recollect.common.errors import ConfigError
 from recollect.common.preprocessing import Preprocessing
 from recollect.data import transforms
-from recollect.data.transforms.affine import GlyphAffine
-from recollect.data.transforms.crops import RandomResizedCrop, mirrored
-from recollect.data.transforms.longer_side import LongerSide
+from recollect.data.transforms import GlyphAffine, LongerSide, RandomResizedCrop, mirrored
 
 torchvision_fix.apply()
 from torchvision.transforms import v2  # noqa: E402

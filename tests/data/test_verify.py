@@ -1,4 +1,4 @@
-"""Tests of ``data/verify_report.py``."""
+"""Tests of ``data/verify.py``."""
 
 from __future__ import annotations
 

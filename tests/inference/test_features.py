@@ -15,7 +15,7 @@ from recollect.common.decode import read_image
 from recollect.common.errors import ConfigError, ImageError
 from recollect.common.preprocessing import Preprocessing
 from recollect.data import ImageSet, Pipeline, load, train_transform
-from recollect.data.transforms.draws import uniforms
+from recollect.data.transforms import uniforms
 from recollect.inference.embedding_sets import embed_set
 from recollect.inference.features import part_rows, run_network, seconds_of_rows
 from recollect.models import Embedder

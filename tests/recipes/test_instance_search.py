@@ -23,7 +23,7 @@ from recollect.cli.app import app
 from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.config.overrides import resolve
 from recollect.data import load_revisited
-from recollect.data.transforms.longer_side import LongerSide
+from recollect.data.transforms import LongerSide
 from recollect.evaluation import evaluate_revisited
 from recollect.inference import embedding_sets, features, vector_store
 from recollect.inference.embedding_sets import embed_set
@@ -244,7 +244,7 @@ def test_distractors_as_vectors(data: Path, short: Path, tmp_path: Path) -> None
     arguments = ["eval", str(short), "--data", "roxford5k", "--root", root]
     assert CliRunner().invoke(app, [*arguments, "--distractors", root, *paths]).exit_code == 0
     from recollect.data import load_distractors
-    from recollect.data.transforms.longer_side import LongerSide
+    from recollect.data.transforms import LongerSide
 
     images = load_distractors(root)
     embedded = embed_set(Embedder.load(short), images, scales=INSTANCE_SEARCH_SCALES, transform=LongerSide(48))

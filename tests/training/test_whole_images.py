@@ -125,7 +125,7 @@ def test_the_plan_counts_the_largest_for_memory_and_the_average_for_time(root: P
     assert figures.batch.longer_side == 24
     assert any("6 images in the network at once, each of at most 24 × 24 pixels" in line for line in lines)
     from recollect.data import Pipeline, load
-    from recollect.data.transforms.longer_side import LongerSide
+    from recollect.data.transforms import LongerSide
 
     images = load("folder", root, "train")
     with Pipeline(images, LongerSide(24, flip=True), workers=0) as pipeline:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from recollect.common.errors import ConfigError
-from recollect.data.augmentation import NAMES, check_augmentation
 from recollect.data.sources.revisited import SFM_NAME
+from recollect.data.transforms import NAMES, check_augmentation
 
 Auto = Literal["auto"]
 

@@ -19,7 +19,7 @@ from recollect.common.files import atomic_write
 from recollect.common.memory import available_bytes
 from recollect.common.refusals import StorageError
 from recollect.data.image_set import ImageSet
-from recollect.data.transforms.crops import Pixels
+from recollect.data.transforms import Pixels
 
 CACHES = ("none", "ram", "disk")
 

@@ -25,9 +25,7 @@ from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.common.size_groups import grouped
 from recollect.data.image_set import ImageSet, Indices
 from recollect.data.reader import Reader
-from recollect.data.transforms import FromTorchvision, Transform
-from recollect.data.transforms.crops import Pixels
-from recollect.data.transforms.draws import Uniforms, occurrences, uniforms
+from recollect.data.transforms import FromTorchvision, Pixels, Transform, Uniforms, occurrences, uniforms
 
 _CHUNK = 16  # images per task: small enough for an even load, large enough that scheduling costs nothing
 _WINDOW = 2048  # images whose headers are read at a time, to find those of equal size

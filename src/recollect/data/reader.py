@@ -20,10 +20,7 @@ from recollect.common.files import cache_folder
 from recollect.common.words import printable
 from recollect.data.cache import CACHES, DiskCache, RamCache
 from recollect.data.image_set import ImageSet
-from recollect.data.transforms import Transform
-from recollect.data.transforms.crops import Pixels
-from recollect.data.transforms.draws import Uniforms
-from recollect.data.transforms.longer_side import LongerSide
+from recollect.data.transforms import LongerSide, Pixels, Transform, Uniforms
 
 _Result = TypeVar("_Result")
 

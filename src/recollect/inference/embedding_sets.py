@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from recollect.common.bad_images import BadImage
 from recollect.common.words import some_names
 from recollect.data import ImageSet, Pipeline, summary
-from recollect.data.transforms import Transform
-from recollect.data.transforms.transform import test_transform
+from recollect.data.transforms import Transform, test_transform
 from recollect.inference.content_keys import Keys, content_keys
 from recollect.inference.features import BATCH, SetRows, part_about, part_rows, rows_in_order
 from recollect.inference.vector_store import PART, Places, Rows, VectorStore, allocated, weights_digest

@@ -21,8 +21,7 @@ from recollect.common.files import atomic_write
 from recollect.common.reading import parse_json, read_npz
 from recollect.common.words import number_of, some_names
 from recollect.config.schema import Config
-from recollect.data.transforms import Transform
-from recollect.data.transforms.longer_side import LongerSide
+from recollect.data.transforms import LongerSide, Transform
 from recollect.inference.content_keys import set_digest
 from recollect.inference.embedding_sets import embed_set, files_left_out
 from recollect.inference.features import BATCH

@@ -19,9 +19,8 @@ from recollect.common.bad_images import BadImage
 from recollect.common.errors import ConfigError, DataError
 from recollect.config.schema import Config
 from recollect.data import ClassBalancedSampler, ImageSet, Pipeline
-from recollect.data.augmentation import make_augmentation
 from recollect.data.image_set import Indices
-from recollect.data.transforms.longer_side import LongerSide
+from recollect.data.transforms import LongerSide, make_augmentation
 from recollect.inference.features import SetRows, first_feature, part_rows, seconds_of_rows
 from recollect.inference.vector_store import Rows
 from recollect.models import Embedder
