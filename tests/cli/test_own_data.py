@@ -64,7 +64,6 @@ def test_a_recipe_that_needs_no_folder_refuses_one(tmp_path: Path) -> None:
 
 
 def test_the_split_of_a_folder_is_part_of_the_configuration(tmp_path: Path) -> None:
-    """And what an earlier version wrote keeps the split that it had."""
     config = resolve("folder", ["data.options.test_share=0.25", "data.max_pixels=1000"])
     assert config.data.options == {"class_split": "balanced", "test_share": 0.25}
     folder = RunFolder.create(tmp_path / "run", "x")
@@ -72,9 +71,6 @@ def test_the_split_of_a_folder_is_part_of_the_configuration(tmp_path: Path) -> N
     settled = {"nested": True}  # the training has settled which folders are the classes, and is not asked again
     kept = replace(config, data=replace(config.data, options={**config.data.options, **settled}))
     assert folder.read_config() == kept
-    former = replace(config, data=replace(config.data, options={}))
-    folder.write_config(former)
-    assert folder.read_config().data.options == {"class_split": "alphabet", **settled}
     assert resolve("sop/r50-512/rsk").data.options == {}
 
 

@@ -134,14 +134,6 @@ def test_configurations_are_frozen() -> None:
     assert Config(model=ModelConfig(init="tiny")).model.init == "tiny"
 
 
-def test_former_spellings_are_still_read() -> None:
-    values = as_mapping(resolve(None, ["optimizer.lr=0.02", "model.normalization=clip"]))
-    values["optimiser"] = values.pop("optimizer")
-    values["model"]["normalisation"] = values["model"].pop("normalization")
-    assert from_mapping(values, "config.yaml") == resolve(None, ["optimizer.lr=0.02", "model.normalization=clip"])
-    assert resolve(None, ["optimiser.lr=0.02", "model.normalisation=clip"]) == from_mapping(values, "config.yaml")
-
-
 def test_every_recipe_for_a_folder_ends_with_a_verdict(tmp_path: Path) -> None:
     """With the lines "files" and "held out" of its plan, for which the test part is listed."""
     own = tmp_path / "own.yaml"

@@ -96,18 +96,6 @@ def test_settings_found_automatically_are_compared_as_found(study: Matrix, tmp_p
     assert take_over(fresh, [asymmetric(bench)], other) == (0, 6)
 
 
-def test_runs_of_the_first_version_are_read(study: Matrix, tmp_path: Path) -> None:
-    """It wrote two settings in another spelling, and divided the classes of a folder without test images otherwise."""
-    lines = records(study)
-    for line in lines:
-        settings = line["settings"]
-        assert isinstance(settings, dict)
-        settings["optimiser"] = settings.pop("optimizer")
-        settings["model"]["normalisation"] = settings["model"].pop("normalization")
-        settings["data"]["options"] = {}
-    assert take_over(study, [asymmetric(BENCH)], written(tmp_path / "runs.jsonl", lines)) == (6, 0)
-
-
 def test_runs_of_other_settings_are_left_out(study: Matrix, tmp_path: Path) -> None:
     file = written(tmp_path / "runs.jsonl", records(study, **{"model.image_size": 32}))
     assert take_over(study, [asymmetric(BENCH)], file) == (0, 6)

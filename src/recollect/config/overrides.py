@@ -19,13 +19,11 @@ from recollect.common.errors import ConfigError
 from recollect.common.words import did_you_mean
 from recollect.common.yaml_text import parse_yaml
 from recollect.config.recipe_files import available_recipes, load_recipe, published_tests
-from recollect.config.schema import Config, DataConfig
+from recollect.config.schema import Config
 from recollect.data.registry import find_source, is_source, refuse_two_meanings
 
 __all__ = [
     "as_mapping",
-    "as_written_before",
-    "as_written_now",
     "available_recipes",
     "from_mapping",
     "known_keys",
@@ -37,10 +35,6 @@ __all__ = [
     "with_data",
     "with_settings",
 ]
-
-
-FORMER_KEYS = {"optimiser": "optimizer", "normalisation": "normalization"}
-"""Settings of version 0.1 by their former spelling, which runs and recipes made with it have."""
 
 
 def resolve(
@@ -70,7 +64,7 @@ def resolve(
     for key, value in given.items():
         _assign(values, key, value)
     _judge_folders(values)
-    return as_written_now(from_mapping(values, "the settings" if recipe is None else str(recipe)))
+    return _with_class_split(from_mapping(values, "the settings" if recipe is None else str(recipe)))
 
 
 def with_data(
@@ -117,25 +111,17 @@ def _refuse_folder(recipe: str | Path, folder: str | Path) -> None:
 
 
 def _judge_folders(values: dict[str, Any]) -> None:
-    """A training on a folder of one's own ends with a verdict, also with a recipe that does not inherit ``folder``."""
+    """Training on your own folder always ends with a verdict, whatever the recipe."""
     data, run = values.get("data"), values.setdefault("run", {})
     if isinstance(data, Mapping) and data.get("name") == "folder" and isinstance(run, dict):
         run.setdefault("verdict", True)
 
 
-def as_written_now(config: Config) -> Config:
-    """A new configuration, with this version's defaults written out."""
-    return replace(config, data=replace(config.data, options=_with_class_split(config.data, "balanced")))
-
-
-def as_written_before(config: Config) -> Config:
-    """A run's configuration, with the defaults of earlier versions filled in."""
-    return replace(config, data=replace(config.data, options=_with_class_split(config.data, "alphabet")))
-
-
-def _with_class_split(data: DataConfig, rule: str) -> Mapping[str, Any]:
-    """A folder's options with its class split written out: a later default must never change that of an existing run."""
-    return {"class_split": rule, **data.options} if data.name == "folder" else data.options
+def _with_class_split(config: Config) -> Config:
+    """Record a folder's class split explicitly, so that a new default cannot change old runs."""
+    if config.data.name != "folder":
+        return config
+    return replace(config, data=replace(config.data, options={"class_split": "balanced", **config.data.options}))
 
 
 def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
@@ -153,21 +139,13 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
 
 def from_mapping(values: Mapping[str, Any], source: str) -> Config:
     """A configuration from nested plain values, e.g. those of ``config.yaml``; ``source`` is named in errors."""
-    config: Config = _build(Config, _in_present_spelling(values), "", source)
+    config: Config = _build(Config, values, "", source)
     return config
 
 
 def missing_groups(values: Mapping[str, Any]) -> list[str]:
     """The groups of settings that are missing from plain values; a complete configuration misses none."""
-    present = _in_present_spelling(values)
-    return [part.name for part in fields(Config) if part.name not in present]
-
-
-def _in_present_spelling(values: Any) -> Any:
-    """Renames keys of older runs and recipes to their current names."""
-    if not isinstance(values, Mapping):
-        return values
-    return {FORMER_KEYS.get(key, key): _in_present_spelling(value) for key, value in values.items()}
+    return [part.name for part in fields(Config) if part.name not in values]
 
 
 def as_mapping(config: Config) -> dict[str, Any]:
@@ -202,7 +180,7 @@ def known_keys() -> list[str]:
 
 
 def _assign(values: dict[str, Any], key: str, value: Any) -> None:
-    *folders, last = (FORMER_KEYS.get(name, name) for name in key.split("."))
+    *folders, last = key.split(".")
     if not folders and last not in {item.name for item in fields(Config)}:
         matches = [known for known in known_keys() if known.endswith(f".{last}")]
         hint = f" Did you mean {matches[0]}?" if matches else did_you_mean(key, known_keys())

@@ -15,7 +15,7 @@ from typing import Any
 from recollect.common.errors import DataError
 from recollect.common.reading import read_json, read_torch
 from recollect.common.yaml_text import parse_yaml, read_yaml_text
-from recollect.config.overrides import as_written_before, from_mapping, missing_groups
+from recollect.config.overrides import from_mapping, missing_groups
 from recollect.config.references import sealed_names
 from recollect.config.schema import Config, DataConfig, ModelConfig
 
@@ -64,7 +64,7 @@ class RunFiles:
                 f"{self.config_file}: incomplete, {', '.join(missing)} is missing. Restore it from a complete copy; a run is "
                 "not resumed with other settings than its own."
             )
-        config = sealed_names(as_written_before(from_mapping(values, str(self.config_file))))
+        config = sealed_names(from_mapping(values, str(self.config_file)))
         data, relative = config.data, self._relative_roots()
         root = self._found(data.root, relative.get("root"))
         validation_root = self._found(data.validation_root, relative.get("validation_root"))

@@ -95,8 +95,6 @@ def load_checkpoint(path: Path, trained: Trained) -> tuple[Progress, dict[str, A
         DataError: the file is damaged, belongs to another training, or was written with another number of processes.
     """
     content = read_checkpoint(path)
-    if "optimiser" in content:  # the key's former spelling
-        content["optimizer"] = content.pop("optimiser")
     missing = [key for key in _PARTS if not isinstance(content.get(key), _PARTS[key])]
     if missing:
         raise DataError(f"{path}: incomplete checkpoint, {', '.join(missing)} is missing. {CHECKPOINT_REMEDY}")
