@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from recollect.models import Embedder, multiscale
+from recollect.models import Embedder
+from recollect.models import embedder as multiscale
 
 CUDA = torch.device("cuda:0")
 

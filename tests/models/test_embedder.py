@@ -1,4 +1,4 @@
-"""Tests of ``models/stages.py``, ``models/tiny.py``."""
+"""Tests of ``models/backbones.py``, ``models/backbones.py``."""
 
 from __future__ import annotations
 

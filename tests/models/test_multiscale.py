@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recollect.common.errors import InputError
 from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
-from recollect.models.multiscale import fit, multiscale
+from recollect.models.embedder import fit, multiscale
 
 
 def test_the_scales() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from recollect.common.errors import ConfigError, WeightsError
 from recollect.models import Embedder
-from recollect.models.outside import CodeOrigin, OutsideBackbone
+from recollect.models.backbones import CodeOrigin, OutsideBackbone
 
 
 class Maps(nn.Module):

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.common.errors import ConfigError
-from recollect.models.heads import Head, retrieval_l2, unit
-from recollect.models.pooling import GeM, generalized_mean, make_pooling
+from recollect.models.pooling import GeM, Head, generalized_mean, make_pooling, retrieval_l2, unit
 
 
 def plain_gem(x: torch.Tensor, p: float, eps: float = 1e-6) -> torch.Tensor:

@@ -16,7 +16,7 @@ from recollect.data.image_set import ImageSet
 from recollect.data.transforms import LongerSide
 from recollect.inference.vector_store import weights_digest
 from recollect.models import Embedder
-from recollect.models.normalization import by_shape
+from recollect.models.embedder import by_shape
 
 SIDES = st.sampled_from([8, 12, 17])
 

@@ -24,8 +24,7 @@ from recollect.data.transforms import Transform
 from recollect.inference.content_keys import Keys, content_keys
 from recollect.inference.vector_store import PART, Places, Rows, VectorStore, weights_digest
 from recollect.models import Embedder
-from recollect.models.backbones import refusing_narrow
-from recollect.models.stages import NativePool
+from recollect.models.backbones import NativePool, refusing_narrow
 from recollect.step.model_inputs import take_rows
 
 BATCH = 64

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from recollect.common.imports import lazy_names
 
 if TYPE_CHECKING:
-    from recollect.models.embedder import Embedder
-    from recollect.models.multiscale import INSTANCE_SEARCH_SCALES
+    from recollect.models.embedder import INSTANCE_SEARCH_SCALES, Embedder
     from recollect.models.onnx_export import export_onnx
     from recollect.models.pooling import GeM
     from recollect.models.saving import EmbedderConfig
@@ -42,7 +41,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "INSTANCE_SEARCH_SCALES": "recollect.models.multiscale",
+        "INSTANCE_SEARCH_SCALES": "recollect.models.embedder",
         "ZOO": "recollect.models.zoo",
         "Embedder": "recollect.models.embedder",
         "EmbedderConfig": "recollect.models.saving",

@@ -1,19 +1,32 @@
-"""Backbones by name: built with timm (or ``tiny``), always without weights; and the format of their features.
+"""Backbones by name: built with timm (or ``tiny``, or your own code), always without weights; their features and stages.
 
 ``weights.py`` loads the weights. Nothing here reads files or uses the network: timm's own loading is never used, because
 it leaves a model random, without an error, if a file has an unknown layout.
+
+A backbone is a chain of named stages, so that a frozen part can be run once and the rest trained. To make a new
+architecture splittable, add a function that lists its stages in order; the parts share the backbone's parameters. A backbone
+of your own is a function or class that returns an ``nn.Module``, or the module: from normalized images B×3×H×W to maps
+B×C×H×W or vectors B×C. ``embedder.json`` records its reference, options and the SHA-256 of its file (``CodeOrigin``); the
+code itself is not saved, and a saved embedder runs it only if the user trusts it or gives it again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from recollect.common.errors import ConfigError, ImageError
-from recollect.models.tiny import TinyConvNet
+from recollect.common import doors
+from recollect.common.errors import ConfigError, ImageError, in_one_line
 
 # Architectures of timm whose position embeddings follow the image size at run time.
 _ANY_SIZE_MODULES = ("timm.models.vision_transformer", "timm.models.eva")
@@ -127,3 +140,342 @@ def _own_size(architecture: str) -> int:
 
 def _fixed_size(architecture: str) -> bool:
     return bool(timm_library().get_pretrained_cfg(architecture).fixed_input_size)
+
+
+WIDTHS = (24, 48, 96, 192)
+_GREY = (0.299, 0.587, 0.114)  # ITU-R 601 luma, as PIL's convert("L")
+
+
+class TinyConvNet(nn.Module):
+    """B×3×H×W → B×192×H/8×W/8.
+
+    Args:
+        grey: convert RGB to one luma channel first, for glyphs and similar images; a third of the first layer's cost.
+    """
+
+    def __init__(self, grey: bool = False) -> None:
+        super().__init__()
+        self.grey = grey
+        self.num_features = WIDTHS[-1]
+        blocks: OrderedDict[str, nn.Module] = OrderedDict()
+        channels = 1 if grey else 3
+        for number, width in enumerate(WIDTHS, start=1):
+            layers: list[nn.Module] = [
+                nn.Conv2d(channels, width, kernel_size=3, padding=1, bias=False),
+                nn.GroupNorm(8, width),
+                nn.ReLU(inplace=True),
+            ]
+            if number < len(WIDTHS):
+                layers.append(nn.MaxPool2d(2))
+            blocks[f"block{number}"] = nn.Sequential(*([_Luma()] if grey and number == 1 else []), *layers)
+            channels = width
+        self.blocks = nn.Sequential(blocks)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """The last feature map."""
+        maps: Tensor = self.blocks(x)
+        return maps
+
+    def forward_head(self, x: Tensor, pre_logits: bool = True) -> Tensor:
+        """Average pooling, the ``"native"`` one."""
+        return x.mean(dim=(-2, -1))
+
+
+class _Luma(nn.Module):
+    """Normalized RGB to one channel: mean and standard deviation are equal in all channels, so luma commutes with them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        red, green, blue = x.split(1, dim=1)
+        luma: Tensor = red * _GREY[0] + green * _GREY[1] + blue * _GREY[2]
+        return luma
+
+
+BATCH_NORM = ("frozen", "statistics", "trained")
+Stage = tuple[str, nn.Module]
+
+
+def set_batch_norm_gradients(module: nn.Module, policy: str) -> None:
+    """Freeze or unfreeze the affine part of every BatchNorm: trained under ``"statistics"`` and ``"trained"``."""
+    if policy not in BATCH_NORM:
+        raise ConfigError(f"batch_norm {policy!r} is unknown: choose one of {', '.join(BATCH_NORM)}.")
+    for norm in _batch_norms(module):
+        for parameter in norm.parameters(recurse=False):
+            parameter.requires_grad_(policy != "frozen")
+
+
+def apply_batch_norm(module: nn.Module, policy: str) -> None:
+    """Put every BatchNorm that may not learn statistics into evaluation mode."""
+    if policy != "trained":
+        for norm in _batch_norms(module):
+            norm.eval()
+
+
+def _batch_norms(module: nn.Module) -> Iterable[nn.Module]:
+    # timm's fused norm-and-activation classes inherit from this one too.
+    return (child for child in module.modules() if isinstance(child, nn.modules.batchnorm._BatchNorm))
+
+
+class Part(nn.Module):
+    """Consecutive stages. In training mode, BatchNorm follows the embedder's policy."""
+
+    def __init__(self, stages: Iterable[Stage], batch_norm: str) -> None:
+        super().__init__()
+        self.names = []
+        for name, module in stages:
+            self.names.append(name)
+            self.add_module(name.replace(".", "_"), module)
+        self.batch_norm = batch_norm
+
+    def train(self, mode: bool = True) -> Part:
+        """As ``nn.Module.train``, but frozen BatchNorm stays frozen."""
+        super().train(mode)
+        apply_batch_norm(self, self.batch_norm)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply all its stages."""
+        for stage in self.children():
+            x = stage(x)
+        return x
+
+
+def backbone_stages(backbone: nn.Module) -> list[Stage]:
+    """The stages whose composition is ``backbone.forward_features``; a single one for unknown architectures."""
+    if isinstance(backbone, TinyConvNet):
+        return list(backbone.blocks.named_children())
+    net: Any = backbone
+    kind = f"{type(backbone).__module__}.{type(backbone).__name__}"
+    if kind == "timm.models.resnet.ResNet":
+        stem = nn.Sequential(net.conv1, net.bn1, net.act1, net.maxpool)
+        return [("stem", stem), *((name, getattr(net, name)) for name in ("layer1", "layer2", "layer3", "layer4"))]
+    if kind == "timm.models.efficientnet.EfficientNet":
+        blocks = [(f"blocks.{number}", block) for number, block in enumerate(net.blocks)]
+        return [
+            ("stem", nn.Sequential(net.conv_stem, net.bn1)),
+            *blocks,
+            ("conv_head", nn.Sequential(net.conv_head, net.bn2)),
+        ]
+    if kind == "timm.models.vision_transformer.VisionTransformer":
+        blocks = [(f"blocks.{number}", block) for number, block in enumerate(net.blocks)]
+        return [("embed", _TokenEmbedding(net)), *blocks, ("norm", net.norm)]
+    return [("features", _Features(net))]
+
+
+class _TokenEmbedding(nn.Module):
+    """Maps an image to tokens with positions. The transformer is not a submodule: only these parameters belong here."""
+
+    def __init__(self, transformer: Any) -> None:
+        super().__init__()
+        self._transformer = (transformer,)
+        for name in ("patch_embed", "pos_drop", "patch_drop", "norm_pre", "cls_token", "reg_token", "pos_embed"):
+            setattr(self, name, getattr(transformer, name, None))
+
+    def forward(self, x: Tensor) -> Tensor:
+        transformer = self._transformer[0]
+        x = transformer._pos_embed(transformer.patch_embed(x))
+        tokens: Tensor = transformer.norm_pre(transformer.patch_drop(x))
+        return tokens
+
+
+class _Features(nn.Module):
+    """``forward_features`` of any backbone as a module."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.backbone.forward_features(x)  # type: ignore[operator]
+        return features
+
+
+class NativePool(nn.Module):
+    """The backbone's own pooling as a module; owns only those of its layers that no stage has."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self._backbone = (backbone,)
+        taken = {id(module) for _, stage in backbone_stages(backbone) for module in stage.modules()}
+        for name, child in backbone.named_children():
+            if not any(id(module) in taken for module in child.modules()):
+                self.add_module(name, child)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features → B×C."""
+        pooled: Tensor = self._backbone[0].forward_head(features, pre_logits=True)  # type: ignore[operator]
+        return pooled
+
+
+def cut(stages: list[Stage], upto: str) -> int:
+    """How many stages there are up to and including ``upto``; ``"backbone"``: all before the pooling.
+
+    Raises:
+        ConfigError: there is no such stage, or nothing would be left.
+    """
+    names = [name for name, _ in stages]
+    if upto == "backbone":
+        return names.index("pooling")
+    if upto not in names[:-1]:
+        raise ConfigError(f"there is no stage {upto!r}: choose backbone or one of {', '.join(names[:-1])}.")
+    return names.index(upto) + 1
+
+
+logger = logging.getLogger(__name__)
+
+_MEMBERS = ("forward_features", "forward_head", "num_features")
+
+
+@dataclass(frozen=True)
+class CodeOrigin:
+    """The origin of a backbone's code.
+
+    Args:
+        reference: its reference, without the folder of the file.
+        sha256: hash of the file, or of the code if there is no file.
+        options: the options it was created with.
+    """
+
+    reference: str
+    sha256: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        texts = isinstance(self.reference, str) and isinstance(self.sha256, str)
+        if not texts or not isinstance(self.options, Mapping):  # the file may contain anything
+            raise TypeError("the code of its backbone is not described by a reference, a digest and options")
+
+    @property
+    def architecture(self) -> str:
+        """A name that changes with the code and its options, so that cached vectors of other code are never used."""
+        content = json.dumps([self.sha256, dict(self.options)], sort_keys=True, default=str)
+        return f"{self.reference} {hashlib.sha256(content.encode()).hexdigest()[:16]}"
+
+
+class OutsideBackbone(nn.Module):
+    """Wraps a module from outside the package as a backbone.
+
+    Args:
+        module: B×3×H×W → B×C×H×W or B×C.
+        size: side of the images it is tested with.
+        name: its name in messages.
+
+    Raises:
+        ConfigError: it fails on images of that size, or its output has another shape.
+    """
+
+    def __init__(self, module: nn.Module, size: int, name: str) -> None:
+        super().__init__()
+        self.module = module
+        try:
+            found = self._try(size)
+        except Exception as error:
+            raise ConfigError(
+                f"backbone {name!r} fails on images of {size} px ({type(error).__name__}: {in_one_line(error)}). Set the "
+                "size that it expects with --image-size."
+            ) from error
+        if not isinstance(found, Tensor) or found.ndim not in (2, 4) or len(found) != 2:
+            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ConfigError(f"backbone {name!r} returned {shape} for two images: it must return B×C×H×W or B×C.")
+        self.num_features = int(found.shape[1])
+        self.gives_vectors = found.ndim == 2
+        self.pretrained_cfg = {"fixed_input_size": not self._takes_other_sizes(size)}
+
+    def _try(self, size: int) -> Any:
+        was_training = self.module.training
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                place = next(self.module.parameters(), torch.empty(0)).device
+                return self.module(torch.zeros(2, 3, size, size, device=place))
+        finally:
+            self.module.train(was_training)
+
+    def _takes_other_sizes(self, size: int) -> bool:
+        try:
+            return (
+                isinstance(found := self._try(size + max(32, size // 4)), Tensor)
+                and found.shape[1] == self.num_features
+            )
+        except Exception:
+            return False
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """B×3×H×W → B×C×H×W; vectors become maps with one position."""
+        found: Tensor = self.module(x)
+        return found[..., None, None] if self.gives_vectors else found
+
+    def forward_head(self, x: Tensor, pre_logits: bool = True) -> Tensor:
+        """B×C×H×W → B×C: the mean over positions; vectors are unchanged."""
+        return x.mean(dim=(-2, -1))
+
+
+def adapted(module: Any, size: int, name: str) -> nn.Module:
+    """A backbone from the object that a reference or a user gave.
+
+    Raises:
+        ConfigError: it is not a module, or cannot be used as a backbone.
+    """
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"backbone {name!r} returned a {type(module).__name__}: it must return an nn.Module.")
+    if all(hasattr(module, member) for member in _MEMBERS):
+        return module
+    return OutsideBackbone(module, size, name)
+
+
+def natural_pooling(backbone: nn.Module) -> str:
+    """GeM for feature maps; the backbone's own if it pools by itself or returns tokens."""
+    is_maps = isinstance(backbone, OutsideBackbone) and not backbone.gives_vectors
+    return "gem" if is_maps else "native"
+
+
+def build_outside(loaded: doors.Loaded, size: int, options: Mapping[str, Any]) -> tuple[nn.Module, CodeOrigin]:
+    """The backbone of a reference, called with ``size`` if it has that argument, and the origin of its code."""
+    maker = loaded.target
+    if isinstance(maker, nn.Module):
+        return adapted(maker, size, loaded.short), CodeOrigin(loaded.short, loaded.sha256)
+    if not callable(maker):
+        raise ConfigError(f"backbone {loaded.short!r} is a {type(maker).__name__}: it must be a class or a function.")
+    arguments = doors.options_of(maker)
+    known = {name: parameter for name, parameter in arguments.items() if name != "size" or "size" in options}
+    doors.check_options(maker, options, f"backbone {loaded.short!r}", known)
+    told = {"size": size} if "size" in arguments and "size" not in options else {}
+    with doors.running(f"backbone {loaded.short!r}"):
+        made = maker(**options, **told)
+    return adapted(made, size, loaded.short), CodeOrigin(loaded.short, loaded.sha256, dict(options))
+
+
+def rebuild(
+    origin: CodeOrigin, size: int, folder: Path, backbone: str | nn.Module | None
+) -> tuple[nn.Module, CodeOrigin]:
+    """The backbone of a saved embedder; its tensors are loaded afterwards.
+
+    Args:
+        origin: the origin stated in ``embedder.json``. size: side of its images.
+        folder: folder of the embedder; a file next to ``embedder.json`` is preferred to one in the current folder.
+        backbone: the reference or the module, if the user gives it; otherwise ``--trust`` is required.
+
+    Raises:
+        ConfigError: it is neither given nor trusted, or it cannot be found.
+    """
+    if isinstance(backbone, nn.Module):
+        loaded = doors.given(backbone, "backbone")
+    else:
+        name = backbone
+        if name is None:
+            file = folder / origin.reference.rpartition(":")[0]
+            beside = file.suffix == ".py" and file.is_file()
+            name = doors.sealed(doors.anchored(origin.reference, folder) if beside else origin.reference)
+        found = doors.outside("backbone", name)
+        if found is None:
+            raise ConfigError(f"{folder}: there is no backbone {name!r}. Install the package that provides it.")
+        loaded = found
+    built, now = build_outside(loaded, size, {} if isinstance(backbone, nn.Module) else origin.options)
+    if origin.sha256 and now.sha256 != origin.sha256:
+        logger.warning(
+            f"{folder}: the code of the backbone {origin.reference} has changed since the embedder was saved; its vectors may "
+            "differ from earlier ones."
+        )
+    return built, now

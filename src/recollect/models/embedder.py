@@ -1,44 +1,158 @@
-"""``Embedder``: maps pixels to unit vectors. Backbone → pooling → head → L2.
+"""``Embedder``: maps pixels to unit vectors. Normalization → backbone → pooling → head → L2.
 
-``EmbedderConfig`` describes an embedder completely; ``saving.py`` rebuilds it from there. The parts
-are elsewhere: backbones in ``backbones.py``, pooling and heads in their files, the loop over many images in
-``embedding.py``. Training uses ``forward``, ``train``, ``parameter_groups`` and ``split``; all others use ``embed``.
+``EmbedderConfig`` describes an embedder completely; ``saving.py`` rebuilds it from there. Backbones, pooling and heads are
+in their files, the loop over many images in ``embedding.py``. Training uses ``forward``, ``train``, ``parameter_groups`` and
+``split``; all others use ``embed``. Descriptors of several scales are normalized, averaged and normalized again: as in
+cirtorch, what a network was trained to return is averaged; a whitening that was added afterwards is applied to the average.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recollect.common import doors
 from recollect.common.bad_images import OnBadImage
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.preprocessing import Preprocessing
-from recollect.models import backbones, multiscale, zoo
-from recollect.models.embedding import ImageLike, embed_images
-from recollect.models.heads import Head, UnitLength, unit
-from recollect.models.hub import fetched_once, is_hub_address
-from recollect.models.normalization import InputNormalization, by_shape, check_patches
-from recollect.models.outside import build_outside, natural_pooling
-from recollect.models.pooling import GeM, make_pooling
-from recollect.models.saving import EmbedderConfig, load_embedder, save_embedder
-from recollect.models.stages import (
+from recollect.common.size_groups import grouped
+from recollect.models import backbones, zoo
+from recollect.models.backbones import (
     NativePool,
     Part,
     Stage,
     apply_batch_norm,
     backbone_stages,
+    build_outside,
     cut,
+    natural_pooling,
     set_batch_norm_gradients,
 )
+from recollect.models.embedding import ImageLike, embed_images
+from recollect.models.hub import fetched_once, is_hub_address
+from recollect.models.pooling import GeM, Head, UnitLength, make_pooling, unit
+from recollect.models.saving import EmbedderConfig, load_embedder, save_embedder
 from recollect.models.weight_files import obtain_weights
 from recollect.models.weights import Provenance, load_weights
 from recollect.models.whitening import Whitening
+
+
+class InputNormalization(nn.Module):
+    """Maps uint8 pixels to ``(x / 255 − mean) / std`` on their device; floating-point tensors are returned unchanged."""
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        mean = torch.tensor(preprocessing.mean, dtype=torch.float32).reshape(-1, 1, 1)
+        std = torch.tensor(preprocessing.std, dtype=torch.float32).reshape(-1, 1, 1)
+        # Not saved with the tensors: embedder.json is the only place for them.
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("std", std, persistent=False)
+        self.mean: Tensor
+        self.std: Tensor
+
+    def forward(self, images: Tensor) -> Tensor:
+        """B×3×H×W of uint8 or floating point → normalized floating point."""
+        if images.ndim != 4 or images.shape[1] != 3:
+            raise InputError(f"images must be B×3×H×W, not {tuple(images.shape)}.")
+        if images.dtype == torch.uint8:
+            return images.to(self.mean.dtype).div_(255).sub_(self.mean).div_(self.std)
+        if not images.is_floating_point():
+            raise InputError(f"images must be uint8 (0–255) or floating point (normalized), not {images.dtype}.")
+        return images
+
+
+def check_patches(size: int, patch: int, name: str) -> None:
+    """Refuse a size that is not a multiple of a transformer's patch size.
+
+    Raises:
+        ConfigError: the message names the nearest valid sizes.
+    """
+    if size % patch:
+        below = size // patch * patch
+        choices = f"{below} or {below + patch}" if below else str(patch)
+        raise ConfigError(
+            f"image size {size} is not a multiple of the patch size of {name}, {patch} pixels: use {choices}."
+        )
+
+
+def by_shape(run: Callable[[Tensor], Tensor], images: Sequence[Tensor]) -> Tensor:
+    """``run`` on images of any sizes: images of equal size together, the rows of the result in the order of the images.
+
+    Examples:
+        >>> by_shape(lambda x: x.mean((2, 3)), [torch.zeros(3, 4, 2), torch.ones(3, 2, 4), torch.ones(3, 4, 2)])[:, 0]
+        tensor([0., 1., 1.])
+    """
+    for row, image in enumerate(images):
+        if image.ndim != 3 or image.shape[0] != 3:
+            raise InputError(f"image {row} of the list must be 3×H×W, not {tuple(image.shape)}.")
+    if not images:
+        raise InputError("the list of images is empty: give at least one.")
+    groups = grouped(image.shape for image in images)
+    results = torch.cat([run(torch.stack([images[row] for row in rows])) for rows in groups])
+    order = torch.tensor([row for rows in groups for row in rows], device=results.device)
+    return results[order.argsort()]
+
+
+INSTANCE_SEARCH_SCALES = (1.0, math.sqrt(2.0), 1.0 / math.sqrt(2.0))
+"""The three scales of the instance-search protocol."""
+
+
+def multiscale(
+    model: Callable[[Tensor], Tensor], images: Tensor, scales: Sequence[float], multiple: int = 1, power: float = 1.0
+) -> Tensor:
+    """The normalized mean of ``model(images resized by s)`` over ``scales``.
+
+    Args:
+        model: maps normalized images (B×3×H×W) to unit vectors.
+        images: normalized, floating point.
+        scales: positive factors for both sides.
+        multiple: sides are rounded to multiples of this (the patch of a transformer); 1 rounds down as torch does.
+        power: exponent of the mean: that of GeM for its own descriptors, which have no negative values.
+
+    Examples:
+        >>> import torch
+        >>> model = lambda x: torch.nn.functional.normalize(x.mean((2, 3)), dim=1)
+        >>> multiscale(model, torch.rand(2, 3, 32, 48), (1.0, 0.5)).shape
+        torch.Size([2, 3])
+    """
+    check_scales(scales)
+    first, *others = (unit(model(fit(images, scale, multiple))) ** power for scale in scales)
+    return unit(sum(others, first) ** (1 / power))
+
+
+def fit(images: Tensor, scale: float = 1.0, multiple: int = 1) -> Tensor:
+    """Resize by ``scale``, with sides rounded to multiples of ``multiple``; returns the same images if nothing changes."""
+    if multiple == 1 and scale == 1:
+        return images
+    height, width = images.shape[-2:]
+    if multiple == 1:
+        if min(math.floor(height * scale), math.floor(width * scale)) < 1:
+            raise InputError(
+                f"images of {width}×{height} pixels would have no pixels at scale {scale:g}: use a larger scale."
+            )
+        return F.interpolate(images, scale_factor=scale, mode="bilinear", align_corners=False)
+    size = [max(multiple, round(side * scale / multiple) * multiple) for side in (height, width)]
+    if size == [height, width]:
+        return images
+    return F.interpolate(images, size=size, mode="bilinear", align_corners=False)
+
+
+def check_scales(scales: Sequence[float]) -> None:
+    """Refuse scales that are not positive numbers."""
+    if len(scales) == 0 or not all(scale > 0 and math.isfinite(scale) for scale in scales):
+        raise InputError(f"scales must be one or more positive numbers, not {list(scales)}.")
+
+
+def sizes_at(height: int, width: int, scales: Sequence[float]) -> int:
+    """Pixels of one image over all scales: the memory of a batch is proportional to it."""
+    return sum(math.ceil(height * scale) * math.ceil(width * scale) for scale in scales)
 
 
 class Embedder(nn.Module):
@@ -204,7 +318,7 @@ class Embedder(nn.Module):
         """Normalized B×3×H×W pixels, with sides that the backbone accepts."""
         if images.device.type != "meta":
             images = images.contiguous(memory_format=torch.channels_last)
-        return multiscale.fit(self.normalize(images), 1.0, self.multiple)
+        return fit(self.normalize(images), 1.0, self.multiple)
 
     @property
     def takes_any_size(self) -> bool:
@@ -365,7 +479,7 @@ class Embedder(nn.Module):
             before_head: return the inputs of the last layer instead, N×feature_dim, from which whitening is learned.
         """
         if scales is not None:
-            multiscale.check_scales(scales)
+            check_scales(scales)
         if device is not None:
             self.to(device)
         if self.device.type == "cpu":
@@ -381,7 +495,7 @@ class Embedder(nn.Module):
                 batch_size=batch_size,
                 device=self.device,
                 length=self.feature_dim if before_head else self.dim,
-                pixels=lambda height, width: multiscale.sizes_at(height, width, steps),
+                pixels=lambda height, width: sizes_at(height, width, steps),
                 progress=progress,
                 on_bad_image=on_bad_image,
                 workers=workers,
@@ -438,11 +552,9 @@ class Embedder(nn.Module):
             batch = batch.contiguous(memory_format=torch.channels_last)
         head, pixels = self.head, self.normalize(batch)
         if head.linear is not None and not self.config.added_head:
-            return multiscale.multiscale(self.forward, pixels, scales, self.multiple)
+            return multiscale(self.forward, pixels, scales, self.multiple)
         power = float(self.pooling.p) if isinstance(self.pooling, GeM) else 1.0
-        mean = multiscale.multiscale(
-            lambda images: head.inputs(self.pooled(images)), pixels, scales, self.multiple, power
-        )
+        mean = multiscale(lambda images: head.inputs(self.pooled(images)), pixels, scales, self.multiple, power)
         return mean if head.linear is None else unit(head.linear(mean))
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:

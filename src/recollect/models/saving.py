@@ -2,7 +2,7 @@
 
 ``embedder.json`` states its architecture and preprocessing, the origin of its starting weights (name,
 SHA-256, licence) and the SHA-256 of ``model.safetensors``, so that two files of different embedders are never mixed. For an
-outside backbone it names the code (``models/outside.py``), which runs only if the user gives or trusts it. Change the
+outside backbone it names the code (``models/backbones.py``), which runs only if the user gives or trusts it. Change the
 format only together with ``FORMAT``; use it through ``Embedder.save`` and ``Embedder.load``.
 """
 
@@ -21,8 +21,7 @@ from recollect.common.errors import ConfigError, DataError, WeightsError, in_one
 from recollect.common.files import atomic_write, new_folder, sha256, write_json
 from recollect.common.preprocessing import Preprocessing
 from recollect.common.reading import read_json
-from recollect.models.backbones import build_backbone
-from recollect.models.outside import CodeOrigin, rebuild
+from recollect.models.backbones import CodeOrigin, build_backbone, rebuild
 from recollect.models.weights import Provenance, fill_strictly, read_tensors, refuse_torn, say_licence
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -136,7 +135,7 @@ def load_embedder(
     Args:
         make: ``Embedder``.
         folder: folder of the embedder or the run.
-        backbone: see ``models/outside.py``; only for a backbone from outside the package.
+        backbone: see ``models/backbones.py``; only for a backbone from outside the package.
 
     Raises:
         WeightsError: files are missing, damaged, of another format, or do not belong together.

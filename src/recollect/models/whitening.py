@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from recollect.common.errors import InputError
-from recollect.models.heads import retrieval_l2
+from recollect.models.pooling import retrieval_l2
 
 _FIRST_LOADING = 1e-10
 _SMALLEST_PIVOT = 1e-13  # relative; below it a pivot is rounding error, not variance

@@ -1,6 +1,6 @@
 """The table of initialisations: one row per starting point, the paper's and others.
 
-To add one, add a row to ``_ROWS``; if its file has key names no row uses yet, add a key map in ``layouts.py``. Backbones
+To add one, add a row to ``_ROWS``; if its file has key names no row uses yet, add a key map in ``weights.py``. Backbones
 outside the package are found by ``common/doors.py``: ``my.py:backbone``, or a name that an installed package adds. A name
 fixes architecture, activation, input size and mean/std; a weights file only supplies tensors, because files of
 different models can have identical keys (GELU and QuickGELU CLIP). This file imports neither torch nor timm, so that
@@ -54,7 +54,7 @@ class Initialization:
         parameters: of the backbone, without any head.
         normalization: a key of ``NORMALIZATIONS``, or a mean and a standard deviation.
         licence: of the weights.
-        layouts: which file layouts (``layouts.py``) may supply its tensors; empty means any that fits.
+        layouts: which file layouts (``weights.py``) may supply its tensors; empty means any that fits.
         files: file names a weights folder is searched for, in this order.
         hub, hub_file: repository on the Hugging Face hub and the file of it.
         url: direct address of the original file, if one is published.

@@ -29,8 +29,8 @@ from recollect.config.references import short_names
 from recollect.config.schema import Config
 from recollect.inference.opening import Opened, open_model
 from recollect.models import Embedder
+from recollect.models.backbones import CodeOrigin
 from recollect.models.hub import LIMITS, endpoint, parse_address
-from recollect.models.outside import CodeOrigin
 from recollect.models.saving import DESCRIPTION, TENSORS, EmbedderConfig
 from recollect.report.runs import Run, read_run
 

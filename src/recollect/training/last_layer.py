@@ -34,7 +34,7 @@ from recollect.inference.evaluating import measure_labelled
 from recollect.inference.features import head_inputs, part_rows
 from recollect.inference.whitening_sets import WhiteningSet
 from recollect.models import Embedder, whitening_from_classes
-from recollect.models.heads import unit
+from recollect.models.pooling import unit
 from recollect.models.whitening import ClassStatistics, Whitening, class_statistics
 from recollect.training.batches import FeatureFeed, make_sampler
 from recollect.training.build import Training, make_loss, seeded
