@@ -78,9 +78,10 @@ def test_a_flipped_bit_in_a_cached_vector(world: World, tmp_path: Path) -> None:
     arguments = _embed(world, world.images / "test", tmp_path / "v.npz")
     assert run(arguments, tmp_path, cache=tmp_path / "cache").code == 0
     before = (tmp_path / "v.npz").read_bytes()
-    part = next((tmp_path / "cache").rglob("*.rows"))
+    part = next((tmp_path / "cache").rglob("*.npz"))
     whole = part.read_bytes()
-    for damage in (whole[: len(whole) // 2], b"", bytes([*whole[:-1], whole[-1] ^ 1])):
+    middle = len(whole) // 2
+    for damage in (whole[:middle], b"", bytes([*whole[:middle], whole[middle] ^ 1, *whole[middle + 1 :]])):
         part.write_bytes(damage)
         ended = run(arguments, tmp_path, cache=tmp_path / "cache")
         _says(ended, "computed again", code=0)
@@ -250,4 +251,4 @@ def test_a_read_only_place_is_noticed_before_the_work(
     cache = tmp_path / "cache"
     ended = run([word.format(world=world, place=read_only) for word in arguments], tmp_path, cache=cache)
     _says(ended, "read-only")
-    assert not list(cache.rglob("*.rows")), "images were embedded first"
+    assert not list(cache.rglob("*.npz")), "images were embedded first"
