@@ -51,13 +51,11 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The whole fault campaign takes hours: only when it is asked for by its marker. Files with slow tests come first.
+    """Files with slow tests come first.
 
     With ``--dist loadfile --no-loadscope-reorder`` a process takes one file after another, in this order: what one of
     them does while the others have nothing left to do is then a quick file. A file is not divided: its fixtures are made once.
     """
-    if "faults" not in config.getoption("-m"):
-        items[:] = [item for item in items if item.get_closest_marker("faults") is None]
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

@@ -1,22 +1,20 @@
-"""The world in which faults happen: images, a recipe, a finished and an interrupted run, vectors and results."""
+"""The world in which faults happen: images, a recipe, a finished and an interrupted run, vectors and an index."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from killed import signal_at
+from safetensors import safe_open
 from small_runs import make_images
 
-from faults.moments import signal_after
-from faults.trials import Tally, called, prepare, run
-from recollect.models import Embedder
+from faults.trials import prepare, run
 
 RECIPE = """
 data: {name: folder, root: %s, workers: 0, augmentation: crop, validation: paper}
@@ -28,34 +26,17 @@ run: {epochs: 4, evaluate_every: 2, device: cpu, checkpoint_minutes: 0}
 """
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """One table of the whole campaign, whichever processes did its parts."""
-    tally = Tally()
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if getattr(report, "when", None) == "call":  # the report on tearing down has them again
-                tally.update(*(json.loads(value) for name, value in report.user_properties if name == "tally"))
-    if tally.trials:
-        terminalreporter.write_line(f"\n{tally}")
-
-
 @dataclass(frozen=True)
 class World:
-    """Where everything lies. Trials work on copies below ``folder``."""
+    """Where everything lies. Tests work on copies."""
 
     folder: Path
     recipe: Path
     images: Path
     finished: Path
     interrupted: Path
-    headless: Path
-    """A saved embedder without a last layer."""
-    many: Path
-    """Images with as many pairs as its features: enough for a whitening."""
     vectors: Path
     index: Path
-    disk: Path | None
-    """A small disk of its own, where the tests may mount one."""
 
     @property
     def image(self) -> Path:
@@ -64,9 +45,14 @@ class World:
 
     def copied(self, source: Path, place: Path) -> Path:
         """A fresh copy of a run or a file."""
-        if source.is_dir():
-            return Path(shutil.copytree(source, place, symlinks=True))
-        return Path(shutil.copy(source, place))
+        copy = shutil.copytree if source.is_dir() else shutil.copy
+        return Path(copy(source, place))
+
+
+def weights(folder: Path) -> bytes:
+    """Every weight of an embedder."""
+    with safe_open(folder / "model.safetensors", "numpy") as tensors:
+        return b"".join(name.encode() + tensors.get_tensor(name).tobytes() for name in sorted(tensors.keys()))
 
 
 @pytest.fixture(scope="session")
@@ -84,45 +70,17 @@ def world(prepared: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     recipe = folder / "small.yaml"
     recipe.write_text(RECIPE % images)
     finished, interrupted = folder / "finished", folder / "interrupted"
-    seconds = _do(folder, "train", str(recipe), "--out", str(finished))
-    _do(folder, "eval", str(finished))
-    _do(folder, "report", str(finished))
-    _do(folder, "embed", str(finished), str(images / "test"), "--out", str(folder / "vectors.npz"))
-    _do(folder, "index", str(folder / "index.db"), str(images / "test"), "--model", str(finished))
-    _interrupt(recipe, interrupted, folder, seconds)
-    headless = folder / "headless"
-    assert called(lambda: Embedder.create("tiny", size=24, dim=None).save(headless))[0] is None
-    disk = _mounted(folder / "disk")
-    many = make_images(folder / "many", classes=4, each=12)
     vectors, index = folder / "vectors.npz", folder / "index.db"
-    yield World(folder, recipe, images, finished, interrupted, headless, many, vectors, index, disk)
-    if disk is not None:
-        subprocess.run(["umount", str(disk)], check=True)
+    for arguments in (
+        ("train", recipe, "--out", finished),
+        ("eval", finished),
+        ("embed", finished, images / "test", "--out", vectors),
+        ("index", index, images / "test", "--model", finished),
+    ):
+        ended = run([*map(str, arguments)], folder)
+        assert ended.code == 0, ended
+    ended = run(["train", str(recipe), "--out", str(interrupted)], folder, signal_at("step", 7, signal.SIGTERM))
+    assert ended.code == 143, ended
+    yield World(folder, recipe, images, finished, interrupted, vectors, index)
     for name, value in before.items():
         os.environ.pop(name) if value is None else os.environ.update({name: value})
-
-
-def _do(folder: Path, *arguments: str) -> float:
-    ended = run(arguments, folder)
-    assert ended.code == 0, ended
-    return ended.seconds
-
-
-def _interrupt(recipe: Path, place: Path, folder: Path, seconds: float) -> None:
-    """A run that was asked to stop in its middle."""
-    for share in (0.7, 0.75, 0.8, 0.65, 0.85, 0.6, 0.9):
-        shutil.rmtree(place, ignore_errors=True)
-        arguments = ["train", str(recipe), "--out", str(place)]
-        ended = run(arguments, folder, signal_after(share * seconds, signal.SIGTERM))
-        if ended.code == 143 and (place / "checkpoints" / "last.pt").exists():
-            return
-    pytest.fail(f"no run could be interrupted: {ended}")
-
-
-def _mounted(place: Path) -> Path | None:
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "recollect-faults", str(place)]
-    try:
-        return place if subprocess.run(command, capture_output=True, check=False).returncode == 0 else None
-    except FileNotFoundError:
-        return None

@@ -1,17 +1,27 @@
-"""Several processes that train together, one of which is killed or stopped."""
+"""Processes that train together, on one machine or two, one of which is killed, stopped, slow or cut off."""
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+import yaml
+from killed import signal_at
+from small_runs import make_images, small_config
 
-from faults.teams import start_team, team_config
-from recollect.training.run_folder import RunFolder
+from faults.conftest import weights
+from faults.trials import Arm, Ended, start_team
+from recollect.config.overrides import as_mapping
 
 pytestmark = [
     pytest.mark.slow,
@@ -19,31 +29,142 @@ pytestmark = [
     pytest.mark.usefixtures("prepared"),
 ]
 
+MINUTES = 0.06
+"""How long processes wait for one another: longer than forks on a busy machine take to start."""
+
+
+def _config(tmp_path: Path, epochs: int = 4, **settings: object) -> Path:
+    """A small training with a checkpoint after every step."""
+    root = make_images(tmp_path / "images", classes=40, each=4)
+    settings = {"run.epochs": epochs, "run.evaluate_every": 100, "run.checkpoint_minutes": 0, **settings}
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(as_mapping(small_config(root, **settings))))
+    return path
+
+
+def _ends_with_a_sentence(ended: Ended, size: int, out: Path) -> None:
+    assert ended.code == 1, ended
+    assert "Traceback" not in ended.err
+    assert f"another of the {size} processes ended or did not respond for 0.06 minutes" in ended.err
+    assert str(out) in ended.err
+
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_others_end_with_a_sentence(tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "run"
-    processes = start_team(["train", str(team_config(tmp_path, 2000)), "--out", str(out)], tmp_path, 4)
-    others = [processes[rank] for rank in (0, 1, 3)]
+    command = ["train", str(_config(tmp_path)), "--out", str(out)]
+    processes = start_team(command, tmp_path, 3, MINUTES, {2: signal_at("step", 6, number)})
     try:
-        while len(RunFolder(out).read_metrics()) < 6:
-            assert not any(process.over() for process in processes), processes[0].wait()
-            time.sleep(0.1)
-        processes[2].send(number)
-        for ended in [process.wait() for process in others]:  # half a minute of patience, on a busy machine
-            assert ended.code == 1, ended
-            assert "Traceback" not in ended.err
-            assert "another of the 4 processes" in ended.err
+        for process in processes[:2]:
+            ended = process.wait()
+            _ends_with_a_sentence(ended, 3, out)
             assert f"--resume {out}" in ended.err
     finally:
         for process in processes:
             process.end()
 
 
+def test_the_others_wait_for_long_work_of_the_first_but_it_must_respond(tmp_path: Path) -> None:
+    """The first computes the whitening alone, longer than the others wait for one that does not respond."""
+
+    def first(work: Callable[[], None]) -> Arm:
+        def arm() -> None:
+            from recollect.inference import whitening_sets
+
+            features = whitening_sets.head_inputs
+
+            def after_work(*arguments: object, **options: object) -> object:
+                work()
+                return features(*arguments, **options)  # type: ignore[arg-type]
+
+            whitening_sets.head_inputs = after_work  # type: ignore[assignment]
+
+        return arm
+
+    config = _config(tmp_path, 1, **{"model.whitening": 160})
+    command = ["train", str(config), "--out", str(tmp_path / "slow")]
+    team = start_team(command, tmp_path, 2, MINUTES, {0: first(lambda: time.sleep(80 * MINUTES))})
+    ends = [process.wait() for process in team]
+    assert [ended.code for ended in ends] == [0, 0], ends
+    command[-1] = str(tmp_path / "stopped")
+    arm = first(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    stopped, second = start_team(command, tmp_path, 2, MINUTES, {0: arm})
+    try:
+        _ends_with_a_sentence(second.wait(), 2, tmp_path / "stopped")
+        assert not stopped.over()
+    finally:
+        stopped.end()
+
+
 def test_one_process_prints_the_result(tmp_path: Path) -> None:
-    command = ["train", str(team_config(tmp_path, 1)), "--out", str(tmp_path / "run"), "--json"]
-    processes = start_team(command, tmp_path, 2)
-    first, second = [process.wait() for process in processes]
+    command = ["train", str(_config(tmp_path, 1)), "--out", str(tmp_path / "run"), "--json"]
+    first, second = [process.wait() for process in start_team(command, tmp_path, 2)]
     assert (first.code, second.code) == (0, 0), (first, second)
     assert json.loads(first.out)["steps"] == 3
     assert second.out == ""
+
+
+@pytest.fixture
+def cable() -> Iterator[tuple[Callable[[int], Arm], Callable[[], None]]]:
+    """Two machines on a switch, as network namespaces.
+
+    The first function brings a process to its machine, the last of three to the second; the other pulls the cable.
+    """
+    if shutil.which("ip") is None or not hasattr(os, "geteuid") or os.geteuid() != 0:
+        pytest.skip("needs ip (iproute2) and the right to make network namespaces")
+    one, two, switch = names = [f"recollect-{os.getpid()}-{name}" for name in ("one", "two", "switch")]
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+    def enter(rank: int) -> None:
+        with Path("/run/netns", two if rank == 2 else one).open() as place:
+            assert ctypes.CDLL(None).setns(place.fileno(), 0x40000000) == 0  # CLONE_NEWNET; os.setns needs Python 3.12
+        os.environ["GLOO_SOCKET_IFNAME"] = "net"
+
+    try:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+            ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+            ip("-n", switch, "link", "set", "bridge", "up")
+            for number, name in enumerate((one, two), 1):
+                ip("-n", switch, "link", "add", f"port{number}", "type", "veth", "peer", "name", "net", "netns", name)
+                ip("-n", switch, "link", "set", f"port{number}", "master", "bridge", "up")
+                ip("-n", name, "address", "add", f"10.77.0.{number}/24", "dev", "net")
+                ip("-n", name, "link", "set", "lo", "up")
+                ip("-n", name, "link", "set", "net", "up")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"network namespaces cannot be made: {error.stderr.strip()}")
+        # The far end of the cable, so that a machine keeps its own address, and nobody is told that it is gone.
+        yield lambda rank: partial(enter, rank), lambda: ip("-n", switch, "link", "set", "port2", "down")
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
+def test_a_process_that_is_cut_off(tmp_path: Path, cable: tuple[Callable[[int], Arm], Callable[[], None]]) -> None:
+    """Those on both sides of the cut end; resumed, they train the same network as without it."""
+    enter, pull = cable
+    config, out, undisturbed = _config(tmp_path), tmp_path / "run", tmp_path / "undisturbed"
+
+    def pull_at_sixth_step() -> None:
+        from recollect.training.trainer import Trainer
+
+        enter(2)()
+        step, steps = Trainer._step, iter(range(1, 100))
+
+        def counting(*arguments: object, **options: object) -> object:
+            if next(steps) == 6:
+                pull()
+            return step(*arguments, **options)  # type: ignore[arg-type]
+
+        Trainer._step = counting  # type: ignore[method-assign,assignment]
+
+    arms = {0: enter(0), 1: enter(1), 2: pull_at_sixth_step}
+    for process in start_team(["train", str(config), "--out", str(out)], tmp_path, 3, MINUTES, arms, "10.77.0.1"):
+        _ends_with_a_sentence(process.wait(), 3, out)
+    for arguments in (["--resume", str(out)], [str(config), "--out", str(undisturbed)]):
+        ends = [process.wait() for process in start_team(["train", *arguments], tmp_path, 3)]
+        assert [ended.code for ended in ends] == [0] * 3, ends
+    assert weights(out / "model") == weights(undisturbed / "model")

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from faults.moments import Arm
+from faults.trials import Arm
 from recollect.inference.vector_store import VectorStore
 from recollect.training.trainer import Trainer
 

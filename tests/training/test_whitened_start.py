@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from faults.teams import start_team
+from faults.trials import start_team
 from recollect.common.errors import ConfigError, InputError
 from recollect.config.overrides import as_mapping
 from recollect.models.whitening import pairs_of_classes
@@ -92,18 +89,3 @@ def test_two_processes_start_and_go_on_as_one(images: Path, tmp_path: Path) -> N
     one, two = final_weights(tmp_path / "one"), final_weights(tmp_path / "two")
     for name, tensor in one.items():
         assert torch.allclose(tensor, two[name], rtol=1e-3, atol=1e-4), name
-
-
-@pytest.mark.slow
-def test_processes_wait_for_the_first_longer_than_for_a_collective(images: Path, tmp_path: Path) -> None:
-    config = small_config(images, **{"model.whitening": 160})
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(as_mapping(config)))
-    here = Path(__file__).parent
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [str(here / "worker_whitening.py"), str(tmp_path / "config.yaml"), str(tmp_path), "15", "20"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    first, second = (torch.load(tmp_path / f"found-{rank}.pt", weights_only=True) for rank in (0, 1))
-    assert second["seconds"] > 15, "it waited longer than a collective may take"
-    assert torch.equal(first["weight"], second["weight"])

@@ -15,7 +15,7 @@ from small_runs import final_weights, losses, make_images, same_bits, small_conf
 from torch import Tensor
 from training_toys import NPair, difference, gradients
 
-from faults.teams import start_team
+from faults.trials import start_team
 from recipes import landmarks
 from recollect import Embedder, RecallAtK
 from recollect.config.overrides import resolve

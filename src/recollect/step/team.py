@@ -273,7 +273,7 @@ def minutes_of_patience() -> float:
     return minutes
 
 
-def start(device: str = "cpu", timeout_minutes: float | None = None) -> Team:
+def start(device: str = "cpu") -> Team:
     """Join the processes that ``torchrun`` started; without ``torchrun``, a single process.
 
     NCCL when the device is a GPU, Gloo otherwise. Each GPU process takes the GPU of its local number.
@@ -294,7 +294,7 @@ def start(device: str = "cpu", timeout_minutes: float | None = None) -> Team:
         # still has a tensor to release ends the process with SIGABRT.
         importlib.import_module("torch.distributed.nn.functional")
         backend = "nccl" if device.startswith("cuda") else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes or minutes_of_patience()))
+        dist.init_process_group(backend, timeout=timedelta(minutes=minutes_of_patience()))
     return Team.of()
 
 

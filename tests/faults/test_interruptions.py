@@ -1,0 +1,291 @@
+"""Commands that are killed, stopped, out of disk space or run twice at once: nothing is lost, and they can be run again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import yaml
+
+from faults.conftest import World, weights
+from faults.trials import Ended, Running, run, signal_at_operation
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks and signals of Unix")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A command that writes.
+
+    Args:
+        arguments: of ``recollect``.
+        writes: the file or folder that it makes or changes.
+        outcome: reads what must be the same as after an undisturbed command.
+        once: having come to its end, it refuses to do the same again.
+    """
+
+    arguments: list[str]
+    writes: Path
+    outcome: Callable[[Path], object] = lambda place: None
+    once: bool = False
+
+    def again(self) -> list[str]:
+        """What a person types after an interruption."""
+        if self.arguments[0] == "train" and (self.writes / "config.yaml").exists():
+            return ["train", "--resume", str(self.writes)]
+        return self.arguments
+
+
+def _of_run(place: Path) -> bytes:
+    return weights(place / "model")
+
+
+def _arrays(place: Path) -> dict[str, bytes]:
+    with np.load(place) as arrays:
+        return {name: arrays[name].tobytes() for name in arrays.files}
+
+
+def _answers(world: World) -> Callable[[Path], str]:
+    """What an index finds for one of the images."""
+    return lambda place: run(["search", str(place), str(world.image), "--json"], world.folder).out
+
+
+def _database(place: Path) -> None:
+    with contextlib.closing(sqlite3.connect(place)) as database:
+        assert database.execute("pragma integrity_check").fetchone() == ("ok",)
+
+
+def _train(world: World, folder: Path) -> Task:
+    return Task(["train", str(world.recipe), "--out", str(folder / "run")], folder / "run", _of_run)
+
+
+def _resume(world: World, folder: Path) -> Task:
+    place = world.copied(world.interrupted, folder / "run")
+    return Task(["train", "--resume", str(place)], place, _of_run)
+
+
+def _eval(world: World, folder: Path) -> Task:
+    return Task(["eval", str(world.copied(world.finished, folder / "run")), "--overwrite"], folder / "run")
+
+
+def _report(world: World, folder: Path) -> Task:
+    return Task(["report", str(world.copied(world.finished, folder / "run")), "--overwrite"], folder / "run")
+
+
+def _embed(world: World, folder: Path) -> Task:
+    out = folder / "v.npz"
+    images = str(world.images / "test")
+    return Task(["embed", str(world.finished), images, "--out", str(out), "--overwrite"], out, _arrays)
+
+
+def _index(world: World, folder: Path) -> Task:
+    arguments = ["index", str(folder / "i.db"), str(world.images / "test"), "--model", str(world.finished)]
+    return Task(arguments, folder / "i.db", _answers(world))
+
+
+def _update(world: World, folder: Path) -> Task:
+    index = world.copied(world.index, folder / "i.db")
+    arguments = ["index", str(index), str(world.images / "train"), "--rehash", "--prune", "--prefix", "x/"]
+    return Task(arguments, index, _answers(world))
+
+
+def _export(world: World, folder: Path) -> Task:
+    out = folder / "m.onnx"
+    return Task(["export", str(world.finished), "--onnx", str(out), "--overwrite"], out)
+
+
+def _publish(world: World, folder: Path) -> Task:
+    out = folder / "model"
+    arguments = ["publish", str(world.finished), "--folder", str(out), "--dim", "8", "--licence", "MIT"]
+    return Task(arguments, out, weights, once=True)
+
+
+TASKS = {
+    "train": _train, "resume": _resume, "eval": _eval, "report": _report, "embed": _embed, "index": _index,
+    "update": _update, "export": _export, "publish": _publish,
+}  # fmt: skip
+each_task = pytest.mark.parametrize("name", TASKS)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], object]:
+    """The outcome of each command when nothing happens to it."""
+    outcomes: dict[str, object] = {}
+
+    def of(name: str) -> object:
+        if name in ("train", "resume"):
+            return _of_run(world.finished)
+        if name not in outcomes:
+            folder = tmp_path_factory.mktemp("undisturbed")
+            task = TASKS[name](world, folder)
+            ended = run(task.arguments, folder)
+            assert ended.code == 0, ended
+            outcomes[name] = task.outcome(task.writes)
+        return outcomes[name]
+
+    return of
+
+
+def _comes_to_its_end(task: Task, folder: Path, first: Ended, expected: object) -> None:
+    """After an interruption: run again, whole, and with the results of an undisturbed command."""
+    ended = first if task.once and first.code == 0 else run(task.again(), folder)
+    assert ended.defect is None
+    assert ended.code == 0, ended
+    assert _broken(task.writes) is None
+    assert not list(task.writes.parent.rglob(".*.part")), "a temporary file is left"
+    assert task.outcome(task.writes) == expected
+
+
+def _broken(place: Path) -> str | None:
+    """Which file of a place is there and not whole."""
+    checks: dict[str, Callable[[Path], object]] = {
+        ".json": lambda path: json.loads(path.read_text()),
+        ".yaml": lambda path: yaml.safe_load(path.read_text()),
+        ".npz": _arrays,
+        ".pt": lambda path: torch.load(path, weights_only=True),
+        ".safetensors": lambda path: weights(path.parent),
+        ".onnx": lambda path: onnx.load(str(path)),
+        ".html": lambda path: path.read_text().rstrip().endswith("</html>") or 1 / 0,
+        ".db": _database,
+    }
+    for path in [place] if place.is_file() else sorted(place.rglob("*")):
+        if path.is_file() and path.suffix in checks:
+            try:
+                checks[path.suffix](path)
+            except Exception as error:
+                return f"{path.name} is not whole: {type(error).__name__} {error}"
+    return None
+
+
+@each_task
+def test_a_command_that_was_killed_comes_to_its_end(
+    world: World, tmp_path: Path, undisturbed: Callable[[str], object], name: str
+) -> None:
+    """Killed again and again in the same place, each time a little later."""
+    task = TASKS[name](world, tmp_path)
+    for number in (1, 2, 4, 9, 17) if name in ("train", "resume") else (2, 8):
+        first = run(task.again(), tmp_path, signal_at_operation(number, tmp_path))
+        assert first.orphans == 0
+        assert first.code in (0, -signal.SIGKILL), first
+        assert _broken(task.writes) is None
+        if first.code == 0:
+            break
+    _comes_to_its_end(task, tmp_path, first, undisturbed(name))
+
+
+@each_task
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_was_stopped_leaves_nothing_half_written(
+    world: World, tmp_path: Path, name: str, sent: signal.Signals
+) -> None:
+    task = TASKS[name](world, tmp_path)
+    number = 3 if sent == signal.SIGINT else 1
+    ended = run(task.arguments, tmp_path, signal_at_operation(number, tmp_path, sent))
+    assert ended.defect is None
+    assert ended.code in (0, 128 + sent), ended
+    assert ended.code == 0 or "Ctrl-C" in ended.err or "SIGTERM" in ended.err
+    assert _broken(task.writes) is None
+    assert not list(tmp_path.rglob(".*.part"))
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[str], Path] | None]:
+    """A disk of its own, and a way to change its size; None without the right to mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64m", "recollect-faults", str(place)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+        yield None
+        return
+
+    def resize(size: str) -> Path:
+        subprocess.run(["mount", "-o", f"remount,size={size}", str(place)], check=True, capture_output=True)
+        return place
+
+    yield resize
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize("kilobytes", [20, 300])
+@pytest.mark.parametrize("name", ["train", "resume", "eval", "embed", "index", "publish"])
+def test_a_full_disk(
+    world: World,
+    tmp_path: Path,
+    undisturbed: Callable[[str], object],
+    disk: Callable[[str], Path] | None,
+    name: str,
+    kilobytes: int,
+) -> None:
+    """The command says what is wrong; after room is made, its results are those of an undisturbed one."""
+    expected = undisturbed(name)
+    if disk is None:  # no file may grow beyond a size, which the system refuses much alike
+        task = TASKS[name](world, tmp_path)
+        first = run(task.arguments, tmp_path, lambda: _limit(1000 * kilobytes), tmp_path / "cache")
+    else:
+        place = disk("64m")
+        task = TASKS[name](world, place)
+        there = sum(path.stat().st_size for path in place.rglob("*") if path.is_file()) // 1000
+        disk(f"{2 * there + kilobytes}k")
+        first = run(task.arguments, tmp_path, cache=place / "cache")
+        disk("64m")  # SQLite needs room to read a file, too
+        said = ("cannot be written", "full", "room", "free space")
+        assert first.code == 0 or any(words in first.err for words in said), first
+    assert first.defect is None
+    assert _broken(task.writes) is None
+    _comes_to_its_end(task, tmp_path, first, expected)
+
+
+def _limit(size: int) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+@pytest.mark.parametrize("name", ["train", "embed", "index"])
+def test_two_at_once(world: World, tmp_path: Path, undisturbed: Callable[[str], object], name: str) -> None:
+    """The same command twice in one place: the second waits, is refused, or does the same again."""
+    task = TASKS[name](world, tmp_path)
+    ends = [each.wait() for each in [Running(task.arguments, tmp_path) for _ in range(2)]]
+    assert [ended.defect for ended in ends] == [None, None]
+    assert 0 in [ended.code for ended in ends], ends
+    assert _broken(task.writes) is None
+    assert task.outcome(task.writes) == undisturbed(name)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "{world.recipe}", "--out", "{place}/run"),
+        ("embed", "{world.finished}", "{world.images}/test", "--out", "{place}/v.npz"),
+        ("index", "{place}/i.db", "{world.images}/test", "--model", "{world.finished}"),
+        ("report", "{world.finished}", "--out", "{place}/r.html"),
+        ("demo", "--out", "{place}/demo"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_read_only_place_is_noticed_before_the_work(world: World, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    place = tmp_path / "read-only"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "ro", "recollect-read-only", str(place)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("no right to mount a file system")
+    try:
+        cache = tmp_path / "cache"
+        ended = run([word.format(world=world, place=place) for word in arguments], tmp_path, cache=cache)
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+    assert ended.defect is None
+    assert (ended.code, "read-only" in ended.err) == (1, True), ended
+    assert not cache.exists() or not any(path.is_file() for path in cache.rglob("*.rows")), "images were embedded first"
