@@ -12,13 +12,14 @@ TOOLS  := docs dev
 # One process takes a whole file, those with slow tests first: tests/conftest.py says why.
 PARALLEL ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick lowest lowest-versions lint check docs bench mutants clean
+.PHONY: demo test release quick lowest lowest-versions lint check docs bench mutants clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@echo "make demo   train on the embedded data set and write a report"
-	@echo "make test   the whole test suite        make quick  the same without slow tests"
+	@echo "make test   the test suite, 5 minutes   make quick  the same without slow tests"
+	@echo "make release  what make test leaves out: tutorials as written, the demonstration twice"
 	@echo "make check  lint, types, quick tests    make lint   lint and types alone"
 	@echo "make docs   the documentation site      make bench  speed and memory, as ratios"
 	@echo "make lowest quick tests with the lowest versions that pyproject.toml allows"
@@ -40,10 +41,13 @@ demo: $(STAMP)
 	$(BIN)/python -m recollect demo
 
 test: $(TESTED)
-	$(BIN)/python -m pytest $(PARALLEL)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not release"
+
+release: $(TESTED)
+	$(BIN)/python -m pytest $(PARALLEL) -m release
 
 quick: $(TESTED)
-	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not shared_data"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not release and not shared_data"
 
 lowest:
 	$(MAKE) quick VENV=.venv-lowest LOCKED=constraints-lowest.txt TOOLS=

@@ -67,7 +67,7 @@ def _run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("page", sorted(TUTORIALS.glob("*.md")), ids=lambda page: page.stem)
 def test_tutorial_runs_from_an_empty_folder(page: Path, server: Path, tmp_path: Path) -> None:
     environment, work = _environment(tmp_path, server), tmp_path / "work"
@@ -83,7 +83,7 @@ def test_tutorial_runs_from_an_empty_folder(page: Path, server: Path, tmp_path: 
         _run([sys.executable, "-c", block], work, environment)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_script_with_cells_runs_and_shows_pictures(tmp_path: Path) -> None:
     _files(tmp_path)
     printed = _run([sys.executable, "shop.py"], tmp_path, _of_this_python())

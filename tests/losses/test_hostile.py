@@ -59,11 +59,11 @@ def answers(loss: torch.nn.Module, embeddings: torch.Tensor, labels: torch.Tenso
 
 
 @pytest.mark.parametrize("name", TILED)
-@pytest.mark.parametrize("scale", [1e-30, 1e-18, 1e-3, 1e2, 1e4, 1e9, 1e18, 1e19, 1e25, 3e38, 1e200])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_embeddings_of_any_length_are_answered(name: str, scale: float, dtype: torch.dtype) -> None:
-    embeddings = torch.randn(40, 8, dtype=torch.float64) * scale
-    answers(create(name), embeddings.to(dtype), torch.arange(40) // 4)
+def test_embeddings_of_any_length_are_answered(name: str) -> None:
+    for scale in (1e-30, 1e-18, 1e-3, 1e2, 1e4, 1e9, 1e18, 1e19, 1e25, 3e38, 1e200):
+        for dtype in (torch.float32, torch.float64):
+            embeddings = torch.randn(40, 8, dtype=torch.float64) * scale
+            answers(create(name), embeddings.to(dtype), torch.arange(40) // 4)
 
 
 def test_similarities_that_overflow_are_refused() -> None:
@@ -134,12 +134,9 @@ def test_tensors_without_plain_values_are_refused(name: str) -> None:
         loss(torch.randn(4, 3).to(torch.float8_e4m3fn), labels)
 
 
-@pytest.mark.parametrize("k", [(10**30,), 0, -1, 1.5, math.nan, math.inf, "5", (), range(10**9), {}, object()])
-def test_impossible_k_is_refused(k: Any) -> None:
-    with pytest.raises(ConfigError, match="k must be"):
-        RecallAtK(k=k)
-
-
-def test_one_k_is_fine() -> None:
+def test_impossible_k_is_refused() -> None:
+    for k in ((10**30,), 0, -1, 1.5, math.nan, math.inf, "5", (), range(10**9), {}, object()):
+        with pytest.raises(ConfigError, match="k must be"):
+            RecallAtK(k=k)  # type: ignore[arg-type]
     assert RecallAtK(k=5).k == (5,)
     assert RecallAtK(k=(1.0, 2)).k == (1, 2)

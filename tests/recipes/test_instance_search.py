@@ -74,7 +74,7 @@ def scores(folder: Path) -> dict[str, float]:
     return {name: 100 * value for name, value in written["without_distractors"].items()} | with_them
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_map_rises_and_every_stage_resumes(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     for module in (embedding_sets, features):  # of whole images a quarter; a small set has several parts

@@ -133,11 +133,15 @@ def test_two_steps(name: str, root: Callable[[str], Path], tmp_path: Path, caplo
     assert Embedder.load(run.model).dim == config.model.dim
 
 
-REAL = ["sop/r50-512/rsk", "gldv1/r101/rsk-simix", "vehicleid/vit-b32-in21k/rsk", "cars196/clip400m-b16/sap"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sop/r50-512/rsk",
+        pytest.param("gldv1/r101/rsk-simix", marks=pytest.mark.release),
+        pytest.param("vehicleid/vit-b32-in21k/rsk", marks=pytest.mark.release),
+        pytest.param("cars196/clip400m-b16/sap", marks=pytest.mark.release),
+    ],
+)
 def test_two_steps_of_the_real_network_from_random_weights(name: str) -> None:
     config = TRAINED[name]
     embedder = build.make_embedder(replace(config.model, weights="none", image_size=64, resize="default"), seed=0)
@@ -179,7 +183,7 @@ def test_an_init_row_is_measured_beside_its_numbers(
     assert written["metrics"]["r@1"] > 0.5  # patterns of one class look alike even to random weights
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_an_init_row_with_its_real_network(
     root: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

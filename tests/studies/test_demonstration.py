@@ -46,7 +46,7 @@ def _make_small(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "demo_settings", small)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_demonstration_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # The characters that nearly all typefaces have: half of the pictures. The second time photos take their place.
