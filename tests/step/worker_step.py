@@ -1,11 +1,11 @@
 """One of four processes: takes steps on its part of a batch, with all, one or none of the others; writes the outcome.
 
-Run through torchrun; starting processes costs seconds, so one start serves every size of team.
+One start of the processes serves every size of team.
 """
 
 from __future__ import annotations
 
-import sys
+import os
 import time
 from collections import Counter
 from importlib import import_module
@@ -82,8 +82,11 @@ def threads() -> list[str]:
     return [task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").glob("*")]
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
+def main(rank: int, port: int, folder: Path) -> None:
+    """What the process of this rank does."""
+    torch.set_num_threads(1)  # threads of the test's process do not survive the fork
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 4, "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in numbers.items()} | {"MASTER_ADDR": "127.0.0.1"}
     everyone = start()
     import_module("torch.distributed.nn.functional")  # as other libraries do: the group is a default argument there
     calls = count_collectives()
@@ -92,14 +95,14 @@ if __name__ == "__main__":
         if everyone.rank < {"one": 1, "two": 2}.get(form, 4):
             team = Team.of(groups.get(form))
             results = {name: steps(name, team, calls, form == "uneven") for name in LOSSES}
-            torch.save(results, Path(sys.argv[1]) / f"{form}-{team.rank}.pt")
+            torch.save(results, folder / f"{form}-{team.rank}.pt")
     done = 0
     for _ in range(8):  # one after the other, with processes that arrive at different times
         time.sleep(0.02 * everyone.rank)
         everyone.first_alone(lambda: None)
         done += 1
-    torch.save(done, Path(sys.argv[1]) / f"alone-{everyone.rank}.pt")
+    torch.save(done, folder / f"alone-{everyone.rank}.pt")
     before = threads()
     del groups, team
     stop()
-    torch.save([before, threads()], Path(sys.argv[1]) / f"threads-{everyone.rank}.pt")
+    torch.save([before, threads()], folder / f"threads-{everyone.rank}.pt")
