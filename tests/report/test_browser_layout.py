@@ -41,12 +41,11 @@ for (const chart of document.querySelectorAll('svg.chart')) {
 return found;
 """
 
-# The page's own font; one of the widest, where there is one; and without either, all letters as wide as a typewriter's.
-_FONTS = {
-    "own": "",
-    "wide": "text.style.fontFamily = 'Verdana, \"DejaVu Sans\"'",
-    "typewriter": "text.setAttribute('textLength', 0.605 * text.textContent.length + 'em')",
-}
+# Letters as wide as a typewriter's, wider than those of the fonts that browsers choose: the outcome is the same on any machine.
+_WIDE = """
+for (const text of document.querySelectorAll('.chart text'))
+  text.setAttribute('textLength', 0.605 * text.textContent.length + 'em')
+"""
 
 
 def _charts(*figures: Markup | None) -> Markup:
@@ -82,12 +81,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("font", _FONTS)
 @pytest.mark.parametrize("width", [1280, 700, 360])
-def test_words_of_charts_do_not_touch_in_any_font(chromium: Browser, page: Path, width: int, font: str) -> None:
+def test_words_of_charts_do_not_touch(chromium: Browser, page: Path, width: int) -> None:
     chromium.look(width, 900, "light")
     chromium.open(page)
-    chromium.run(f"for (const text of document.querySelectorAll('.chart text')) {{ {_FONTS[font]} }}")
+    chromium.run(_WIDE)
     found = chromium.run(_COLLISIONS)
     assert not found, found
 
