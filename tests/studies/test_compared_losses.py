@@ -140,7 +140,7 @@ def test_the_plan_of_frozen_features(images: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_closed_form_is_what_every_loss_starts_from(here: None, images: Path, tmp_path: Path) -> None:
-    settings = {"data.root": str(images), "run.device": "cpu"}
+    settings = {"data.root": str(images), "run.device": "cpu", "model.image_size": 64}
     found = compare_losses("smooth_ap", "folder", settings, out=tmp_path / "out", seeds=1, steps=2, jobs=1)
     trained, start, untrained = found.results
     assert [pair.second for pair in found.pairs] == ["the closed form", "no training"]
