@@ -9,6 +9,8 @@ LOCKED := constraints.txt
 # What users can install and what the tests need; then what developers use besides.
 EXTRAS := baselines index postgres milvus serve tune export hub heic map tensorboard wandb mlflow cars196 servers test
 TOOLS  := docs dev
+# Tests write names of files that a plain C locale cannot.
+export PYTHONUTF8 := 1
 # One process takes a whole file, those with slow tests first: tests/conftest.py says why.
 PARALLEL ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 

@@ -261,7 +261,10 @@ def test_directions_are_not_whitened_where_that_loses(root: Path, monkeypatch: p
         training.close()
 
 
-def test_a_training_ends_with_a_verdict(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_training_ends_with_a_verdict(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(last_layer, "SHRINKAGES", (0.1, 1.0))  # each takes a second
     caplog.set_level("INFO", "recollect")
     broken = root / "test" / "test-00" / "broken.png"
     broken.write_bytes(b"broken")
