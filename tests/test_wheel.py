@@ -101,6 +101,7 @@ def test_the_version_stands_in_one_place() -> None:
     assert f"\n## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.release
 def test_it_is_used_outside_the_project(home: Path) -> None:
     command = home / "env" / "bin" / "recollect"
     assert _run(command, "--version", where=home) == f"recollect {__version__}\n"
@@ -122,6 +123,7 @@ def test_it_is_used_outside_the_project(home: Path) -> None:
     assert (PACKAGE / "report" / "style.css").read_text(encoding="utf-8").splitlines()[-1] in page
 
 
+@pytest.mark.release
 def test_type_checkers_see_its_types(home: Path) -> None:
     """``py.typed`` counts: a wrong use of a public name is an error to someone who only has the wheel."""
     (home / "use.py").write_text("from recollect import RecallAtK\nRecallAtK(tau1='warm')\n")

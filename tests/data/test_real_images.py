@@ -12,7 +12,7 @@ from recollect.common.errors import DataWarning
 from recollect.data import load
 from recollect.data.verify import verify
 
-pytestmark = [pytest.mark.shared_data, pytest.mark.slow]
+pytestmark = [pytest.mark.shared_data, pytest.mark.release]
 
 
 def unpack(archive: Path, target: Path, classes: int | None = None) -> Path:

@@ -14,7 +14,7 @@ from recollect.config.schema import Config
 from report import browser as browsers
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 
 @pytest.fixture(scope="module")
