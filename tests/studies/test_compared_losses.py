@@ -138,7 +138,7 @@ def test_the_plan_of_frozen_features(images: Path, tmp_path: Path) -> None:
     assert planned.claim.bench.rates == (3e-5, 1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_closed_form_is_what_every_loss_starts_from(here: None, images: Path, tmp_path: Path) -> None:
     settings = {"data.root": str(images), "run.device": "cpu", "model.image_size": 64}
     found = compare_losses("smooth_ap", "folder", settings, out=tmp_path / "out", seeds=1, steps=2, jobs=1)

@@ -196,7 +196,7 @@ def test_a_folder_of_another_budget_is_left_alone(tmp_path: Path) -> None:
         Matrix(tmp_path / "mine", "small").open()
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_processes_of_their_own(data: Path, tmp_path: Path) -> None:
     claim = asymmetric(BENCH)
     study = Matrix(tmp_path / "study", "small", data, seeds=(1, 2))

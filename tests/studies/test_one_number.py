@@ -63,6 +63,7 @@ def test_a_training_has_one_result_in_terminal_manifest_evaluation_and_report(ph
         assert words in judged[0]
 
 
+@pytest.mark.release
 def test_a_comparison_has_the_numbers_of_the_evaluation_and_the_report(
     here: None, photos: Path, tmp_path: Path
 ) -> None:
