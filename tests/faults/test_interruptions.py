@@ -145,7 +145,6 @@ def _comes_to_its_end(task: Task, folder: Path, first: Ended, expected: object) 
     assert ended.defect is None
     assert ended.code == 0, ended
     assert _broken(task.writes) is None
-    assert not list(task.writes.parent.rglob(".*.part")), "a temporary file is left"
     assert task.outcome(task.writes) == expected
 
 
