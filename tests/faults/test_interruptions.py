@@ -21,7 +21,7 @@ import torch
 import yaml
 
 from faults.conftest import World, weights
-from faults.trials import Ended, Running, run, signal_at_operation
+from faults.trials import Ended, Running, run, signal_at_rename
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks and signals of Unix")
 
@@ -96,12 +96,6 @@ def _index(world: World, folder: Path) -> Task:
     return Task(arguments, folder / "i.db", _answers(world))
 
 
-def _update(world: World, folder: Path) -> Task:
-    index = world.copied(world.index, folder / "i.db")
-    arguments = ["index", str(index), str(world.images / "train"), "--rehash", "--prune", "--prefix", "x/"]
-    return Task(arguments, index, _answers(world))
-
-
 def _export(world: World, folder: Path) -> Task:
     out = folder / "m.onnx"
     return Task(["export", str(world.finished), "--onnx", str(out), "--overwrite"], out)
@@ -115,9 +109,10 @@ def _publish(world: World, folder: Path) -> Task:
 
 TASKS = {
     "train": _train, "resume": _resume, "eval": _eval, "report": _report, "embed": _embed, "index": _index,
-    "update": _update, "export": _export, "publish": _publish,
+    "export": _export, "publish": _publish,
 }  # fmt: skip
-each_task = pytest.mark.parametrize("name", TASKS)
+# An index is a database; tests/search kills its writers.
+renaming = pytest.mark.parametrize("name", [name for name in TASKS if name != "index"])
 
 
 @pytest.fixture(scope="session")
@@ -169,33 +164,32 @@ def _broken(place: Path) -> str | None:
     return None
 
 
-@each_task
+@renaming
 def test_a_command_that_was_killed_comes_to_its_end(
     world: World, tmp_path: Path, undisturbed: Callable[[str], object], name: str
 ) -> None:
     """Killed again and again in the same place, each time a little later."""
     task = TASKS[name](world, tmp_path)
-    for number in (1, 2, 4, 9, 17) if name in ("train", "resume") else (2, 8):
-        first = run(task.again(), tmp_path, signal_at_operation(number, tmp_path))
+    for number in (1, 4, 5, 6, 9) if name in ("train", "resume") else (1, 2):
+        first = run(task.again(), tmp_path, signal_at_rename(number, tmp_path))
         assert first.orphans == 0
-        assert first.code in (0, -signal.SIGKILL), first
+        assert first.code == -signal.SIGKILL or (number > 1 and first.code == 0), first
         assert _broken(task.writes) is None
         if first.code == 0:
             break
     _comes_to_its_end(task, tmp_path, first, undisturbed(name))
 
 
-@each_task
+@renaming
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_that_was_stopped_leaves_nothing_half_written(
     world: World, tmp_path: Path, name: str, sent: signal.Signals
 ) -> None:
     task = TASKS[name](world, tmp_path)
-    number = 3 if sent == signal.SIGINT else 1
-    ended = run(task.arguments, tmp_path, signal_at_operation(number, tmp_path, sent))
+    ended = run(task.arguments, tmp_path, signal_at_rename(1, tmp_path, sent))
     assert ended.defect is None
-    assert ended.code in (0, 128 + sent), ended
-    assert ended.code == 0 or "Ctrl-C" in ended.err or "SIGTERM" in ended.err
+    assert ended.code == 128 + sent, ended
+    assert "stopped" in ended.err
     assert _broken(task.writes) is None
     assert not list(tmp_path.rglob(".*.part"))
 

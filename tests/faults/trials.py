@@ -1,7 +1,7 @@
 """Commands of recollect in processes of their own that tests disturb: kill, stop, refuse disk space, run beside others.
 
 They are forks of the test's process, which has imported everything already: a command costs what its work costs. It is
-disturbed at one of its file operations, not by the clock: what else the machine does changes nothing.
+disturbed when it renames a file, not by the clock: what else the machine does changes nothing.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ LIMIT = 120.0
 """Seconds after which a command counts as hanging. Generous: tests share a machine."""
 
 Arm = Callable[[], None]
-"""Called in a command's process before it begins, e.g. to end it at one of its file operations."""
-_CHANGING = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate", "os.symlink", "os.link")
+"""Called in a command's process before it begins, e.g. to end it when it renames a file."""
 
 
 @dataclass(frozen=True)
@@ -193,17 +192,16 @@ def _child(arguments: Sequence[str], folder: Path, handles: list[int], begun: in
 # Disturbances -------------------------------------------------------------------------------------------------------
 
 
-def signal_at_operation(number: int, below: Path, sent: int = signal.SIGKILL) -> Arm:
-    """The process gets a signal just before it changes a file below a folder for the ``number``-th time."""
-    count, prefix = 0, str(below)
+def signal_at_rename(number: int, below: Path, sent: int = signal.SIGKILL) -> Arm:
+    """The process gets a signal just before it renames a file below a folder for the ``number``-th time.
+
+    A file has then been written under a temporary name and is not in its place.
+    """
+    count = 0
 
     def hook(event: str, given: tuple[Any, ...]) -> None:
         nonlocal count
-        writes = event == "open" and isinstance(given[2], int) and given[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        if not writes and event not in _CHANGING:
-            return
-        path = os.fsdecode(given[0]) if isinstance(given[0], str | bytes | os.PathLike) else ""
-        if os.path.abspath(path).startswith(prefix):  # noqa: PTH100 - a hook must not resolve links
+        if event == "os.rename" and os.fsdecode(given[0]).startswith(str(below)):
             count += 1
             if count == number:
                 os.kill(os.getpid(), sent)
