@@ -112,7 +112,7 @@ def test_a_damaged_cache_is_computed_again(world: World, tmp_path: Path) -> None
     assert run(arguments, tmp_path, cache=cache).code == 0
     before = (tmp_path / "v.npz").read_bytes()
     for name in ("flipped at 0.8", "cut", "empty", "noise"):
-        for part in cache.rglob("*.rows"):
+        for part in cache.rglob("*.npz"):
             DAMAGES[name](part)
         _says(run(arguments, tmp_path, cache=cache), "computed again", code=0)
         assert (tmp_path / "v.npz").read_bytes() == before, name

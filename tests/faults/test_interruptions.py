@@ -281,4 +281,4 @@ def test_a_read_only_place_is_noticed_before_the_work(world: World, tmp_path: Pa
         subprocess.run(["umount", str(place)], check=True)
     assert ended.defect is None
     assert (ended.code, "read-only" in ended.err) == (1, True), ended
-    assert not cache.exists() or not any(path.is_file() for path in cache.rglob("*.rows")), "images were embedded first"
+    assert not cache.exists() or not any(path.is_file() for path in cache.rglob("*.npz")), "images were embedded first"
