@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from recollect import evaluate
 from recollect.common import torchvision_fix
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -24,6 +25,21 @@ def test_an_example_learns(name: str, package: str, monkeypatch: pytest.MonkeyPa
     before, after = importlib.import_module(name).main()
     assert after > before + 0.05
     sys.modules.pop(name)
+
+
+def test_the_example_of_an_index_shows_what_it_loses_and_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("faiss")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    example = importlib.import_module("approximate_index")
+    vectors, labels = example.toy_vectors()
+    rows = example.main(vectors, labels)
+    found, r1, milliseconds, size = zip(*rows.values(), strict=True)
+    assert (found[0], r1[0]) == (1.0, pytest.approx(evaluate(vectors, labels, ks=[1]).metrics["r@1"]))
+    clusters = [row[0] for name, row in rows.items() if "nprobe" in name]
+    assert clusters[0] < clusters[-1] <= 1.0, "looking into more clusters finds more"
+    assert rows["PQ8x4"][3] < size[0]
+    assert min(milliseconds) > 0
+    sys.modules.pop("approximate_index")
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)

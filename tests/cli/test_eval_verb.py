@@ -115,13 +115,6 @@ def test_one_class_measures_nothing(vectors, tmp_path):
     assert "the numbers measure nothing" in " ".join(run(tmp_path / "one.npz").split())
 
 
-def test_index(file):
-    pytest.importorskip("faiss")
-    out = run(file, "--index", "ivf")
-    assert "nprobe=4" in out
-    assert json.loads((file.parent / "run-eval" / "metrics.json").read_text())["index"]["kind"] == "ivf"
-
-
 def test_reid(file):
     assert "reid/r@1" in run(file, "--protocol", "reid")
 

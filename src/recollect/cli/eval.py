@@ -88,7 +88,6 @@ def evaluate_command(
             help="Distractors to add to the gallery: a .npy of vectors; for instance search, R1M's root folder."
         ),
     ] = None,
-    index: Annotated[str | None, typer.Option(help="Also measure an approximate index: ivf, hnsw or pq.")] = None,
     compare: Annotated[
         Path | None, typer.Option(help="Compare with another run on the same images: its queries.npz or folder.")
     ] = None,
@@ -166,7 +165,6 @@ def evaluate_command(
         hierarchical=hierarchical,
         multiscale=multiscale,
         distractors=distractors,
-        index=index,
         compare=compare,
         metrics_out=metrics_out,
         queries_out=queries_out,

@@ -61,23 +61,6 @@ def prefixes_table(title: str, prefixes: dict[str, dict[str, float]]) -> Table:
     return table
 
 
-def index_table(cost: dict[str, Any]) -> Table:
-    """Recall and cost of an approximate index; the exact search comes first."""
-    from rich.table import Table
-
-    exact = cost["exact"]
-    table = Table(title=f"approximate search ({cost['kind']}): share of the exact first k found, percent")
-    for head in ("setting", *(f"found@{k}" for k in exact["neighbours"]), *(f"r@{k}" for k in exact["r"])):
-        table.add_column(head, justify="left" if head == "setting" else "right")
-    for head in ("ms/query", "build s", "MiB"):
-        table.add_column(head, justify="right")
-    for row in (exact, *cost["rows"]):
-        shares = [f"{100 * value:.2f}" for value in (*row["neighbours"].values(), *row["r"].values())]
-        costs = f"{row['milliseconds']:.3f}", f"{row['build_seconds']:.2f}", f"{row['mebibytes']:.1f}"
-        table.add_row(row["setting"], *shares, *costs)
-    return table
-
-
 def comparison_table(compared: dict[str, Any]) -> Table:
     """The differences ``this run − the other``, with differing settings below."""
     from rich.table import Table
@@ -116,8 +99,6 @@ def show_tables(found: WrittenEvaluation) -> None:
     tables.append(metrics_table(title, measured["metrics"], found.published, macro, found.notes))
     if "dims" in measured:
         tables.append(prefixes_table(found.name, measured["dims"]))
-    if "index" in measured:
-        tables.append(index_table(measured["index"]))
     if "compared_with" in measured:
         tables.append(comparison_table(measured["compared_with"]))
     console = Console()

@@ -3,7 +3,6 @@
 This package needs only vectors and labels, no model. Start with ``evaluate``.
 """
 
-from recollect.evaluation.approximate import IndexCost, index_cost
 from recollect.evaluation.bootstrap import (
     Changes,
     Comparison,
@@ -23,7 +22,6 @@ __all__ = [
     "Changes",
     "Comparison",
     "Evaluation",
-    "IndexCost",
     "Interval",
     "Metric",
     "MetricChange",
@@ -37,7 +35,6 @@ __all__ = [
     "evaluate_rankings",
     "evaluate_reid",
     "evaluate_revisited",
-    "index_cost",
     "metric_name",
     "paired_bootstrap",
     "verdict",

@@ -19,8 +19,7 @@ from recollect.config.overrides import resolve
 from recollect.config.schema import Config
 from recollect.data import available
 from recollect.data import summary as census
-from recollect.evaluation import Evaluation, ReidResult, RevisitedResult, index_cost
-from recollect.evaluation.approximate import check_index_kind
+from recollect.evaluation import Evaluation, ReidResult, RevisitedResult
 from recollect.evaluation.metrics import METRICS, MetricLike, find_metric
 from recollect.evaluation.result import refuse_existing, write_summary
 from recollect.inference.evaluating import check_protocol, compare_evaluations, evaluate_prefixes, evaluate_target
@@ -39,7 +38,7 @@ class WrittenEvaluation:
         name: name of the model, for titles. test: name of the test set; "" for vectors from a file.
         result: values per query and their means; for re-identification, the means over the draws.
         summary: the content of ``metrics.json``: ``metrics`` as fractions, ``source``, and further requested results
-            (``dims``, ``index``, ``compared_with``, ``without_distractors``).
+            (``dims``, ``compared_with``, ``without_distractors``).
         published: the numbers of the recipe's row in percent. published_without: the same without distractors.
         notes: remarks needed to understand the numbers.
         metrics_file: ``metrics.json``.
@@ -72,7 +71,6 @@ def write_evaluation(
     hierarchical: bool | None = None,
     multiscale: bool | None = None,
     distractors: Path | None = None,
-    index: str | None = None,
     compare: Path | None = None,
     metrics_out: Path | None = None,
     queries_out: Path | None = None,
@@ -105,7 +103,6 @@ def write_evaluation(
         hierarchical: compute ``h_ap`` and ``ndcg``; by default if there are coarse labels and it does not take long.
         multiscale: average each image over three scales; by default instance search does as the recipe says.
         distractors: a ``.npy`` of vectors; for instance search also the folder that contains R1M.
-        index: also evaluate an approximate index: ``"ivf"``, ``"hnsw"`` or ``"pq"``.
         compare: ``queries.npz`` of another run on the same images, or the folder of a run that was evaluated once.
         metrics_out, queries_out: where to write; by default a folder of the run. vectors_out: also write the vectors.
         overwrite: replace existing results.
@@ -125,8 +122,6 @@ def write_evaluation(
     """
     check_protocol(protocol)
     other = None if compare is None else Evaluation.load(_result_file(compare))
-    if index is not None:
-        check_index_kind(index)
     more = [find_metric(metric) if isinstance(metric, str) else metric for metric in metrics]
     with trusting(trust):
         chosen = None if recipe is None else _recipe(recipe, trains=model is None)
@@ -166,8 +161,6 @@ def write_evaluation(
     if lengths := _trained_dims(prepared) if dims is None else dims:
         prefixes = evaluate_prefixes(found, lengths, ks, protocol, **options)
         summary["dims"] = {str(length): metrics for length, metrics in prefixes.items()}
-    if index is not None:
-        summary["index"] = _index_cost(found, index, ks)
     if other is not None:
         if not isinstance(result, Evaluation):
             raise ConfigError(
@@ -257,15 +250,3 @@ def _tell_files(found: Target) -> None:
 def _trained_dims(prepared: Prepared) -> Sequence[int]:
     opened = prepared.opened
     return () if opened is None or opened.config is None else opened.config.loss.dims
-
-
-def _index_cost(found: Target, kind: str, ks: Sequence[int] | None) -> dict[str, Any]:
-    cost = index_cost(
-        found.embeddings,
-        found.labels,
-        found.gallery,
-        found.gallery_labels,
-        kind=kind,  # type: ignore[arg-type]
-        ks=[k for k in ks or found.ks if k <= 100] or [1],
-    )
-    return cost.as_dict()
