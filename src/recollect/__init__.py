@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from recollect.models import Embedder
     from recollect.models.zoo import available_models
     from recollect.models.zoo import find as describe_model
-    from recollect.report import draw_method, embed_catalogue, write_report
+    from recollect.report import embed_catalogue, write_report
     from recollect.report.publishing import publish
     from recollect.report.searching import search_images
     from recollect.search import Index
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from recollect.step import large_batch_step
     from recollect.studies import compare_losses, run_demo
     from recollect.studies.compared_losses import plan_comparison
-    from recollect.studies.paper_page import write_paper
-    from recollect.studies.reproducing import plan_reproduction, reproduce
     from recollect.training.callbacks import Callback, TrainingStoppedError
     from recollect.training.outcome import final_config
     from recollect.training.trainer import plan, train
@@ -74,7 +72,6 @@ __all__ = [
     "compare_losses",
     "describe_loss",
     "describe_model",
-    "draw_method",
     "embed",
     "embed_catalogue",
     "evaluate",
@@ -88,10 +85,8 @@ __all__ = [
     "load",
     "plan",
     "plan_comparison",
-    "plan_reproduction",
     "plan_tuning",
     "publish",
-    "reproduce",
     "resolve",
     "run_demo",
     "search_images",
@@ -104,7 +99,6 @@ __all__ = [
     "verify_data",
     "whiten",
     "write_evaluation",
-    "write_paper",
     "write_report",
 ]
 
@@ -124,7 +118,6 @@ __getattr__, __dir__ = lazy_names(
         "TrainingStoppedError": "recollect.training.callbacks",
         "calibrate_target": "recollect.search.calibrating",
         "compare_losses": "recollect.studies",
-        "draw_method": "recollect.report",
         "embed": "recollect.inference.api",
         "embed_catalogue": "recollect.report",
         "evaluate": "recollect.evaluation",
@@ -136,7 +129,6 @@ __getattr__, __dir__ = lazy_names(
         "load": "recollect.inference.api",
         "plan": "recollect.training.trainer",
         "publish": "recollect.report.publishing",
-        "reproduce": "recollect.studies.reproducing",
         "resolve": "recollect.config.overrides",
         "run_demo": "recollect.studies",
         "serve": "recollect.search.serving",
@@ -144,7 +136,6 @@ __getattr__, __dir__ = lazy_names(
         "train": "recollect.training.trainer",
         "trusting": "recollect.common.doors",
         "tune": "recollect.tuning.study",
-        "write_paper": "recollect.studies.paper_page",
         "write_report": "recollect.report",
         "write_evaluation": "recollect.inference.written_evaluation",
         "final_config": "recollect.training.outcome",
@@ -158,7 +149,6 @@ __getattr__, __dir__ = lazy_names(
         "available_data": "recollect.data.registry:available",
         "verify_data": "recollect.data.verify:verify",
         "find_recipes": "recollect.config.recipe_files",
-        "plan_reproduction": "recollect.studies.reproducing",
         "whiten": "recollect.inference.whitening_sets",
         "plan_comparison": "recollect.studies.compared_losses",
     },

@@ -1,6 +1,6 @@
 """Help that does not wait, names the shell completes, output for scripts, silence when asked for.
 
-Also covers ``cli/data.py``, ``cli/demo.py``, ``cli/report.py``, ``cli/reproduce.py``.
+Also covers ``cli/data.py``, ``cli/demo.py``, ``cli/report.py``.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def complete(line: str) -> list[str]:
 
 
 def test_the_shell_completes_verbs_and_options() -> None:
-    assert complete("recollect re") == ["report", "reproduce", "recipes"]
+    assert complete("recollect re") == ["report", "recipes"]
     assert "--batch-size" in complete("recollect train --b")
 
 

@@ -77,7 +77,6 @@ def test_as_a_library_nothing_is_printed() -> None:
     [
         ("eval v.npz --split test --skip-bad", "--split and --skip-bad would have no effect on vectors from a file"),
         ("eval run --protocol reid --queries-out q.npz", "--queries-out would have no effect with --protocol reid"),
-        ("report --method --images 10", "--images would have no effect with --method"),
         ("index a.index --remove x --add", "--add would have no effect with --remove"),
         ("index a.index --approximate --exact", "--exact would have no effect with --approximate"),
         ("index a.index photos --meta a=b", "--meta would have no effect without --add"),

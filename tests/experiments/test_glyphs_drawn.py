@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from experiments.lookalikes import ink_difference, merge_lookalikes
-from experiments.typefaces import EM, SIZE, Face, characters_of, find_faces
 
 from experiments import glyphs
+from experiments.lookalikes import ink_difference, merge_lookalikes
+from experiments.typefaces import EM, SIZE, Face, characters_of, find_faces
 from recollect.data.sources import glyphs as source
 
 FACES = ("DejaVuSansMono-BoldOblique", "DejaVuSansMono-Oblique", "STIXGeneralItalic")

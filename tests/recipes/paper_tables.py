@@ -6,9 +6,9 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from recollect import studies
+from experiments import published
 
-HERE = Path(studies.__file__).parent / "published"
+HERE = Path(published.__file__).parent
 
 # data set → the columns of a table, in the order of the tests and metrics they belong to
 COLUMNS = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from experiments.published import published_rows
 from recollect.config.overrides import published_tests, resolve
 from recollect.config.recipe_files import available_recipes, load_recipe
-from recollect.studies.published import published_rows
 
 
 def _expected() -> dict[str, dict[str, float]]:

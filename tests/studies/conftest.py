@@ -5,46 +5,43 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from matrix_bench import BENCH, InProcess
+from matrix_bench import BENCH, make_patterns, run_here, two_cells
 
-from recollect.studies import matrix_runs
-from recollect.studies.claims import asymmetric
-from recollect.studies.matrix import Matrix
-from training.small_runs import make_images
+from recollect.studies.matrix import Bench, Cell, Matrix
+from recollect.studies.matrix_runs import run_matrix
 
 
-def _here(patch: pytest.MonkeyPatch) -> None:
-    patch.setenv("OMP_NUM_THREADS", "1")
-    patch.setattr(matrix_runs, "ProcessPoolExecutor", InProcess)
-
-
-def _make_data(folder: Path) -> Path:
-    make_images(folder / "patterns")
-    make_images(folder / "patterns", classes=6, split="test", seed=1)
-    return folder
+def _bench_on(data: Path) -> Bench:
+    return replace(BENCH, settings={**BENCH.settings, "data.root": str(data)})
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    _here(monkeypatch)
+    run_here(monkeypatch)
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    return _make_data(tmp_path / "data")
-
-
-@pytest.fixture(scope="session")
-def _finished(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
-    folder = tmp_path_factory.mktemp("finished")
-    study = Matrix(folder / "study", "small", _make_data(folder / "data"))
-    with pytest.MonkeyPatch.context() as patch:
-        _here(patch)
-        assert matrix_runs.run_matrix(study, [asymmetric(BENCH)], jobs=1)
-    return study
+    return make_patterns(tmp_path / "patterns")
 
 
 @pytest.fixture
-def finished_study(_finished: Matrix, tmp_path: Path) -> Matrix:
-    """A study of the claim ``asymmetric`` whose runs are all done: a copy that a test may change."""
-    return replace(_finished, out=Path(shutil.copytree(_finished.out, tmp_path / "finished")))
+def bench(data: Path) -> Bench:
+    return _bench_on(data)
+
+
+@pytest.fixture(scope="session")
+def _finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Matrix, list[Cell]]:
+    folder = tmp_path_factory.mktemp("finished")
+    study, cells = Matrix(folder / "study"), two_cells(_bench_on(make_patterns(folder / "patterns")))
+    with pytest.MonkeyPatch.context() as patch:
+        run_here(patch)
+        assert run_matrix(study, cells, jobs=1)
+    return study, cells
+
+
+@pytest.fixture
+def finished_study(_finished: tuple[Matrix, list[Cell]], tmp_path: Path) -> tuple[Matrix, list[Cell]]:
+    """A study of two cells whose runs are all done, a copy that a test may change; and its cells."""
+    study, cells = _finished
+    return replace(study, out=Path(shutil.copytree(study.out, tmp_path / "finished"))), cells

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from recollect.studies.benches import Bench, EqualImages
-from recollect.studies.claims import Cell
-from recollect.studies.matrix import Matrix
+import pytest
 
-BENCH = Bench(
-    name="small",
-    title="coloured patterns",
-    recipe="glyphs",
-    budget=EqualImages(small=48, full=96),
-    batch=16,
-    batches=(8, 16),
-    rates=(1e-3, 3e-3),
-    settings={
+from recollect.studies import matrix_runs
+from recollect.studies.matrix import Bench, Cell, EqualImages, Matrix
+from training.small_runs import make_images
+
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "recipe": "glyphs",
+    "budget": EqualImages(48),
+    "rates": (1e-3, 3e-3),
+    "settings": {
         "data.name": "folder",
         "data.workers": 0,
         "data.augmentation": "crop",
@@ -26,8 +26,28 @@ BENCH = Bench(
         "batch.chunk": 8,
         "run.device": "cpu",
     },
-    folder="patterns",
-)
+}
+BENCH = Bench(**SMALL)
+
+
+def make_patterns(folder: Path) -> Path:
+    make_images(folder)
+    make_images(folder, classes=6, split="test", seed=1)
+    return folder
+
+
+def two_cells(bench: Bench, batch: int = 16) -> list[Cell]:
+    """RS@k with two steps."""
+    return [
+        Cell(bench, step, step, batch, {"loss.name": "recall_at_k", "loss.options": {"step": step}})
+        for step in ("sigmoid", "asymmetric")
+    ]
+
+
+def run_here(patch: pytest.MonkeyPatch) -> None:
+    """Execute runs in this process."""
+    patch.setenv("OMP_NUM_THREADS", "1")
+    patch.setattr(matrix_runs, "ProcessPoolExecutor", InProcess)
 
 
 class InProcess:
@@ -52,16 +72,10 @@ class InProcess:
         return future
 
 
-def final_run(study: Matrix, bench: Bench, cell: Cell, seed: int) -> Path:
-    choice = study.choice(bench, cell)
-    assert choice is not None
-    return study.final(bench, cell, choice, seed)
-
-
 def searched(study: Matrix, cell: Cell, found: dict[float, float], steps: int = 3) -> None:
     """Searches that came out as given: r@1 by learning rate."""
     for rate, value in found.items():
-        run = study.folder(BENCH, cell) / "search" / f"lr-{rate:g}"
+        run = study.folder(cell) / "search" / f"lr-{rate:g}"
         run.mkdir(parents=True, exist_ok=True)
         outcome = {"steps": steps, "seconds": 1.0, "chosen_step": steps, "metrics": {}}
         (run / "manifest.json").write_text(json.dumps({"outcome": outcome}))

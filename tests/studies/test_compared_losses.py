@@ -6,24 +6,20 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import pytest
-from matrix_bench import InProcess, final_run
+from matrix_bench import InProcess
 from typer.testing import CliRunner
 
 from recollect.cli.app import app
 from recollect.common.errors import ConfigError, InputError, RecollectError
 from recollect.studies import compared_losses, matrix_runs
-from recollect.studies.claims import Cell, Contrast
-from recollect.studies.compared_losses import (
-    PairOfLosses,
-    compare_losses,
-    parse_losses,
-    plan_comparison,
-)
-from recollect.studies.matrix import RateChoice, first_searches, pending, processor_seconds_of
-from recollect.studies.summary import CellResult, Judged, verdict
+from recollect.studies.compared_losses import compare_losses, parse_losses, plan_comparison
+from recollect.studies.compared_losses_page import write_comparison
+from recollect.studies.comparison import CellResult, LossComparison, PairOfLosses, decided, interval
+from recollect.studies.matrix import Cell, RateChoice
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import train
 from training.small_runs import make_images
@@ -68,10 +64,9 @@ def test_from_a_folder_to_a_page(here: None, images: Path, tmp_path: Path) -> No
     assert "http" not in page.replace("http-equiv", "")
     assert json.loads((tmp_path / "out" / "comparison.json").read_text())["losses"][0]["loss"] == "recall_at_k"
     assert str(tmp_path) not in page
-    runs = {run.folder for run in pending(found.planned.matrix, [found.planned.claim])}
-    stamps = {run: processor_seconds_of(run) for run in runs}
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("manifest.json")}
     assert compare(images, tmp_path / "out", seeds=2, steps=2).complete
-    assert all(processor_seconds_of(run) == stamp for run, stamp in stamps.items()), "nothing is trained twice"
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items()), "nothing is trained twice"
     with pytest.raises(ConfigError, match="settings"):
         compare(images, tmp_path / "out", steps=2, settings={"model.dim": 8})
 
@@ -128,14 +123,14 @@ def test_the_plan_of_frozen_features(images: Path, tmp_path: Path) -> None:
     settings = {"data.root": str(images), "run.device": "cpu"}
     planned = plan_comparison("recall_at_k,smooth_ap", "folder", settings, out=tmp_path / "out")
     assert planned.config.model.freeze == "pooling"
-    assert [contrast.sentence for contrast in planned.claim.contrasts] == [
-        "recall_at_k beats smooth_ap",
-        "recall_at_k beats the closed form",
-        "smooth_ap beats the closed form",
-        "the closed form beats no training",
+    assert [(one.label, two.label) for one, two in planned.pairs] == [
+        ("recall_at_k", "smooth_ap"),
+        ("recall_at_k", "the closed form"),
+        ("smooth_ap", "the closed form"),
+        ("the closed form", "no training"),
     ]
     assert any("frozen" in line for line in planned.lines())
-    assert planned.claim.bench.rates == (3e-5, 1e-4)
+    assert planned.cells[0].bench.rates == (3e-5, 1e-4)
 
 
 @pytest.mark.release
@@ -145,7 +140,7 @@ def test_the_closed_form_is_what_every_loss_starts_from(here: None, images: Path
     trained, start, untrained = found.results
     assert [pair.second for pair in found.pairs] == ["the closed form", "no training"]
     assert untrained.mean != start.mean
-    run = final_run(found.planned.matrix, found.planned.claim.bench, trained.cell, 1)
+    run = found.planned.matrix.reported(trained.cell)[0].folder
     config = replace(RunFolder(run).read_config(), run=replace(RunFolder(run).read_config().run, evaluate_first=True))
     train(config, tmp_path / "again")
     first = next(line for line in RunFolder(tmp_path / "again").read_metrics() if line.get("split") == "test")
@@ -157,7 +152,7 @@ def test_no_run_sees_more_images_than_the_budget_says(
 ) -> None:
     monkeypatch.setattr(compared_losses, "HEAD_IMAGES", 480)
     planned = plan_comparison("smooth_ap", data=images, out=tmp_path / "out", timed=False)
-    cell, search = planned.claim.cells()[0], first_searches(planned.matrix, planned.claim)[0].settings
+    cell, search = planned.cells[0], planned.matrix.runs(planned.cells)[0].settings()
     assert (cell.batch, search["batch.size"]) == (48, 24), "half of the classes fill only half of a batch"
     assert search["run.steps"] * cell.batch <= 480, "the search may choose any of its steps for a run"
     said = "\n".join(planned.lines())
@@ -167,7 +162,7 @@ def test_no_run_sees_more_images_than_the_budget_says(
 
 def test_a_run_has_no_more_steps_than_asked_for(images: Path, tmp_path: Path) -> None:
     planned = plan_comparison("smooth_ap", data=images, out=tmp_path / "out", steps=3, timed=False)
-    assert first_searches(planned.matrix, planned.claim)[0].settings["run.steps"] == 3
+    assert planned.matrix.runs(planned.cells)[0].settings()["run.steps"] == 3
 
 
 def test_the_verb_plans(images: Path, tmp_path: Path) -> None:
@@ -195,39 +190,44 @@ def test_the_verb_plans(images: Path, tmp_path: Path) -> None:
     ],
 )
 def test_one_plain_sentence_for_each_pair(differences: tuple[float, ...], words: str) -> None:
-    contrast = Contrast("", [(1, Cell("a", "A", 1)), (-1, Cell("b", "B", 1))])
-    pair = PairOfLosses("A", "B", Judged(contrast, differences, verdict(differences)))
+    pair = PairOfLosses("A", "B", differences)
     assert words in pair.sentence
     assert json.dumps(pair.as_dict())
 
 
-def test_hostile_names_are_shown_and_do_nothing(images: Path, tmp_path: Path) -> None:
-    from recollect.studies.compared_losses_page import write_comparison
+def test_an_interval_is_students_t_and_few_seeds_decide_nothing() -> None:
+    spread = [0.0, 1.0] * 6
+    assert interval(spread)[1] == pytest.approx(1.796 * stdev(spread) / 12**0.5)
+    assert interval([1.0, 2.0, 3.0]) == (2.0, pytest.approx(2.920 / 3**0.5))
+    assert decided([1.0, 1.1, 0.9])
+    assert decided([-1.0, -1.1, -0.9])
+    assert not decided([1.0, -0.2, 0.4])
+    assert not decided([5.0, 5.0])
 
+
+def test_hostile_names_are_shown_and_do_nothing(images: Path, tmp_path: Path) -> None:
     planned = plan_comparison("smooth_ap", "folder", {**SMALL, "data.root": str(images)}, out=tmp_path / "out")
-    evil = Cell("evil", "<script>alert(1)</script>", 16)
-    curve = replace(planned.claim.curves[0], points=[("x", evil)])
+    evil = replace(planned.cells[0], label="<script>alert(1)</script>")
     planned.matrix.open()
-    written = write_comparison(replace(planned, claim=replace(planned.claim, curves=[curve])), False)
+    written = LossComparison.of(replace(planned, cells=[evil]), False)
+    write_comparison(written)
+    assert "alert(1)" in written.page.read_text()
     assert "<script" not in written.page.read_text()
 
 
-def test_without_training_there_is_one_result_and_no_spread(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from recollect.studies import compared_losses_page
-
+def test_without_training_there_is_one_result_and_no_spread(images: Path, tmp_path: Path) -> None:
     planned = plan_comparison("smooth_ap", "folder", {**SMALL, "data.root": str(images)}, out=tmp_path / "out")
     planned.matrix.open()
     tested = {seed: {"r@1": 80.0} for seed in (1, 2, 3)}
     choice = RateChoice(1e-3, 7, 0.5, 8)
     spread = {seed: {"r@1": 80.0 + seed} for seed in tested}
-    found = [
-        CellResult(Cell("init", "no training", 16, trains=False), tested, None, 0),
-        CellResult(Cell("a", "A", 16), spread, choice, 7, processor_seconds=2.0, searched_seconds=3.0),
+    bench = planned.cells[0].bench
+    results = [
+        CellResult(Cell(bench, "init", "no training", 16, trains=False), tested, None, 0),
+        CellResult(Cell(bench, "a", "A", 16), spread, choice, 7, processor_seconds=2.0, searched_seconds=3.0),
     ]
-    monkeypatch.setattr(compared_losses_page, "summarise", lambda _: (found, []))
-    written = compared_losses_page.write_comparison(planned, True)
+    written = LossComparison(planned, True, results, [], tmp_path / "out" / "comparison.html")
+    write_comparison(written)
     rows = re.findall(r"<tr><th scope=\"row\"><bdi>(.*?)</bdi></th>(.*?)</tr>", written.page.read_text())
     cells = [(name, re.findall("<td>(.*?)</td>", row)) for name, row in rows]
     trained = ("A", ["0.001", "7", "112", "2.0", "3.0"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,102 +13,181 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matrix_bench import BENCH, searched
+from matrix_bench import two_cells
 
-from recollect.common.errors import ConfigError
+from recollect.common.errors import ConfigError, DataError
 from recollect.common.locks import try_lock
+from recollect.config.schema import ModelConfig
 from recollect.data import load
+from recollect.inference.opening import make_embedder
+from recollect.models import Embedder
 from recollect.studies import matrix_runs
-from recollect.studies.claims import asymmetric, initialisation
-from recollect.studies.claims_page import write_page
-from recollect.studies.matrix import Matrix, best_of, pending
+from recollect.studies.comparison import collect
+from recollect.studies.matrix import Bench, Cell, Matrix, UntilValidation
 from recollect.studies.matrix_runs import run_matrix
-from recollect.studies.summary import collect
 from recollect.training import build
+from training.small_runs import final_weights, same_bits
+
+
+def finished(study: Matrix) -> dict[str, float]:
+    return {path.as_posix(): path.stat().st_mtime_ns for path in sorted(study.out.rglob("manifest.json"))}
+
+
+def test_a_study_from_first_run_to_results(here: None, bench: Bench, tmp_path: Path) -> None:
+    study, cells = Matrix(tmp_path / "study"), two_cells(bench)
+    assert len(study.runs(cells)) == 12  # of each cell two rates, one more at an end, three seeds
+    assert run_matrix(study, cells, jobs=1)
+    done = finished(study)
+    assert len(done) == len(study.runs(cells)) >= 12
+    for folder in study.out.rglob("search/lr-*"):
+        manifest = json.loads((folder / "manifest.json").read_text())
+        assert manifest["data"]["fingerprints"].keys() == {"train", "validation"}
+    assert run_matrix(study, cells, jobs=1)
+    assert finished(study) == done  # nothing is done twice
+    for result in collect(study, cells).values():
+        assert result.choice is not None
+        assert sorted(result.by_seed) == [1, 2, 3]
+
+
+def test_the_search_reads_no_test_image(
+    here: None, bench: Bench, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for image in (data / "test").rglob("*.png"):
+        image.write_text("a trap")
+    study, cells = Matrix(tmp_path / "study"), two_cells(bench)
+    caplog.set_level("WARNING", "recollect")  # a slow machine also tells how far it is
+    run_matrix(study, cells, jobs=1)
+    assert all(study.choice(cell) is not None for cell in cells)
+    assert all("seed-" in line for line in caplog.messages)  # only what measures the test set misses it
+    assert len(caplog.messages) == 6
+
+
+def test_a_killed_run_goes_on(here: None, finished_study: tuple[Matrix, list[Cell]]) -> None:
+    study, cells = finished_study
+    folder = study.reported(cells[0])[0].folder
+    whole = final_weights(folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest.pop("outcome")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    shutil.rmtree(folder / "model")
+    assert [run.folder for run in study.runs(cells) if not run.done] == [folder]
+    assert run_matrix(study, cells, jobs=1)
+    assert same_bits(final_weights(folder), whole)
+
+
+def test_a_run_that_fails_is_said_and_does_not_stop_the_others(
+    here: None, bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = Cell(bench, "bad", "bad", 16, {"loss.name": "recall_at_k", "loss.options": {"k": [0]}})
+    good = Cell(bench, "good", "good", 16, {"loss.name": "recall_at_k", "loss.options": {}})
+    study = Matrix(tmp_path / "study")
+    caplog.set_level("WARNING", "recollect")  # a slow machine also tells how far it is
+    assert not run_matrix(study, [bad, good], jobs=1)
+    assert len(caplog.messages) == len(bench.rates)
+    results = collect(study, [bad, good])
+    assert results["bad"].mean is None
+    assert len(results["good"].by_seed) == 3
+
+
+def test_cells_that_train_nothing(here: None, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+
+    def remember(model: ModelConfig, seed: int) -> Embedder:
+        drawn.append(seed)
+        return make_embedder(model, seed)
+
+    monkeypatch.setattr(matrix_runs, "make_embedder", remember)
+    cell = Cell(bench, "init", "untrained", 16, {"model.weights": "none", "model.dim": None}, trains=False)
+    study = Matrix(tmp_path / "study")
+    assert run_matrix(study, [cell], jobs=1)
+    result = collect(study, [cell])["init"]
+    assert result.mean is not None
+    assert 0 < result.mean <= 100
+    assert sorted(result.by_seed) == [1, 2, 3] == drawn  # random weights are drawn for each seed
+
+
+def test_validation_says_how_long(here: None, bench: Bench, tmp_path: Path) -> None:
+    cells = two_cells(replace(bench, budget=UntilValidation(steps=6, images=10_000, evaluations=3)))
+    study = Matrix(tmp_path / "study")
+    assert run_matrix(study, cells, jobs=1)
+    for cell in cells:
+        choice = study.choice(cell)
+        assert choice is not None
+        assert choice.steps in (2, 4, 6)
+        final = json.loads((study.reported(cell)[1].folder / "manifest.json").read_text())
+        assert final["outcome"]["steps"] == choice.steps
+
+
+@pytest.mark.slow
+def test_processes_of_their_own(bench: Bench, tmp_path: Path) -> None:
+    study, cells = Matrix(tmp_path / "study", seeds=(1, 2)), two_cells(bench)
+    assert run_matrix(study, cells, jobs=2)
+    assert all(len(result.by_seed) == 2 for result in collect(study, cells).values())
+
+
+def test_a_finished_run_without_a_measurement_is_named(bench: Bench, tmp_path: Path) -> None:
+    cell = Cell(bench, "init", "no training", 16, trains=False)
+    study = Matrix(tmp_path, (1,))
+    run = study.reported(cell)[0].folder
+    run.mkdir(parents=True)
+    (run / "manifest.json").write_text(json.dumps({"outcome": {"steps": 0, "metrics": {"test": {}}}}))
+    with pytest.raises(DataError, match="no r@1"):
+        collect(study, [cell])
 
 
 def test_what_was_repaired_is_done_by_the_next_call(
-    here: None, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    here: None, bench: Bench, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    images = {path: path.read_bytes() for path in (data / "patterns" / "test").rglob("*.png")}
-    for path in images:
-        path.write_text("no image")
-    claim, study = asymmetric(BENCH), Matrix(tmp_path / "study", "small", data)
-    assert not run_matrix(study, [claim], jobs=1)
-    assert len(caplog.messages) == 6  # each final run once, and no search
-    for path, content in images.items():
-        path.write_bytes(content)
-    caplog.clear()
-    assert run_matrix(study, [claim], jobs=1)
-    assert caplog.messages == []
-    assert all(len(result.by_seed) == 3 for result in collect(study, claim).values())
-
-
-def test_a_broken_image_of_an_untrained_cell_is_named_and_repaired(
-    here: None, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    claim = initialisation(BENCH)
-    cell = next(cell for cell in claim.cells() if not cell.trains and "random" in cell.name)
-    claim = replace(claim, curves=[replace(claim.curves[0], points=[("random", cell)])], contrasts=[])
-    study = Matrix(tmp_path / "study", "small", data)
-    image = next((data / "patterns" / "test").rglob("*.png"))
+    init = Cell(bench, "init", "untrained", 16, {"model.weights": "none", "model.dim": None}, trains=False)
+    cells, study = [*two_cells(bench), init], Matrix(tmp_path / "study")
+    image = next((data / "test").rglob("*.png"))
     content = image.read_bytes()
     image.write_text("no image")
-    assert not run_matrix(study, [claim], jobs=1)
+    caplog.set_level("WARNING", "recollect")
+    assert not run_matrix(study, cells, jobs=1)
+    assert len(caplog.messages) == 9  # each reported run once, and no search
     assert all(image.name in line for line in caplog.messages)
-    write_page(study, [claim], tmp_path / "page", "x")
     image.write_bytes(content)
-    assert run_matrix(study, [claim], jobs=1)
-    page = write_page(study, [claim], tmp_path / "page", "x")
-    runs = [json.loads(line) for line in (page.parent / "runs.jsonl").read_text().splitlines()]
-    assert len(runs) == 3
-    assert all(run["metrics"]["test"]["r@1"] > 0 and run["fingerprints"]["test"] for run in runs)
+    caplog.clear()
+    assert run_matrix(study, cells, jobs=1)
+    assert caplog.messages == []
+    assert all(len(result.by_seed) == 3 for result in collect(study, cells).values())
 
 
-def test_a_run_that_diverges_is_settled_and_says_why(
-    here: None, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_run_that_diverges_is_done_and_says_why(
+    here: None, bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    claim = asymmetric(replace(BENCH, settings={**BENCH.settings, "run.loss_limit": 1e-9}))
-    study = Matrix(tmp_path / "study", "small", data)
-    assert run_matrix(study, [claim], jobs=1)
-    assert all(run.done for run in pending(study, [claim]))
+    cells = two_cells(replace(bench, settings={**bench.settings, "run.loss_limit": 1e-9}))
+    study = Matrix(tmp_path / "study")
+    assert run_matrix(study, cells, jobs=1)
     assert "stopped at step 1" in caplog.messages[0]
-    text = write_page(study, [replace(claim, contrasts=[])], tmp_path / "page", "x").read_text()
-    assert "Not run" in text
+    for result in collect(study, cells).values():
+        assert not result.by_seed
+        assert "stopped at step 1" in result.failures[0]
 
 
-def test_a_result_outweighs_an_earlier_failure(tmp_path: Path) -> None:
-    study, cell = Matrix(tmp_path / "study", "small"), asymmetric(BENCH).cells()[0]
-    searched(study, cell, {1e-3: 0.5})
-    run = study.searches(BENCH, cell)[1e-3]
-    (run / "failed.json").write_text(json.dumps({"why": "x"}))
-    found = best_of(run, 1e-3)
-    assert found is not None
-    assert found.value == 0.5
-
-
-def test_one_process_at_a_time_works_on_a_study(here: None, data: Path, tmp_path: Path) -> None:
-    claim, study = asymmetric(BENCH), Matrix(tmp_path / "study", "small", data)
+def test_one_process_at_a_time_works_on_a_study(here: None, bench: Bench, tmp_path: Path) -> None:
+    cells, study = two_cells(bench), Matrix(tmp_path / "study")
     study.open()
     lock = try_lock(study.out / ".lock")
     assert lock is not None
     with lock:
-        assert not run_matrix(study, [claim], minutes=0)  # nothing is run: only the page is wanted
+        assert not run_matrix(study, cells, minutes=0)  # nothing is run: only the page is wanted
         with pytest.raises(ConfigError, match="another process"):
-            run_matrix(study, [claim], jobs=1)
+            run_matrix(study, cells, jobs=1)
     assert not list(study.out.rglob("failed.json"))
 
 
 def test_no_search_run_reaches_the_test_set(
     here: None,
-    data: Path,
-    finished_study: Matrix,
+    bench: Bench,
+    finished_study: tuple[Matrix, list[Cell]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Code that asks for test images is refused, in a run that begins and in one that goes on."""
-    claim, study = asymmetric(BENCH), Matrix(tmp_path / "study", "small", data)
+    cells, study = two_cells(bench), Matrix(tmp_path / "study")
     honest = build.load_sets
 
     def peeking(config: Any, *more: Any) -> Any:
@@ -116,48 +196,19 @@ def test_no_search_run_reaches_the_test_set(
 
     with monkeypatch.context() as patch:
         patch.setattr("recollect.training.build.load_sets", peeking)
-        run_matrix(study, [claim], jobs=1)
+        run_matrix(study, cells, jobs=1)
         assert caplog.messages
         assert all("only train may be read" in line for line in caplog.messages)
-    study = finished_study
-    run = next(iter(study.searches(BENCH, claim.cells()[0]).values()))
+    study, cells = finished_study
+    run = next(iter(study.searches(cells[0]).values()))
     manifest = json.loads((run / "manifest.json").read_text())
     manifest.pop("outcome")
     (run / "manifest.json").write_text(json.dumps(manifest))
     caplog.clear()
     with monkeypatch.context() as patch:
         patch.setattr("recollect.training.build.load_sets", peeking)
-        run_matrix(study, [claim], jobs=1)
+        run_matrix(study, cells, jobs=1)
     assert any("only train may be read" in line for line in caplog.messages)
-
-
-def test_the_page_says_what_was_trained_where_the_search_had_a_smaller_batch(
-    here: None, data: Path, tmp_path: Path
-) -> None:
-    claim = asymmetric(replace(BENCH, batch=32, budget=replace(BENCH.budget, small=96)))
-    study = Matrix(tmp_path / "study", "small", data)
-    assert run_matrix(study, [claim], jobs=1)
-    text = write_page(study, [claim], tmp_path / "page", "x").read_text()
-    assert "(batch 24)" in text  # six of twelve classes, four images each
-    rows = [line for line in text.splitlines() if "(batch 24)" in line and line.startswith("|")]
-    assert [row.split(" | ")[-2:] for row in rows] == [["3", "96 |"]] * 2
-
-
-def test_a_page_of_someone_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "README.md").write_text("# My thesis")
-    with pytest.raises(ConfigError, match="left alone"):
-        write_page(Matrix(tmp_path / "study", "small"), [], tmp_path, "x")
-    assert (tmp_path / "README.md").read_text() == "# My thesis"
-
-
-def test_validation_at_its_ceiling_does_not_send_the_search_away(tmp_path: Path) -> None:
-    study, cell = Matrix(tmp_path / "study", "small"), asymmetric(BENCH).cells()[0]
-    searched(study, cell, dict.fromkeys((1e-05, 3e-05, 0.0001, 0.0003, 0.001, 0.003, 0.01), 1.0))
-    choice = study.choice(BENCH, cell)
-    assert choice is not None
-    assert choice.rate in BENCH.rates
-    assert len(study.searches(BENCH, cell)) == 3
-    assert not choice.at_the_end
 
 
 @pytest.mark.parametrize(("text", "cores"), [("2,1", 2), ("3", 3), ("", os.cpu_count()), ("many", os.cpu_count())])

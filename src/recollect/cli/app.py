@@ -29,8 +29,6 @@ VERBS = (
     "duplicates",
     "export",
     "publish",
-    "reproduce",
-    "paper",
     "whiten",
     "recipes",
     "models",

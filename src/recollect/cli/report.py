@@ -1,4 +1,4 @@
-"""``recollect report``: runs to one HTML page, and the method's figures."""
+"""``recollect report``: runs to one HTML page."""
 
 from __future__ import annotations
 
@@ -8,20 +8,16 @@ from typing import Annotated
 import typer
 
 from recollect.cli.app import app
-from recollect.cli.options import Device, MaxPixels, Quiet, refuse_unused, remarks_aside
+from recollect.cli.options import Device, MaxPixels, Quiet, remarks_aside
 
 
 @app.command()
 def report(
-    runs: Annotated[list[Path] | None, typer.Argument(help="Run folders; several are compared with the first.")] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="The file to write (with --method: the folder). Default: report.html in the run."),
-    ] = None,
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; several are compared with the first.")],
+    out: Annotated[Path | None, typer.Option(help="The file to write. Default: report.html in the run.")] = None,
     csv: Annotated[
         Path | None, typer.Option(help="Also write the images to check (labels, near-duplicates, …) as CSV.")
     ] = None,
-    method: Annotated[bool, typer.Option("--method", help="Draw the figures of the method instead.")] = False,
     images: Annotated[
         int, typer.Option(min=0, max=10**9, help="Maximum number of images in galleries, map and checks; 0 for all.")
     ] = 4000,
@@ -43,20 +39,6 @@ def report(
     before and after training; vectors that are in the store are not computed
     again. The page needs no network and no other file.
     """
-    from recollect.common.errors import ConfigError
-
-    if method:
-        if runs:
-            raise ConfigError("--method draws figures of the loss and takes no runs: remove them.")
-        unused = ("csv", "images", "split", "root", "device", "max_pixels", "skip_bad")
-        refuse_unused(True, "with --method", *unused)
-        from recollect import draw_method
-
-        for path in draw_method(out or Path("figures"), overwrite=overwrite):
-            typer.echo(path)
-        return
-    if not runs:
-        raise ConfigError("give at least one run folder, or use --method.")
     from recollect import write_report
 
     remarks_aside()

@@ -11,16 +11,14 @@ from recollect.common.imports import lazy_names
 
 if TYPE_CHECKING:
     from recollect.report.catalogue import embed_catalogue
-    from recollect.report.method import draw_method
     from recollect.report.page import write_report
     from recollect.search.exact_search import nearest
 
-__all__ = ["draw_method", "embed_catalogue", "nearest", "write_report"]
+__all__ = ["embed_catalogue", "nearest", "write_report"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "draw_method": "recollect.report.method",
         "embed_catalogue": "recollect.report.catalogue",
         "nearest": "recollect.search.exact_search",
         "write_report": "recollect.report.page",

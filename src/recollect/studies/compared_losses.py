@@ -1,33 +1,34 @@
 """``compare_losses``: several losses on the same images, each at its own best learning rate, with the same budget.
 
-A comparison has one cell per loss on a bench made from the user's data. Search, seeds, resuming
-and judgement are those of the paper's claims (``matrix.py``, ``matrix_runs.py``, ``summary.py``).
+A comparison has one cell per loss on a bench made from the user's data. ``matrix.py`` says which runs there are,
+``matrix_runs.py`` executes and resumes them, ``comparison.py`` reads the results.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from recollect.common import doors
 from recollect.common.errors import ConfigError
-from recollect.common.words import in_decimals, in_words
 from recollect.common.yaml_text import parse_yaml
 from recollect.config.automatic import PAPER_BATCH, choose_device, is_pretrained, settle
 from recollect.config.overrides import resolve, with_data
 from recollect.config.schema import Config
-from recollect.studies.benches import Bench, EqualImages, UntilValidation
-from recollect.studies.claims import Cell, Claim, Contrast, Curve
-from recollect.studies.claims_plan import runs_and_time
-from recollect.studies.matrix import LADDER, Matrix, first_searches, pending
+from recollect.data import only_splits
+from recollect.studies.compared_losses_page import check_page, write_comparison
+from recollect.studies.comparison import LossComparison, PlannedComparison
+from recollect.studies.matrix import LADDER, Bench, Cell, EqualImages, Matrix, Run, UntilValidation
 from recollect.studies.matrix_runs import run_matrix
-from recollect.studies.summary import CellResult, Judged, collect, interval, judge
+from recollect.training.build import built, load_sets, make_loss
+from recollect.training.trainer import plan
 
 logger = logging.getLogger(__name__)
 HEAD_STEPS = 1500
@@ -44,168 +45,6 @@ _NO_STEP = {
     "data.validation": "none",
 }
 """Settings of a run that only sets the last layer to its closed form, and measures it."""
-
-
-@dataclass(frozen=True)
-class PlannedComparison:
-    """The plan of a comparison: a matrix of runs, and the claim that collects them."""
-
-    matrix: Matrix
-    claim: Claim
-    config: Config
-    """Resolved settings of the first loss."""
-    train_images: int
-    train_classes: int
-    feature_seconds: float = 0.0
-    """Approximate time to compute the features of the training images, which is done once."""
-
-    @property
-    def batches(self) -> str:
-        """The batch sizes of the runs and of their search, in words."""
-        bench = self.claim.bench
-        searched = self.matrix.search_batch(bench, self.claim.cells()[0])
-        smaller = f"; {searched:,} in the search, as half of the training classes fill no more"
-        return f"{bench.batch:,} images{smaller if searched < bench.batch else ''}"
-
-    def lines(self) -> list[str]:
-        """The plan in words, one line each."""
-        bench = self.claim.bench
-        frozen = self.config.model.freeze
-        network = self.config.model.init + (
-            ", the whole network is trained" if frozen == "none" else f", frozen up to {frozen}, computed once"
-        )
-        return [
-            f"data       {self.config.data.title}: {self.train_images:,} training images of {self.train_classes:,} classes",
-            f"network    {network}",
-            f"losses     {', '.join(cell.label for cell in self.claim.cells() if cell.trains)}",
-            f"batch      {self.batches}",
-            f"budget     {bench.budget.words('small')}",
-            f"rates      {' and '.join(f'{rate:g}' for rate in bench.rates)} first; more while the best is at an end",
-            *runs_and_time(self.matrix, [self.claim], "measured on a few images"),
-            *(
-                [f"features   about {in_words(self.feature_seconds)}, once before training"]
-                if self.feature_seconds > 1
-                else []
-            ),
-        ]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, e.g. for ``--json``."""
-        bench, runs = self.claim.bench, pending(self.matrix, [self.claim])
-        left = [run for run in runs if not run.done]
-        return {
-            "data": self.config.data.title,
-            "train": {"classes": self.train_classes, "images": self.train_images},
-            "init": self.config.model.init,
-            "freeze": self.config.model.freeze,
-            "losses": [cell.label for cell in self.claim.cells() if cell.trains],
-            "batch": bench.batch,
-            "budget": bench.budget.words("small"),
-            "first_rates": list(bench.rates),
-            "runs": len(runs),
-            "runs_done": len(runs) - len(left),
-            "seconds": sum(run.bench.seconds(self.matrix.budget) for run in left),
-            "seconds_features": self.feature_seconds,
-        }
-
-
-@dataclass(frozen=True)
-class PairOfLosses:
-    """Two losses and their difference over the runs."""
-
-    first: str
-    second: str
-    judged: Judged
-
-    @property
-    def sentence(self) -> str:
-        """The result in plain words."""
-        a, b, found = self.first, self.second, self.judged.differences
-        if not found:
-            return f"{a} and {b} have no finished seeds in common yet."
-        middle, half = interval(found)
-        seeds = f"{len(found)} seed{'s' if len(found) > 1 else ''}"
-        if math.isinf(half) or (self.judged.verdict == "undecided" and len(found) < 3):
-            return f"{a} and {b} differ by {_points(middle)} points of r@1 over {seeds}: too few seeds to decide."
-        low, high = middle - half, middle + half
-        if self.judged.verdict == "undecided":
-            return (
-                f"{a} and {b} cannot be distinguished here: the difference is {_points(middle)} points of r@1, 90 % interval "
-                f"{_points(low)} to {_points(high)}, {seeds}."
-            )
-        if middle < 0:
-            a, b, low, high = b, a, -high, -low
-        return (
-            f"{a} finds more than {b}: {abs(middle):.1f} points of r@1, 90 % interval {low:.1f} to {high:.1f}, {seeds}."
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        found = self.judged.differences
-        middle, half = interval(found) if found else (None, None)
-        return {
-            "first": self.first,
-            "second": self.second,
-            "difference": middle,
-            "half_width_90": None if half is None or math.isinf(half) else half,
-            "by_seed": list(found),
-            "sentence": self.sentence,
-        }
-
-
-@dataclass(frozen=True)
-class LossComparison:
-    """The results of a comparison, as far as runs are finished.
-
-    Attributes:
-        planned: the plan. complete: whether every run is done.
-        results: one per loss, one for the closed form if the last layer starts from it, and one for the network without
-            training if it is pre-trained.
-        pairs: every pair of losses, each loss and what it starts from, and the closed form and the network without training.
-        page: the HTML page.
-    """
-
-    planned: PlannedComparison
-    complete: bool
-    results: Sequence[CellResult]
-    pairs: Sequence[PairOfLosses]
-    page: Path
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, e.g. for ``--json``."""
-        return {
-            "complete": self.complete,
-            "page": str(self.page),
-            "losses": [_plain(result) for result in self.results],
-            "pairs": [pair.as_dict() for pair in self.pairs],
-        }
-
-
-def half_width(result: CellResult) -> float | None:
-    """Half of the 90 % interval of r@1; None for a single value, and without a step if every seed has the same."""
-    values = list(result.by_seed.values())
-    if len(values) < 2 or not (result.cell.trains or len(set(values)) > 1):
-        return None
-    return interval(values)[1]
-
-
-def _plain(result: CellResult) -> dict[str, Any]:
-    choice = result.choice
-    return {
-        "loss": result.cell.label,
-        "r@1": result.mean,
-        "half_width_90": half_width(result),
-        "by_seed": result.by_seed,
-        "metrics": dict(result.metrics),
-        "learning_rate": None if choice is None else choice.rate,
-        "steps": result.steps,
-        "batch": result.cell.batch,
-        "search_batch": None if choice is None else choice.batch,
-        "images": None if result.steps is None else result.steps * result.cell.batch,
-        "processor_seconds": result.processor_seconds,
-        "searched_processor_seconds": result.searched_seconds,
-        "failures": list(result.failures),
-    }
 
 
 def compare_losses(
@@ -246,21 +85,21 @@ def compare_losses(
         >>> found.pairs[0].sentence
         'recall_at_k and smooth_ap have no finished seeds in common yet.'
     """
-    from recollect.studies.compared_losses_page import check_page, write_comparison
-
     planned = plan_comparison(
         losses, recipe, settings, data=data, root=root, out=out, seeds=seeds, steps=steps, timed=minutes != 0
     )
     for line in planned.lines():
         logger.info(line)
     planned.matrix.open()
-    check_page(planned)  # before the runs, not after
+    check_page(planned.matrix.out)  # before the runs, not after
     if minutes != 0:
         _compute_features(planned)
-    complete = run_matrix(planned.matrix, [planned.claim], jobs=jobs, minutes=minutes)
+    complete = run_matrix(planned.matrix, planned.cells, jobs=jobs, minutes=minutes)
     if not complete:
         logger.info("left       some runs are not done: the same command resumes them")
-    return write_comparison(planned, complete)
+    found = LossComparison.of(planned, complete)
+    write_comparison(found)
+    return found
 
 
 def plan_comparison(
@@ -288,8 +127,6 @@ def plan_comparison(
         >>> [line for line in planned.lines() if line.startswith("losses")]
         ['losses     recall_at_k, smooth_ap']
     """
-    from recollect.training.build import load_sets, make_loss
-
     recipe, chosen_settings = with_data(recipe, settings, data, root)
     recipe = recipe or "folder"
     if own := [key for key in chosen_settings if key.startswith(("loss.name", "loss.options", "run.seed"))]:
@@ -306,60 +143,52 @@ def plan_comparison(
     if frozen:
         # Counted in batches of the runs that are reported; those of the search may be smaller.
         most = min(steps or HEAD_STEPS, max(HEAD_IMAGES // batch, 10))
-        budget: EqualImages | UntilValidation = UntilValidation(most, most, most * batch)
+        budget: EqualImages | UntilValidation = UntilValidation(most, most * batch)
     else:
         epochs = settled.run.epochs if isinstance(settled.run.epochs, int) else 0
         each = settled.batch.batches_per_epoch or max(1, len(train) // batch)
         images = (steps or settled.run.steps or epochs * each) * batch
-        budget = EqualImages(images, images)
+        budget = EqualImages(images)
         given.setdefault("optimizer.warm_up", 0.1)
         given |= {"optimizer.milestones": []}
-    cells = [_cell(name, options, batch) for name, options in chosen]
+    rate = settled.optimizer.lr if isinstance(settled.optimizer.lr, float) else 1e-4
+    bench = Bench(
+        name=_slug(f"{settled.data.name}-{settled.model.init}"),
+        recipe=str(recipe),
+        budget=budget,
+        rates=_first_rates(rate),
+        settings=given,
+    )
+    cells = [_cell(bench, name, options, batch) for name, options in chosen]
     if len({cell.name for cell in cells}) < len(cells):
         raise ConfigError("a loss is given twice: give each once, or with different options.")
     for cell in cells:
         # Report misspelt options now, not in the first run.
         make_loss(resolve(recipe, {**given, **cell.settings}), len(train.class_names), max((64, *config.loss.dims)))
-    rate = settled.optimizer.lr if isinstance(settled.optimizer.lr, float) else 1e-4
-    bench = Bench(
-        name=_slug(f"{settled.data.name}-{settled.model.init}"),
-        title=f"{settled.data.name}, {settled.model.init}",
-        recipe=str(recipe),
-        budget=budget,
-        batch=batch,
-        batches=(batch,),
-        rates=_first_rates(rate),
-        settings=given,
-    )
-    about = {"recipe": str(recipe), "settings": _json_ready(given), "steps": steps, "images": train.fingerprint}
-    matrix = Matrix(Path(out), "small", None, tuple(range(1, seeds + 1)), about)
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
+    about = {"recipe": str(recipe), "settings": plain, "steps": steps, "images": train.fingerprint}
+    matrix = Matrix(Path(out), tuple(range(1, seeds + 1)), about)
     starts = []  # each compared with the next, the losses with the first
     if settled.model.whitening:
-        starts.append(Cell("start", "the closed form", batch, _NO_STEP, trains=False))
+        starts.append(Cell(bench, "start", "the closed form", batch, _NO_STEP, trains=False))
     if is_pretrained(settled.model):
-        starts.append(Cell("init", "no training", batch, {"model.dim": None}, trains=False))
+        starts.append(Cell(bench, "init", "no training", batch, {"model.dim": None}, trains=False))
     pairs = [*itertools.combinations(cells, 2), *itertools.product(cells, starts[:1]), *itertools.pairwise(starts)]
-    contrasts = [Contrast(f"{a.label} beats {b.label}", [(1, a), (-1, b)], claimed=False) for a, b in pairs]
-    points = [(cell.label, cell) for cell in [*cells, *starts]]
-    claim = Claim("losses", "Losses compared", "", bench, "loss", [Curve("r@1", points)], contrasts)
-    planned = PlannedComparison(matrix, claim, settled, len(train), len(train.class_names))
-    return _timed(planned) if timed and any(not run.done for run in pending(matrix, [claim])) else planned
+    planned = PlannedComparison(matrix, [*cells, *starts], pairs, settled, len(train), len(train.class_names))
+    return _timed(planned) if timed and not all(run.done for run in matrix.runs(planned.cells)) else planned
 
 
 def _timed(planned: PlannedComparison) -> PlannedComparison:
     """The plan with the cost of a run, the mean over the losses: for each the first run of its search is planned."""
-    from recollect.data import only_splits
-    from recollect.training.trainer import plan
-
-    claim, times = planned.claim, []
-    for task in first_searches(planned.matrix, claim):
-        config = resolve(task.recipe, task.settings)
-        with only_splits(config.data.train_split):
-            times.append(plan(config)[0].time)
-    cost = sum(time.seconds - time.seconds_features for time in times) / len(times)
+    times = []
+    for cell in planned.cells:
+        if cell.trains:
+            config = resolve(cell.bench.recipe, Run(cell, Path(), rate=cell.bench.rates[0]).settings())
+            with only_splits(config.data.train_split):
+                times.append(plan(config)[0].time)
     return replace(
         planned,
-        claim=replace(claim, bench=replace(claim.bench, cost=cost)),
+        run_seconds=sum(time.seconds - time.seconds_features for time in times) / len(times),
         feature_seconds=max(time.seconds_features for time in times),
     )
 
@@ -404,28 +233,20 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def _cell(name: str, options: Mapping[str, Any], batch: int) -> Cell:
+def _cell(bench: Bench, name: str, options: Mapping[str, Any], batch: int) -> Cell:
     """A loss as a cell; outside code is identified by its content, so that a changed file is trained again."""
     words = "" if not options else f"({', '.join(f'{key}={value}' for key, value in options.items())})"
-    short = name
+    short, name_of_code = name, ""
     if doors.is_reference(name):
         place, _, attribute = name.rpartition(":")
         short = f"{Path(place).name}:{attribute}"
         name_of_code = f"-{doors.load(name, 'loss').sha256[:8]}"
-    else:
-        name_of_code = ""
-    return Cell(
-        _slug(f"{short}{words}") + name_of_code,
-        short + words,
-        batch,
-        {"loss.name": name, "loss.options": dict(options)},
-    )
+    settings = {"loss.name": name, "loss.options": dict(options)}
+    return Cell(bench, _slug(f"{short}{words}") + name_of_code, short + words, batch, settings)
 
 
 def _slug(text: str) -> str:
     """A folder name for a text; different texts get different names."""
-    import hashlib
-
     plain = re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.")[:60] or "loss"
     return plain if plain == text else f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
@@ -444,38 +265,11 @@ def _first_rates(rate: float) -> tuple[float, ...]:
     return LADDER[max(0, place - 1) : max(0, place - 1) + 2]
 
 
-def _json_ready(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
-
-
 def _compute_features(planned: PlannedComparison) -> None:
     """Compute features of a frozen part once, with a progress line, before concurrent runs would each compute them."""
-    if planned.config.model.freeze == "none" or all(run.done for run in pending(planned.matrix, [planned.claim])):
+    if planned.config.model.freeze == "none" or all(run.done for run in planned.matrix.runs(planned.cells)):
         return
-    from recollect.training.build import built
-
-    bench = planned.claim.bench
-    cell = next(cell for cell in planned.claim.cells() if cell.trains)
-    settings = planned.matrix.settings(bench, cell, seed=1, rate=bench.rates[0], steps=1)
-    with built(resolve(bench.recipe, settings)) as training:
+    cell = planned.cells[0]
+    run = Run(cell, Path(), seed=1, rate=cell.bench.rates[0], steps=1)
+    with built(resolve(cell.bench.recipe, run.settings())) as training:
         training.prepare()
-
-
-def _points(difference: float) -> str:
-    return in_decimals(difference, 1, plus=True)
-
-
-def summarise(planned: PlannedComparison) -> tuple[list[CellResult], list[PairOfLosses]]:
-    """The results of a comparison so far."""
-    found = collect(planned.matrix, planned.claim)
-    pairs = [
-        PairOfLosses(contrast.terms[0][1].label, contrast.terms[1][1].label, judge(contrast, found))
-        for contrast in planned.claim.contrasts
-    ]
-    return list(found.values()), pairs
-
-
-def spent(results: Iterable[CellResult]) -> str:
-    """Processor time of everything, in words."""
-    total = sum((r.processor_seconds or 0) * len(r.by_seed) + (r.searched_seconds or 0) for r in results)
-    return in_words(total)

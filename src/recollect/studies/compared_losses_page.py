@@ -10,36 +10,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recollect.common.files import write_json, write_text
-from recollect.common.words import in_decimals
+from recollect.common.words import in_decimals, in_words
 from recollect.report.charts import Bar, bar_chart
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.page import check_target, document
-from recollect.studies.compared_losses import LossComparison, PlannedComparison, half_width, spent, summarise
-from recollect.studies.summary import CellResult
+from recollect.studies.comparison import CellResult, LossComparison, in_points
 
 GENERATOR = "recollect compare"
 _DASH = "–"
 
 
-def check_page(planned: PlannedComparison) -> Path:
-    """The page of a comparison.
-
-    Raises:
-        InputError: there is a ``comparison.html`` that recollect did not write.
-    """
-    page = planned.matrix.out / "comparison.html"
-    check_target(page, False, GENERATOR)
-    return page
+def check_page(folder: Path) -> None:
+    """Raise ``InputError`` if there is a ``comparison.html`` that recollect did not write."""
+    check_target(folder / "comparison.html", False, GENERATOR)
 
 
-def write_comparison(planned: PlannedComparison, complete: bool) -> LossComparison:
-    """Write ``comparison.html`` and ``comparison.json`` into the study's folder; see ``check_page``."""
-    page = check_page(planned)
-    results, pairs = summarise(planned)
-    found = LossComparison(planned, complete, results, pairs, page)
-    write_text(page, document("Losses compared", _body(found), _CONTENTS, GENERATOR))
-    write_json(planned.matrix.out / "comparison.json", found.as_dict())
-    return found
+def write_comparison(found: LossComparison) -> None:
+    """Write ``comparison.html`` and ``comparison.json`` into the study's folder."""
+    write_text(found.page, document("Losses compared", _body(found), _CONTENTS, GENERATOR))
+    write_json(found.page.with_suffix(".json"), found.as_dict())
 
 
 _CONTENTS = [("results", "Results"), ("pairs", "Each pair"), ("how", "How it was measured")]
@@ -66,7 +55,7 @@ def _body(found: LossComparison) -> Markup:
 def _results(found: LossComparison) -> Markup:
     ordered = sorted(found.results, key=lambda result: -(result.mean or -1))
     bars = [
-        Bar(result.cell.label, result.mean, 0 if result.cell.trains else 1, half_width(result))
+        Bar(result.cell.label, result.mean, 0 if result.cell.trains else 1, result.half_width)
         for result in ordered
         if result.mean is not None
     ]
@@ -82,7 +71,7 @@ def _results(found: LossComparison) -> Markup:
             _shown(result),
             *(f"{result.metrics[name]:.1f}" if name in result.metrics else _DASH for name in more),
             # Without a step, every seed may have the same result.
-            str(len(result.by_seed) if result.cell.trains or half_width(result) is not None else 1),
+            str(len(result.by_seed) if result.cell.trains or result.half_width is not None else 1),
         ]
         for result in ordered
     ]
@@ -128,7 +117,11 @@ def _pairs(found: LossComparison) -> Markup:
     if not found.pairs:
         return element("p", "There is only one loss, so there is nothing to compare.")
     rows = [
-        [join(name_of(pair.first), " − ", name_of(pair.second)), pair.judged.shown, _by_seed(pair.judged.differences)]
+        [
+            join(name_of(pair.first), " − ", name_of(pair.second)),
+            in_points(pair.differences),
+            _by_seed(pair.differences),
+        ]
         for pair in found.pairs
     ]
     return join(
@@ -143,16 +136,16 @@ def _pairs(found: LossComparison) -> Markup:
 
 def _how(found: LossComparison) -> Markup:
     planned = found.planned
-    bench, seeds = planned.claim.bench, planned.matrix.seeds
-    config = planned.config
+    bench, seeds, config = planned.cells[0].bench, planned.matrix.seeds, planned.config
     frozen = config.model.freeze
     trained = "the whole network" if frozen == "none" else f"what follows {frozen}, on features computed once,"
-    own = len(planned.claim.contrasts)
+    own = len(planned.pairs)
+    spent = sum((r.processor_seconds or 0) * len(r.by_seed) + (r.searched_seconds or 0) for r in found.results)
     lines = [
         f"Data: {planned.train_images:,} training images of {planned.train_classes:,} classes. {trained[0].upper()}"
         f"{trained[1:]} is trained.",
         f"Batch: {planned.batches}.",
-        f"Budget: {bench.budget.words('small')}.",
+        f"Budget: {bench.budget}.",
         "Learning rates are chosen with seed 0 on half of the training classes, measured on the other half; test images "
         "cannot be loaded there. Rates are 1, 3, 10, …, continued while the best is the lowest or highest.",
         f"Then each loss is trained on all training classes with seeds {', '.join(map(str, seeds))} and tested once."
@@ -162,7 +155,7 @@ def _how(found: LossComparison) -> Markup:
         + (f"; of {own} pairs at 90 % about {own / 10:.1g} would seem to differ by chance." if own > 1 else "."),
         "A loss's own parameters, such as proxies, have the same learning rate as the network times "
         f"optimizer.loss_multiplier ({config.optimizer.loss_multiplier:g}).",
-        f"Processor time of all runs: {spent(found.results)}, reading images and evaluations included.",
+        f"Processor time of all runs: {in_words(spent)}, reading images and evaluations included.",
     ]
     return element("ul", [element("li", line) for line in lines])
 
@@ -178,8 +171,7 @@ def _training(result: CellResult) -> tuple[str, str, str]:
 def _shown(result: CellResult) -> str:
     if result.mean is None:
         return _DASH
-    half = half_width(result)
-    return f"{result.mean:.1f}" + ("" if half is None else f" ± {half:.1f}")
+    return f"{result.mean:.1f}" + ("" if result.half_width is None else f" ± {result.half_width:.1f}")
 
 
 def _seconds(value: float | None) -> str:

@@ -1,6 +1,6 @@
-"""A matrix of trainings. Each is an ordinary run; a finished one is never repeated.
+"""A matrix of trainings: cells × learning rates and seeds. Each is an ordinary run; a finished one is never repeated.
 
-    OUT/study.json                            the budget this folder is for
+    OUT/study.json                            what this folder's runs have in common
     OUT/runs/BENCH/CELL/search/lr-RATE        seed 0, trained on half of the training classes, measured on the others
     OUT/runs/BENCH/CELL/lr-RATE-steps-N/seed-S    all training classes, as the search chose, measured on test once
     OUT/runs/BENCH/CELL/init/seed-S           a cell that takes no step
@@ -14,25 +14,21 @@ The folders are the only record of progress: a run with an outcome in its manife
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from recollect.common.errors import ConfigError, DataError
-from recollect.common.files import remove_strays, write_json
+from recollect.common.files import write_json
 from recollect.common.reading import read_json
 from recollect.config.free_settings import differences
-from recollect.studies.benches import BENCHES, Bench, Budget
-from recollect.studies.claims import Cell, Claim
+from recollect.config.overrides import resolve
+from recollect.data import class_disjoint_split, load
+from recollect.training.run_folder import RunFolder
 
-RECORD = "record.json"
-"""In a run's folder: what the page of an earlier study says of it (``earlier_runs.py``), instead of the run itself."""
-SEEDS = (1, 2, 3)
-"""Seeds of the runs that are reported; the search uses 0."""
 LADDER = tuple(float(f"{digit}e{power}") for power in range(-7, 1) for digit in (1, 3))
 """Learning rates that a search may try."""
 MOST_RATES = 7
@@ -40,15 +36,151 @@ MOST_RATES = 7
 
 
 @dataclass(frozen=True)
+class EqualImages:
+    """Every cell sees the same number of training images, for any batch size; the learning rate follows a cosine.
+
+    A run is a single epoch, so ``optimizer.warm_up`` is a share of the whole: 0.1 is its first tenth.
+    """
+
+    images: int
+
+    def settings(self, batch: int, steps: int | None) -> dict[str, Any]:
+        """Settings of a run of this batch size."""
+        count = max(1, round(self.images / batch))
+        return {"run.steps": count, "batch.batches_per_epoch": count, "optimizer.schedule": "cosine"}
+
+    def __str__(self) -> str:
+        return (
+            f"equal images: every run sees {self.images:,} training images, so a large batch takes few steps. Between batch "
+            "sizes it compares cost, not what they come to after convergence"
+        )
+
+
+@dataclass(frozen=True)
+class UntilValidation:
+    """Every cell trains as long as its validation classes improve, up to a limit; the learning rate is constant."""
+
+    steps: int
+    images: int
+    evaluations: int = 10
+
+    def settings(self, batch: int, steps: int | None) -> dict[str, Any]:
+        """Settings of a run: up to the limit in a search (``steps`` None), then as many steps as it chose."""
+        limit = min(self.steps, self.images // batch)
+        every = max(1, limit // self.evaluations)
+        return {
+            "run.steps": every * min(limit, self.evaluations) if steps is None else steps,
+            "batch.batches_per_epoch": every if steps is None else steps,
+            "optimizer.schedule": "constant",
+        }
+
+    def __str__(self) -> str:
+        return (
+            f"until validation stops improving: the search takes at most {self.steps:,} steps or {self.images:,} images and "
+            f"evaluates validation classes {min(self.steps, self.evaluations)} times; the best evaluation gives the number "
+            "of steps"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What the cells of a comparison share: data and network (a recipe with settings), a budget, the first rates."""
+
+    name: str
+    recipe: str
+    budget: EqualImages | UntilValidation
+    rates: tuple[float, ...]
+    """Initial learning rates of each cell's search, neighbours on ``LADDER``."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One configuration to train, at several learning rates and seeds."""
+
+    bench: Bench
+    name: str
+    label: str
+    batch: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    trains: bool = True
+    """False: no step is taken, so there is no rate to search. Without a last layer (``model.dim`` None) the network's
+    features are evaluated, otherwise the last layer as it starts."""
+
+    @property
+    def search_batch(self) -> int:
+        """The batch size of a search: the cell's, or as many images as half of the training classes can fill."""
+        return min(self.batch, _largest_batch(self.bench.recipe, json.dumps(dict(self.bench.settings))))
+
+
+@cache
+def _largest_batch(recipe: str, settings: str) -> int:
+    config = resolve(recipe, json.loads(settings))
+    train = load(config.data.name, config.data.root, config.data.train_split, **config.data.options)
+    half, _ = class_disjoint_split(train, "paper", 0)
+    m = config.batch.samples_per_class
+    needed = m if config.batch.small_classes == "drop" else 1
+    return m * int((half.class_sizes >= needed).sum())
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a cell, done or not."""
+
+    cell: Cell
+    folder: Path
+    seed: int = 0
+    rate: float | None = None
+    """None: no step is taken, or the search has not chosen yet."""
+    steps: int | None = None
+    """None: a run of the search, or no step is taken."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it is finished, or failed for good."""
+        return outcome_of(self.folder) is not None or failure_of(self.folder) is not None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be started; seeds wait until their cell's search is finished."""
+        return self.rate is not None or not self.cell.trains
+
+    @property
+    def searches(self) -> bool:
+        """Whether it is one of the search."""
+        return self.rate is not None and self.steps is None
+
+    def settings(self) -> dict[str, Any]:
+        """Changes to the bench's recipe."""
+        cell, bench = self.cell, self.cell.bench
+        if not cell.trains:
+            return {**bench.settings, **cell.settings, "run.seed": self.seed}
+        batch = cell.search_batch if self.searches else cell.batch
+        return {
+            **bench.settings,
+            **cell.settings,
+            **bench.budget.settings(batch, self.steps),
+            "batch.size": batch,
+            "optimizer.lr": self.rate,
+            "run.epochs": None,
+            "run.seed": self.seed,
+            "run.evaluate_every": 1,
+            "run.evaluate_first": False,
+            "data.validation": "paper" if self.searches else "none",
+            "run.watch_test": not self.searches,
+            "run.verdict": False,  # it would read test classes, and the study compares by itself
+        }
+
+
+@dataclass(frozen=True)
 class Matrix:
-    """The folder and the budget of the runs."""
+    """The folder of the runs."""
 
     out: Path
-    budget: Budget
-    data: Path | None = None
-    seeds: Sequence[int] = SEEDS
+    seeds: Sequence[int] = (1, 2, 3)
+    """Seeds of the runs that are reported; the search uses 0."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """Further common properties of this folder's runs, as plain values: runs of other data must not be mixed with them."""
+    """Common properties of this folder's runs, as plain values: runs of other data must not be mixed with them."""
 
     def open(self) -> None:
         """Create the folder, or check that it belongs to this study.
@@ -57,106 +189,67 @@ class Matrix:
             ConfigError: it contains something else.
         """
         file = self.out / "study.json"
-        with contextlib.suppress(OSError):  # a killed start may have left a temporary file, or there is no folder yet
-            remove_strays(self.out)
         if file.exists():
-            known = read_json(file, dict)
-            if known.get("budget") != self.budget:
+            if found := differences(read_json(file, dict).get("about", {}), self.about):
                 raise ConfigError(
-                    f"{self.out} contains runs of the {known.get('budget')} budget: choose another --out."
+                    f"{self.out} has runs with other settings: {'; '.join(found[:3])}. Choose another --out, or use the same "
+                    "settings."
                 )
-            self._check_about(known)
-            if not self.about:
-                self._check_benches(known)
-        elif self.out.exists() and any(self.out.iterdir()):
+            return
+        # A killed start may have left a hidden temporary file.
+        if self.out.exists() and any(not entry.name.startswith(".") for entry in self.out.iterdir()):
             raise ConfigError(f"{self.out} is not empty and contains no study: choose another --out.")
-        else:
-            self.out.mkdir(parents=True, exist_ok=True)
-            shared = {"about": dict(self.about)} if self.about else {"benches": _benches()}
-            write_json(file, {"budget": self.budget, **shared})
+        self.out.mkdir(parents=True, exist_ok=True)
+        write_json(file, {"about": dict(self.about)})
 
-    def _check_about(self, known: dict[str, Any]) -> None:
-        """Runs of different data or settings must not be mixed on one page."""
-        if found := differences(known.get("about", {}), self.about):
-            raise ConfigError(
-                f"{self.out} is a comparison with other settings: {'; '.join(found[:3])}. Choose another --out, or use the "
-                "same settings."
-            )
-
-    def _check_benches(self, known: dict[str, Any]) -> None:
-        """Runs of a bench whose definition has changed must not be mixed with new ones on one page."""
-        before, now = known.get("benches", {}), _benches()
-        for name, settings in now.items():
-            there = self.out / "runs" / name
-            if name in before and before[name] != settings and there.exists():
-                changed = [key for key in {**before[name], **settings} if before[name].get(key) != settings.get(key)]
-                raise ConfigError(
-                    f"{there} has runs of an earlier definition of {name} ({', '.join(changed)}): choose another --out, or "
-                    "remove that folder."
-                )
-        write_json(self.out / "study.json", {**known, "benches": now})
-
-    def folder(self, bench: Bench, cell: Cell) -> Path:
+    def folder(self, cell: Cell) -> Path:
         """The folder of a cell's runs."""
-        return self.out / "runs" / bench.name / cell.name
+        return self.out / "runs" / cell.bench.name / cell.name
 
-    def searches(self, bench: Bench, cell: Cell) -> dict[float, Path]:
+    def searches(self, cell: Cell) -> dict[float, Path]:
         """The runs that choose a cell's learning rate: those done so far and those to do next."""
-        folder, rates = self.folder(bench, cell) / "search", list(bench.rates)
+        rates = list(cell.bench.rates)
         while True:
-            paths = {rate: folder / f"lr-{rate:g}" for rate in rates}
-            choice = _best(paths, bench.rates)
+            paths = {rate: self.folder(cell) / "search" / f"lr-{rate:g}" for rate in rates}
+            choice = _best(paths, cell.bench.rates)
             further = None if choice is None or len(rates) >= MOST_RATES else beyond(rates, choice.rate)
             if further is None:
                 return paths
             rates = sorted([*rates, further])
 
-    def choice(self, bench: Bench, cell: Cell) -> RateChoice | None:
+    def choice(self, cell: Cell) -> RateChoice | None:
         """The learning rate and the number of steps chosen on validation classes; None before the search is finished."""
-        searches = self.searches(bench, cell)
-        choice = _best(searches, bench.rates)
+        searches = self.searches(cell)
+        choice = _best(searches, cell.bench.rates)
         if choice is None or min(searches) < choice.rate < max(searches):
             return choice
         return replace(choice, at_the_end=True)
 
-    def final(self, bench: Bench, cell: Cell, choice: RateChoice, seed: int) -> Path:
-        """The run that is reported. Its folder is named after the choice, so another choice is another run."""
-        return self.folder(bench, cell) / f"lr-{choice.rate:g}-steps-{choice.steps}" / f"seed-{seed}"
+    def reported(self, cell: Cell) -> list[Run]:
+        """The runs that are reported, one per seed; none before the search has chosen their rate and steps.
 
-    def untrained(self, bench: Bench, cell: Cell, seed: int) -> Path:
-        """The run of a cell that takes no step; random weights and the choice of a shrinkage differ by seed."""
-        return self.folder(bench, cell) / "init" / f"seed-{seed}"
+        Folders are named after the choice, so another choice is another run.
+        """
+        if not cell.trains:  # random weights and the choice of a shrinkage differ by seed
+            return [Run(cell, self.folder(cell) / "init" / f"seed-{seed}", seed) for seed in self.seeds]
+        choice = self.choice(cell)
+        if choice is None:
+            return []
+        folder = self.folder(cell) / f"lr-{choice.rate:g}-steps-{choice.steps}"
+        return [Run(cell, folder / f"seed-{seed}", seed, choice.rate, choice.steps) for seed in self.seeds]
 
-    def search_batch(self, bench: Bench, cell: Cell) -> int:
-        """The batch size of a search: the cell's, or as many images as half of the training classes can fill."""
-        return min(cell.batch, _largest_batch(bench.recipe, json.dumps(bench.settings_with(self.data))))
+    def runs(self, cells: Iterable[Cell]) -> list[Run]:
+        """Every run of the cells, once; how many rates a search tries is known only when it is finished."""
+        return list({run.folder: run for cell in cells for run in self._runs_of(cell)}.values())
 
-    def settings(self, bench: Bench, cell: Cell, *, seed: int, rate: float, steps: int | None) -> dict[str, Any]:
-        """Settings of one run; without ``steps`` it is one of the search."""
-        searching = steps is None
-        batch = self.search_batch(bench, cell) if searching else cell.batch
-        return {
-            **bench.settings_with(self.data),
-            **cell.settings,
-            **bench.budget.settings(self.budget, batch, searching=searching, steps=steps),
-            "batch.size": batch,
-            "optimizer.lr": rate,
-            "run.epochs": None,
-            "run.seed": seed,
-            "run.evaluate_every": 1,
-            "run.evaluate_first": False,
-            "data.validation": "paper" if searching else "none",
-            "run.watch_test": not searching,
-            "run.verdict": False,  # it would read test classes, and the study compares by itself
-        }
-
-
-def _benches() -> dict[str, dict[str, Any]]:
-    """The fixed settings of every bench, as plain values."""
-    return {
-        name: dict(json.loads(json.dumps({"recipe": bench.recipe, **bench.settings}, default=list)))
-        for name, bench in BENCHES.items()
-    }
+    def _runs_of(self, cell: Cell) -> Iterator[Run]:
+        reported = self.reported(cell)
+        if cell.trains:
+            searches = self.searches(cell)
+            yield from (Run(cell, path, rate=rate) for rate, path in searches.items())
+            if not reported and len(searches) == len(cell.bench.rates):  # one end or the other will be tried
+                yield Run(cell, self.folder(cell) / "search")
+        yield from reported or (Run(cell, self.folder(cell) / f"seed-{seed}", seed) for seed in self.seeds)
 
 
 @dataclass(frozen=True)
@@ -202,16 +295,9 @@ def beyond(rates: Sequence[float], best: float) -> float | None:
 
 def best_of(run: Path, rate: float) -> RateChoice | None:
     """The best evaluation of a finished search run; None for one that is not finished. One that diverged counts 0."""
-    outcome = outcome_of(run)
+    outcome, folder = outcome_of(run), RunFolder(run)
     if outcome is None:
         return RateChoice(rate, 1, 0.0, 0) if failure_of(run) else None
-    if (record := record_of(run)) is not None:
-        if (best := chosen_in(record)) is None:
-            raise DataError(f"{run / RECORD}: the value of its best step is missing. Remove {run} to train it again.")
-        return RateChoice(rate, int(best["step"]), float(best["r@1"]), int(best["batch"]), bool(best["at_the_limit"]))
-    from recollect.training.run_folder import RunFolder
-
-    folder = RunFolder(run)
     evaluations = [line for line in folder.read_metrics() if line.get("split") == "val" and "r@1" in line]
     if not evaluations:
         raise DataError(f"{folder.metrics_file}: no evaluation of a finished run. Remove {run} to train it again.")
@@ -223,148 +309,11 @@ def best_of(run: Path, rate: float) -> RateChoice | None:
 
 def outcome_of(run: Path) -> dict[str, Any] | None:
     """The outcome in a finished run's manifest."""
-    from recollect.training.run_folder import RunFolder
-
-    if (record := record_of(run)) is not None:
-        kept = {name: record.get(name) for name in ("seconds", "chosen_step", "metrics")}
-        return {"steps": record["settings"]["run"]["steps"] or 0, **kept}
     found = RunFolder(run).read_manifest().get("outcome")
     return {"steps": 0, **found} if found else None
-
-
-def record_of(run: Path) -> dict[str, Any] | None:
-    """The record of a run imported from an earlier study's page."""
-    return dict(read_json(run / RECORD, dict)) if (run / RECORD).exists() else None
-
-
-def chosen_in(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The best evaluation of a search, as the record of an imported run has it; None where it cannot be known.
-
-    Pages of earlier versions kept the metrics of the last evaluation only, which is the best one if its step was chosen.
-    """
-    if "best" in record:
-        return dict(record["best"])
-    steps, batch = record["settings"]["run"]["steps"], record["settings"]["batch"]
-    if record["chosen_step"] != steps:
-        return None
-    several = steps > (batch["batches_per_epoch"] or 1)
-    return {"step": steps, "r@1": record["metrics"]["val"]["r@1"], "batch": batch["size"], "at_the_limit": several}
-
-
-def version_of(run: Path) -> str:
-    """The version of recollect that made a finished run."""
-    from recollect.training.run_folder import RunFolder
-
-    kept = record_of(run) or RunFolder(run).read_manifest()
-    return str((kept.get("versions") or {}).get("recollect", "unknown"))
-
-
-def processor_seconds_of(run: Path) -> float | None:
-    """Processor seconds that a run took, including reading images and evaluations; None if they were not measured."""
-    from recollect.training.run_folder import RunFolder
-
-    found = RunFolder(run).read_manifest().get("processor_seconds")
-    return None if found is None else float(found)
 
 
 def failure_of(run: Path) -> str | None:
     """Why a run failed for good: its loss became NaN or infinite."""
     file = run / "failed.json"
     return str(read_json(file, dict).get("why", "it diverged")) if file.exists() else None
-
-
-def _settled(run: Path) -> bool:
-    return outcome_of(run) is not None or failure_of(run) is not None
-
-
-@dataclass(frozen=True)
-class Task:
-    """One run to do, as plain values that can be sent to another process."""
-
-    folder: Path
-    recipe: str
-    settings: dict[str, Any]
-    trains: bool = True
-    """A training, perhaps of 0 steps; otherwise a measurement of the features."""
-
-
-def tasks(matrix: Matrix, claim: Claim) -> Iterator[Task]:
-    """Runs of a claim that are not done and can be started now; seeds follow once their cell's search is finished."""
-    bench = claim.bench
-    for cell in claim.cells():
-        if not cell.trains:
-            for seed in matrix.seeds:
-                given = {**bench.settings_with(matrix.data), **cell.settings, "run.seed": seed}
-                if not _settled(path := matrix.untrained(bench, cell, seed)):
-                    yield Task(path, bench.recipe, given, "model.dim" not in cell.settings)
-            continue
-        choice = matrix.choice(bench, cell)
-        if choice is None:
-            for rate, path in matrix.searches(bench, cell).items():
-                if not _settled(path):
-                    given = matrix.settings(bench, cell, seed=0, rate=rate, steps=None)
-                    yield Task(path, bench.recipe, given)
-            continue
-        for seed in matrix.seeds:
-            path = matrix.final(bench, cell, choice, seed)
-            if not _settled(path):
-                given = matrix.settings(bench, cell, seed=seed, rate=choice.rate, steps=choice.steps)
-                yield Task(path, bench.recipe, given)
-
-
-def first_searches(matrix: Matrix, claim: Claim) -> list[Task]:
-    """The first run of each cell's search, done or not: what a run of the claim is like."""
-    bench, rate = claim.bench, claim.bench.rates[0]
-    return [
-        Task(
-            matrix.searches(bench, cell)[rate],
-            bench.recipe,
-            matrix.settings(bench, cell, seed=0, rate=rate, steps=None),
-        )
-        for cell in claim.cells()
-        if cell.trains
-    ]
-
-
-@cache
-def _largest_batch(recipe: str, settings: str) -> int:
-    from recollect.config.overrides import resolve
-    from recollect.data import class_disjoint_split, load
-
-    config = resolve(recipe, json.loads(settings))
-    train = load(config.data.name, config.data.root, config.data.train_split, **config.data.options)
-    half, _ = class_disjoint_split(train, "paper", 0)
-    m = config.batch.samples_per_class
-    needed = m if config.batch.small_classes == "drop" else 1
-    return m * int((half.class_sizes >= needed).sum())
-
-
-@dataclass(frozen=True)
-class Pending:
-    """A run of a study, and whether it is done."""
-
-    bench: Bench
-    folder: Path
-    done: bool
-
-
-def pending(matrix: Matrix, claims: Sequence[Claim]) -> list[Pending]:
-    """Every run of the claims, once; how many rates a search tries is known only when it is finished."""
-    found: dict[Path, Pending] = {}
-    for claim in claims:
-        bench = claim.bench
-        for cell in claim.cells():
-            folder = matrix.folder(bench, cell)
-            if not cell.trains:
-                paths = [matrix.untrained(bench, cell, seed) for seed in matrix.seeds]
-                found.update({path: Pending(bench, path, _settled(path)) for path in paths})
-                continue
-            searches = matrix.searches(bench, cell)
-            found.update({path: Pending(bench, path, _settled(path)) for path in searches.values()})
-            if len(searches) == len(bench.rates):  # one end or the other will be tried
-                found[folder / "search"] = Pending(bench, folder / "search", False)
-            choice = matrix.choice(bench, cell)
-            for seed in matrix.seeds:
-                path = folder / f"seed-{seed}" if choice is None else matrix.final(bench, cell, choice, seed)
-                found[path] = Pending(bench, path, _settled(path))
-    return list(found.values())

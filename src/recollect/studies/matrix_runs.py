@@ -8,6 +8,7 @@ most the time since the last checkpoint. Only one process at a time works on a s
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import multiprocessing
 import os
@@ -21,13 +22,25 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from recollect.common.console import ProgressLine
+import torch
+
+from recollect.common.console import ProgressLine, set_quiet
 from recollect.common.errors import ConfigError, DataWarning, RecollectError
 from recollect.common.files import make_folder_for, write_json
 from recollect.common.locks import try_lock
-from recollect.studies.claims import Claim
-from recollect.studies.matrix import Matrix, Task, pending, tasks
+from recollect.config.automatic import choose_device
+from recollect.config.overrides import resolve
+from recollect.config.schema import Config
+from recollect.data import only_splits
+from recollect.inference.embedding_sets import embed_set
+from recollect.inference.evaluating import measure_labelled
+from recollect.inference.opening import make_embedder
+from recollect.studies.matrix import Cell, Matrix, Run
+from recollect.training.build import load_split
+from recollect.training.callbacks import TrainingStoppedError
+from recollect.training.run_folder import RunFolder, circumstances
 from recollect.tuning import trial
 from recollect.tuning.trial import has_diverged
 
@@ -38,46 +51,33 @@ _idle = threading.Event()
 """Set in a process of the pool while it has no run to do."""
 
 
-def run_matrix(
-    matrix: Matrix,
-    claims: Sequence[Claim],
-    *,
-    jobs: int | None = None,
-    minutes: float | None = None,
-) -> bool:
-    """Execute the remaining runs of the claims, in their order; returns whether all are done.
+def run_matrix(matrix: Matrix, cells: Sequence[Cell], *, jobs: int | None = None, minutes: float | None = None) -> bool:
+    """Execute the remaining runs of the cells, in their order; returns whether all are done.
 
     Args:
-        matrix: the study's folder and budget.
-        claims: the claims to measure.
+        matrix: the study's folder and seeds.
+        cells: what to train.
         jobs: runs at a time; by default one per core, or one with a GPU.
-        minutes: start no new run after this many minutes.
+        minutes: start no new run after this many minutes; 0 starts none.
 
     Raises:
         ConfigError: the folder contains something else, or another process works on it.
     """
     matrix.open()
-    if minutes == 0:
-        return not _left(matrix, claims)
-    lock = try_lock(matrix.out / ".lock")
-    if lock is None:
-        raise ConfigError(f"another process is working on {matrix.out}: wait for it, or choose another --out.")
-    with lock:
-        _run(matrix, claims, *_share(jobs), None if minutes is None else time.monotonic() + 60 * minutes)
-    return not _left(matrix, claims)
+    if minutes != 0:
+        lock = try_lock(matrix.out / ".lock")
+        if lock is None:
+            raise ConfigError(f"another process is working on {matrix.out}: wait for it, or choose another --out.")
+        with lock:
+            _run(matrix, cells, *_share(jobs), None if minutes is None else time.monotonic() + 60 * minutes)
+    return all(run.done for run in matrix.runs(cells))
 
 
-def _run(
-    matrix: Matrix,
-    claims: Sequence[Claim],
-    jobs: int,
-    threads: int,
-    end: float | None,
-) -> None:
+def _run(matrix: Matrix, cells: Sequence[Cell], jobs: int, threads: int, end: float | None) -> None:
     context = multiprocessing.get_context("spawn")
-    running: dict[Future[str | None], Task] = {}
+    running: dict[Future[str | None], Run] = {}
     troubled: set[Path] = set()
-    runs = pending(matrix, claims)
+    runs = matrix.runs(cells)
     with (
         ProcessPoolExecutor(jobs, context, end_with_parent) as pool,
         _stopping(pool),
@@ -85,19 +85,20 @@ def _run(
     ):
         while True:
             late = end is not None and time.monotonic() > end
-            not_now = troubled.union(task.folder for task in running.values())
-            free = (task for claim in claims for task in tasks(matrix, claim) if task.folder not in not_now)
-            for task in [] if late else _first(free, jobs - len(running)):
-                running[pool.submit(_do, task, threads)] = task
+            not_now = troubled.union(run.folder for run in running.values())
+            free = (run for run in runs if run.ready and run.folder not in not_now and not run.done)
+            for run in itertools.islice(free, 0 if late else jobs - len(running)):
+                running[pool.submit(_do, run, run.settings(), threads)] = run
             if not running:
                 return
             finished, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in finished:
-                task = running.pop(future)
+                run = running.pop(future)
                 if (trouble := _result(future)) is not None:
-                    troubled.add(task.folder)
-                    logger.warning(f"{task.folder.relative_to(matrix.out)}: {trouble}")
-                line.expect(len(pending(matrix, claims)))  # a search that continues adds runs
+                    troubled.add(run.folder)
+                    logger.warning(f"{run.folder.relative_to(matrix.out)}: {trouble}")
+                runs = matrix.runs(cells)  # a finished search adds runs
+                line.expect(len(runs))
                 line.advance()
 
 
@@ -111,14 +112,8 @@ def _stopping(pool: ProcessPoolExecutor) -> Iterator[None]:
         raise
 
 
-def _left(matrix: Matrix, claims: Sequence[Claim]) -> bool:
-    return any(True for claim in claims for _ in tasks(matrix, claim))
-
-
 def _share(jobs: int | None) -> tuple[int, int]:
     """Runs at a time and threads per run; by default one run per core, or one with a GPU."""
-    import torch
-
     first = (os.environ.get("OMP_NUM_THREADS") or "").split(",")[0].strip()
     cores = int(first) if first.isdecimal() and int(first) else os.cpu_count() or 1
     jobs = jobs or (1 if torch.cuda.is_available() else cores)
@@ -169,73 +164,49 @@ def _result(future: Future[str | None]) -> str | None:
         ) from error
 
 
-def _first(found: Iterator[Task], count: int) -> list[Task]:
-    chosen: dict[Path, Task] = {}
-    while len(chosen) < count and (task := next(found, None)) is not None:
-        chosen[task.folder] = task
-    return list(chosen.values())
-
-
-def _do(task: Task, threads: int) -> str | None:
+def _do(run: Run, settings: dict[str, Any], threads: int) -> str | None:
     """One run, in its own process; returns the error as text, if there was one."""
-    import torch
-
-    from recollect.common.console import set_quiet
-
     torch.set_num_threads(threads)
     set_quiet(True)
     warnings.simplefilter("ignore", DataWarning)  # the study's own process has shown it
     _idle.clear()
     try:
-        if task.trains:
-            _train(task)
+        config = resolve(run.cell.bench.recipe, settings)
+        # Without a last layer there is nothing to train: the network's features are measured.
+        if not run.cell.trains and "model.dim" in run.cell.settings:
+            _measure_features(run.folder, config)
         else:
-            _measure_untrained(task)
+            _train(run.folder, config)
+    except TrainingStoppedError as error:
+        if not has_diverged(error):
+            raise  # stopped by request: saved, and resumed by the next call
+        write_json(run.folder / "failed.json", {"why": str(error)})
+        return str(error)
     except RecollectError as error:
-        from recollect.training.callbacks import TrainingStoppedError
-
-        if isinstance(error, TrainingStoppedError):
-            if not has_diverged(error):
-                raise  # stopped by request: saved, and resumed by the next call
-            write_json(task.folder / "failed.json", {"why": str(error)})
         return str(error)
     finally:
         _idle.set()
     return None
 
 
-def _train(task: Task) -> None:
-    from recollect.config.overrides import resolve
-    from recollect.data import only_splits
-    from recollect.training.run_folder import RunFolder
-
-    config = resolve(task.recipe, task.settings)
+def _train(path: Path, config: Config) -> None:
     # A run of the search cannot load the test set, whatever its settings.
     sealed = contextlib.nullcontext() if config.run.watch_test else only_splits(config.data.train_split)
-    folder, begun = RunFolder(task.folder), time.process_time()
+    folder, begun = RunFolder(path), time.process_time()
     try:
         with sealed:
-            trial.run(task.folder, config)
+            trial.run(path, config)
     finally:
         if folder.config_file.exists():  # for a resumed run, the parts add up
             before = folder.read_manifest().get("processor_seconds", 0.0)
             folder.update_manifest(processor_seconds=round(before + time.process_time() - begun, 2))
 
 
-def _measure_untrained(task: Task) -> None:
+def _measure_features(path: Path, config: Config) -> None:
     """Measure the features before any training, as in the recipes of *init* rows."""
-    from recollect.config.automatic import choose_device
-    from recollect.config.overrides import resolve
-    from recollect.inference.embedding_sets import embed_set
-    from recollect.inference.evaluating import measure_labelled
-    from recollect.inference.opening import make_embedder
-    from recollect.training.build import load_split
-    from recollect.training.run_folder import RunFolder, circumstances
-
     begun = time.monotonic()
-    config = resolve(task.recipe, task.settings)
     device = choose_device(config.run.device)
-    folder = RunFolder(task.folder)
+    folder = RunFolder(path)
     make_folder_for(folder.config_file)
     folder.write_config(config)
     images = load_split(config.data, config.data.test_split)

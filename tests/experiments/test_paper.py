@@ -1,10 +1,11 @@
-"""``recollect paper``: published numbers, figures computed by the losses, one's own runs beside their rows."""
+"""The page of the paper: published numbers, figures computed by the losses, one's own runs beside their rows."""
 
 from __future__ import annotations
 
 import csv
 import itertools
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 
+from experiments import method
+from experiments.__main__ import main
+from experiments.paper import idea, means_of, own_results, write_paper
+from experiments.published import TABLES, published_rows
 from recollect.common.errors import InputError
 from recollect.config.overrides import as_mapping, resolve
-from recollect.report import paper_figures
 from recollect.report.runs import read_run
-from recollect.studies.paper_page import means_of, own_results, write_paper
-from recollect.studies.published import TABLES, published_rows
 
 KS = (1, 2, 4, 8, 16)
 
@@ -199,7 +201,7 @@ def test_a_page_of_someone_else_is_kept(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="overwrite"):
         write_paper([], path)
     assert path.read_text() == "mine"
-    write_paper([], path, overwrite=True)
+    main(["paper", "--out", str(path), "--overwrite"])
     write_paper([], path)
 
 
@@ -216,7 +218,7 @@ def test_means_of_instance_search_wait_for_all_numbers() -> None:
 
 
 def test_rs_at_k_rises_before_recall_does() -> None:
-    values = [paper_figures.compared(listed) for listed in paper_figures.COMPARED]
+    values = [method.compared(listed) for listed in method.COMPARED]
     for k in range(3):
         assert all(before[k][2] < after[k][2] for before, after in itertools.pairwise(values))
     assert [row[1][1] for row in values] == [0.5, 0.5, 0.5, 1.0]
@@ -224,13 +226,13 @@ def test_rs_at_k_rises_before_recall_does() -> None:
 
 
 def test_a_loss_on_pairs_pulls_where_the_order_cannot_change_and_rs_at_k_does_not() -> None:
-    settled, _, close = paper_figures.pulls()
+    settled, _, close = method.pulls()
     assert all(pull.pairs == pytest.approx(1) and abs(pull.recall) < 0.02 for pull in settled if pull.positive)
     assert all(pull.pairs == 0 and pull.recall > 0.1 for pull in close if pull.positive)
 
 
 def test_mixed_similarities_are_those_of_mixtures_that_were_made() -> None:
-    mixed = paper_figures.mixed_similarities()
+    mixed = method.mixed_similarities()
     given = sum(not virtual for virtual in mixed.virtual)
     matrix = mixed.similarities
     assert torch.allclose(matrix, matrix.T)
@@ -246,3 +248,37 @@ def test_the_tables_are_the_papers(table: str) -> None:
         pytest.skip("the paper's tables are not beside the project")
     with source.open(encoding="utf-8", newline="") as file:
         assert published_rows(table) == list(csv.DictReader(file))
+
+
+def test_the_illustrations_show_what_the_losses_give() -> None:
+    page = str(idea())
+    shown = re.sub(r"<[^>]+>", " ", page)
+    for listed, pulls in zip(method.MOTIVATION, method.pulls(), strict=True):
+        assert listed.title.capitalize() in shown
+        wanted = [value for pull in pulls for value in (pull.pairs, pull.recall) if abs(value) >= 0.005]
+        assert all(f"{value:+.2f}".replace("-", "−") in shown for value in wanted)
+    for listed in method.COMPARED:
+        row = shown[shown.index(listed.title) :].split()
+        wanted = [f"{100 * value:.0f}" for found in method.compared(listed) for value in found[1:]]
+        assert any(row[place : place + 6] == wanted for place in range(40))
+    count = len(method.mixed_similarities().labels)
+    assert page.count("<rect") == count**2
+    assert "both virtual" in page
+
+
+def test_the_two_sigmoids_and_the_gradient_against_the_rank_are_drawn() -> None:
+    page = str(idea())
+    rows = {
+        re.sub("<[^>]+>", "", cells[0]): [float(re.sub("<[^>]+>", "", cell)) for cell in cells[1:]]
+        for row in re.findall(r"<tr>.*?</tr>", page)
+        if len(cells := re.findall(r"<t[hd].*?</t[hd]>", row)) == 5 and re.match(r"<th[^>]*>(τ|k )", cells[0])
+    }
+
+    def sigmoid(x: float) -> float:
+        return 1 / (1 + math.exp(-x))
+
+    assert rows["τ2 = 0.01 (used)"][:2] == pytest.approx([sigmoid(-10), sigmoid(10)], rel=1e-3)
+    assert rows["τ1 = 1 (used)"][:2] == pytest.approx([sigmoid(4), sigmoid(-6)], rel=1e-3)
+    assert [rows[f"k = {k}"][3] for k in (1, 2, 4)] == [0.25] * 3  # the gradient of a hit is largest at rank k
+    assert rows["k ∈ {1, 2, 4}, sum"][3] > 0.5
+    assert page.count('class="chart"') == 3

@@ -8,24 +8,12 @@ agrees with the paper. To add a claim, write a function that returns it, and add
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from recollect.studies.benches import Bench
-from recollect.studies.published import published_rows
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One configuration to train, at several learning rates and seeds."""
-
-    name: str
-    label: str
-    batch: int
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    trains: bool = True
-    """False: no step is taken, so there is no rate to search. Without a last layer (``model.dim`` None) the network's
-    features are evaluated, otherwise the last layer as it starts."""
+from experiments.benches import Bench
+from experiments.published import published_rows
+from recollect.studies.matrix import Cell
 
 
 @dataclass(frozen=True)
@@ -79,41 +67,42 @@ class Claim:
         return list(found.values())
 
 
-def rsk(batch: int, *, simix: bool = False, **options: Any) -> Cell:
-    """RS@k with options; its name contains everything that differs from the default."""
-    given = {"simix": True, **options} if simix else dict(options)
-    words = [f"{key}-{_word(value)}" for key, value in options.items()]
-    name = "-".join(["rsk", *(["simix"] if simix else []), f"b{batch}", *words])
-    label = ("RS@k+SiMix" if simix else "RS@k") + (_RELEASED if options.get("count_query") else "")
-    return Cell(name, label, batch, {"loss.name": "recall_at_k", "loss.options": given})
-
-
-def other(loss: str, label: str, batch: int, **options: Any) -> Cell:
-    """Another loss of ``recollect losses``; its name contains its options."""
-    words = [f"{key}-{_word(value)}" for key, value in options.items()]
-    return Cell("-".join([loss, f"b{batch}", *words]), label, batch, {"loss.name": loss, "loss.options": options})
-
-
 _RELEASED = " as released"
 """Ends the label of a loss in the form of its authors' code; without it, the form of its paper is meant."""
 
 
-def _word(value: Any) -> str:
-    return "_".join(map(str, value)) if isinstance(value, list | tuple) else str(value).lower()
+def rsk(bench: Bench, batch: int | None = None, *, simix: bool = False, **options: Any) -> Cell:
+    """A cell for RS@k, named after its non-default options."""
+    label = ("RS@k+SiMix" if simix else "RS@k") + (_RELEASED if options.get("count_query") else "")
+    batch = batch or bench.batch
+    settings = {"loss.name": "recall_at_k", "loss.options": {"simix": True, **options} if simix else options}
+    return Cell(bench, _name("rsk-simix" if simix else "rsk", batch, options), label, batch, settings)
+
+
+def other(loss: str, label: str, bench: Bench, batch: int | None = None, **options: Any) -> Cell:
+    """A cell for another loss of ``recollect losses``, named after its options."""
+    batch = batch or bench.batch
+    return Cell(bench, _name(loss, batch, options), label, batch, {"loss.name": loss, "loss.options": options})
+
+
+def _name(loss: str, batch: int, options: Mapping[str, Any]) -> str:
+    def word(value: Any) -> str:
+        return "_".join(map(str, value)) if isinstance(value, list | tuple) else str(value).lower()
+
+    return "-".join([loss, f"b{batch}", *(f"{key}-{word(value)}" for key, value in options.items())])
 
 
 def losses(bench: Bench) -> Claim:
     """RS@k against Smooth-AP, ROADMAP and losses on pairs, each in the form of its paper and in that of its code."""
-    batch = bench.batch
-    ours, ours_released = rsk(batch), rsk(batch, count_query=True)
-    sap = other("smooth_ap", "Smooth-AP", batch)
-    sap_released = other("smooth_ap", f"Smooth-AP{_RELEASED}", batch, count_query=True)
-    roadmap = other("roadmap", "ROADMAP", batch)
-    roadmap_released = other("roadmap", f"ROADMAP{_RELEASED}", batch, count_query=True, calibrate="violating")
+    ours, ours_released = rsk(bench), rsk(bench, count_query=True)
+    sap = other("smooth_ap", "Smooth-AP", bench)
+    sap_released = other("smooth_ap", f"Smooth-AP{_RELEASED}", bench, count_query=True)
+    roadmap = other("roadmap", "ROADMAP", bench)
+    roadmap_released = other("roadmap", f"ROADMAP{_RELEASED}", bench, count_query=True, calibrate="violating")
     pairs = [
-        other("contrastive", "contrastive", batch),
-        other("triplet", "triplet", batch),
-        other("multi_similarity", "multi-similarity", batch),
+        other("contrastive", "contrastive", bench),
+        other("triplet", "triplet", bench),
+        other("multi_similarity", "multi-similarity", bench),
     ]
     cells = [ours, ours_released, sap, sap_released, roadmap, roadmap_released, *pairs]
 
@@ -160,9 +149,9 @@ def _published(source: str, rows: Sequence[Sequence[str]]) -> Published:
 
 def _batch_curves(bench: Bench) -> tuple[Curve, Curve, Curve]:
     return (
-        Curve("Smooth-AP", [(batch, other("smooth_ap", "Smooth-AP", batch)) for batch in bench.batches]),
-        Curve("RS@k", [(batch, rsk(batch)) for batch in bench.batches]),
-        Curve("RS@k+SiMix", [(batch, rsk(batch, simix=True)) for batch in bench.batches]),
+        Curve("Smooth-AP", [(batch, other("smooth_ap", "Smooth-AP", bench, batch)) for batch in bench.batches]),
+        Curve("RS@k", [(batch, rsk(bench, batch)) for batch in bench.batches]),
+        Curve("RS@k+SiMix", [(batch, rsk(bench, batch, simix=True)) for batch in bench.batches]),
     )
 
 
@@ -235,16 +224,15 @@ def simix(bench: Bench) -> Claim:
 def initialisation(bench: Bench) -> Claim:
     """Pre-trained weights beat random ones before and after training."""
     start = {"random": {"model.weights": "none"}, "ImageNet": {}}
-    trained = {"SAP": other("smooth_ap", "Smooth-AP", bench.batch), "RS@k": rsk(bench.batch)}
+    trained = {"SAP": other("smooth_ap", "Smooth-AP", bench), "RS@k": rsk(bench)}
     cells: dict[tuple[str, str], Cell] = {}
     for name, settings in start.items():
         word = name.lower()
         untrained = {**settings, "model.dim": None}
-        cells[name, "init"] = Cell(f"init-{word}", f"{name}, untrained", bench.batch, untrained, trains=False)
+        cells[name, "init"] = Cell(bench, f"init-{word}", f"{name}, untrained", bench.batch, untrained, trains=False)
         for method, cell in trained.items():
-            cells[name, method] = Cell(
-                f"{cell.name}-from-{word}", f"{name}, {method}", bench.batch, {**cell.settings, **settings}
-            )
+            label, changed = f"{name}, {method}", {**cell.settings, **settings}
+            cells[name, method] = replace(cell, name=f"{cell.name}-from-{word}", label=label, settings=changed)
     methods = ("init", "SAP", "RS@k")
     rows = [
         ("ImageNet-21k", "35.6", "86.2", "89.5"),
@@ -299,7 +287,7 @@ def k_sets(bench: Bench) -> Claim:
     sets = [tuple(int(k) for k in row["k"].split(",")) for row in published]
     default = (1, 2, 4, 8, 16)
     measured = [f"r@{k}" for k in default]
-    cells = {ks: rsk(bench.batch) if ks == default else rsk(bench.batch, k=list(ks)) for ks in sets}
+    cells = {ks: rsk(bench) if ks == default else rsk(bench, k=list(ks)) for ks in sets}
 
     def named(ks: tuple[int, ...]) -> str:
         return "{" + ",".join(map(str, ks)) + "}"
@@ -337,7 +325,7 @@ def tau1(bench: Bench) -> Claim:
     values = (0.1, 0.5, 1.0, 2.0, 5.0)
 
     def cell(value: float, simix: bool) -> Cell:
-        return rsk(bench.batch, simix=simix) if value == 1.0 else rsk(bench.batch, simix=simix, tau1=value)
+        return rsk(bench, simix=simix) if value == 1.0 else rsk(bench, simix=simix, tau1=value)
 
     curves = [
         Curve("RS@k+SiMix" if simix else "RS@k", [(value, cell(value, simix)) for value in values])
@@ -365,7 +353,7 @@ def tau1(bench: Bench) -> Claim:
 
 def count_query(bench: Bench) -> Claim:
     """The paper's definition against the released code's."""
-    paper, released = rsk(bench.batch), rsk(bench.batch, count_query=True)
+    paper, released = rsk(bench), rsk(bench, count_query=True)
     return Claim(
         "count-query",
         "The paper's definition against the released code's",
@@ -380,7 +368,7 @@ def count_query(bench: Bench) -> Claim:
 
 def asymmetric(bench: Bench) -> Claim:
     """RS@k with ROADMAP's step: the paper calls the two orthogonal, and does not combine them."""
-    plain, step = rsk(bench.batch), rsk(bench.batch, step="asymmetric")
+    plain, step = rsk(bench), rsk(bench, step="asymmetric")
     return Claim(
         "asymmetric",
         "RS@k with the asymmetric step",

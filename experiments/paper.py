@@ -1,8 +1,8 @@
-"""``recollect paper``: the paper's tables, bar plots and figures on one page, next to your own runs.
+"""The paper's tables, bar plots and figures on one page, next to your own runs: ``python -m experiments paper``.
 
-Numbers come from the paper (``published/``), the explanatory figures from the losses (``paper_illustrations.py``), a
-reader's runs from their folders: a run belongs to the row whose recipe it was trained with, and is marked if settings or
-test set differ from the row's.
+Numbers come from the paper (``published/``), the explanatory figures from the losses (``method.py``), a reader's runs from
+their folders: a run belongs to the row whose recipe it was trained with, and is marked if settings or test set differ from
+the row's.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from experiments import method as figures
+from experiments.published import published_rows
 from recollect.common.errors import RecollectError
 from recollect.common.files import write_text
 from recollect.common.reading import read_json
+from recollect.common.words import in_decimals
 from recollect.config.free_settings import brief, changes
 from recollect.config.overrides import as_mapping, resolve
 from recollect.config.schema import Config
@@ -24,12 +27,9 @@ from recollect.report.charts import Bar, Line, bar_chart, line_chart
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.page import check_target, document
 from recollect.report.runs import Run, distinct_names, read_run
-from recollect.studies.paper_illustrations import idea
-from recollect.studies.published import published_rows
 
-GENERATOR = "recollect paper"
+GENERATOR = "python -m experiments paper"
 _MINUS = "–"
-"""Maximum number of names below an axis; if there are more, every other one is shown."""
 
 DATA = {
     "inat": ("iNaturalist", "inaturalist/test"),
@@ -92,24 +92,19 @@ Own = Mapping[str, Sequence[OwnRun]]
 """The runs of each recipe, e.g. ``cars196/r50-512/rsk``."""
 
 
-def write_paper(runs: Sequence[Path | str], out: Path | str, *, overwrite: bool = False) -> Path:
+def write_paper(runs: Sequence[Path], out: Path, *, overwrite: bool = False) -> Path:
     """Write the page.
 
     Args:
         runs: run folders, evaluated with ``recollect eval``; may be empty.
         out: the file.
-        overwrite: replace the file even if ``recollect paper`` did not write it.
+        overwrite: replace the file even if this command did not write it.
 
     Raises:
         DataError: a folder is not a run.
         InputError: ``out`` is a file that recollect did not write.
-
-    Example:
-        >>> write_paper([], "paper.html").name
-        'paper.html'
     """
-    path = Path(out)
-    check_target(path, overwrite, GENERATOR)
+    check_target(out, overwrite, GENERATOR)
     read = [read_run(run) for run in runs]
     own, unplaced = own_results(read)
     parts: list[tuple[str, str, Child]] = [
@@ -137,8 +132,8 @@ def write_paper(runs: Sequence[Path | str], out: Path | str, *, overwrite: bool 
         element("ul", [element("li", remark) for remark in remarks], class_="remarks") if remarks else None,
         [element("section", element("h2", name), content, id=key, aria_label=name) for key, name, content in parts],
     )
-    write_text(path, document("Published results", body, [(key, name) for key, name, _ in parts], GENERATOR))
-    return path
+    write_text(out, document("Published results", body, [(key, name) for key, name, _ in parts], GENERATOR))
+    return out
 
 
 def own_results(runs: Sequence[Run]) -> tuple[Own, list[tuple[str, str]]]:
@@ -464,3 +459,123 @@ def _k_sets(own: Own) -> Markup:
     return table(
         ["k of the loss", *(f"r@{k}" for k in ks), "mean"], rows, caption="Cars196, ResNet-50, RS@k; r@k in percent"
     )
+
+
+def idea() -> Markup:
+    """The illustrations, with a sentence on each."""
+    return join(
+        element("h3", "Two sigmoids instead of two steps"),
+        element(
+            "p",
+            "Recall@k counts in steps: an image is ahead of another or not, a positive is among the first k or not. RS@k "
+            "replaces both by sigmoids, so that ranks and hits have gradients. The gradient of a hit is largest where the "
+            "positive's rank is near k; several values of k push positives at several ranks.",
+        ),
+        _curves(),
+        element("h3", "What a loss on pairs and RS@k do to the same similarities"),
+        element(
+            "p",
+            "A query, two positives and two negatives. Pull is minus the gradient by the similarity, each loss scaled by "
+            "its strongest: above 0 an item is drawn to the query, below 0 pushed away. The loss on pairs is contrastive, "
+            "with margins of 0.9 for positives and 0.6 for negatives: it pulls wherever a similarity is off its margin. RS@k "
+            "pulls where the order can change.",
+        ),
+        element("div", map(_pull_table, figures.MOTIVATION, figures.pulls()), class_="columns"),
+        element("h3", "rs@k beside recall@k"),
+        element(
+            "p",
+            "Recall@k jumps when a positive enters the first k; rs@k, which the loss maximizes, moves before that. Both are "
+            "shares of min(k, number of positives), as in the loss. Only the second positive's similarity changes.",
+        ),
+        table(
+            ["list, most similar first", *(f"{name}@{k}" for k in (1, 2, 3) for name in ("recall", "rs"))],
+            [
+                [
+                    join(element("strong", listed.title), element("br"), _ranking(listed)),
+                    *(f"{100 * value:.0f}" for _, exact, soft in figures.compared(listed) for value in (exact, soft)),
+                ]
+                for listed in figures.COMPARED
+            ],
+            caption="Recall@k and rs@k in percent; ● positive, ○ negative, with its similarity",
+        ),
+        element("h3", "SiMix: similarities of images that are never made"),
+        _simix_figure(),
+    )
+
+
+def _curves() -> Markup:
+    """The two sigmoids, and the gradient against the rank."""
+    words = {
+        "similarities": ("Is z ahead of x?", "difference of similarities", "share of a rank"),
+        "ranks": ("Is a positive among the first 4?", "rank of the positive", "hits"),
+        "gradient": ("How strongly a positive is pushed up", "rank of the positive", "size of the gradient"),
+    }
+    charts = []
+    for name, lines in figures.curves().items():
+        title, x_label, y_label = words[name]
+        charts.append(line_chart(lines, title=title, x_label=x_label, y_label=y_label, from_zero=True))
+    return element("div", charts, class_="charts")
+
+
+def _pull_table(listed: figures.RankedList, pulls: Sequence[figures.Pull]) -> Markup:
+    rows = [
+        [
+            "● positive" if pull.positive else "○ negative",
+            in_decimals(pull.similarity, 2),
+            *(in_decimals(value, 2, plus=True) for value in (pull.pairs, pull.recall)),
+        ]
+        for pull in (pulls[item] for item in listed.order)
+    ]
+    return table(["item", "similarity", "pull, loss on pairs", "pull, RS@k"], rows, caption=listed.title.capitalize())
+
+
+def _ranking(listed: figures.RankedList) -> str:
+    return "  ".join(
+        f"{'●' if listed.positive[item] else '○'} {listed.similarities[item]:.3g}" for item in listed.order
+    )
+
+
+def _simix_figure() -> Markup:
+    mixed = figures.mixed_similarities()
+    count, side, left = len(mixed.labels), 26, 46
+    cells: list[Markup] = []
+    for row in range(count):
+        name = f"{'v' if mixed.virtual[row] else 'x'}{row + 1}"
+        cells.append(element("text", name, x=left - 8, y=left + side * row + 18, text_anchor="end"))
+        cells.append(element("text", name, x=left + side * row + side / 2, y=left - 8, text_anchor="middle"))
+        for column in range(count):
+            value = float(mixed.similarities[row, column])
+            same = mixed.labels[row] == mixed.labels[column]
+            kinds = ("both given", "one virtual", "both virtual")
+            kind = kinds[mixed.virtual[row] + mixed.virtual[column]]
+            hint = element("title", f"{name}, column {column + 1}: {in_decimals(value, 2)}, {kind}")
+            cells.append(
+                element(
+                    "rect",
+                    hint,
+                    x=left + side * column + 1,
+                    y=left + side * row + 1,
+                    width=side - 2,
+                    height=side - 2,
+                    class_=f"dot-{1 if same else 2}",
+                    fill_opacity=round(0.08 + 0.85 * max(0.0, value), 2),
+                )
+            )
+    edge = left + side * sum(not virtual for virtual in mixed.virtual)
+    far = left + side * count
+    cells.append(element("line", x1=edge, x2=edge, y1=left, y2=far, class_="tick"))
+    cells.append(element("line", x1=left, x2=far, y1=edge, y2=edge, class_="tick"))
+    svg = element(
+        "svg",
+        element("title", "Similarities of six images and three virtual ones"),
+        element("desc", "Rows and columns are x1 to x6, two of each class, then v7 to v9, one mixture for each class."),
+        cells,
+        viewBox=f"0 0 {far + 10} {far + 10}",
+        role="img",
+        class_="chart small-chart",
+    )
+    words = (
+        "Six images x of three classes and a mixture v of each class's two. Darker is more similar; blue is the same class, "
+        "brown another. Everything right of or below the lines is mixed from what is inside them."
+    )
+    return element("figure", element("figcaption", words), svg)

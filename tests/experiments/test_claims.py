@@ -1,20 +1,18 @@
 from __future__ import annotations
 
-import csv
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from recollect import studies
+from experiments.benches import BENCHES
+from experiments.claims import CLAIMS, Claim
+from experiments.published import published_rows
+from experiments.reproduce import choose_claims
 from recollect.common.errors import ConfigError, DataError
 from recollect.config.overrides import resolve
-from recollect.studies.benches import BENCHES, EqualImages, UntilValidation
-from recollect.studies.claims import CLAIMS, Cell, Claim
-from recollect.studies.claims_plan import choose_claims
-from recollect.studies.matrix import LADDER, Matrix
+from recollect.studies.matrix import LADDER, Cell, Run
 
-PUBLISHED = Path(studies.__file__).parent / "published"
 SOP_BATCHES = (72.9, 77.3, 79.0, 79.7, 80.5, 81.2, 82.0, 82.5, 82.8, 82.4)
 EVERY = [(name, place) for name, (_, places) in CLAIMS.items() for place in places]
 
@@ -25,24 +23,20 @@ def made(name: str, place: str) -> Claim:
 
 @pytest.mark.parametrize(("name", "place"), EVERY)
 def test_every_cell_is_a_configuration_and_differs_from_the_others(
-    name: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Matrix, "search_batch", lambda *_: 16)  # there are no images here
+    monkeypatch.setattr(Cell, "search_batch", 16)  # there are no images here
     claim = made(name, place)
-    folder = BENCHES[place].folder
-    if folder is not None:
-        for split in ("train", "test"):
-            (tmp_path / folder / split).mkdir(parents=True)
-    matrix = Matrix(tmp_path / "out", "small", tmp_path)
     seen = []
     for cell in claim.cells():
-        given = matrix.settings(claim.bench, cell, seed=1, rate=claim.bench.rates[0], steps=7)
-        config = resolve(claim.bench.recipe, given)
+        rate = cell.bench.rates[0]
+        config = resolve(cell.bench.recipe, Run(cell, Path(), seed=1, rate=rate, steps=7).settings())
         seen.append((config.loss, config.model, config.batch.size, cell.trains))
-        assert config.run.watch_test
-        search = resolve(claim.bench.recipe, matrix.settings(claim.bench, cell, seed=0, rate=1e-3, steps=None))
-        assert search.data.validation == "paper"
-        assert not search.run.watch_test
+        if cell.trains:
+            assert config.run.watch_test
+            search = resolve(cell.bench.recipe, Run(cell, Path(), rate=rate).settings())
+            assert search.data.validation == "paper"
+            assert not search.run.watch_test
     assert all(one != other for i, one in enumerate(seen) for other in seen[:i])
 
 
@@ -66,14 +60,12 @@ def test_the_cells_are_those_asked_for() -> None:
 
 
 def test_the_paper_s_numbers_are_the_paper_s() -> None:
-    with (PUBLISHED / "initialization.csv").open() as file:
-        rows = {(r["init"], r["arch"], r["method"]): r["cars_r1"] for r in csv.DictReader(file)}
+    rows = {(r["init"], r["arch"], r["method"]): r["cars_r1"] for r in published_rows("initialization")}
     published = made("initialisation", "cars196").published
     assert published is not None
     for shown, init in zip(published.rows, ("IN-21K", "CLIP-400M", "CLIP-2B"), strict=True):
         assert list(shown[1:]) == [rows[init, "ViT-B/16", method] for method in ("init", "SAP", "RS@k")]
-    with (PUBLISHED / "methods.csv").open() as file:
-        methods = {(r["method"], r["arch"]): r["cars_r1"] for r in csv.DictReader(file)}
+    methods = {(r["method"], r["arch"]): r["cars_r1"] for r in published_rows("methods")}
     table = made("losses", "glyphs").published
     assert table is not None
     assert dict(table.rows) == {
@@ -94,8 +86,7 @@ def test_the_paper_s_numbers_are_the_paper_s() -> None:
 def test_sets_of_k_show_every_published_column() -> None:
     claim = made("k-sets", "cars196-head")
     assert list(claim.metrics) == ["r@1", "r@2", "r@4", "r@8", "r@16"]
-    with (PUBLISHED / "k_values_cars196.csv").open() as file:
-        rows = [tuple(row.values()) for row in csv.DictReader(file)]
+    rows = [tuple(row.values()) for row in published_rows("k_values_cars196")]
     assert claim.published is not None
     assert list(claim.published.rows) == rows
     assert list(claim.published.header) == ["set of k", *claim.metrics, "mean"]
@@ -115,33 +106,20 @@ def test_only_what_the_paper_says_counts_as_its_claim() -> None:
     ]
 
 
-def test_equal_images_means_equal_images() -> None:
-    rule = EqualImages(small=12_000, full=24_000)
-    for batch in (16, 200, 800):
-        steps = rule.settings("small", batch, searching=True, steps=None)["run.steps"]
-        assert abs(steps * batch - 12_000) <= batch / 2
-    assert "12,000" in rule.words("small")
-
-
-def test_until_validation_takes_the_steps_that_were_found() -> None:
-    rule = UntilValidation(small=1500, full=6000, most_images=160_000)
-    searching = rule.settings("small", 392, searching=True, steps=None)
-    assert searching["run.steps"] == 400
-    assert searching["batch.batches_per_epoch"] == 40
-    final = rule.settings("small", 392, searching=False, steps=120)
-    assert final["run.steps"] == final["batch.batches_per_epoch"] == 120
+def test_the_full_budget_is_longer_and_planned_so() -> None:
+    for bench in BENCHES.values():
+        full = bench.lasting("full")
+        assert str(bench.full) in str(full.budget).replace(",", "")
+        assert full.cost > 3 * bench.cost
+        assert bench.lasting("small") is bench
 
 
 def test_what_cannot_be_run_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Did you mean losses"):
-        choose_claims("loses", None, None)
-    with pytest.raises(ConfigError, match="no bench 'glyph'"):
-        choose_claims("losses", ["glyph"], None)
     with pytest.raises(DataError, match="omniglot"):
         choose_claims("losses", ["omniglot"], tmp_path)
     with pytest.raises(ConfigError, match="nothing in 'initialisation'"):
-        choose_claims("initialisation", None, None)
-    chosen, left_out = choose_claims("all", None, None)
+        choose_claims("initialisation", [], None)
+    chosen, left_out = choose_claims("all", [], None)
     assert {claim.bench.name for claim in chosen} == {"glyphs"}
     assert any("omniglot" in line for line in left_out)
 

@@ -1,25 +1,30 @@
-"""The figures that explain the method, drawn from the losses themselves.
+"""The figures that explain the method, drawn from the losses themselves: ``python -m experiments method``.
 
-The two sigmoids, gradient against rank, what a loss on pairs and RS@k do to the same similarities, rs@k beside recall@k,
-and SiMix. No formula is typed here a second time. Values come from ``RecallAtK`` and its steps, gradients from autograd
-through them, so a correct figure is another check of the loss. Used by the documentation and the page of the paper.
+The two sigmoids, gradient against rank, what a loss on pairs and RS@k do to the same similarities (the paper's first
+figure), rs@k beside recall@k on ranked lists (its second), and SiMix. No formula is typed here a second time. Values come
+from ``RecallAtK`` and its steps, gradients from autograd through them, so a correct figure is another check of the loss.
+Used by the documentation; ``paper.py`` shows the same numbers on a page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from recollect.common.errors import InputError
 from recollect.common.files import atomic_write
-from recollect.losses import RecallAtK
+from recollect.evaluation.metrics import recall_at_k as exact_recall
+from recollect.losses import RecallAtK, reference
+from recollect.losses.engine.simix import draw_mixing
 from recollect.losses.engine.soft_rank import Ranks
 from recollect.losses.engine.steps import Sigmoid
-from recollect.report import paper_figures
 from recollect.report.charts import Line
 
 _COLOURS = ("#1d4ed8", "#b45309", "#047857", "#1c1b19")
@@ -58,7 +63,120 @@ def ahead_at(differences: Tensor, tau2: float = 0.01) -> Tensor:
     return bound.rise(slice(None), 1, torch.empty(1, len(differences), 1, dtype=differences.dtype))[0, :, 0]
 
 
-def draw_method(out: Path | str, *, overwrite: bool = False) -> list[Path]:
+@dataclass(frozen=True)
+class RankedList:
+    """A query's database: similarities, and which items are positives."""
+
+    title: str
+    similarities: tuple[float, ...]
+    positive: tuple[bool, ...]
+
+    @property
+    def order(self) -> list[int]:
+        """Items from the most to the least similar."""
+        return sorted(range(len(self.similarities)), key=lambda item: -self.similarities[item])
+
+
+MOTIVATION = (
+    RankedList("positives first, but not yet similar", (0.70, 0.65, 0.55, 0.50), (True, True, False, False)),
+    RankedList("a negative between the positives", (0.86, 0.80, 0.83, 0.40), (True, True, False, False)),
+    RankedList("a negative just ahead of both positives", (0.93, 0.92, 0.94, 0.30), (True, True, False, False)),
+)
+"""Batches of a query, two positives and two negatives, on which a loss on pairs and RS@k disagree."""
+
+COMPARED = (
+    RankedList("one positive first, one fourth", (0.90, 0.79, 0.85, 0.82, 0.70), (True, True, False, False, False)),
+    RankedList(
+        "the second closer to those before it", (0.90, 0.815, 0.85, 0.82, 0.70), (True, True, False, False, False)
+    ),
+    RankedList("the second third", (0.90, 0.835, 0.85, 0.82, 0.70), (True, True, False, False, False)),
+    RankedList("the second second", (0.90, 0.88, 0.85, 0.82, 0.70), (True, True, False, False, False)),
+)
+"""One list while the similarity of its second positive rises; negatives are unchanged."""
+
+
+@dataclass(frozen=True)
+class Pull:
+    """Effect of two losses on one item: minus the gradient with respect to its similarity; above 0 is towards the query."""
+
+    similarity: float
+    positive: bool
+    pairs: float
+    recall: float
+
+
+def pulls(scenes: Sequence[RankedList] = MOTIVATION, k: Sequence[int] = (1, 2)) -> list[list[Pull]]:
+    """Minus the gradients of a loss on pairs and of RS@k with respect to each similarity, for each scene.
+
+    Each loss is scaled so that its strongest pull over all scenes is 1.
+    """
+    of_losses = []
+    for loss in (reference.calibration, RecallAtK(k=list(k))):
+        of_scenes = []
+        for listed in scenes:
+            query, items, labels = _batch(listed)
+            leaf = items.clone().requires_grad_()
+            value = loss(query, torch.ones(1, dtype=torch.int64), leaf, labels)
+            (gradient,) = torch.autograd.grad(value, leaf)
+            # The query is the first axis: an item's similarity is its component there.
+            of_scenes.append(-gradient[:, 0])
+        strongest = max(float(pull.abs().max()) for pull in of_scenes)
+        of_losses.append([(pull / strongest).tolist() for pull in of_scenes])
+    return [
+        [Pull(*item) for item in zip(listed.similarities, listed.positive, pairs, recall, strict=True)]
+        for listed, pairs, recall in zip(scenes, *of_losses, strict=True)
+    ]
+
+
+def compared(listed: RankedList, ks: Sequence[int] = (1, 2, 3)) -> list[tuple[int, float, float]]:
+    """For each k: recall@k as evaluation counts it, and rs@k as the loss has it."""
+    query, items, labels = _batch(listed)
+    ranks = torch.tensor([[listed.order.index(item) + 1 for item, is_one in enumerate(listed.positive) if is_one]])
+    positives = torch.tensor([sum(listed.positive)])
+    found = []
+    for k in ks:
+        loss = RecallAtK(k=[k])(query, torch.ones(1, dtype=torch.int64), items, labels)
+        exact = float(exact_recall(ranks.sort(dim=1).values, positives, k)[0]) * int(positives) / min(k, int(positives))
+        found.append((k, exact, 1 - float(loss)))
+    return found
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Similarities of a batch and its virtual examples: one row and column each, originals first."""
+
+    similarities: Tensor
+    labels: list[int]
+    virtual: list[bool]
+
+
+def mixed_similarities(classes: int = 3, each: int = 2, seed: int = 2) -> Mixed:
+    """SiMix on a toy batch: all similarities come from those of the originals, no virtual embedding is made."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(classes).repeat_interleave(each)
+    centres = torch.nn.functional.normalize(torch.randn(classes, 8, generator=generator, dtype=torch.float64), dim=1)
+    noise = torch.randn(len(labels), 8, generator=generator, dtype=torch.float64)
+    embeddings = torch.nn.functional.normalize(centres[labels] + 0.25 * noise, dim=1)
+    mixing = draw_mixing(labels, generator=generator)
+    rows = mixing.mix_rows(embeddings @ embeddings.T)
+    whole = mixing.mix_rows(rows.T.contiguous())
+    virtual = [row >= len(labels) for row in range(len(mixing))]
+    return Mixed(whole, labels[mixing.first].tolist(), virtual)
+
+
+def _batch(listed: RankedList) -> tuple[Tensor, Tensor, Tensor]:
+    """A query and items of length 1 that have just these similarities to it, with labels: 1 is the query's class."""
+    similarities = torch.tensor(listed.similarities, dtype=torch.float64)
+    count = len(similarities)
+    query = torch.zeros(1, count + 1, dtype=torch.float64)
+    query[0, 0] = 1
+    items = torch.zeros(count, count + 1, dtype=torch.float64)
+    items[:, 0] = similarities
+    items[torch.arange(count), torch.arange(1, count + 1)] = (1 - similarities**2).sqrt()
+    return query, items, torch.tensor([int(is_one) for is_one in listed.positive])
+
+
+def draw_method(out: Path, *, overwrite: bool = False) -> list[Path]:
     """Draw the figures into a folder, each as SVG and as PNG.
 
     Args:
@@ -70,12 +188,7 @@ def draw_method(out: Path | str, *, overwrite: bool = False) -> list[Path]:
 
     Raises:
         InputError: a file already exists.
-
-    Example:
-        >>> [path.name for path in draw_method("figures")][:2]
-        ['sigmoids.svg', 'sigmoids.png']
     """
-    folder = Path(out)
     drawings: dict[str, Callable[[], Any]] = {
         "sigmoids": _sigmoids,
         "gradient-against-rank": _gradient,
@@ -83,12 +196,10 @@ def draw_method(out: Path | str, *, overwrite: bool = False) -> list[Path]:
         "recall-and-rs": _recall_and_rs,
         "simix": _simix,
     }
-    paths = [folder / f"{name}.{kind}" for name in drawings for kind in ("svg", "png")]
+    paths = [out / f"{name}.{kind}" for name in drawings for kind in ("svg", "png")]
     for path in paths:
         if path.exists() and not overwrite:
             raise InputError(f"{path} already exists: choose another --out, or allow overwriting (--overwrite).")
-    import matplotlib
-
     # Text stays text and ids are stable: small files, and meaningful diffs.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "recollect", "font.size": 11}):
         figures = {name: draw() for name, draw in drawings.items()}
@@ -102,8 +213,6 @@ def draw_method(out: Path | str, *, overwrite: bool = False) -> list[Path]:
 
 def _figure(panels: int) -> tuple[Any, list[Any]]:
     # Without pyplot, which would keep every figure in memory and look for a display.
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(4.6 * panels, 3.3), layout="constrained", facecolor="white")
     axes = [figure.add_subplot(1, panels, number + 1) for number in range(panels)]
     for panel in axes:
@@ -159,10 +268,9 @@ def _gradient() -> Any:
 
 def _pairs_and_ranks() -> Any:
     """Bars of what each loss does to each item, in the order of the list."""
-    scenes = paper_figures.MOTIVATION
-    figure, panels = _figure(len(scenes))
-    for panel, listed, pulls in zip(panels, scenes, paper_figures.pulls(), strict=True):
-        ordered = [pulls[item] for item in listed.order]
+    figure, panels = _figure(len(MOTIVATION))
+    for panel, listed, scene in zip(panels, MOTIVATION, pulls(), strict=True):
+        ordered = [scene[item] for item in listed.order]
         places = range(len(ordered))
         for number, name in enumerate(("RS@k", "loss on pairs")):
             values = [pull.recall if number == 0 else pull.pairs for pull in ordered]
@@ -181,14 +289,14 @@ def _pairs_and_ranks() -> Any:
 def _recall_and_rs(k: Sequence[int] = (2, 3)) -> Any:
     """Both while the similarity of the second positive rises past two negatives."""
     figure, panels = _figure(len(k))
-    first = paper_figures.COMPARED[0]
+    first = COMPARED[0]
     moved = next(item for item in reversed(first.order) if first.positive[item])
     negatives = [value for value, positive in zip(first.similarities, first.positive, strict=True) if not positive]
     xs = torch.linspace(0.76, 0.89, 131, dtype=torch.float64).tolist()
     found = []
     for x in xs:
         similarities = tuple(x if item == moved else value for item, value in enumerate(first.similarities))
-        found.append(paper_figures.compared(paper_figures.RankedList("", similarities, first.positive), k))
+        found.append(compared(RankedList("", similarities, first.positive), k))
     for number, (panel, one) in enumerate(zip(panels, k, strict=True)):
         panel.plot(xs, [row[number][2] for row in found], color=_COLOURS[0], label=f"rs@{one}")
         panel.plot(xs, [row[number][1] for row in found], color=_COLOURS[1], linestyle="--", label=f"recall@{one}")
@@ -202,7 +310,7 @@ def _recall_and_rs(k: Sequence[int] = (2, 3)) -> Any:
 
 def _simix() -> Any:
     """The similarities of a small batch and its virtual examples; mixed ones are beyond the lines."""
-    mixed = paper_figures.mixed_similarities()
+    mixed = mixed_similarities()
     figure, (panel,) = _figure(1)
     labels = torch.tensor(mixed.labels)
     same = (labels[:, None] == labels[None, :]).to(mixed.similarities.dtype)

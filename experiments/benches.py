@@ -9,112 +9,55 @@ runs on it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from recollect.common.errors import DataError
+from recollect.studies import matrix
+from recollect.studies.matrix import EqualImages, UntilValidation
 
 Budget = Literal["small", "full"]
 
 
-@dataclass(frozen=True)
-class EqualImages:
-    """Every cell sees the same number of training images, for any batch size; the learning rate follows a cosine.
-
-    A run is a single epoch, so ``optimizer.warm_up`` is a share of the whole: 0.1 is its first tenth.
-    """
-
-    small: int
-    full: int
-
-    def settings(self, budget: Budget, batch: int, *, searching: bool, steps: int | None) -> dict[str, Any]:
-        """Settings of a run of this batch size."""
-        images = self.small if budget == "small" else self.full
-        count = max(1, round(images / batch))
-        return {"run.steps": count, "batch.batches_per_epoch": count, "optimizer.schedule": "cosine"}
-
-    def words(self, budget: Budget) -> str:
-        """The rule in a sentence."""
-        images = self.small if budget == "small" else self.full
-        return (
-            f"equal images: every run sees {images:,} training images, so a large batch takes few steps. Between batch "
-            "sizes it compares cost, not what they come to after convergence"
-        )
-
-
-@dataclass(frozen=True)
-class UntilValidation:
-    """Every cell trains as long as its validation classes improve, up to a limit; the learning rate is constant."""
-
-    small: int
-    full: int
-    most_images: int
-    evaluations: int = 10
-
-    def settings(self, budget: Budget, batch: int, *, searching: bool, steps: int | None) -> dict[str, Any]:
-        """Settings of a run: up to the limit while searching, ``steps`` once the search has found how many."""
-        limit = min(self.small if budget == "small" else self.full, self.most_images // batch)
-        every = max(1, limit // self.evaluations)
-        count = every * min(limit, self.evaluations) if searching or steps is None else steps
-        return {
-            "run.steps": count,
-            "batch.batches_per_epoch": every if searching else count,
-            "optimizer.schedule": "constant",
-        }
-
-    def words(self, budget: Budget) -> str:
-        """The rule in a sentence."""
-        limit = self.small if budget == "small" else self.full
-        return (
-            f"until validation stops improving: the search takes at most {limit:,} steps or {self.most_images:,} images and "
-            f"evaluates validation classes {min(limit, self.evaluations)} times; the best evaluation gives the number of steps"
-        )
-
-
-@dataclass(frozen=True)
-class Bench:
+@dataclass(frozen=True, kw_only=True)
+class Bench(matrix.Bench):
     """A data set, a network and a budget."""
 
-    name: str
     title: str
-    recipe: str
-    budget: EqualImages | UntilValidation
+    full: int
+    """Images or steps of the full budget; ``budget`` is the small one."""
     batch: int
     """The batch size of claims that are not about batches."""
     batches: tuple[int, ...]
     """Those of the claims about batches."""
-    rates: tuple[float, ...]
-    """Initial learning rates of each cell's search, neighbours on ``matrix.LADDER``."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
     folder: str | None = None
     """Name of the folder of its images; None for embedded images."""
     cost: float = 0.0
-    """Measured seconds on one core for a run of the small budget, for ``--plan``."""
+    """Measured seconds on one core for a run, for ``--plan``; at most, where validation ends a run."""
 
-    def seconds(self, budget: Budget) -> float:
-        """Maximum seconds on one core for a run of this budget."""
-        return self.cost * (1.0 if budget == "small" else self.budget.full / self.budget.small)
+    def lasting(self, budget: Budget) -> Bench:
+        """The bench with this budget."""
+        if budget == "small":
+            return self
+        if isinstance(self.budget, EqualImages):
+            return replace(self, budget=EqualImages(self.full), cost=self.cost * self.full / self.budget.images)
+        longer = replace(self.budget, steps=self.full)
+        return replace(self, budget=longer, cost=self.cost * self.full / self.budget.steps)
 
-    def settings_with(self, data: Path | None) -> dict[str, Any]:
-        """Its settings, with the folder of its images if the user gave one."""
-        root = self.root(data)
-        return {**self.settings, **({} if root is None else {"data.root": root})}
-
-    def root(self, data: Path | None) -> str | None:
-        """The folder of its images below the user's folder; None if none are needed.
+    def using(self, data: Path | None) -> Bench:
+        """The bench with its images, below the user's folder.
 
         Raises:
-            DataError: they are needed but missing.
+            DataError: they are missing.
         """
         if self.folder is None:
-            return None
+            return self
         missing = [split for split in ("train", "test") if data and not (data / self.folder / split).is_dir()]
         if data is None or missing:
             where = "no --data folder was given" if data is None else f"{data / self.folder} has no {missing[0]} folder"
             raise DataError(f"{self.name} needs the folder {self.folder} with train and test folders: {where}.")
-        return str(data / self.folder)
+        return replace(self, settings={**self.settings, "data.root": str(data / self.folder)})
 
 
 BENCHES = {
@@ -124,7 +67,8 @@ BENCHES = {
             name="glyphs",
             title="glyphs: characters in many typefaces, a small network from scratch, 32 px",
             recipe="glyphs",
-            budget=EqualImages(small=12_000, full=240_000),
+            budget=EqualImages(12_000),
+            full=240_000,
             batch=200,
             batches=(16, 200, 800),
             rates=(1e-3, 3e-3),
@@ -135,7 +79,8 @@ BENCHES = {
             name="cars196-head",
             title="Cars196 (96 px, enlarged to 224): ImageNet features of EfficientNet-Lite0, only the last layer trained",
             recipe="cars196-96px",
-            budget=UntilValidation(small=1500, full=6000, most_images=160_000),
+            budget=UntilValidation(steps=1500, images=160_000),
+            full=6000,
             batch=392,
             batches=(16, 64, 392),
             rates=(3e-5, 1e-4),
@@ -154,7 +99,8 @@ BENCHES = {
             name="omniglot",
             title="Omniglot: handwritten characters, a small network from scratch, 32 px",
             recipe="glyphs",
-            budget=EqualImages(small=12_000, full=240_000),
+            budget=EqualImages(12_000),
+            full=240_000,
             batch=200,
             batches=(16, 200, 800),
             rates=(1e-3, 3e-3),
@@ -172,7 +118,8 @@ BENCHES = {
             name="omniglot-head",
             title="Omniglot at 64 px: ImageNet features of EfficientNet-Lite0, only the last layer trained",
             recipe="cars196-96px",
-            budget=UntilValidation(small=1500, full=6000, most_images=160_000),
+            budget=UntilValidation(steps=1500, images=160_000),
+            full=6000,
             batch=256,
             batches=(16, 256, 2048),
             rates=(1e-4, 3e-4),
@@ -190,7 +137,8 @@ BENCHES = {
             name="cars196",
             title="Cars196 at 64 px: the whole of EfficientNet-Lite0 trained",
             recipe="cars196-96px",
-            budget=EqualImages(small=5_880, full=101_920),
+            budget=EqualImages(5_880),
+            full=101_920,
             batch=98 * 2,
             batches=(16, 64, 196, 392),
             rates=(1e-4, 3e-4),

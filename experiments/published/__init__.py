@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import csv
-from importlib import resources
+from pathlib import Path
 
 TABLES = ("methods", "initialization", "instance_search", "batch_size", "k_values_cars196")
 
 
 def published_rows(table: str) -> list[dict[str, str]]:
-    """The rows of one of ``TABLES``, as texts by column.
-
-    Examples:
-        >>> published_rows("k_values_cars196")[0]["r1"]
-        '81.1'
-    """
-    text = resources.files("recollect.studies.published").joinpath(f"{table}.csv").read_text(encoding="utf-8")
+    """The rows of one of ``TABLES``, as texts by column."""
+    text = Path(__file__).with_name(f"{table}.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))

@@ -1,0 +1,284 @@
+"""The page of measured claims: its tables and figures, runs of an earlier page, and the command."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matrix_bench import SMALL, make_patterns, run_here
+
+from experiments import reproduce as reproducing
+from experiments.__main__ import main
+from experiments.benches import BENCHES, Bench
+from experiments.claims import CLAIMS, Claim, asymmetric, batch, k_sets, losses
+from experiments.claims_page import Judged, draw_claim, judge, write_page
+from experiments.reproduce import reproduce, take_over
+from recollect._version import __version__
+from recollect.common.errors import ConfigError
+from recollect.config.overrides import as_mapping, resolve
+from recollect.studies.comparison import CellResult, collect, in_points
+from recollect.studies.matrix import Cell, Matrix, Run
+
+RATES = (3e-4, 1e-3, 3e-3)
+BENCH = Bench(**SMALL, title="coloured patterns", full=96, batch=16, batches=(8, 16), folder="patterns")
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Matrix:
+    made = Matrix(tmp_path / "out", about={"budget": "small"})
+    made.open()
+    return made
+
+
+def _finished(run: Run, split: str, metrics: Mapping[str, float]) -> None:
+    run.folder.mkdir(parents=True)
+    settings = {"batch": {"size": BENCH.batch, "batches_per_epoch": 3}, "run": {"steps": 3}}
+    record = {"settings": settings, "chosen_step": 3, "metrics": {split: metrics}, "seconds": 1.0, "machine": "another"}
+    reproducing._import(run, {**record, "versions": {"recollect": "0.0.1"}})
+
+
+def _measured(study: Matrix, cell: Cell, metrics: Mapping[str, float]) -> None:
+    """A cell whose search and seeds came out as given; each seed is 0.1 points above the one before."""
+    for rate in RATES:
+        folder = study.folder(cell) / "search" / f"lr-{rate:g}"
+        _finished(Run(cell, folder, rate=rate), "val", {"r@1": 0.5 if rate == 1e-3 else 0.4})
+    for run in study.reported(cell):
+        _finished(run, "test", {name: value + 0.001 * run.seed for name, value in metrics.items()})
+
+
+def _table(text: str, first: str) -> list[list[str]]:
+    """The cells of the first table whose header begins with that column."""
+    lines = text[text.index(f"| {first} |") :].splitlines()
+    rows = [line.strip("|").split("|") for line in lines[: next(i for i, line in enumerate(lines) if not line)]]
+    return [[cell.strip() for cell in row] for row in rows if row[0].strip() != "---"]
+
+
+def test_sets_of_k_have_every_k_and_their_mean(study: Matrix, tmp_path: Path) -> None:
+    claim = k_sets(BENCH)
+    first, second = claim.cells()[:2]
+    _measured(study, first, {"r@1": 0.40, "r@2": 0.50, "r@4": 0.60, "r@8": 0.70, "r@16": 0.80})
+    _measured(study, second, {"r@1": 0.41, "r@2": 0.51, "r@4": 0.61, "r@8": 0.71})  # not measured up to 16
+    for cell in claim.cells()[2:]:
+        _measured(study, cell, {"r@1": 0.30, "r@2": 0.31, "r@4": 0.32, "r@8": 0.33, "r@16": 0.90})
+    text = write_page(study, [claim], tmp_path / "page", "x").read_text()
+    ours = _table(text, "set of k")
+    assert ours[0][:7] == ["set of k", "r@1", "r@2", "r@4", "r@8", "r@16", "mean"]
+    assert ours[1][:7] == ["1", "40.2 ± 0.1", "50.2", "60.2", "70.2", "80.2", "60.2"]
+    assert ours[2][:7] == ["1,2", "41.2 ± 0.1", "51.2", "61.2", "71.2", "–", "–"]
+    paper = _table(text[text.index("The paper (sets of k") :], "set of k")
+    assert paper[0] == ["set of k", "r@1", "r@2", "r@4", "r@8", "r@16", "mean"]
+    assert paper[1] == ["1", "81.1", "87.7", "92.0", "95.0", "96.9", "90.5"]
+    with (tmp_path / "page" / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [rows[0][f"mean_r{k}"] for k in (1, 2, 4, 8, 16)] == ["40.20", "50.20", "60.20", "70.20", "80.20"]
+    assert rows[1]["mean_r16"] == ""
+
+
+def test_a_comparison_may_be_of_another_metric(study: Matrix) -> None:
+    claim = k_sets(BENCH)
+    for cell in claim.cells():
+        _measured(study, cell, {"r@1": 0.40, "r@16": 0.90 if cell.name == f"rsk-b{BENCH.batch}" else 0.80})
+    results, versions = collect(study, claim.cells()), {cell.name: set[str]() for cell in claim.cells()}
+    by_sentence = {contrast.sentence: judge(contrast, results, versions) for contrast in claim.contrasts}
+    assert by_sentence["{1,2,4,8,16} beats {1} at r@16"].differences == pytest.approx((10.0, 10.0, 10.0))
+    assert by_sentence["{1,2,4,8,16} beats {16}"].differences == pytest.approx((0.0, 0.0, 0.0))
+
+
+def test_a_difference_of_nothing_has_no_sign() -> None:
+    assert in_points((-0.01,)) == "0.0"
+
+
+@pytest.mark.parametrize(
+    ("differences", "words"),
+    [
+        ((1.0, 1.1, 0.9), "holds here"),
+        ((-1.0, -1.1, -0.9), "does not hold here"),
+        ((1.0, -0.2, 0.4), "undecided"),
+        ((5.0, 5.0), "undecided"),
+        ((), "not run"),
+    ],
+)
+def test_verdicts(differences: tuple[float, ...], words: str) -> None:
+    claimed = batch(BENCH).contrasts[0]
+    assert Judged(claimed, differences).words == words
+    only_asked = {"holds here": "yes, here", "does not hold here": "no: the other way round here"}
+    assert Judged(replace(claimed, claimed=False), differences).words == only_asked.get(words, words)
+
+
+def test_comparisons_of_two_versions_are_marked(study: Matrix, tmp_path: Path) -> None:
+    """Runs of an earlier version may have drawn other augmentations, so a difference to new ones is less certain."""
+    claim = asymmetric(BENCH)
+    for cell in claim.cells():
+        _measured(study, cell, {"r@1": 0.5})
+    page = write_page(study, [claim], tmp_path / "page", "x").read_text()
+    assert "two versions" not in page  # both cells are of the earlier one
+    assert "Runs of recollect 0.0.1: " in page
+    assert "from 12 finished runs (12 of them taken over from an earlier page)" in page
+    for run in study.reported(claim.cells()[1]):
+        manifest = run.folder / "manifest.json"
+        manifest.write_text(manifest.read_text().replace("0.0.1", __version__))
+    page = write_page(study, [claim], tmp_path / "page", "x").read_text()
+    assert "**undecided (runs of two versions)**" in page
+
+
+def test_a_page_of_something_else_is_left_alone(study: Matrix, tmp_path: Path) -> None:
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "README.md").write_text("# Mine")
+    with pytest.raises(ConfigError, match="--page"):
+        write_page(study, [], tmp_path / "page", "x")
+    assert (tmp_path / "page" / "README.md").read_text() == "# Mine"
+
+
+def _results(claim: Claim) -> dict[str, CellResult]:
+    return {
+        cell.name: CellResult(cell, {seed: {"r@1": 40.0 + number + 0.1 * seed} for seed in (1, 2, 3)}, None)
+        for number, cell in enumerate(claim.cells())
+    }
+
+
+def _texts(path: Path) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]+)</text>", path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("make", [losses, k_sets])
+def test_every_name_is_written_once_per_panel(make: Any, tmp_path: Path) -> None:
+    claim = make(BENCH)
+    assert draw_claim(claim, _results(claim), tmp_path / "names.svg")
+    texts = _texts(tmp_path / "names.svg")
+    panels = 1 + bool(claim.published.curves)
+    assert all(texts.count(str(x)) == panels for x, _ in claim.curves[0].points if not str(x).isdigit())
+    assert sum(text.startswith("the paper:") for text in texts) == panels - 1
+
+
+def test_curves_have_the_papers_beside_them(tmp_path: Path) -> None:
+    claim = batch(BENCH)
+    assert draw_claim(claim, _results(claim), tmp_path / "curves.svg")
+    texts = _texts(tmp_path / "curves.svg")
+    assert {"measured: small", "the paper: batch-size figure, Cars196, ResNet-50"} <= set(texts)
+    assert {"Smooth-AP", "RS@k", "RS@k+SiMix"} <= set(texts)
+
+
+def _records(bench: Bench) -> list[dict[str, Any]]:
+    """A whole study of one cell, as a page would tell it; 1e-3 is the best rate."""
+    cell = asymmetric(bench).cells()[0]
+    made = []
+    for seed, rate, steps in [*((0, rate, None) for rate in RATES), *((seed, 1e-3, 3) for seed in (1, 2, 3))]:
+        settings = as_mapping(resolve(bench.recipe, Run(cell, Path(), seed, rate, steps).settings()))
+        settings["data"]["root"] = None
+        place = f"search/lr-{rate:g}" if steps is None else f"lr-{rate:g}-steps-3/seed-{seed}"
+        made.append(
+            {
+                "run": f"small/{cell.name}/{place}",
+                "settings": settings,
+                "metrics": {"val" if steps is None else "test": {"r@1": 0.5 if rate == 1e-3 else 0.4}},
+                "chosen_step": 3,
+                "seconds": 1.0,
+                "machine": "another",
+                "versions": {"recollect": "0.0.1"},
+            }
+        )
+    return made
+
+
+def _import(tmp_path: Path, bench: Bench, records: list[dict[str, Any]]) -> tuple[Matrix, tuple[int, int]]:
+    """Import the records into a new study; the study, and how many were imported and how many not."""
+    file = tmp_path / "runs.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    study = Matrix(tmp_path / f"study-{len(list(tmp_path.iterdir()))}", about={"budget": "small"})
+    study.open()
+    return study, take_over(study, [asymmetric(bench)], file)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    make_patterns(tmp_path / "patterns")
+    return BENCH.using(tmp_path)
+
+
+def test_a_study_goes_on_from_an_earlier_page(bench: Bench, tmp_path: Path) -> None:
+    study, counts = _import(tmp_path, bench, _records(bench))
+    assert counts == (6, 0)
+    first, second = collect(study, asymmetric(bench).cells()).values()
+    assert first.by_seed == {1: 50.0, 2: 50.0, 3: 50.0}
+    assert not second.by_seed
+    assert first.choice is not None
+    assert (first.choice.rate, first.choice.steps, first.choice.at_the_limit) == (1e-3, 3, False)
+    write_page(study, [asymmetric(bench)], tmp_path / "page", "x")
+    kept = [json.loads(line) for line in (tmp_path / "page" / "runs.jsonl").read_text().splitlines()]
+    assert sorted(kept, key=lambda run: run["run"]) == sorted(_records(bench), key=lambda run: run["run"])
+
+
+def test_a_search_without_the_value_of_its_best_step_is_run_again(bench: Bench, tmp_path: Path) -> None:
+    """Pages of version 0.1.0 kept the last evaluation of a search only, so another rate could come out best."""
+    records = _records(bench)
+    records[1]["chosen_step"] = 2
+    assert _import(tmp_path, bench, records)[1] == (1, 5)
+    records[1]["best"] = {"step": 2, "r@1": 0.6, "batch": 8, "at_the_limit": False}
+    study, counts = _import(tmp_path, bench, records)
+    assert counts[0] == 3
+    choice = study.choice(asymmetric(bench).cells()[0])
+    assert choice is not None
+    assert (choice.rate, choice.steps, choice.value, choice.batch) == (1e-3, 2, 0.6, 8)
+
+
+def test_settings_found_automatically_are_compared_as_found(bench: Bench, tmp_path: Path) -> None:
+    """A run's own configuration says what was found; the bench's says "auto"."""
+    automatic = {key: value for key, value in bench.settings.items() if key != "data.augmentation"}
+    today = replace(bench, settings=automatic)
+    assert _import(tmp_path, today, _records(bench))[1] == (6, 0)
+    other = replace(bench, settings={**bench.settings, "data.augmentation": "none"})
+    assert _import(tmp_path, today, _records(other))[1] == (0, 6)
+
+
+def test_runs_of_the_first_version_are_read(bench: Bench, tmp_path: Path) -> None:
+    """It wrote two settings in another spelling, and divided the classes of a folder without test images otherwise."""
+    records = _records(bench)
+    for record in records:
+        settings = record["settings"]
+        settings["optimiser"] = settings.pop("optimizer")
+        settings["model"]["normalisation"] = settings["model"].pop("normalization")
+        settings["data"]["options"] = {}
+    assert _import(tmp_path, bench, records)[1] == (6, 0)
+
+
+def test_runs_of_a_changed_bench_do_not_meet_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = replace(BENCHES["cars196-head"], settings={"model.image_size": 96})
+    monkeypatch.setitem(BENCHES, "cars196-head", changed)
+    out = tmp_path / "study"
+    reproduce("tau1", benches=["glyphs"], out=out, minutes=0)
+    (out / "runs" / "cars196-head").mkdir(parents=True)
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="image_size"):
+        reproduce("tau1", benches=["glyphs"], out=out, minutes=0)
+
+
+def test_the_command_from_plan_to_page(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_here(monkeypatch)
+    monkeypatch.setitem(BENCHES, "small", replace(BENCH, batch=32, budget=replace(BENCH.budget, images=96)))
+    monkeypatch.setitem(CLAIMS, "asymmetric", (asymmetric, ("small",)))
+    out = tmp_path / "study"
+    command = ["claims", "asymmetric", "--data", str(tmp_path), "--out", str(out), "--seeds", "2", "--jobs", "1"]
+    main([*command, "--plan"])
+    assert "10 in total, 0 already done" in capsys.readouterr().out
+    assert not out.exists()
+    main([*command, "--minutes", "0"])
+    assert "some runs are not done" in capsys.readouterr().out
+    main(command)
+    page = Path(capsys.readouterr().out.splitlines()[-1])
+    text, runs = page.read_text(), (page.parent / "runs.jsonl").read_text()
+    assert "python -m experiments claims asymmetric --budget small --data DIR --seeds 2" in text
+    assert str(tmp_path) not in text + runs
+    rows = [line for line in text.splitlines() if "(batch 24)" in line and line.startswith("|")]
+    assert [row.split(" | ")[-2:] for row in rows] == [["3", "96 |"]] * 2  # the search: six classes of four images
+    with (page.parent / "results.csv").open() as file:
+        assert [row["cell"] for row in csv.DictReader(file)] == ["rsk-b32", "rsk-b32-step-asymmetric"]
+    assert len(runs.splitlines()) == len(list(out.rglob("manifest.json"))) >= 10
+    assert (page.parent / "asymmetric-small.svg").read_text().count("<svg") == 1
