@@ -16,12 +16,13 @@ from typing import Any
 import matplotlib
 import torch
 from matplotlib.figure import Figure
+from tests.oracles import losses as reference
 from torch import Tensor
 
 from recollect.common.errors import InputError
 from recollect.common.files import atomic_write
 from recollect.evaluation.metrics import recall_at_k as exact_recall
-from recollect.losses import RecallAtK, reference
+from recollect.losses import RecallAtK
 from recollect.losses.engine.simix import draw_mixing
 from recollect.losses.engine.soft_rank import Ranks
 from recollect.losses.engine.steps import Sigmoid
