@@ -83,7 +83,9 @@ def test_single_images_and_information(place: Path) -> None:
     assert "approximate, recall@10" in text
     assert "1 of 2 ids removed" in _run("index", "shop.index", "--remove", "red.png", "nothing")
     _run("index", "shop.index", "--exact")
-    assert "exact" in _run("index", "shop.index", "--info")
+    text = _run("index", "shop.index", "--info", "--check")
+    assert "exact" in text
+    assert "no damage found" in text
 
 
 def test_another_model(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """``Index`` on every kind of store: filling it, keeping it up to date, searching, another model.
 
-Also covers ``search/indexed_files.py`` and ``search/opened_index.py``.
+Also covers ``search/indexed_files.py``.
 """
 
 from __future__ import annotations
@@ -333,19 +333,19 @@ def test_approximate_search_is_measured(index: Index, photos: Path) -> None:
     with pytest.raises(InputError, match="empty"):
         index.approximate()
     index.sync(photos)
-    facts = index.approximate({"m": 8})
+    facts = index.approximate(50)
     assert facts["recall"] > 0.9
-    assert (facts["queries"], facts["m"], facts["k"]) == (20, 8, 10)
+    assert (facts["queries"], facts["candidates"], facts["k"]) == (20, 50, 10)
     assert index.info()["approximate"] == facts
     assert index.search(photos / "class1" / "1.png", 3)[0].id == "class1/1.png"
     index.rebuild(ToyEncoder(2))
-    assert index.generation.approximate is not None
-    with pytest.raises(InputError, match="whole number"):
-        index.approximate({"m": 1})
-    with pytest.raises(InputError, match="settings"):
-        index.approximate({"depth": 3})
+    assert index.generation.approximate == facts
+    for wrong in (0, 1001):
+        with pytest.raises(InputError, match="from 1 to 1,000"):
+            index.approximate(wrong)
     index.exact()
-    assert index.generation.approximate is None
+    index.rebuild(ToyEncoder(3))
+    assert index.generation.approximate is False
 
 
 def test_an_interrupted_sync_goes_on(address: str, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:

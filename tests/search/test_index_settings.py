@@ -32,12 +32,12 @@ def test_settings_are_read_back_or_refused(tmp_path: Path) -> None:
     settings = read_settings(store)
     assert settings is not None
     with store.writing():
-        write_settings(store, settings.with_current(approximate={"m": 16}))
+        write_settings(store, settings.with_current(approximate={"candidates": 16}))
         again = read_settings(store)
         assert again is not None
-        assert again.current.approximate == {"m": 16}
+        assert again.current.approximate == {"candidates": 16}
         assert again.current.fingerprint == ToyEncoder().fingerprint
-        for wrong in ({"format": 99}, {"format": 1}, {"format": 1, "current": {"number": 1, "model": {}, "dim": 4}}):
+        for wrong in ({"format": 99}, {"format": 2}, {"format": 2, "current": {"number": 1, "model": {}, "dim": 4}}):
             store.write_document("settings", wrong)
             with pytest.raises(StoreError, match=r"format 99|not valid"):
                 read_settings(store)

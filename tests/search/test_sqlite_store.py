@@ -1,23 +1,24 @@
-"""The file: what only it has. Moving together, damaged and foreign files, a full disk, a file that may only be read.
-
-Also covers ``search/sqlite_schema.py``, ``search/sqlite_vectors.py``.
-"""
+"""What only the file has: codes, damaged and foreign files, a full disk, a file that may only be read."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sqlite3
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from recollect.common.errors import ConfigError, DataError
-from recollect.search import Index, IndexBusyError, OtherModelError, StoreError, open_store
+from recollect.search import Index, IndexBusyError, Item, OtherModelError, StoreError, open_store, sqlite_store
 from recollect.search.addresses import is_index
-from recollect.search.graph import Graph
-from recollect.search.loaded_vectors import LoadedVectors
 from recollect.search.sqlite_store import SQLiteStore
 from search.stores import items, vectors
 from search.toy_model import ToyEncoder, make_photos
@@ -30,34 +31,96 @@ def _filled(path: Path, count: int = 50) -> SQLiteStore:
     return store
 
 
-def _ids(store: SQLiteStore) -> list[str]:
-    return sorted(item.id for item in store.iterate(1))
+@pytest.fixture
+def codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use codes for a few hundred items, as for hundreds of thousands."""
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(sqlite_store, "_EXACT_BELOW", 200)
 
 
-def test_free_slots_are_used_again_and_moved_together(tmp_path: Path) -> None:
-    known = items(3000)
-    store = SQLiteStore.open(str(tmp_path / "x"), create=True)
-    store.create_generation(1, 8)
-    store.put(1, known)
-    reader = SQLiteStore.open(str(tmp_path / "x"))
-    query = vectors(4, seed=3)
-    reader.search(1, query, 3)
-    store.delete(1, [item.id for item in known[:1000]])
-    store.put(1, known[:10])
-    with sqlite3.connect(tmp_path / "x") as db:
-        assert db.execute("SELECT slots, epoch FROM generations").fetchone() == (3000, 0)
-    kept = known[:10] + known[2500:]
-    store.build_approximate(1, {})
-    store.delete(1, [item.id for item in known[1000:2500]])
-    with sqlite3.connect(tmp_path / "x") as db:
-        assert db.execute("SELECT slots, epoch, graph FROM generations").fetchone() == (510, 1, None)
-        assert db.execute("SELECT count(*) FROM vectors").fetchone()[0] == 2
-    db.close()
+@pytest.fixture(params=[(32, False), (32, True), (7, False), (258, False)], ids=str)
+def large(request: pytest.FixtureRequest, tmp_path: Path, codes: None) -> Iterator[tuple[SQLiteStore, list[Item]]]:
+    """A store that searches codes, and its items, in classes of 20."""
+    dim, half = request.param
+    centres = np.repeat(vectors(100, dim, seed=1), 20, axis=0)
+    rows = (centres + 0.3 * vectors(2000, dim, seed=2)).astype(np.float16).astype(np.float32)
+    known = [replace(item, vector=row) for item, row in zip(items(2000, dim), rows, strict=True)]
+    with closing(SQLiteStore.open(str(tmp_path / "x"), create=True)) as store:
+        store.create_generation(1, dim, half)
+        store.put(1, known)
+        yield store, known
+
+
+def _recall(store: SQLiteStore, known: list[Item], **options: Any) -> float:
+    """The share of the exact first 10 that approximate search finds; its similarities are exact, its lists are full."""
+    queries = np.stack([item.vector for item in known[::50]])
+    by_id = {item.id: item.vector for item in known}
+    shares = []
+    for query, found in zip(queries, store.search(1, queries, 10, approximate=True, **options), strict=True):
+        assert len({hit.id for hit in found}) == 10
+        np.testing.assert_allclose([h.similarity for h in found], [by_id[h.id] @ query for h in found], atol=1e-5)
+        assert [h.similarity for h in found] == sorted((h.similarity for h in found), reverse=True)
+        best = sorted(by_id, key=lambda name, query=query: -float(by_id[name] @ query))[:10]
+        shares.append(len(set(best) & {hit.id for hit in found}) / 10)
+    return float(np.mean(shares))
+
+
+def test_codes_find_nearly_everything_after_every_change(large: tuple[SQLiteStore, list[Item]]) -> None:
+    store, known = large
+    assert _recall(store, known) > 0.95
+    assert _recall(store, known, candidates=10) < _recall(store, known, candidates=150)
+    assert _recall(store, [i for i in known if i.metadata["label"] == "class 1"], where={"label": "class 1"}) > 0.95
+    reader = SQLiteStore.open(store.address)
+    assert _recall(reader, known) > 0.95
+    for first in (0, 400, 1200):  # in the end most of the rows that codes were made of are gone
+        store.delete(1, [item.id for item in known[first : first + 400]])
+        store.put(1, [replace(item, id=f"new/{item.id}") for item in known[first : first + 100]])
+    kept = known[800:1200] + known[1600:]
+    kept += [replace(item, id=f"new/{item.id}") for first in (0, 400, 1200) for item in known[first : first + 100]]
     for opened in (store, reader):
-        for row, hits in zip(query, opened.search(1, query, 20, approximate=True), strict=True):
-            best = sorted(kept, key=lambda item, row=row: -float(item.vector @ row))[:20]
-            assert [hit.id for hit in hits] == [item.id for item in best]
-        opened.close()
+        assert _recall(opened, kept) > 0.95
+    reader.close()
+
+
+def test_codes_give_full_lists_of_equal_vectors(tmp_path: Path, codes: None) -> None:
+    with closing(SQLiteStore.open(str(tmp_path / "x"), create=True)) as store:
+        store.create_generation(1, 8)
+        store.put(1, [replace(item, vector=vectors(1)[0]) for item in items(1000)])
+        (found,) = store.search(1, vectors(1), 30, approximate=True)
+        assert len({hit.id for hit in found}) == 30
+        assert len(store.search(1, vectors(1), 2000, approximate=True)[0]) == 1000
+
+
+def test_a_large_index_is_searched_by_codes_unless_exact_search_is_asked_for(
+    tmp_path: Path, codes: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = []
+    monkeypatch.setattr(sqlite_store, "APPROXIMATE_FROM", 1000)
+    monkeypatch.setattr(sqlite_store, "_faiss", lambda: used.append(True) or pytest.importorskip("faiss"))
+    with closing(SQLiteStore.open(str(tmp_path / "x"), create=True)) as store:
+        for generation, dim, count in ((1, 128, 1000), (2, 128, 999), (3, 8, 1000)):
+            store.create_generation(generation, dim)
+            store.put(generation, items(count, dim))
+            store.search(generation, vectors(1, dim), 5)
+            assert bool(used) == (generation == 1)  # few items, and short vectors, are compared exactly
+            used.clear()
+        store.search(1, vectors(1, 128), 5, approximate=False)
+        assert not used
+
+
+def test_a_reader_that_is_far_behind_sees_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_store, "_REMEMBERED", 3)
+    known = items(300)
+    store = _filled(tmp_path / "x", 100)
+    reader = SQLiteStore.open(str(tmp_path / "x"))
+    for changes in (1, 3, 8):
+        reader.search(1, vectors(1), 5)
+        for number in range(changes):
+            store.delete(1, [known[number].id])
+            store.put(1, [known[100 + number], known[99]])
+        assert {hit.id for hit in reader.search(1, vectors(1), 300)[0]} == {item.id for item in store.iterate(1)}
+    store.close()
+    reader.close()
 
 
 def test_other_files_are_refused_and_left_alone(tmp_path: Path) -> None:
@@ -80,7 +143,7 @@ def test_other_files_are_refused_and_left_alone(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "later") as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
-    with pytest.raises(StoreError, match="format 99"):
+    with pytest.raises(StoreError, match=r"format 99.*index the images again with  recollect index"):
         SQLiteStore.open(str(tmp_path / "later"))
 
 
@@ -94,35 +157,35 @@ def test_a_process_that_died_while_making_it_leaves_no_trap(tmp_path: Path) -> N
 
 def test_a_damaged_file_is_refused_and_not_changed(tmp_path: Path) -> None:
     _filled(tmp_path / "x", 2000).close()
-    content = bytearray((tmp_path / "x").read_bytes())
-    for start in range(16384, len(content), 16384):  # the heads of all pages but the first
+    whole = (tmp_path / "x").read_bytes()
+    content = bytearray(whole)
+    for start in range(32768, len(content), 32768):  # the heads of all pages but the first
         content[start : start + 100] = os.urandom(100)
-    (tmp_path / "x").write_bytes(content)
-    for size in (len(content), 20000):
-        (tmp_path / "x").write_bytes(content[:size])
-        with pytest.raises(StoreError, match="damaged"):
-            SQLiteStore.open(str(tmp_path / "x"))
-        assert (tmp_path / "x").read_bytes() == content[:size]
+    for damaged in (bytes(content), whole[:40000]):
+        (tmp_path / "x").write_bytes(damaged)
+        for use in (SQLiteStore.check, lambda store: store.search(1, vectors(1), 5)):
+            with (
+                pytest.raises(StoreError, match="damaged one"),
+                closing(SQLiteStore.open(str(tmp_path / "x"))) as store,
+            ):
+                use(store)
+        assert (tmp_path / "x").read_bytes() == damaged
 
 
-def test_a_flipped_bit_in_a_vector_is_noticed(tmp_path: Path) -> None:
-    _filled(tmp_path / "x", 300).close()
-    with sqlite3.connect(tmp_path / "x") as db:
-        number, data = db.execute("SELECT number, data FROM vectors ORDER BY number DESC").fetchone()
-        changed = bytearray(data)
-        changed[40] ^= 1
-        db.execute("UPDATE vectors SET data = ? WHERE number = ?", (changed, number))
-    db.close()
-    store = SQLiteStore.open(str(tmp_path / "x"))
-    for use in (
-        lambda: store.search(1, vectors(1), 5),
-        lambda: list(store.iterate(1, vectors=True)),
-        lambda: store.put(1, items(5, start=900)),  # into the same block, which it must not make good
+def test_a_check_finds_what_sqlite_believes(tmp_path: Path) -> None:
+    for damage, found in (
+        ("UPDATE items SET vector = x'00' WHERE number = 7", "another length"),
+        ("UPDATE items SET vector = x'" + "00" * 28 + "0000c07f' WHERE number = 7", "not finite"),
     ):
-        with pytest.raises(StoreError, match=r"damaged one .*checksum"):
-            use()
-    assert len(_ids(store)) == 300
-    store.close()
+        (tmp_path / "x").unlink(missing_ok=True)
+        _filled(tmp_path / "x", 300).close()
+        with closing(SQLiteStore.open(str(tmp_path / "x"))) as store:
+            store.check()
+        with closing(sqlite3.connect(tmp_path / "x")) as db:
+            db.execute(damage)
+            db.commit()
+        with closing(SQLiteStore.open(str(tmp_path / "x"))) as store, pytest.raises(StoreError, match=found):
+            store.check()
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
@@ -139,19 +202,65 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_file_that_may_only_be_read_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _filled(tmp_path / "x").close()
-    monkeypatch.setattr(os, "access", lambda *_: False)  # the superuser, who may run the tests, may write anything
+def _as_nobody(folder: Path, work: Callable[[], Any], answer: Any) -> None:
+    """What ``work`` returns or refuses, for a user who may read everything in ``folder`` and write nothing."""
+    folder.chmod(0o555)
+    if os.getuid() == 0:
+        os.setuid(65534)
+    try:
+        answer.put(work())
+    except StoreError as error:
+        answer.put(str(error))
 
-    def refused(*_: object) -> None:
-        raise AssertionError("nothing may be written to open an index")
 
-    monkeypatch.setattr("recollect.search.sqlite_schema.make_folder_for", refused)
-    store = SQLiteStore.open(str(tmp_path / "x"))
-    assert len(store.search(1, vectors(1), 60)[0]) == 50
-    with pytest.raises(StoreError, match="read-only"):
-        store.put(1, items(1))
-    store.close()
+def test_an_index_is_read_without_write_permission_while_another_process_writes() -> None:
+    context = multiprocessing.get_context("fork")
+    answer = context.Queue()
+
+    def asked(work: Callable[[SQLiteStore], Any]) -> Any:
+        def task() -> Any:
+            with closing(SQLiteStore.open(str(path))) as store:
+                return work(store)
+
+        process = context.Process(target=_as_nobody, args=(path.parent, task, answer))
+        process.start()
+        found = answer.get(timeout=60)
+        process.join()
+        path.parent.chmod(0o755)
+        return found
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x"
+        store = _filled(path)
+        store.put(1, items(10, start=100))
+        assert asked(lambda opened: opened.count(1)) == 60  # from the log of the writer, which is open
+        assert "read-only" in asked(lambda opened: opened.put(1, items(1)))
+        store.close()
+        assert sorted(file.name for file in Path(folder).iterdir()) == ["x"]  # at rest, nothing is needed beside it
+        assert asked(lambda opened: opened.count(1)) == 60
+        with closing(sqlite3.connect(path)) as db:  # a copy that was made while somebody wrote, without the log
+            db.execute("PRAGMA journal_mode = WAL")
+        assert asked(lambda opened: opened.count(1)) == 60
+
+        ready, done = context.Event(), context.Event()
+
+        def before_and_after(opened: SQLiteStore) -> tuple[int, int, int]:
+            before = opened.count(1)
+            ready.set()
+            done.wait(60)
+            return before, opened.count(1), len(opened.search(1, vectors(1), 500)[0])
+
+        SQLiteStore.open(str(path)).close()
+        reader = threading.Thread(target=lambda: results.append(asked(before_and_after)))
+        results: list[Any] = []
+        reader.start()
+        assert ready.wait(60)
+        with closing(SQLiteStore.open(str(path))) as store:  # a writer that comes and goes while there is a reader
+            store.put(1, items(200, start=1000))
+        done.set()
+        reader.join()
+        assert results == [(60, 260, 260)]
+        assert asked(lambda opened: opened.count(1)) == 260
 
 
 def test_writers_that_come_by_different_links_are_kept_apart(tmp_path: Path) -> None:
@@ -175,41 +284,6 @@ def test_a_refused_model_leaves_no_file_open(tmp_path: Path) -> None:
         index.remove(["class0/0.png"])
     # The last connection to close removes SQLite's log: one that was left open would keep it.
     assert sorted(path.name for path in tmp_path.iterdir()) == [".x.lock", "photos", "x"]
-
-
-def test_a_graph_from_elsewhere_is_checked(tmp_path: Path) -> None:
-    loaded = LoadedVectors(8, False, 0, 1)
-    loaded.reserve(500)
-    loaded.matrix[:] = vectors(500)
-    loaded.live[:] = True
-    graph = Graph.build(loaded, {"m": 8})
-    kept = {name: array.tobytes() for name, array in graph.arrays().items()}
-    query = vectors(5, seed=1)
-    again = Graph.restored(loaded, graph.built, kept)
-    assert np.array_equal(again.search(loaded, query, 5)[0], graph.search(loaded, query, 5)[0])
-    arrays = graph.arrays()
-    top = int(np.argmax(arrays["levels"]))
-    upper = int(arrays["offsets"][top]) + 16  # its links on level 1
-    low = int(np.flatnonzero(arrays["levels"] == 1)[0])
-    for name, place, value in (
-        ("neighbors", 3, 500),
-        ("neighbors", 3, -2),
-        ("neighbors", upper, low),
-        ("levels", 0, 60),
-        ("levels", 0, -1),
-        ("offsets", 4, 2**60),
-        ("slots", 0, 500),
-        ("slots", 0, -1),
-    ):
-        bad = graph.arrays()[name].copy()
-        bad[place] = value
-        with pytest.raises(StoreError, match="damaged"):
-            Graph.restored(loaded, graph.built, {**kept, name: bad.tobytes()})
-    for change in ({"entry_point": 500}, {"entry_point": low}, {"max_level": 30}, {"items": 499}, {"m": "many"}):
-        with pytest.raises(StoreError, match="damaged"):
-            Graph.restored(loaded, {**graph.built, **change}, kept)
-    with pytest.raises(StoreError, match="damaged"):
-        Graph.restored(loaded, graph.built, {"levels": b"abc"})
 
 
 def test_addresses(tmp_path: Path) -> None:

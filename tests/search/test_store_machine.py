@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from recollect.search import Item, Store, open_store
 from search.stores import fresh_address
@@ -18,7 +18,7 @@ LABELS = st.sampled_from(["a", "b", "c'"])
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Two openings of one file: one writes, both read; sometimes a graph is built beside."""
+    """Two openings of one file: one writes, both read."""
 
     @initialize(half=st.booleans())
     def begin(self, half: bool) -> None:
@@ -29,7 +29,6 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.create_generation(1, 4, half)
         self.reader: Store = open_store(self.address)
         self.model: dict[str, tuple[np.ndarray, str]] = {}
-        self.graph = False
 
     @rule(names=st.lists(NAMES, unique=True, max_size=8), seed=st.integers(0, 99), label=LABELS)
     def put(self, names: list[str], seed: int, label: str) -> None:
@@ -48,12 +47,6 @@ class StoreMachine(RuleBasedStateMachine):
     def reopen(self) -> None:
         self.store.close()
         self.store = open_store(self.address)
-
-    @precondition(lambda self: self.model)
-    @rule()
-    def build_graph(self) -> None:
-        self.store.build_approximate(1, {"m": 4, "ef_construction": 20, "ef_search": 20})
-        self.graph = True
 
     @rule(label=st.one_of(st.none(), LABELS), k=st.integers(1, 15), seed=st.integers(0, 9), approximate=st.booleans())
     def search(self, label: str | None, k: int, seed: int, approximate: bool) -> None:

@@ -15,10 +15,9 @@ from recollect.common.refusals import StorageError
 from recollect.data import load
 from recollect.inference.trained_on import trained_on
 from recollect.models import Embedder
-from recollect.search import Index, thresholds
+from recollect.search import Index, OtherModelError, thresholds
 from recollect.search.calibrating import calibrate_target
 from recollect.search.encoder import open_encoder
-from recollect.search.opened_index import OtherModelError
 from recollect.search.thresholds import BINS, calibrate, read_calibration, verdict
 from search.stores import vectors
 from search.toy_model import ToyEncoder, make_photos

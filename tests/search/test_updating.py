@@ -35,11 +35,11 @@ def test_an_index_is_made_and_brought_up_to_date(tmp_path: Path, photos: Path, m
     done = update_index(place, [photos], prune=True, approximate=True)
     assert (done.changes[0].removed, done.facts["items"]) == (1, 5)
     assert done.facts["approximate"]["recall"] == 1
-    assert done.facts["approximate"]["wanted"] == 0.95
-    assert update_index(place, approximate=True, recall=0.5).facts["approximate"]["wanted"] == 0.5
+    assert done.facts["approximate"]["candidates"] == 100
+    assert update_index(place, approximate=True, candidates=20).facts["approximate"]["candidates"] == 20
     with pytest.raises(InputError, match="--approximate, too"):
-        update_index(place, recall=0.5)
-    assert update_index(place, approximate=False).facts["approximate"] is None
+        update_index(place, candidates=20)
+    assert update_index(place, approximate=False, check=True).facts["approximate"] is False
     done = update_index(place, add=[photos / "class1" / "0.png"], metadata={"price": 3})
     assert done.changes[0].added == 1
     assert update_index(place, remove=["0.png", "nothing"]).removed == 1

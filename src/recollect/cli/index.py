@@ -50,6 +50,9 @@ def index(
     ] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the images with these ids.")] = False,
     info: Annotated[bool, typer.Option("--info", help="Print a summary of the index.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="With --info: read the whole file and say whether it is damaged.")
+    ] = False,
     prune: Annotated[
         bool, typer.Option("--prune", help="Remove images whose files are gone (with --rebuild: leave them out).")
     ] = False,
@@ -63,15 +66,13 @@ def index(
     ] = None,
     half: Annotated[bool, typer.Option("--half", help="Keep vectors in half precision.")] = False,
     approximate: Annotated[
-        bool, typer.Option("--approximate", help="Build approximate search (HNSW) and measure its recall.")
+        bool, typer.Option("--approximate", help="Search approximately from now on, and measure the recall.")
     ] = False,
-    recall: Annotated[
-        float | None,
-        typer.Option(
-            min=0.01, max=1.0, help="With --approximate: the share of the exact ten nearest to find. Default: 0.95."
-        ),
+    candidates: Annotated[
+        int | None,
+        typer.Option(min=1, max=1000, help="With --approximate: images per query compared exactly. Default: 100."),
     ] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="Remove approximate search.")] = False,
+    exact: Annotated[bool, typer.Option("--exact", help="Always search exactly from now on.")] = False,
     rehash: Annotated[
         bool, typer.Option("--rehash", help="Read every file, even if size and time are unchanged.")
     ] = False,
@@ -97,6 +98,7 @@ def index(
     refuse_unused(remove, "with --remove", "add")
     refuse_unused(approximate, "with --approximate", "exact")
     refuse_unused(not add, "without --add", "meta")
+    refuse_unused(not info, "without --info", "check")
     folders = not (add or remove) and bool(named)
     refuse_unused(not folders, "without a folder", "prefix", "rehash")
     refuse_unused(not (folders or rebuild), "without a folder or --rebuild", "prune")
@@ -115,7 +117,8 @@ def index(
         dim=dim,
         half=half,
         approximate=True if approximate else False if exact else None,
-        recall=recall,
+        candidates=candidates,
+        check=check,
         rehash=rehash,
         wait=wait,
         **given(weights=weights, device=device, batch_size=batch_size, download=download),
@@ -131,6 +134,8 @@ def index(
         remark(f"{done.facts['address']}: search is {_searching(done.facts)}")
     if info:
         _show_facts(done.facts)
+        if check:
+            typer.echo(f"{'file':<12}no damage found")
     else:
         remark(f"{done.facts['address']}: {done.facts['items']:,} images")
 
@@ -174,9 +179,9 @@ def _show_facts(facts: dict[str, Any]) -> None:
 
 
 def _searching(facts: dict[str, Any]) -> str:
-    if (near := facts["approximate"]) is None:
-        return "exact"
-    return (
-        f"approximate, recall@{near['k']} {near['recall']:.3f} of exact (m={near['m']}, ef_search={near['ef_search']}, "
-        f"measured on {near['queries']} queries)"
-    )
+    if near := facts["approximate"]:
+        return (
+            f"approximate, recall@{near['k']} {near['recall']:.3f} of exact ({near['candidates']} candidates, measured on "
+            f"{near['queries']} queries)"
+        )
+    return "exact" if near is False else "exact; in a file approximate from 200,000 images (--exact, --approximate)"

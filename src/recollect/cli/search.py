@@ -34,7 +34,7 @@ def search(
         typer.Option(help="Only images with this metadata, e.g. label=shoe; repeat a name to allow several values."),
     ] = None,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Search exactly even if approximate search was built.")
+        bool, typer.Option("--exact", help="Compare with every image, even if the index is searched approximately.")
     ] = False,
     dim: Dim = None,
     html: Annotated[Path | None, typer.Option(help="Also write a page with the results.")] = None,

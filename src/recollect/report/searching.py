@@ -59,7 +59,7 @@ def search_images(
         queries: image files, folders of images, and ids (in an ``.npz``, names), whose item is left out of its own results.
         top: results per query.
         where: for an index, only images with this metadata, e.g. ``{"label": ["shoe", "boot"]}``.
-        exact: search exactly even if approximate search was built.
+        exact: compare with every image, even if the index is searched approximately.
         dim: for a file of vectors, compare only this many first numbers.
         html: also write a page with the results.
         model: new folder of the model, if it moved. weights: weights of an initialisation. device: where to compute.

@@ -12,8 +12,7 @@ from recollect.common.imports import lazy_names
 if TYPE_CHECKING:
     from recollect.search.addresses import open_store
     from recollect.search.exact_search import nearest
-    from recollect.search.index import Index, Match
-    from recollect.search.opened_index import OtherModelError
+    from recollect.search.index import Index, OtherModelError
     from recollect.search.store_protocol import Hit, IndexBusyError, Item, Store, StoreError
 
 __all__ = [
@@ -21,7 +20,6 @@ __all__ = [
     "Index",
     "IndexBusyError",
     "Item",
-    "Match",
     "OtherModelError",
     "Store",
     "StoreError",
@@ -34,8 +32,7 @@ __getattr__, __dir__ = lazy_names(
     {
         "Hit": "recollect.search.store_protocol",
         "Index": "recollect.search.index",
-        "Match": "recollect.search.index",
-        "OtherModelError": "recollect.search.opened_index",
+        "OtherModelError": "recollect.search.index",
         "IndexBusyError": "recollect.search.store_protocol",
         "Item": "recollect.search.store_protocol",
         "Store": "recollect.search.store_protocol",

@@ -15,6 +15,7 @@ from pathlib import Path
 from recollect.common import doors
 from recollect.common.errors import ConfigError
 from recollect.common.words import did_you_mean
+from recollect.search.sqlite_store import SQLiteStore
 from recollect.search.store_protocol import Store
 
 SCHEMES = {
@@ -22,7 +23,6 @@ SCHEMES = {
     "postgres": "recollect.search.postgres_store:PostgresStore",
     "milvus": "recollect.search.milvus_store:MilvusStore",
 }
-_FILE = "recollect.search.sqlite_store:SQLiteStore"
 
 
 def open_store(address: str | Path, *, create: bool = False) -> Store:
@@ -50,7 +50,7 @@ def open_store(address: str | Path, *, create: bool = False) -> Store:
             f"{', '.join(f'{name}://' for name in known)}, or are paths of files, or name your own store as "
             "package.module:Class://…"
         )
-    return _class(doors.load(_FILE, "store")).open(text, create=create)
+    return SQLiteStore.open(text, create=create)
 
 
 def is_index(address: str | Path) -> bool:

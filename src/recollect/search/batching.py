@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.search.index import Index
-from recollect.search.opened_index import OtherModelError
+from recollect.search.index import Index, OtherModelError
 
 LARGEST = 32
 """Queries in one batch."""

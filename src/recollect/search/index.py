@@ -2,53 +2,61 @@
 
 An index has an address (a file, PostgreSQL, Milvus; see ``addresses``) and identifies its model by a fingerprint of weights
 and preprocessing: vectors of another model are refused, because comparing them would give wrong results without an error.
-Filling is in ``filling``, the state of an index in ``settings``, what stores do in ``store_protocol``.
+Settings are read again after a second, and at once when a generation is missing: another process may have replaced it. The
+model is opened for the first image. Filling is in ``filling``, the state of an index in ``settings``, what stores do in
+``store_protocol``.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.common.errors import DataError, InputError
-from recollect.search import approximate_search as approximation
+from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.search.addresses import open_store
-from recollect.search.encoder import Encoder, OnBad, open_encoder
+from recollect.search.encoder import Encoder, OnBad, open_encoder, recorded_model
 from recollect.search.filling import SyncChanges, add_images, refill, stored_vectors, sync_images
 from recollect.search.indexed_files import digest_of, list_images
-from recollect.search.opened_index import OpenedIndex, OtherModelError
 from recollect.search.settings import Generation, Settings, read_settings, write_settings
-from recollect.search.store_protocol import Item, NoIndexError, checked_id, clean_metadata, clean_where, shortened
-from recollect.search.thresholds import verdict
+from recollect.search.sqlite_store import SQLiteStore
+from recollect.search.store_protocol import (
+    Hit,
+    Item,
+    NoIndexError,
+    Store,
+    StoreError,
+    checked_id,
+    clean_metadata,
+    clean_where,
+    shortened,
+)
+from recollect.search.thresholds import read_calibration, verdict
 
 if TYPE_CHECKING:
     from recollect.models import Embedder
 
+T = TypeVar("T")
 
-@dataclass(frozen=True)
-class Match:
-    """One answer.
+CANDIDATES = 100
+"""Items that approximate search compares exactly, unless another number is given."""
 
-    Attributes:
-        id: of the item.
-        similarity: cosine similarity to the query.
-        metadata: ``label``, ``name`` and columns of your own.
-        verdict: ``"same"``, ``"similar"`` or ``"unknown"`` if the index is calibrated, otherwise None.
-    """
-
-    id: str
-    similarity: float
-    metadata: Mapping[str, str]
-    verdict: str | None = None
+_SETTINGS_AGE = 1.0  # seconds before settings are read again
+_QUERIES, _NEAREST = 200, 10  # the recall of approximate search: items used as queries, and how many should be found
 
 
-class Index(OpenedIndex):
+class OtherModelError(DataError):
+    """Vectors of a different model than that of the index."""
+
+
+class Index:
     """A searchable set of images.
 
     Examples:
@@ -62,6 +70,23 @@ class Index(OpenedIndex):
         >>> index.search(colours[1], k=1)[0].id, len(index)
         ('green', 3)
     """
+
+    def __init__(self, store: Store, settings: Settings, encoder: Encoder | None = None, **opening: Any) -> None:
+        self._store, self._settings, self._encoder, self._opening = store, settings, encoder, opening
+        self._read_at = time.monotonic()
+
+    def close(self) -> None:
+        """Close files and connections."""
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self.count()
 
     @classmethod
     def create(
@@ -131,6 +156,97 @@ class Index(OpenedIndex):
             store.close()
             raise
         return index
+
+    @property
+    def address(self) -> str:
+        """Its address, without a password."""
+        return self._store.address
+
+    @property
+    def store(self) -> Store:
+        """Its store."""
+        return self._store
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """Its model: ``model``, ``name``, ``fingerprint``, ``dim``."""
+        return dict(self._current().model)
+
+    @property
+    def generation(self) -> Generation:
+        """The generation that answers."""
+        return self._current()
+
+    @property
+    def encoder(self) -> Encoder:
+        """Its model, opened when first needed.
+
+        Raises:
+            OtherModelError: the model in that folder has changed.
+        """
+        generation = self._current()
+        if self._encoder is None or self._encoder.fingerprint != generation.fingerprint:
+            place = generation.model.get("model")
+            if place is None:
+                raise ConfigError(
+                    f"{self.address}: the index does not know where its model is: give it with --model (model= in Python)."
+                )
+            opening = {"weights": generation.model.get("weights"), **self._opening}
+            with recorded_model(self.address):
+                encoder = open_encoder(place, **opening)
+            self._encoder = self._checked(encoder, generation)
+        return self._encoder
+
+    def count(self, where: Mapping[str, object] | None = None) -> int:
+        """The number of images, or of those that pass a filter."""
+        return self._retried(lambda generation: self._store.count(generation.number, clean_where(where)))
+
+    def values(self, column: str, limit: int = 1000) -> dict[str, int]:
+        """The most frequent values of a metadata column with their counts."""
+        return self._retried(lambda generation: self._store.values(generation.number, column, limit))
+
+    def get(self, ids: Sequence[str], *, vectors: bool = False) -> dict[str, Item]:
+        """Items by their ids."""
+        return self._retried(lambda generation: self._store.get(generation.number, ids, vectors=vectors))
+
+    def examples(self, count: int) -> list[Item]:
+        """A few images with different labels, from the first thousand."""
+        found = self._retried(lambda generation: list(islice(self._store.iterate(generation.number), 1000)))
+        turns: Counter[str] = Counter()
+        order = []
+        for item in found:
+            label = item.metadata.get("label", "")
+            order.append(turns[label])
+            turns[label] += 1
+        return [found[place] for place in sorted(range(len(found)), key=lambda place: order[place])[:count]]
+
+    def picture(self, name: str) -> Path | bytes | None:
+        """The image of an item: its file, or the bytes that were added; None if neither exists."""
+        item = self.get([name]).get(name)
+        if item is None:
+            return None
+        if item.source:
+            path = Path(item.source)
+            return path if path.is_file() else None
+        return self._store.picture(item.digest)
+
+    def info(self) -> dict[str, Any]:
+        """A description of the index, as plain values."""
+        generation = self._current(fresh=True)
+        building = self._settings.building
+        return {
+            "address": self.address,
+            "items": self.count(),
+            "generation": generation.number,
+            "dim": generation.dim,
+            "half": generation.half,
+            "model": generation.model,
+            "approximate": generation.approximate,
+            "calibration": generation.calibration,
+            "building": None
+            if building is None
+            else {"generation": building.number, "model": building.model, "items": self._store.count(building.number)},
+        }
 
     def sync(
         self,
@@ -246,14 +362,14 @@ class Index(OpenedIndex):
         where: Mapping[str, object] | None = None,
         *,
         exact: bool = False,
-    ) -> list[Match]:
+    ) -> list[Hit]:
         """The images most similar to one image, best first.
 
         Args:
             query: a path, bytes, a PIL image, a uint8 array, or a vector of floats made by the index's model.
             k: how many.
             where: only images whose metadata has these values, e.g. ``{"label": "shoe"}`` or ``{"label": ["shoe", "boot"]}``.
-            exact: search exactly even if an approximate index was built.
+            exact: compare with every image, even if the index is large or ``approximate``.
         """
         if isinstance(query, np.ndarray) and np.issubdtype(query.dtype, np.floating):
             return self.search_vectors(query[None], k, where, exact=exact)[0]
@@ -261,7 +377,7 @@ class Index(OpenedIndex):
 
     def search_many(
         self, images: Sequence[Any], k: int = 10, where: Mapping[str, object] | None = None, *, exact: bool = False
-    ) -> list[list[Match]]:
+    ) -> list[list[Hit]]:
         """``search`` for several images at once."""
         for attempt in range(3):
             rows, fingerprint = self.embed(images)
@@ -291,7 +407,7 @@ class Index(OpenedIndex):
         *,
         exact: bool = False,
         fingerprint: str | None = None,
-    ) -> list[list[Match]]:
+    ) -> list[list[Hit]]:
         """``search`` for Q × d vectors.
 
         Args:
@@ -304,15 +420,21 @@ class Index(OpenedIndex):
         """
         rows, condition = np.asarray(vectors, np.float32), clean_where(where)
 
-        def search(generation: Generation) -> list[list[Match]]:
+        def search(generation: Generation) -> list[list[Hit]]:
             if fingerprint is not None:
                 self._check_fingerprint(fingerprint, generation, "the model that made the query")
             kept = stored_vectors(self._full(rows, generation), generation)
+            near = False if exact else generation.approximate
             found = self._store.search(
-                generation.number, kept, k, condition, not exact and generation.approximate is not None
+                generation.number,
+                kept,
+                k,
+                condition,
+                None if near is None else bool(near),
+                near["candidates"] if near else CANDIDATES,
             )
             return [
-                [Match(h.id, h.similarity, h.metadata, verdict(h.similarity, generation.calibration)) for h in hits]
+                [replace(hit, verdict=verdict(hit.similarity, generation.calibration)) for hit in hits]
                 for hits in found
             ]
 
@@ -320,7 +442,7 @@ class Index(OpenedIndex):
 
     def search_id(
         self, name: str, k: int = 10, where: Mapping[str, object] | None = None, *, exact: bool = False
-    ) -> list[Match]:
+    ) -> list[Hit]:
         """The images most similar to one that is in the index, without that one.
 
         Raises:
@@ -379,8 +501,8 @@ class Index(OpenedIndex):
                     f"{len(changes.skipped):,} images cannot be embedded again, so the old vectors stay in use: {shown} "
                     "Restore them, or leave them out with --prune."
                 )
-            if old.approximate is not None:
-                new = approximation.build_again(self._store, new, old.approximate)
+            near = old.approximate
+            new = replace(new, approximate=self._measured(new, near["candidates"]) if near else near)
             self._write(Settings(new))
             self._encoder, self._opening = encoder, opening
             self._store.drop_generation(old.number)
@@ -394,36 +516,108 @@ class Index(OpenedIndex):
             self._store.drop_generation(number)
         return generation
 
-    def approximate(
-        self, settings: Mapping[str, int] | None = None, *, recall: float | None = None, wait: float = 0.0
-    ) -> dict[str, Any]:
-        """Build an approximate index, measure its recall against exact search, and use it from now on.
+    def approximate(self, candidates: int = CANDIDATES, *, wait: float = 0.0) -> dict[str, Any]:
+        """Search approximately from now on, after measuring the recall against exact search.
 
         Args:
-            settings: ``m``, ``ef_construction``, ``ef_search`` of HNSW.
-            recall: widen the search (``ef_search`` up to 1,000) until this share of the exact first 10 is found; 0.95 by
-                default. Not together with ``ef_search``.
+            candidates: images per query that are found fast and then compared exactly: more are slower and find more.
 
         Returns:
-            The record stored with the index: the settings, ``recall`` (share of the exact first 10 found), ``queries``.
+            The record stored with the index: ``candidates``, ``recall`` (share of the exact first ``k`` found), ``queries``.
         """
+        if not 1 <= candidates <= 1000:
+            raise InputError(f"candidates is {candidates!r}: it must be from 1 to 1,000.")
         with self._store.writing(wait):
-            generation = approximation.build(self._store, self._current(fresh=True), settings or {}, recall)
-            self._write(Settings(generation, self._settings.building))
-        return dict(generation.approximate or {})
+            facts = self._measured(self._current(fresh=True), candidates)
+            self._write(self._settings.with_current(approximate=facts))
+        return facts
+
+    def _measured(self, generation: Generation, candidates: int) -> dict[str, Any]:
+        """Build approximate search; its recall, with items spread over the index as queries, which do not count as found."""
+        store, number = self._store, generation.number
+        items = store.count(number)
+        if not items:
+            raise InputError(f"{self.address}: the index is empty; fill it before asking for approximate search.")
+        step = max(1, items // _QUERIES)
+        names = [item.id for item in islice(store.iterate(number), 0, step * _QUERIES, step)]
+        vectors = store.get(number, names, vectors=True)
+        rows = np.array([vectors[name].vector for name in names], np.float32)
+        k = _NEAREST + 1
+        exact = store.search(
+            number, rows, k, approximate=False
+        )  # before building: beside HNSW, Milvus reads all vectors
+        store.build_approximate(number)
+        near = store.search(number, rows, k, approximate=True, candidates=candidates)
+        shares = []
+        for name, right, found in zip(names, exact, near, strict=True):
+            wanted = {hit.id for hit in right if hit.id != name}
+            shares.append(len(wanted & {hit.id for hit in found}) / max(1, len(wanted)))
+        recall = round(float(np.mean(shares)), 4) if items > 1 else 1.0
+        return {"candidates": candidates, "recall": recall, "queries": len(names), "k": _NEAREST, "items": items}
 
     def exact(self, *, wait: float = 0.0) -> None:
-        """Remove the approximate index: every search is exact again."""
+        """Compare every query with every image from now on, however many there are."""
         with self._store.writing(wait):
-            generation = self._current(fresh=True)
-            self._store.drop_approximate(generation.number)
-            self._write(self._settings.with_current(approximate=None))
+            self._store.drop_approximate(self._current(fresh=True).number)
+            self._write(self._settings.with_current(approximate=False))
+
+    def check(self) -> None:
+        """Read the whole file of the index.
+
+        Raises:
+            StoreError: it is damaged. InputError: the index is not a file.
+        """
+        if not isinstance(self._store, SQLiteStore):
+            raise InputError(f"{self.address}: only an index in a file can be checked; servers check their own files.")
+        self._store.check()
 
     def set_calibration(self, calibration: Mapping[str, Any] | None, *, wait: float = 0.0) -> None:
         """Store thresholds with the index (see ``thresholds.calibrate``)."""
         with self._store.writing(wait):
             self._current(fresh=True)
             self._write(self._settings.with_current(calibration=None if calibration is None else dict(calibration)))
+
+    def _checked(self, encoder: Encoder, generation: Generation) -> Encoder:
+        self._check_fingerprint(encoder.fingerprint, generation, str(encoder.note.get("model") or "the model"))
+        return encoder
+
+    def _check_fingerprint(self, found: str, generation: Generation, what: str) -> None:
+        if found != generation.fingerprint:
+            raise OtherModelError(
+                f"{what} is not the model of {self.address}: its weights or preprocessing differ (fingerprint {found[:12]} "
+                f"instead of {generation.fingerprint[:12]}). To embed all images with it: recollect index --rebuild --model NEW"
+            )
+
+    def _full(self, rows: NDArray[np.float32], generation: Generation) -> NDArray[np.float32]:
+        lengths = sorted({generation.dim, int(generation.model["dim"])})
+        if rows.ndim != 2 or rows.shape[1] not in lengths:
+            raise InputError(
+                f"vectors must have {' or '.join(map(str, lengths))} values, but the shape is {rows.shape}: compute them "
+                "with the model of the index."
+            )
+        return rows
+
+    def _current(self, *, fresh: bool = False) -> Generation:
+        if fresh or time.monotonic() - self._read_at > _SETTINGS_AGE:
+            settings = read_settings(self._store)
+            if settings is None:
+                raise StoreError(f"{self.address}: the index no longer exists.")
+            self._settings, self._read_at = settings, time.monotonic()
+        return self._settings.current
+
+    def _write(self, settings: Settings) -> None:
+        write_settings(self._store, settings)
+        self._settings, self._read_at = settings, time.monotonic()
+
+    def _retried(self, work: Callable[[Generation], T]) -> T:
+        """``work(generation)``; once more if the generation was replaced by another process in between."""
+        generation = self._current()
+        try:
+            return work(generation)
+        except StoreError:
+            if self._current(fresh=True).number == generation.number:
+                raise
+            return work(self._current())
 
 
 def _model(encoder: Encoder) -> dict[str, Any]:
@@ -432,8 +626,6 @@ def _model(encoder: Encoder) -> dict[str, Any]:
 
 def _calibration(encoder: Encoder, dim: int | None) -> dict[str, Any] | None:
     """The model's own calibration, unless vectors are shortened, which changes similarities."""
-    from recollect.search.thresholds import read_calibration
-
     return None if dim not in (None, encoder.dim) else read_calibration(encoder)
 
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from recollect.common.bad_images import BadImages
 from recollect.common.errors import DataError, ImageError, InputError
-from recollect.search.index import Index, Match
+from recollect.search.index import Index
 from recollect.search.indexed_files import list_images
+from recollect.search.store_protocol import Hit
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ class Answer:
 
     query: str
     picture: Path | bytes | None
-    matches: list[Match]
+    matches: list[Hit]
 
 
 def list_queries(queries: Sequence[str], is_id: Callable[[str], bool], owner: str) -> list[Path | str]:

@@ -35,7 +35,7 @@ from recollect.common.words import printable
 from recollect.search.batching import Batcher, Job
 from recollect.search.decoder import Decoder
 from recollect.search.guards import FIELDS, Guard
-from recollect.search.index import Index, Match
+from recollect.search.index import Index
 from recollect.search.served_images import Thumbnails
 from recollect.search.service_metrics import ServiceMetrics
 from recollect.search.service_schema import (
@@ -50,7 +50,7 @@ from recollect.search.service_schema import (
     Problem,
     SearchResult,
 )
-from recollect.search.store_protocol import IndexBusyError, Item, checked_id, clean_metadata, clean_where
+from recollect.search.store_protocol import Hit, IndexBusyError, Item, checked_id, clean_metadata, clean_where
 
 PAGE = Path(__file__).parent / "page"
 _LOG = logging.getLogger("recollect.serve")
@@ -376,9 +376,9 @@ def _json(text: str, what: str) -> Any:
         raise HTTPException(422, f"{what} is not JSON.") from error
 
 
-def _answer(item: Item | Match) -> ItemAnswer:
+def _answer(item: Item | Hit) -> ItemAnswer:
     return ItemAnswer(id=item.id, metadata=dict(item.metadata), thumbnail=f"/thumbnails/{quote(item.id, safe='')}")
 
 
-def _result(match: Match) -> SearchResult:
+def _result(match: Hit) -> SearchResult:
     return SearchResult(**_answer(match).model_dump(), similarity=match.similarity, verdict=match.verdict)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from recollect.search.store_protocol import Store, StoreError
 
 DOCUMENT = "settings"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Generation:
         number: in the store.
         model: the model of the vectors: ``model``, ``weights``, ``name``, ``fingerprint``, ``dim`` (of the model).
         dim: length of the stored vectors. half: whether they are stored in half precision.
-        approximate: settings of the approximate index and its measured recall; None for exact search only.
+        approximate: candidates and measured recall of approximate search; False for exact search; None if neither was
+            asked for, which leaves it to the store.
         calibration: thresholds for *same* and *similar* (see ``thresholds``).
     """
 
@@ -31,7 +32,7 @@ class Generation:
     model: dict[str, Any]
     dim: int
     half: bool = False
-    approximate: dict[str, Any] | None = None
+    approximate: dict[str, Any] | Literal[False] | None = None
     calibration: dict[str, Any] | None = None
 
     @property
@@ -64,7 +65,8 @@ def read_settings(store: Store) -> Settings | None:
         return None
     if document.get("format") != FORMAT:
         raise StoreError(
-            f"{store.address}: an index of format {document.get('format')}; this version of recollect reads {FORMAT}."
+            f"{store.address}: an index of format {document.get('format')}, and this version of recollect reads format "
+            f"{FORMAT}: index the images again with  recollect index NEW_INDEX FOLDER --model RUN"
         )
     try:
         building = document.get("building")

@@ -70,11 +70,19 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One answer: an item and its similarity to the query."""
+    """One answer.
+
+    Attributes:
+        id: of the item.
+        similarity: cosine similarity to the query.
+        metadata: ``label``, ``name`` and columns of your own.
+        verdict: ``"same"``, ``"similar"`` or ``"unknown"`` if the index is calibrated, otherwise None. ``Index`` adds it.
+    """
 
     id: str
     similarity: float
     metadata: Mapping[str, str]
+    verdict: str | None = None
 
 
 @runtime_checkable
@@ -157,25 +165,33 @@ class Store(Protocol):
         ...
 
     def search(
-        self, generation: int, queries: Vectors, k: int, where: Where | None = None, approximate: bool = False
+        self,
+        generation: int,
+        queries: Vectors,
+        k: int,
+        where: Where | None = None,
+        approximate: bool | None = None,
+        candidates: int = 100,
     ) -> list[list[Hit]]:
         """For each of Q × d queries the ``k`` items with the largest dot product, best first, equal ones by id.
 
-        Lists are full: as long as ``k``, or as long as there are items that pass ``where``. With ``approximate`` the
-        store's approximate index is used if one was built; a list may then miss items.
+        Lists are full: as long as ``k``, or as long as there are items that pass ``where``.
+
+        Args:
+            generation, queries, k: where to search, for what, and how many to find.
+            where: only items that pass this filter.
+            approximate: True finds ``candidates`` (at least k) fast and compares only those exactly, so that a list may
+                miss items; False compares with all items; None leaves it to the store, by the number of items.
+            candidates: see ``approximate``.
         """
         ...
 
-    def build_approximate(self, generation: int, settings: Mapping[str, int]) -> None:
-        """Build or rebuild an approximate index (HNSW with ``m``, ``ef_construction``, ``ef_search``)."""
-        ...
-
-    def widen_approximate(self, generation: int, ef_search: int) -> None:
-        """Let the approximate index look at ``ef_search`` candidates per search from now on, without rebuilding it."""
+    def build_approximate(self, generation: int) -> None:
+        """Prepare approximate search, if the store has to build something for it."""
         ...
 
     def drop_approximate(self, generation: int) -> None:
-        """Remove the approximate index, if there is one."""
+        """Remove what ``build_approximate`` built, if there is anything."""
         ...
 
 

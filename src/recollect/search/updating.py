@@ -9,7 +9,7 @@ from typing import Any
 
 from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.search.filling import SyncChanges
-from recollect.search.index import Index
+from recollect.search.index import CANDIDATES, Index
 from recollect.search.store_protocol import NoIndexError
 
 
@@ -42,7 +42,8 @@ def update_index(
     dim: int | None = None,
     half: bool = False,
     approximate: bool | None = None,
-    recall: float | None = None,
+    candidates: int | None = None,
+    check: bool = False,
     rehash: bool = False,
     wait: float = 0.0,
     **opening: Any,
@@ -60,15 +61,16 @@ def update_index(
         prune: remove images whose files are gone; with ``rebuild``, leave them out.
         prefix: prefix of every id of ``folders``.
         dim: keep only the first values of each vector. half: keep vectors in half precision. For a new index or a rebuild.
-        approximate: True builds approximate search and measures its recall, False removes it.
-        recall: with ``approximate``, the share of the exact first 10 that it should find; 0.95 by default.
+        approximate: True searches approximately from now on, and measures the recall; False always searches exactly.
+        candidates: with ``approximate``, the images per query that are compared exactly; 100 by default.
+        check: first read the whole file of the index, and refuse one that is damaged.
         rehash: read every file, even if size and time are unchanged.
         wait: seconds to wait for another process that is writing.
         opening: ``weights``, ``device``, ``batch_size``, ``download`` for the model.
 
     Raises:
         ConfigError: there is no index and no ``model`` to make one.
-        InputError: ``rebuild`` without ``model``; ``recall`` without ``approximate``; another ``dim`` or ``half`` than the
+        InputError: ``rebuild`` without ``model``; ``candidates`` without ``approximate``; another ``dim`` or ``half`` than the
             index has, without ``rebuild``.
         DataError, ImageError, StoreError: what cannot be read or written; none of the files to add can be read.
 
@@ -77,11 +79,13 @@ def update_index(
 
             recollect.update_index("shop.index", ["photos/"], model="runs/mine").facts["items"]
     """
-    if recall is not None and not approximate:
-        raise InputError("--recall is for building approximate search: give --approximate, too.")
+    if candidates is not None and not approximate:
+        raise InputError("--candidates is for approximate search: give --approximate, too.")
     if rebuild and model is None:
         raise InputError("--rebuild embeds everything with another model: give it with --model.")
     with _opened(address, None if rebuild else model, model, dim, half, opening) as index:
+        if check:
+            index.check()
         if not rebuild:
             _check_vectors(index, dim, half)
         done: list[SyncChanges] = []
@@ -95,7 +99,7 @@ def update_index(
         for folder in folders:
             done.append(index.sync(folder, prune=prune, prefix=prefix, rehash=rehash, wait=wait))
         if approximate:
-            index.approximate(recall=recall, wait=wait)
+            index.approximate(candidates or CANDIDATES, wait=wait)
         elif approximate is not None:
             index.exact(wait=wait)
         return IndexUpdate(index.info(), done, removed)
