@@ -1,12 +1,11 @@
-"""Search: an index in a file beside faiss, PostgreSQL and Milvus; and how long a folder takes to be up to date.
+"""Search: an index in a file, codes for approximate search, PostgreSQL, Milvus; and how long a folder takes to be up to date.
 
-    python -m benchmarks.search                         # everything; 8 GB of memory
-    python -m benchmarks.search --items 200000 --only file
-    python -m benchmarks.search --only pgvector milvus sync
+    python -m benchmarks.search                               # everything; 8 GB of memory
+    python -m benchmarks.search --only file codes --threads 1
+    python -m benchmarks.search --only codes --vectors all.npz   # real vectors, of recollect embed
 
-Vectors are 512-dimensional and lie in classes, as embeddings do. A warm query is one query at a time, k = 10, against
-faiss's flat index in the same process, in turn; ratios of the shortest times, since the machine may be busy. Processor time
-of a server is that of all its processes and of the client.
+Generated vectors have 512 values of falling spectrum and lie in classes of 50, as embeddings do. Times are the shortest of
+some runs, since the machine may be busy; those of a server are of all its processes and of the client.
 """
 
 from __future__ import annotations
@@ -14,53 +13,65 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import resource
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from benchmarks.timing import peak_mib, report, reset_peak
 from recollect.search import Index, Item, Store, open_store
-from recollect.search.approximate_search import RECALL, WIDEST, Questions
+from recollect.search.exact_search import nearest_unchecked
 from recollect.search.indexed_files import digest_of, stamp_of
-from recollect.search.settings import Generation
 
 DIM = 512
 K = 10
-_PARTS = ["sync", "file", "half", "pgvector", "milvus"]
+_PARTS = ["sync", "file", "codes", "pgvector", "milvus"]
 
 
 def vectors(count: int, seed: int = 0, chunk: int = 50_000) -> Iterator[np.ndarray]:
-    """Unit vectors in classes of about 20, some thousand at a time."""
-    centres = np.random.default_rng(1).standard_normal((max(2, min(count // 20, 20_000)), DIM), dtype=np.float32)
+    """Unit vectors, some thousand at a time."""
+    spectrum = np.arange(1, DIM + 1, dtype=np.float32) ** -0.5
+    centres = np.random.default_rng(1).standard_normal((max(2, min(count // 50, 20_000)), DIM), dtype=np.float32)
     random = np.random.default_rng(seed)
     for start in range(0, count, chunk):
         size = min(chunk, count - start)
         rows = centres[random.integers(0, len(centres), size)]
-        rows = rows + 1.2 * random.standard_normal((size, DIM), dtype=np.float32)
+        rows = (rows + 0.7 * random.standard_normal((size, DIM), dtype=np.float32)) * spectrum
         yield rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
-def clock(work: Callable[[], object], repeats: int = 1, server: int | None = None) -> tuple[float, float]:
-    """Shortest wall-clock and processor time of some runs, in seconds; with the processes of a server, if it has an id."""
-    wall, processor = [], []
+class Times(NamedTuple):
+    """Seconds on the clock, and of the processor, by user and by system."""
+
+    wall: float
+    user: float
+    system: float
+
+
+def clock(work: Callable[[], object], repeats: int = 1, server: int | None = None) -> Times:
+    """The run with the least processor time; with the processes of a server, if it has an id."""
+    found = []
     for _ in range(repeats):
-        start, start_processor = time.perf_counter(), time.process_time() + processor_of(server)
+        before, wall = processor_time(server), time.perf_counter()
         work()
-        wall.append(time.perf_counter() - start)
-        processor.append(time.process_time() + processor_of(server) - start_processor)
-    return min(wall), min(processor)
+        wall, after = time.perf_counter() - wall, processor_time(server)
+        found.append(Times(wall, after[0] - before[0], after[1] - before[1]))
+    return min(found, key=lambda times: times.user + times.system)
 
 
-def processor_of(process: int | None) -> float:
-    """Processor seconds of a process and its children, ended ones included (Linux)."""
-    if process is None:
-        return 0.0
+def processor_time(server: int | None) -> tuple[float, float]:
+    """Seconds of this process, and of a server and its children, ended ones included (Linux)."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    user, system = usage.ru_utime, usage.ru_stime
+    if server is None:
+        return user, system
     children, ticks = defaultdict(list), {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -69,107 +80,138 @@ def processor_of(process: int | None) -> float:
             continue  # it ended
         own = int(entry.parent.name)
         children[int(fields[1])].append(own)
-        ticks[own] = sum(map(int, fields[11:15]))  # user and system time, its own and of children that ended
+        ticks[own] = np.array(fields[11:15], int).reshape(2, 2).sum(axis=0)  # its own and of children that ended
 
-    def total(one: int) -> int:
+    def total(one: int) -> np.ndarray:
         return ticks.get(one, 0) + sum(total(child) for child in children[one])
 
-    return total(process) / os.sysconf("SC_CLK_TCK")
+    more = total(server) / os.sysconf("SC_CLK_TCK")
+    return user + more[0], system + more[1]
 
 
 def notes(name: str, rows: list[dict[str, object]]) -> Callable[..., None]:
     """A function that adds a row and prints it, so that a long run shows how far it is."""
 
-    def note(what: str, seconds: tuple[float, float], **more: object) -> None:
-        empty = {"beside faiss": "", "recall": "", "MiB": ""}
-        wall, processor = (round(value, 4) for value in seconds)
-        rows.append({"index": name, "what": what, "seconds": wall, "processor": processor, **empty, **more})
+    def note(what: str, times: Times, each: int = 1, **more: object) -> None:
+        milliseconds = {key: round(1000 * value / each, 2) for key, value in times._asdict().items()}
+        rows.append({"index": name, "what": what, **milliseconds, "recall": "", "MiB": "", **more})
         print(rows[-1], flush=True)
 
     return note
 
 
-def fill(store: Store, count: int, half: bool = False) -> None:
-    store.create_generation(1, DIM, half)
+def fill(store: Store, parts: Iterable[np.ndarray], batch: int = 4096) -> None:
+    store.create_generation(1, DIM)
     number = 0
-    for rows in vectors(count):
-        for first in range(0, len(rows), 4096):
-            some = rows[first : first + 4096]
-            store.put(1, [Item(f"{number + i:09d}", row, {"label": str(i % 100)}) for i, row in enumerate(some)])
+    for rows in parts:
+        for first in range(0, len(rows), batch):
+            some = rows[first : first + batch]
+            names = range(number, number + len(some))
+            metadata = [{"label": str(name % 100), "half": str(name % 2)} for name in names]
+            store.put(1, [Item(f"{n:09d}", row, about) for n, row, about in zip(names, some, metadata, strict=True)])
             number += len(some)
 
 
-GRAPH = {"m": 16, "ef_construction": 80, "ef_search": 128}
-
-
-def approximate(
-    store: Store, queries: np.ndarray, note: Callable[..., None], asked: int, server: int | None = None
-) -> None:
-    """Build the graph, then widen the search as ``recollect index --approximate`` does, with a row for every width."""
-    questions = Questions.of(store, Generation(1, {"fingerprint": ""}, DIM), asked)
-    reset_peak()
-    built = clock(lambda: store.build_approximate(1, GRAPH), server=server)
-    note("build HNSW (m 16, ef_construction 80)", built, MiB=round(peak_mib()))
-    width, found = GRAPH["ef_search"], 0.0
-    while found < RECALL and width <= WIDEST:
-        store.widen_approximate(1, width)
-        store.search(1, queries[:1], K, approximate=True)
-        one = clock(lambda: [store.search(1, query[None], K, approximate=True) for query in queries], 3, server)
-        found = questions.recall(store)
-        each = (one[0] / len(queries), one[1] / len(queries))
-        note(f"HNSW query (ef_search {width})", each, recall=round(found, 4))
-        width = min(2 * width, WIDEST) if width < WIDEST else WIDEST + 1
-
-
-def file(count: int, half: bool, exact: bool, graph: bool) -> list[dict[str, object]]:
-    """An index in a file: build, open, warm queries beside faiss, and the graph."""
+def file(count: int) -> list[dict[str, object]]:
+    """An index in a file: what it takes to write it, open it, search it and follow changes."""
     rows: list[dict[str, object]] = []
-    note = notes(f"file, {count:,} × {DIM}{', half' if half else ''}", rows)
+    note = notes(f"file, {count:,} × {DIM}", rows)
+    queries, more = next(vectors(64, seed=7)), next(vectors(2000, seed=8))
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         path = Path(folder) / "bench.index"
         store = open_store(path, create=True)
-        built = clock(lambda: fill(store, count, half))
-        note("build", built, MiB=round(path.stat().st_size / 2**20))
+        made = list(vectors(count))
+        note("add in batches of 256", clock(lambda: fill(store, made, 256)))
+        made.clear()
         store.close()
-        queries = next(vectors(64, seed=7))
+        opened: list[Store] = []
+        size = round(path.stat().st_size / 2**20)
+        note("open", clock(lambda: opened.append(open_store(path))), MiB=size)
+        store = opened[0]
         reset_peak()
-        store = open_store(path)
-        note("open and first query", clock(lambda: store.search(1, queries[:1], K)), MiB=round(peak_mib()))
-        if exact:
-            beside_faiss(store, queries, count, half, note)
-        if graph:
-            approximate(store, queries, note, 200)
+        note("first search", clock(lambda: store.search(1, queries[:1], K)), MiB=round(peak_mib()))
+        note("one query", clock(lambda: store.search(1, queries[:1], K, approximate=False), 9))
+        note("32 queries, each", clock(lambda: store.search(1, queries[:32], K, approximate=False), 5), 32)
+        note("filter 1 %", clock(lambda: store.search(1, queries[:1], K, {"label": "7"}, approximate=False), 5))
+        note("filter 50 %", clock(lambda: store.search(1, queries[:1], K, {"half": "1"}, approximate=False), 5))
+        new = iter([Item(f"new {n}", row) for n, row in enumerate(more)])
+        old = iter([f"{number:09d}" for number in range(5000)])
+
+        def add() -> None:
+            store.put(1, [next(new) for _ in range(256)])
+            store.search(1, queries[:1], K, approximate=False)
+
+        def delete() -> None:
+            store.delete(1, [next(old) for _ in range(1000)])
+            store.search(1, queries[:1], K, approximate=False)
+
+        note("add 256 and search", clock(add, 5))
+        note("delete 1,000 and search", clock(delete, 5))
+        note("read all items with vectors", clock(lambda: sum(1 for _ in store.iterate(1, vectors=True))))
+        if importlib.util.find_spec("faiss") is not None:
+            approximate(store, queries, note)
         store.close()
     return rows
 
 
-def beside_faiss(store: Store, queries: np.ndarray, count: int, half: bool, note: Callable[..., None]) -> None:
-    """Warm exact queries, ours and faiss's in turn."""
+def approximate(store: Store, queries: np.ndarray, note: Callable[..., None], server: int | None = None) -> None:
+    """Build approximate search, and the time and recall of its queries by the number of candidates."""
+    exact = [{hit.id for hit in hits} for hits in store.search(1, queries, K, approximate=False)]
+
+    def build() -> None:
+        store.build_approximate(1)
+        store.search(1, queries[:1], K, approximate=True)
+
+    note("build approximate search", clock(build, server=server), MiB=round(peak_mib()))
+    for candidates in (50, 100, 200, 400):
+
+        def search(candidates: int = candidates) -> list[set[str]]:
+            found = [store.search(1, query[None], K, None, True, candidates)[0] for query in queries]
+            return [{hit.id for hit in hits} for hits in found]
+
+        recall = np.mean([len(right & hits) / K for right, hits in zip(exact, search(), strict=True)])
+        times = clock(search, 3, server)
+        note(f"approximate query, {candidates} candidates", times, len(queries), recall=round(float(recall), 4))
+    filtered = clock(lambda: store.search(1, queries[:1], K, {"half": "1"}, True), 5, server)
+    note("approximate query, filter 50 %", filtered)
+
+
+def codes(gallery: np.ndarray, queries: np.ndarray) -> list[dict[str, object]]:
+    """Codes of faiss: time to make them, time of a query whose best 100 are compared exactly, recall beside exact search."""
     import faiss
 
     faiss.omp_set_num_threads(torch.get_num_threads())
-    flat = faiss.IndexFlatIP(DIM)
-    for some in vectors(count):
-        flat.add(some)
-    found = store.search(1, queries[:8], K)
-    right = flat.search(queries[:8], K)[1]
-    if not half:
-        assert [[int(hit.id) for hit in hits] for hits in found] == right.tolist(), "exact search differs from faiss"
-    ours: list[tuple[float, float]] = []
-    theirs: list[tuple[float, float]] = []
-    for number in range(15):
-        query = queries[number : number + 1]
-        ours.append(clock(lambda query=query: store.search(1, query, K)))
-        theirs.append(clock(lambda query=query: flat.search(query, K)))
-    (wall, processor), (wall_of_faiss, processor_of_faiss) = (
-        tuple(min(pair[i] for pair in times) for i in range(2)) for times in (ours, theirs)
-    )
-    ratio = f"{wall / wall_of_faiss:.2f} wall, {processor / processor_of_faiss:.2f} cpu"
-    note("warm exact query", (wall, processor), **{"beside faiss": ratio})
-    note("faiss flat", (wall_of_faiss, processor_of_faiss))
-    note("warm exact query, one label of 100", clock(lambda: store.search(1, queries[:1], K, {"label": "7"}), 5))
-    batch = clock(lambda: store.search(1, queries[:32], K), 3)
-    note("exact, 32 queries together, each", (batch[0] / 32, batch[1] / 32))
+    rows: list[dict[str, object]] = []
+    dim = gallery.shape[1]
+    note = notes(f"codes, {len(gallery):,} × {dim}", rows)
+    right = nearest_unchecked(queries, gallery, K).indices
+    some = queries[:50]
+    note("exact", clock(lambda: [nearest_unchecked(query[None], gallery, K) for query in some], 3), len(some), recall=1)
+    for name in (f"IVF1,PQ{dim // 2}x4fs", f"PQ{dim // 2}x4fs", f"IVF1,PQ{dim}x4fs", "RaBitQfs", "RaBitQ"):
+        try:
+            index = faiss.index_factory(dim, name, faiss.METRIC_INNER_PRODUCT)
+        except RuntimeError:
+            print(f"{name}: this version of faiss does not have it, or not for vectors of {dim} values")
+            continue
+
+        def build(index: object = index) -> None:
+            index.train(gallery[np.linspace(0, len(gallery) - 1, 4096).astype(np.int64)])
+            index.add(gallery)
+
+        def search(asked: np.ndarray, index: object = index) -> np.ndarray:
+            found = []
+            for query in asked:
+                near = index.search(query[None], 100)[1][0]
+                found.append(near[np.argsort(-(gallery[near] @ query))[:K]])
+            return np.stack(found)
+
+        built = clock(build)
+        recall = np.mean(
+            [len(set(a) & set(b)) / K for a, b in zip(right.tolist(), search(queries).tolist(), strict=True)]
+        )
+        note(f"{name}: build", built)
+        note(f"{name}: query", clock(lambda: search(some), 3), len(some), recall=round(float(recall), 4))
+    return rows
 
 
 def server(kind: str, count: int) -> list[dict[str, object]]:
@@ -190,13 +232,12 @@ def server(kind: str, count: int) -> list[dict[str, object]]:
         address, process = f"{servers.milvus()}/bench", servers.PROCESSES.get("milvus")
         note = notes(f"milvus-lite, {count:,} × {DIM}", rows)
     store = open_store(address, create=True)
-    note("build", clock(lambda: fill(store, count), server=process))
+    note("build", clock(lambda: fill(store, vectors(count)), server=process))
     queries = next(vectors(64, seed=7))
     store.search(1, queries[:1], K)
-    note("warm exact query", clock(lambda: store.search(1, queries[:1], K), 5, process))
-    only = clock(lambda: store.search(1, queries[:1], K, {"label": "7"}), 5, process)
-    note("warm exact query, one label of 100", only)
-    approximate(store, queries, note, 50, process)
+    note("one query", clock(lambda: store.search(1, queries[:1], K), 5, process))
+    note("filter 1 %", clock(lambda: store.search(1, queries[:1], K, {"label": "7"}), 5, process))
+    approximate(store, queries, note, process)
     store.drop_generation(1)
     store.close()
     return rows
@@ -244,25 +285,30 @@ def sync(count: int = 10_000, new: int = 100) -> list[dict[str, object]]:
     return rows
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--items", type=int, default=1_000_000)
-    parser.add_argument("--graph-items", type=int, default=1_000_000, help="items under the HNSW graph; 0 for none")
+    parser.add_argument("--items", type=int, default=100_000, help="items in the file")
+    parser.add_argument("--coded-items", type=int, default=1_000_000, help="vectors under the codes")
+    parser.add_argument("--vectors", help="an .npz of recollect embed, for codes of real vectors")
     parser.add_argument("--server-items", type=int, default=100_000)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", nargs="*", choices=_PARTS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     chosen = options.only or _PARTS
     rows: list[dict[str, object]] = []
     if "sync" in chosen:
         rows += sync()
     if "file" in chosen:
-        rows += file(options.items, False, True, options.graph_items == options.items)
-        if options.graph_items not in (0, options.items):
-            rows += file(options.graph_items, False, False, True)
-    if "half" in chosen:
-        rows += file(options.items, True, True, False)
+        rows += file(options.items)
+    if "codes" in chosen:
+        if options.vectors is None:
+            gallery, queries = np.concatenate(list(vectors(options.coded_items))), next(vectors(200, seed=7))
+        else:
+            real = np.load(options.vectors)["embeddings"].astype(np.float32)
+            random = np.random.default_rng(0).permutation(len(real))
+            gallery, queries = real[random[200:]], real[random[:200]]
+        rows += codes(gallery, queries)
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
     for kind in ("pgvector", "milvus"):
         if kind in chosen:

@@ -15,6 +15,7 @@ import os
 import re
 import sqlite3
 import threading
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -25,7 +26,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from recollect.common.errors import InputError
+from recollect.common.errors import InputError, MissingExtraError
 from recollect.common.files import make_folder_for
 from recollect.common.imports import require
 from recollect.search.exact_search import nearest_unchecked
@@ -59,7 +60,7 @@ _EXACT_BELOW = 5000  # items that are compared exactly in any case: as fast as c
 _TABLES = """
 CREATE TABLE documents (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE generations (generation INTEGER PRIMARY KEY, dim INTEGER NOT NULL, half INTEGER NOT NULL,
-    changes INTEGER NOT NULL DEFAULT 0);
+    changes INTEGER NOT NULL);
 CREATE TABLE items (
     number INTEGER PRIMARY KEY AUTOINCREMENT,           -- never used again: a reader asks for higher numbers than it knows
     generation INTEGER NOT NULL, id TEXT NOT NULL, digest TEXT NOT NULL, source TEXT NOT NULL, stamp TEXT NOT NULL,
@@ -73,7 +74,14 @@ CREATE TABLE removed (generation INTEGER, change INTEGER, number INTEGER, PRIMAR
     WITHOUT ROWID;
 CREATE TABLE pictures (digest TEXT PRIMARY KEY, data BLOB NOT NULL);
 """
-_COLUMNS = "number, id, digest, source, stamp, metadata"
+_COLUMNS = ["number, id, digest, source, stamp, metadata, NULL", "number, id, digest, source, stamp, metadata, vector"]
+_SENTENCES = {
+    sqlite3.SQLITE_FULL: "the disk is full. Committed data is kept: free some space and run the command again.",
+    sqlite3.SQLITE_READONLY: "it is read-only: change its permissions, or copy it to a folder that you can write to.",
+    sqlite3.SQLITE_BUSY: "another process has been writing to it for a minute: try again when it is done.",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened: check that the folder exists and that you can write to it.",
+    sqlite3.SQLITE_IOERR: "it cannot be read or written: check the disk and its free space. Committed data is kept.",
+}
 _LISTED = "(SELECT value FROM json_each(?))"  # one JSON list instead of many parameters, whose number is limited
 
 
@@ -179,7 +187,8 @@ class SQLiteStore:
         with self._transaction(write=True) as db:
             if db.execute("SELECT 1 FROM generations WHERE generation = ?", (generation,)).fetchone():
                 raise InputError(f"{self._path}: generation {generation} already exists.")
-            db.execute("INSERT INTO generations (generation, dim, half) VALUES (?, ?, ?)", (generation, dim, half))
+            # Changes are counted from a time, so that nobody takes it for an earlier generation of that number.
+            db.execute("INSERT INTO generations VALUES (?, ?, ?, ?)", (generation, dim, half, time.time_ns()))
 
     def drop_generation(self, generation: int) -> None:
         """Remove a generation."""
@@ -192,16 +201,15 @@ class SQLiteStore:
     def put(self, generation: int, items: Sequence[Item]) -> None:
         """Add or replace items in one transaction."""
         with self._transaction(write=True) as db:
-            dim, half, changes = self._state(db, generation)
-            vectors = checked_vectors(items, dim).astype(np.float16 if half else np.float32)
-            before = self._remove(db, generation, [item.id for item in items], changes + 1)
-            db.executemany(
-                "INSERT INTO items (generation, id, digest, source, stamp, metadata, vector) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    (generation, i.id, i.digest, i.source, i.stamp, _json(i.metadata), vector.tobytes())
-                    for i, vector in zip(items, vectors, strict=True)
-                ),
+            dim, kind, change = self._state(db, generation)
+            vectors = checked_vectors(items, dim).astype(kind)
+            before = self._remove(db, generation, [item.id for item in items], change + 1)
+            rows = (
+                (generation, i.id, i.digest, i.source, i.stamp, json.dumps(dict(i.metadata)), vector.tobytes())
+                for i, vector in zip(items, vectors, strict=True)
             )
+            columns = "generation, id, digest, source, stamp, metadata, vector"
+            db.executemany(f"INSERT INTO items ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
             pictures = [(item.digest, item.picture) for item in items if item.picture is not None]
             db.executemany("INSERT OR IGNORE INTO pictures VALUES (?, ?)", pictures)
             _forget_pictures(db, before)
@@ -209,31 +217,27 @@ class SQLiteStore:
     def delete(self, generation: int, ids: Sequence[str]) -> int:
         """Remove items in one transaction."""
         with self._transaction(write=True) as db:
-            changes = self._state(db, generation)[2]
-            digests = self._remove(db, generation, ids, changes + 1)
+            digests = self._remove(db, generation, ids, self._state(db, generation)[2] + 1)
             _forget_pictures(db, digests)
             return len(digests)
 
     def _remove(self, db: sqlite3.Connection, generation: int, ids: Sequence[str], change: int) -> list[str]:
         """Begin a change by removing items, for readers to follow; the digests of those that existed."""
         db.execute("UPDATE generations SET changes = ? WHERE generation = ?", (change, generation))
-        rows = db.execute(
-            f"SELECT number, digest FROM items WHERE generation = ? AND id IN {_LISTED}",
-            (generation, json.dumps(list(ids))),
-        ).fetchall()
-        if rows:
-            db.executemany("DELETE FROM items WHERE number = ?", [(number,) for number, _ in rows])
-            db.executemany("INSERT INTO removed VALUES (?, ?, ?)", [(generation, change, number) for number, _ in rows])
-            db.execute("DELETE FROM removed WHERE generation = ? AND change <= ?", (generation, change - _REMEMBERED))
+        query = f"SELECT number, digest FROM items WHERE generation = ? AND id IN {_LISTED}"
+        rows = db.execute(query, (generation, json.dumps(list(ids)))).fetchall()
+        db.executemany("DELETE FROM items WHERE number = ?", [(number,) for number, _ in rows])
+        db.executemany("INSERT INTO removed VALUES (?, ?, ?)", [(generation, change, number) for number, _ in rows])
+        db.execute("DELETE FROM removed WHERE generation = ? AND change <= ?", (generation, change - _REMEMBERED))
         return [digest for _, digest in rows]
 
     def get(self, generation: int, ids: Sequence[str], *, vectors: bool = False) -> dict[str, Item]:
         """Items by id."""
         with self._transaction() as db:
-            dim, half, _ = self._state(db, generation)
-            query = f"SELECT {_columns(vectors)} FROM items WHERE generation = ? AND id IN {_LISTED}"
+            dim, kind, _ = self._state(db, generation)
+            query = f"SELECT {_COLUMNS[vectors]} FROM items WHERE generation = ? AND id IN {_LISTED}"
             rows = db.execute(query, (generation, json.dumps(list(ids)))).fetchall()
-            return {item.id: item for item in _items(rows, dim, half, vectors)}
+            return {item.id: item for item in _items(rows, dim, kind)}
 
     def picture(self, digest: str) -> bytes | None:
         """A picture by the digest of its bytes."""
@@ -246,12 +250,12 @@ class SQLiteStore:
         last = 0
         while True:
             with self._transaction() as db:
-                dim, half, _ = self._state(db, generation)
+                dim, kind, _ = self._state(db, generation)
                 query = (
-                    f"SELECT {_columns(vectors)} FROM items NOT INDEXED WHERE number > ? AND generation = ? LIMIT 1024"
+                    f"SELECT {_COLUMNS[vectors]} FROM items NOT INDEXED WHERE number > ? AND generation = ? LIMIT 1024"
                 )
                 rows = db.execute(query, (last, generation)).fetchall()
-                found = _items(rows, dim, half, vectors)
+                found = _items(rows, dim, kind)
             if not rows:
                 return
             yield from found
@@ -287,9 +291,9 @@ class SQLiteStore:
     ) -> list[list[Hit]]:
         """Compare with all vectors in memory, or with those whose codes are most similar."""
         with self._transaction() as db:
-            dim, half, changes = self._state(db, generation)
+            dim, kind, change = self._state(db, generation)
             rows = checked_queries(queries, dim, k)
-            matrix = self._matrix(db, generation, dim, half, changes)
+            matrix = self._matrix(db, generation, dim, kind, change)
             allowed = None
             if condition := clean_where(where):
                 sql, values = _condition(condition)
@@ -315,30 +319,27 @@ class SQLiteStore:
     def drop_approximate(self, generation: int) -> None:
         """Nothing to remove."""
 
-    def _state(self, db: sqlite3.Connection, generation: int) -> tuple[int, bool, int]:
+    def _state(self, db: sqlite3.Connection, generation: int) -> tuple[int, Any, int]:
+        """Length and type of the vectors, and the number of the last change."""
         row = db.execute("SELECT dim, half, changes FROM generations WHERE generation = ?", (generation,)).fetchone()
         if row is None:
             raise StoreError(f"{self._path}: there is no generation {generation}.")
-        return row[0], bool(row[1]), row[2]
+        return row[0], np.dtype(np.float16 if row[1] else np.float32), row[2]
 
-    def _matrix(self, db: sqlite3.Connection, generation: int, dim: int, half: bool, changes: int) -> _Matrix:
+    def _matrix(self, db: sqlite3.Connection, generation: int, dim: int, kind: Any, change: int) -> _Matrix:
         """The vectors in memory, as they are in this transaction."""
-        matrix = self._matrices.pop(
-            generation, None
-        )  # and back in the end: an error leaves none that is half up to date
-        if matrix is None or matrix.changes < changes - _REMEMBERED:
+        matrix = self._matrices.pop(generation, None)  # back at the end: after an error it is not up to date
+        if matrix is None or matrix.change < change - _REMEMBERED:
             (count,) = db.execute("SELECT count(*) FROM items WHERE generation = ?", (generation,)).fetchone()
-            matrix = _Matrix(dim, half, count)
-        if matrix.changes != changes:
-            since = (generation, matrix.changes)
-            matrix.remove(db.execute("SELECT number FROM removed WHERE generation = ? AND change > ?", since))
-            new = db.execute(
-                "SELECT number, vector FROM items NOT INDEXED WHERE number > ? AND generation = ?",
-                (matrix.last, generation),
-            )
+            matrix = _Matrix(dim, kind, count)
+        if matrix.change != change:
+            gone = "SELECT number FROM removed WHERE generation = ? AND change > ? AND number <= ?"
+            matrix.remove(db.execute(gone, (generation, matrix.change, matrix.last)))
+            query = "SELECT number, vector FROM items NOT INDEXED WHERE number > ? AND generation = ?"
+            new = db.execute(query, (matrix.last, generation))
             while rows := new.fetchmany(4096):
-                matrix.append([number for number, _ in rows], _vectors([data for _, data in rows], dim, half))
-            matrix.changes = changes
+                matrix.append([number for number, _ in rows], _vectors([vector for _, vector in rows], dim, kind))
+            matrix.change = change
         self._matrices[generation] = matrix
         return matrix
 
@@ -350,27 +351,22 @@ class _Matrix:
     together.
 
     Attributes:
-        changes: the last change of the generation that is applied.
-        numbers: ``items.number`` of each row, ascending.
-        last: the highest number.
+        change: the last change of the generation that is applied.
+        numbers: ``items.number`` of each row, ascending. last: the highest one.
     """
 
-    def __init__(self, dim: int, half: bool, count: int) -> None:
-        self.changes, self.last = -1, 0
-        self._vectors: NDArray[Any] = np.empty((0, dim), np.float16 if half else np.float32)
-        self.numbers = np.empty(0, np.int64)
-        self._live = np.empty(0, bool)
-        self._size = self._removed = 0
+    def __init__(self, dim: int, kind: Any, count: int) -> None:
+        self.change = self.last = self._size = self._removed = 0
+        self._vectors, self.numbers, self._live = np.empty((0, dim), kind), np.empty(0, np.int64), np.empty(0, bool)
         self._codes: Any = None
-        self._coded = 0  # rows that the codes were learned from
+        self._learned_from = 0  # rows
         self._reserve(count)
 
     def _reserve(self, size: int) -> None:
         """Room for ``size`` rows and a quarter more, so that a growing index is rarely copied; unused room costs nothing."""
-        room = size + size // 4 + 1024
         for name in ("_vectors", "numbers", "_live"):
             old = getattr(self, name)
-            new = np.empty((room, *old.shape[1:]), old.dtype)
+            new = np.empty((size + size // 4 + 1024, *old.shape[1:]), old.dtype)
             new[: self._size] = old[: self._size]
             setattr(self, name, new)
 
@@ -387,8 +383,7 @@ class _Matrix:
         return np.searchsorted(self.numbers[: self._size], wanted)
 
     def remove(self, numbers: Iterable[tuple[int]]) -> None:
-        known = [row for row in numbers if row[0] <= self.last]  # others came and went since the last search
-        gone = self.rows(known)
+        gone = self.rows(numbers)
         self._live[gone] = False
         self._removed += len(gone)
         if self._removed > self._size // 2:
@@ -427,42 +422,42 @@ class _Matrix:
             allowed[rows] = True
         elif self._removed:
             allowed = self._live[: self._size]
-        if candidates is not None and items > max(_EXACT_BELOW, candidates):
-            return self._search_codes(queries, count, allowed, candidates)
-        found = nearest_unchecked(queries, vectors, count, allowed=allowed)
-        return found.indices, found.similarities
+        if candidates is None or items <= max(_EXACT_BELOW, 4 * candidates):
+            found = nearest_unchecked(queries, vectors, count, allowed=allowed)
+            return found.indices, found.similarities
+        near = np.sort(
+            self._candidates(queries, candidates, allowed), axis=1
+        )  # equal similarities in the order of rows
+        products = [
+            vectors[some].astype(np.float32, copy=False) @ query for some, query in zip(near, queries, strict=True)
+        ]
+        best = np.argsort(-np.array(products), axis=1, kind="stable")[:, :count]
+        return np.take_along_axis(near, best, 1), np.take_along_axis(np.array(products), best, 1)
 
-    def _search_codes(
-        self, queries: NDArray[np.float32], count: int, allowed: NDArray[np.bool_] | None, candidates: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        faiss = _faiss()
-        codes = self._up_to_date_codes(faiss)
-        bits = np.packbits(np.ones(0, bool) if allowed is None else allowed, bitorder="little")
-        options = {} if allowed is None else {"sel": faiss.IDSelectorBitmap(bits)}
-        # Its other name is used if faiss.contrib.torch_utils was imported, which replaces it by one without params.
-        search = getattr(codes, "search_numpy", codes.search)
-        _, near = search(queries, candidates, params=faiss.SearchParametersIVF(**options))
-        near.sort(axis=1)  # equal similarities in the order of the rows, as in exact search
-        vectors = self._vectors[near].astype(np.float32, copy=False)
-        values = np.einsum("qcd,qd->qc", vectors, queries)
-        best = np.argsort(-values, axis=1, kind="stable")[:, :count]
-        return np.take_along_axis(near, best, 1), np.take_along_axis(values, best, 1)
-
-    def _up_to_date_codes(self, faiss: Any) -> Any:
-        """Codes of all rows; learned again when there are twice as many."""
-        dim = self._vectors.shape[1]
-        if self._codes is None or self._size > 2 * self._coded:
-            # Four bits for every two values, or for one where there are few: 200,000 × 64 need them for a recall of 0.99.
+    def _candidates(
+        self, queries: NDArray[np.float32], count: int, allowed: NDArray[np.bool_] | None
+    ) -> NDArray[np.int64]:
+        """Q × count rows with the most similar codes; codes are made where they are missing."""
+        faiss, dim = _faiss(), self._vectors.shape[1]
+        if self._codes is None or self._size > 2 * self._learned_from:
+            # Four bits for two values, or for each of few values: at 200,000 × 64, recall@10 is 0.90 with two, 0.99 with one.
             parts = dim // 2 if dim >= 256 and dim % 2 == 0 else dim
-            # A list of all (IVF1), because faiss takes filters only there.
+            # In one list of all (IVF1): only in lists does faiss leave out rows, from version 1.9 on.
             self._codes = faiss.index_factory(dim, f"IVF1,PQ{parts}x4fs", faiss.METRIC_INNER_PRODUCT)
             sample = np.linspace(0, self._size - 1, 4096).astype(np.int64)
             self._codes.train(self._vectors[sample].astype(np.float32))
-            self._coded = self._size
+            self._learned_from = self._size
         for start in range(self._codes.ntotal, self._size, 65536):
             end = min(start + 65536, self._size)
             self._codes.add(self._vectors[start:end].astype(np.float32, copy=False))
-        return self._codes
+        bits = None if allowed is None else np.packbits(allowed, bitorder="little")
+        options = {} if bits is None else {"sel": faiss.IDSelectorBitmap(bits)}
+        # Its other name is used if faiss.contrib.torch_utils was imported, which replaces it by one without params.
+        search = getattr(self._codes, "search_numpy", self._codes.search)
+        rows: NDArray[np.int64] = search(queries, count, params=faiss.SearchParametersIVF(**options))[1]
+        if allowed is not None and not allowed[rows].all():
+            raise MissingExtraError(f"approximate search needs faiss 1.9 or later; this is {faiss.__version__}.")
+        return rows
 
 
 def _faiss() -> Any:
@@ -530,9 +525,9 @@ def _sentences(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise StoreError(f"{path}: {_sentence(error)}") from error
+        raise StoreError(f"{path}: {_SENTENCES.get(_code(error)) or _damaged(error)}") from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise StoreError(f"{path}: {_damaged(str(error))}") from error
+        raise StoreError(f"{path}: {_damaged(error)}") from error
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror or error}.") from error
 
@@ -541,53 +536,28 @@ def _code(error: sqlite3.Error) -> int:
     return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # the primary code, without SQLite's details
 
 
-def _sentence(error: sqlite3.Error) -> str:
-    code = _code(error)
-    if code == sqlite3.SQLITE_FULL:
-        return "the disk is full. Committed data is kept: free some space and run the command again."
-    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
-        return "it is read-only: change its permissions, or copy it to a folder that you can write to."
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return "another process has been writing to it for a minute: try again when it is done."
-    if code == sqlite3.SQLITE_CANTOPEN:
-        return "it cannot be opened: check that the folder exists and that you can write to it."
-    if code == sqlite3.SQLITE_IOERR:
-        return f"it cannot be read or written ({error}): check the disk and its free space. Committed data is kept."
-    if str(error).startswith("Could not decode"):  # by Python, which quotes the text
-        return _damaged("a text is not UTF-8")
-    return _damaged(str(error))
-
-
-def _damaged(why: str) -> str:
+def _damaged(why: object) -> str:
+    reason = str(why).partition(" column ")[0]  # without the damaged text, which Python quotes
     return (
-        f"not an index, or a damaged one ({why}). Nothing was changed: restore the file from a copy, or index the images "
+        f"not an index, or a damaged one ({reason}). Nothing was changed: restore the file from a copy, or index the images "
         "again into a new file."
     )
 
 
-def _columns(vectors: bool) -> str:
-    return f"{_COLUMNS}, vector" if vectors else _COLUMNS
-
-
-def _items(rows: list[Any], dim: int, half: bool, vectors: bool) -> list[Item]:
-    found: Any = (
-        _vectors([row[-1] for row in rows], dim, half).astype(np.float32, copy=False) if vectors else [None] * len(rows)
-    )
+def _items(rows: list[Any], dim: int, kind: Any) -> list[Item]:
+    vectors: Any = [None] * len(rows)
+    if rows and rows[0][-1] is not None:
+        vectors = _vectors([row[-1] for row in rows], dim, kind).astype(np.float32)
     return [
         Item(name, vector, json.loads(metadata), digest, source, stamp)
-        for (_, name, digest, source, stamp, metadata, *_), vector in zip(rows, found, strict=True)
+        for (_, name, digest, source, stamp, metadata, _), vector in zip(rows, vectors, strict=True)
     ]
 
 
-def _vectors(blobs: list[bytes], dim: int, half: bool) -> NDArray[Any]:
-    kind = np.dtype(np.float16 if half else np.float32)
+def _vectors(blobs: list[bytes], dim: int, kind: Any) -> NDArray[Any]:
     if any(type(blob) is not bytes or len(blob) != dim * kind.itemsize for blob in blobs):
         raise sqlite3.DatabaseError("a vector is of another length")
-    return np.frombuffer(bytearray().join(blobs), kind).reshape(len(blobs), dim)  # not bytes: torch warns of those
-
-
-def _json(metadata: Mapping[str, str]) -> str:
-    return json.dumps(dict(metadata), ensure_ascii=False)
+    return np.frombuffer(b"".join(blobs), kind).reshape(len(blobs), dim)
 
 
 def _table(columns: Collection[str]) -> str:
