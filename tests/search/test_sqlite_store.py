@@ -36,6 +36,7 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use codes for a few hundred items, as for hundreds of thousands."""
     pytest.importorskip("faiss")
     monkeypatch.setattr(sqlite_store, "_EXACT_BELOW", 200)
+    monkeypatch.setattr(sqlite_store, "_EXACT_FIRST", 0)
 
 
 @pytest.fixture(params=[(32, False), (32, True), (7, False), (258, False)], ids=str)
