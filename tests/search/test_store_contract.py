@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -236,6 +237,8 @@ def test_a_batch_is_put_whole_or_not_at_all(store: Store) -> None:
 
 
 def test_one_writer_at_a_time(store: Store, address: str) -> None:
+    if address.startswith("milvus"):
+        pytest.skip("Milvus has no locks: that one process writes at a time is the operator's task")
     other = open_store(address)
     try:
         with store.writing(), store.writing(), pytest.raises(IndexBusyError, match="writing"):  # noqa: SIM117
@@ -249,21 +252,33 @@ def test_one_writer_at_a_time(store: Store, address: str) -> None:
         other.close()
 
 
+def test_threads_take_turns_to_write(store: Store) -> None:
+    def write(wait: float) -> None:
+        with store.writing(wait):
+            pass
+
+    with ThreadPoolExecutor(1) as other:
+        with store.writing(), store.writing():
+            with pytest.raises(IndexBusyError, match="writing"):
+                other.submit(write, 0.0).result()
+            waiting = other.submit(write, 60.0)
+        waiting.result()
+
+
 def test_approximate_search_finds_nearly_the_same(store: Store) -> None:
     known = items(600, seed=7)
     store.put(1, known)
     store.build_approximate(1)
     queries = vectors(20, seed=8)
 
-    def recall(now: list[Item], candidates: int = 100) -> float:
+    def recall(now: list[Item], candidates: int = 200) -> float:
         found = store.search(1, queries, 10, approximate=True, candidates=candidates)
         assert [len(hits) for hits in found] == [10] * 20
         exact = [{name for name, _ in _reference(now, query, 10)} for query in queries]
         return float(np.mean([len(e & {h.id for h in hits}) / 10 for e, hits in zip(exact, found, strict=True)]))
 
-    assert recall(known) > 0.95
-    assert recall(known, candidates=1) <= recall(known)  # at least as many as asked for are compared
-    _check(store, known, queries, 10, approximate=False)  # exact search stays exact beside it
+    assert recall(known, 10) <= recall(known) > 0.95
+    _check(store, known, queries, 10)  # exact search stays exact beside it
     kept = [i for i in known if i.metadata["label"] == "class 1"]
     _check(store, kept, queries, 20, where={"label": "class 1"}, approximate=True)
     store.delete(1, [item.id for item in known[:100]])
@@ -274,7 +289,7 @@ def test_approximate_search_finds_nearly_the_same(store: Store) -> None:
     assert hit.id == new[0].id
     store.drop_approximate(1)
     store.drop_approximate(1)
-    _check(store, known[100:] + new, queries, 10)
+    _check(store, known[100:] + new, queries, 10, approximate=True)
 
 
 def test_half_precision(store: Store) -> None:

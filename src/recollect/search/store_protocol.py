@@ -178,20 +178,18 @@ class Store(Protocol):
         Lists are full: as long as ``k``, or as long as there are items that pass ``where``.
 
         Args:
-            generation, queries, k: where to search, for what, and how many to find.
-            where: only items that pass this filter.
-            approximate: True finds ``candidates`` (at least k) fast and compares only those exactly, so that a list may
-                miss items; False compares with all items; None leaves it to the store, by the number of items.
-            candidates: see ``approximate``.
+            generation, queries, k, where: what to search.
+            approximate: use the store's approximate search; a list may then miss items. None lets the store decide.
+            candidates: how many items approximate search compares exactly, per query.
         """
         ...
 
     def build_approximate(self, generation: int) -> None:
-        """Prepare approximate search, if the store has to build something for it."""
+        """Build or rebuild the approximate index, if the store needs one."""
         ...
 
     def drop_approximate(self, generation: int) -> None:
-        """Remove what ``build_approximate`` built, if there is anything."""
+        """Remove the approximate index, if there is one."""
         ...
 
 
