@@ -53,13 +53,9 @@ APPROXIMATE_DIM = 128
 
 _PAGE = 32768  # bytes: fifteen vectors of 512 values
 _REMEMBERED = 4096  # changes for which removed items are listed; a reader that is further behind reads everything
-_GATHER_BELOW = (
-    0.25  # with a smaller share of the rows allowed, copying them together is faster than multiplying with all
-)
+_GATHER_BELOW = 0.25  # share of the rows below which copying them together is faster than multiplying with all
 _EXACT_BELOW = 5000  # items that are compared exactly in any case: as fast as codes, and too few to learn codes from
-_EXACT_FIRST = (
-    50  # queries that are compared exactly in any case: making codes takes as long, and a command may ask only one
-)
+_EXACT_FIRST = 50  # queries that are compared exactly in any case: a command may ask only one, and codes take longer
 _TABLES = """
 CREATE TABLE documents (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE generations (generation INTEGER PRIMARY KEY, dim INTEGER NOT NULL, half INTEGER NOT NULL,
@@ -529,6 +525,8 @@ def _sentences(path: Path) -> Iterator[None]:
     """Turn SQLite's errors into messages."""
     try:
         yield
+    except sqlite3.ProgrammingError:
+        raise  # the store was closed
     except sqlite3.Error as error:
         raise StoreError(f"{path}: {_SENTENCES.get(_code(error)) or _damaged(error)}") from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
