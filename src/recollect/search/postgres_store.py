@@ -2,24 +2,26 @@
 
 The address is a standard one, ``postgresql://user:password@host/database``, with ``?index=name`` if a database has
 several indexes (``recollect`` by default). Each generation is a table. Several processes on several machines may serve one
-index; an advisory lock, which ends with the connection, excludes other writers. Connections: ``postgres_server``.
+index. A writer holds an advisory lock, and writes through the session that holds it: when the server ends this session, the
+lock and the writing end together.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from recollect.common.errors import InputError
-from recollect.search.one_writer import OneWriter
-from recollect.search.postgres_rows import columns, condition_of, item_of, parsed, row_of, vector_text, vector_type
-from recollect.search.postgres_server import PostgresServer
+import numpy as np
+
+from recollect.common.errors import ConfigError, InputError
+from recollect.common.imports import require
 from recollect.search.store_protocol import (
     Hit,
+    IndexBusyError,
     Item,
     NoIndexError,
     StoreError,
@@ -27,6 +29,7 @@ from recollect.search.store_protocol import (
     Where,
     checked_queries,
     checked_vectors,
+    clean_where,
     in_order,
 )
 
@@ -34,271 +37,302 @@ _PAGE = 1000  # items read at a time
 _BUILD_MEMORY = 8192  # MB for building an HNSW index, at most
 
 
+def parse_address(address: str) -> tuple[str, str, str]:
+    """The address for libpq, the index's name, and the address without its password."""
+    shown = re.sub(r"^(\w+://[^:/]*:)[^/]+(?=@)|(password=)[^&]*", r"\1\2...", address)
+    place, _, query = address.partition("?")
+    options = query.split("&")
+    name = next((option[6:] for option in options if option.startswith("index=")), "recollect")
+    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,40}", name):
+        raise ConfigError(f"index={name!r}: the name of an index may have at most 41 lower-case letters, digits and _.")
+    if place.count("@") > 1 or re.search("%(?![0-9A-Fa-f]{2})", place):  # libpq would show a part of the password
+        raise ConfigError(f"{shown}: write @ in a name or password as %40, and % as %25.")
+    return f"{place}?{'&'.join(option for option in options if option != f'index={name}')}", name, shown
+
+
 class PostgresStore:
     """See ``recollect.search.store_protocol.Store`` for what the methods do."""
 
-    def __init__(self, server: PostgresServer, name: str, address: str) -> None:
-        self.address = address
-        self._server, self._name = server, name
-        self._writer = OneWriter(address, partial(server.try_lock, name), partial(server.unlock, name))
+    def __init__(self, address: str, create: bool) -> None:
+        target, self._name, self.address = parse_address(address)
+        psycopg, pool, pgvector, adapters = (
+            require(module, "postgres", "an index in PostgreSQL")
+            for module in ("psycopg", "psycopg_pool", "pgvector", "pgvector.psycopg")
+        )
+        self._errors: Any = psycopg.errors
+        self._types = {"vector": pgvector.Vector, "halfvec": pgvector.HalfVector}
+        self._local = threading.local()
+        # Not through the pool, which would wait for a server that cannot be reached, and needs the types of pgvector.
+        with self._translate_errors(), psycopg.connect(target, autocommit=True) as session:
+            if create:
+                # The lock: two processes that create the same index at once would both find nothing, and one would fail.
+                session.execute(
+                    f"SELECT pg_advisory_xact_lock(hashtextextended('{self._name}', 1));"
+                    "CREATE EXTENSION IF NOT EXISTS vector;"
+                    f"CREATE TABLE IF NOT EXISTS {self._name}_documents (key text PRIMARY KEY, value jsonb NOT NULL);"
+                    f"CREATE TABLE IF NOT EXISTS {self._name}_pictures (digest text PRIMARY KEY, data bytea NOT NULL)"
+                )
+            elif session.execute("SELECT to_regclass(%s)", (f"{self._name}_documents",)).fetchone() == (None,):
+                raise NoIndexError(self.address)
+        self._pool = pool.ConnectionPool(
+            target,
+            kwargs={"autocommit": True},
+            min_size=1,
+            max_size=8,  # by default a server accepts 100 connections in total
+            timeout=10,  # seconds that a search waits for a server that restarts
+            configure=adapters.register_vector,
+            check=self._check_connection,
+            open=True,
+        )
 
     @classmethod
     def open(cls, address: str, *, create: bool = False) -> PostgresStore:
         """Open the index of an address."""
-        target, name, shown = parsed(address)
-        server = PostgresServer(target, shown)
-        store = cls(server, name, shown)
-        try:
-            if create:
-                store._create()
-            elif server.one("SELECT to_regclass(%s)", (f"{name}_documents",)) is None:
-                raise NoIndexError(shown)
-        except BaseException:
-            store.close()
-            raise
-        return store
-
-    def _create(self) -> None:
-        with self._server.transaction() as db:
-            # Two processes that create the same index at once would both find nothing, and one would fail.
-            db.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 1))", (self._name,))
-            db.execute("CREATE EXTENSION IF NOT EXISTS vector")
-            db.execute(
-                f"CREATE TABLE IF NOT EXISTS {self._name}_documents (key text PRIMARY KEY, value jsonb NOT NULL)"
-            )
-            db.execute(
-                f"CREATE TABLE IF NOT EXISTS {self._name}_pictures (digest text PRIMARY KEY, data bytea NOT NULL)"
-            )
+        return cls(address, create)
 
     def close(self) -> None:
         """Close all connections."""
-        self._server.close()
+        self._pool.close()
 
-    def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:
-        """Become the only writer, by an advisory lock of this session."""
-        return self._writer.held(wait)
+    @contextmanager
+    def writing(self, wait: float = 0.0) -> Iterator[None]:
+        """Hold the advisory lock of a session, which everything inside the block uses; a session may lock it again."""
+        lock = f"hashtextextended('{self._name}', 0)"
+        with self._session() as session:
+            try:
+                milliseconds = max(1, int(min(wait * 1000, 2**31 - 1)))
+                session.execute(f"SET LOCAL lock_timeout = {milliseconds}; SELECT pg_advisory_lock({lock})")
+            except self._errors.LockNotAvailable:
+                raise IndexBusyError(
+                    f"{self.address}: another process is writing to this index. Try again when it is done, or use --wait."
+                ) from None
+            try:
+                yield
+            finally:
+                if not session.closed:  # the lock ended with it
+                    session.execute(f"SELECT pg_advisory_unlock({lock})")
 
     def read_document(self, key: str) -> dict[str, Any] | None:
         """A document."""
-        found = self._server.one(f"SELECT value FROM {self._name}_documents WHERE key = %s", (key,))
-        return None if found is None else dict(found)
+        rows = self._rows(f"SELECT value FROM {self._name}_documents WHERE key = %s", (key,))
+        return rows[0][0] if rows else None
 
     def write_document(self, key: str, value: Mapping[str, Any] | None) -> None:
-        """Replace a document."""
-        with self._server.transaction() as db:
-            if value is None:
-                db.execute(f"DELETE FROM {self._name}_documents WHERE key = %s", (key,))
-                return
-            db.execute(
-                f"INSERT INTO {self._name}_documents VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-                (key, json.dumps(dict(value), allow_nan=False)),
-            )
+        """Replace a document in one transaction."""
+        with self._session() as session, session.transaction():
+            session.execute(f"DELETE FROM {self._name}_documents WHERE key = %s", (key,))
+            if value is not None:
+                session.execute(f"INSERT INTO {self._name}_documents VALUES (%s, %s)", (key, json.dumps(dict(value))))
 
     def generations(self) -> list[int]:
         """Numbers of the generations."""
-        rows = self._server.rows(
-            "SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ %s AND pg_table_is_visible(oid)",
-            (f"^{self._name}_items_[0-9]+$",),
-        )
+        items = f"relname ~ '^{self._name}_items_[0-9]+$' AND pg_table_is_visible(oid)"
+        rows = self._rows(f"SELECT relname FROM pg_class WHERE {items}")
         return sorted(int(row[0].rsplit("_", 1)[1]) for row in rows)
 
     def create_generation(self, generation: int, dim: int, half: bool = False) -> None:
         """Create the table of a generation."""
         if generation in self.generations():
             raise InputError(f"{self.address}: generation {generation} already exists.")
-        table = self._table(generation)
-        with self._server.transaction() as db:
-            db.execute(
+        table, kind = self._table(generation), "halfvec" if half else "vector"
+        # By default vectors of usual lengths are moved out of the table, and exact search fetches each one separately.
+        storage = "PLAIN" if dim * (2 if half else 4) < 7900 else "EXTERNAL"
+        with self._session() as session:
+            session.execute(
                 f'CREATE TABLE {table} (id text COLLATE "C" PRIMARY KEY, digest text NOT NULL, source text NOT NULL, '
-                f"stamp text NOT NULL, metadata jsonb NOT NULL, vector {vector_type(half)}({dim}) NOT NULL)"
+                f"stamp text NOT NULL, metadata jsonb NOT NULL, vector {kind}({dim}) NOT NULL);"
+                f"ALTER TABLE {table} ALTER COLUMN vector SET STORAGE {storage};"
+                f"CREATE INDEX {table}_metadata ON {table} USING gin (metadata jsonb_path_ops);"
+                f"CREATE INDEX {table}_digest ON {table} (digest)"
             )
-            # Otherwise vectors of usual lengths are moved out of the table, and exact search fetches each one separately.
-            db.execute(f"ALTER TABLE {table} ALTER COLUMN vector SET STORAGE PLAIN" if dim * (2 if half else 4) < 7900
-                       else f"ALTER TABLE {table} ALTER COLUMN vector SET STORAGE EXTERNAL")  # fmt: skip
-            db.execute(f"CREATE INDEX {table}_metadata ON {table} USING gin (metadata jsonb_path_ops)")
-            db.execute(f"CREATE INDEX {table}_digest ON {table} (digest)")
 
     def drop_generation(self, generation: int) -> None:
         """Remove the table of a generation."""
-        with self._server.transaction() as db:
-            db.execute(f"DROP TABLE IF EXISTS {self._table(generation)}")
-        with self._server.transaction() as db:
-            db.execute(f"DELETE FROM {self._name}_pictures AS p WHERE {self._unused()}")
+        with self._session() as session, session.transaction():
+            session.execute(f"DROP TABLE IF EXISTS {self._table(generation)}")
+            self._forget_pictures(self._rows(f"SELECT digest FROM {self._name}_pictures"))
 
     def put(self, generation: int, items: Sequence[Item]) -> None:
         """Add or replace items in one transaction."""
-        dim, half = self._state(generation)
+        dim, kind = self._vector_type(generation)
         vectors = checked_vectors(items, dim)
-        if not items:
-            return
         table = self._table(generation)
-        with self._server.transaction() as db:
-            old = db.execute(
-                f"SELECT DISTINCT digest FROM {table} WHERE id = ANY(%s)", ([i.id for i in items],)
-            ).fetchall()
-            query = (
-                f"INSERT INTO {table} VALUES (%s, %s, %s, %s, %s, %s::{vector_type(half)}) ON CONFLICT (id) DO UPDATE SET "
-                "digest = excluded.digest, source = excluded.source, stamp = excluded.stamp, metadata = excluded.metadata, "
-                "vector = excluded.vector"
-            )
-            db.executemany(query, [row_of(item, vector) for item, vector in zip(items, vectors, strict=True)])
-            pictures = [(i.digest, i.picture) for i in items if i.picture is not None]
-            db.executemany(f"INSERT INTO {self._name}_pictures VALUES (%s, %s) ON CONFLICT DO NOTHING", pictures)
-            self._forget(db, [row[0] for row in old])
+        rows = [
+            (item.id, item.digest, item.source, item.stamp, json.dumps(dict(item.metadata)), self._types[kind](vector))
+            for item, vector in zip(items, vectors, strict=True)
+        ]
+        insert = (
+            f"INSERT INTO {table} VALUES (%s, %s, %s, %s, %s, %b) ON CONFLICT (id) DO UPDATE SET digest = excluded.digest, "
+            "source = excluded.source, stamp = excluded.stamp, metadata = excluded.metadata, vector = excluded.vector"
+        )
+        pictures = [(item.digest, item.picture) for item in items if item.picture is not None]
+        with self._session() as session, session.transaction(), session.cursor() as cursor:
+            replaced = self._rows(f"SELECT digest FROM {table} WHERE id = ANY(%s)", ([item.id for item in items],))
+            cursor.executemany(insert, rows)
+            cursor.executemany(f"INSERT INTO {self._name}_pictures VALUES (%s, %s) ON CONFLICT DO NOTHING", pictures)
+            self._forget_pictures(replaced)
 
     def delete(self, generation: int, ids: Sequence[str]) -> int:
         """Remove items in one transaction."""
-        self._state(generation)
-        with self._server.transaction() as db:
-            gone = db.execute(
-                f"DELETE FROM {self._table(generation)} WHERE id = ANY(%s) RETURNING digest", (list(ids),)
-            ).fetchall()
-            self._forget(db, [row[0] for row in gone])
+        query = f"DELETE FROM {self._table(generation)} WHERE id = ANY(%s) RETURNING digest"
+        with self._session() as session, session.transaction():
+            gone = self._rows(query, (list(ids),))
+            self._forget_pictures(gone)
         return len(gone)
+
+    def _forget_pictures(self, digests: list[Any]) -> None:
+        """Remove those of these pictures that no item has; ``digests``: rows with one column."""
+        if digests:
+            used = "".join(
+                f" AND NOT EXISTS (SELECT 1 FROM {self._table(number)} AS i WHERE i.digest = p.digest)"
+                for number in self.generations()
+            )
+            query = f"DELETE FROM {self._name}_pictures AS p WHERE digest = ANY(%s){used} RETURNING digest"
+            self._rows(query, ([row[0] for row in digests],))
 
     def get(self, generation: int, ids: Sequence[str], *, vectors: bool = False) -> dict[str, Item]:
         """Items by id."""
-        self._state(generation)
-        query = f"SELECT {columns(vectors)} FROM {self._table(generation)} WHERE id = ANY(%s)"
-        return {row[0]: item_of(row) for row in self._server.rows(query, (list(ids),))}
+        return {item.id: item for item in self._items(generation, "id = ANY(%s)", (list(ids),), vectors)}
 
     def picture(self, digest: str) -> bytes | None:
         """A picture by the digest of its bytes."""
-        found = self._server.one(f"SELECT data FROM {self._name}_pictures WHERE digest = %s", (digest,))
-        return None if found is None else bytes(found)
+        rows = self._rows(f"SELECT data FROM {self._name}_pictures WHERE digest = %s", (digest,))
+        return rows[0][0] if rows else None
 
     def iterate(self, generation: int, *, vectors: bool = False) -> Iterator[Item]:
         """All items by id, a page at a time."""
-        self._state(generation)
-        last = ""
-        query = f"SELECT {columns(vectors)} FROM {self._table(generation)} WHERE id > %s ORDER BY id LIMIT {_PAGE}"
-        while True:
-            rows = self._server.rows(query, (last,))
-            for row in rows:
-                yield item_of(row)
-            if len(rows) < _PAGE:
-                return
-            last = rows[-1][0]
+        page = self._items(generation, f"true ORDER BY id LIMIT {_PAGE}", (), vectors)
+        while page:
+            yield from page
+            page = self._items(generation, f"id > %s ORDER BY id LIMIT {_PAGE}", (page[-1].id,), vectors)
+
+    def _items(self, generation: int, condition: str, values: Sequence[Any], vectors: bool) -> list[Item]:
+        columns = "id, digest, source, stamp, metadata" + ", vector" * vectors
+        rows = self._rows(f"SELECT {columns} FROM {self._table(generation)} WHERE {condition}", values)
+        return [
+            Item(name, vector[0].to_numpy().astype(np.float32) if vector else None, metadata, digest, source, stamp)
+            for name, digest, source, stamp, metadata, *vector in rows
+        ]
 
     def count(self, generation: int, where: Where | None = None) -> int:
         """Number of items."""
-        self._state(generation)
-        condition, values = condition_of(where)
-        return int(self._server.one(f"SELECT count(*) FROM {self._table(generation)} WHERE true{condition}", values))
+        condition, values = _condition(where)
+        return int(self._rows(f"SELECT count(*) FROM {self._table(generation)} WHERE {condition}", values)[0][0])
 
     def values(self, generation: int, column: str, limit: int = 1000) -> dict[str, int]:
         """Most frequent values of a column."""
-        self._state(generation)
         query = (
-            f"SELECT value, times FROM (SELECT metadata->>%s AS value, count(*) AS times FROM {self._table(generation)} "
-            'WHERE jsonb_exists(metadata, %s) GROUP BY 1) AS counted ORDER BY times DESC, value COLLATE "C" LIMIT %s'
+            f'SELECT (metadata->>%s) COLLATE "C", count(*) FROM {self._table(generation)} '
+            "WHERE jsonb_exists(metadata, %s) GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT %s"
         )
-        return dict(self._server.rows(query, (column, column, limit)))
+        return dict(self._rows(query, (column, column, limit)))
 
     def search(
-        self, generation: int, queries: Vectors, k: int, where: Where | None = None, approximate: bool = False
+        self,
+        generation: int,
+        queries: Vectors,
+        k: int,
+        where: Where | None = None,
+        approximate: bool | None = None,
+        candidates: int = 100,
     ) -> list[list[Hit]]:
         """Exact search by a scan, or by pgvector's HNSW."""
-        dim, half = self._state(generation)
-        rows = checked_queries(queries, dim, k)
-        condition, values = condition_of(where)
+        dim, kind = self._vector_type(generation)
+        vectors = [self._types[kind](row) for row in checked_queries(queries, dim, k)]
+        condition, values = _condition(where)
         # Ordering ties by id costs nothing in a scan; HNSW can only order by distance, so its ties are sorted here.
-        order = "distance" if approximate else 'distance, id COLLATE "C"'
         query = (
-            f"SELECT id, metadata, vector <#> %s::{vector_type(half)} AS distance FROM {self._table(generation)} "
-            f"WHERE true{condition} ORDER BY {order} LIMIT %s"
+            f"SELECT id, metadata, vector <#> %b AS distance FROM {self._table(generation)} "
+            f"WHERE {condition} ORDER BY {'distance' if approximate else 'distance, id'} LIMIT %s"
         )
-        found = []
-        with self._server.transaction() as db:
-            if approximate:
-                # Without the first, a filter is applied to the nearest few only, and result lists are short or empty.
-                db.execute("SET LOCAL hnsw.iterative_scan = strict_order")
-                db.execute("SET LOCAL hnsw.max_scan_tuples = 2000000000")
-                db.execute(f"SET LOCAL hnsw.ef_search = {min(1000, max(k, self._ef_search(generation)))}")
-                db.execute("SET LOCAL enable_seqscan = off")
-            else:
-                db.execute("SET LOCAL enable_indexscan = off")
-                db.execute("SET LOCAL jit = off")  # compiling costs more than a scan of 100,000 vectors
-            for row in rows:
-                db.execute(query, (vector_text(row), *values, k))
-                found.append([Hit(name, -distance, metadata) for name, metadata, distance in db.fetchall()])
-        return [in_order(hits) for hits in found]
+        settings = "SET LOCAL enable_indexscan = off; SET LOCAL jit = off"  # compiling costs more than scanning 100,000 vectors
+        if approximate:
+            # Without the iteration, a filter is applied to the nearest few only, and lists are short or empty.
+            settings = (
+                "SET LOCAL hnsw.iterative_scan = strict_order; SET LOCAL hnsw.max_scan_tuples = 2000000000;"
+                f"SET LOCAL hnsw.ef_search = {min(1000, max(k, candidates))}; SET LOCAL enable_seqscan = off"
+            )
+        with self._session() as session, session.transaction():
+            session.execute(settings)
+            answers = [self._rows(query, (vector, *values, k)) for vector in vectors]
+        if approximate and any(len(rows) < k for rows in answers):  # a scan ends when it exceeds the server's work_mem
+            return self.search(generation, queries, k, where)
+        return [in_order([Hit(name, -distance, metadata) for name, metadata, distance in rows]) for rows in answers]
 
-    def build_approximate(self, generation: int, settings: Mapping[str, int]) -> None:
+    def build_approximate(self, generation: int) -> None:
         """Build pgvector's HNSW."""
-        dim, half = self._state(generation)
-        longest = 4000 if half else 2000
-        if dim > longest:
+        dim, kind = self._vector_type(generation)
+        if dim > (2000 if kind == "vector" else 4000):
             raise InputError(
-                f"pgvector's HNSW takes at most {longest} dimensions here, but the vectors have {dim}: keep fewer with --dim"
-                f"{'' if half else ' or use --half'}."
+                f"pgvector's HNSW takes at most 2,000 dimensions (4,000 with --half), not {dim:,}: keep fewer with --dim."
             )
         table = self._table(generation)
-        options = f"m = {int(settings['m'])}, ef_construction = {max(2 * int(settings['m']), int(settings['ef_construction']))}"
         # A graph that does not fit into this memory is built on disk, several times slower. PostgreSQL's default is 64 MB.
-        needed = self.count(generation) * (dim * (2 if half else 4) + 24 * int(settings["m"]) + 256) >> 20
-        memory = f"SET LOCAL maintenance_work_mem = '{min(_BUILD_MEMORY, max(64, needed))}MB'"
-        for parallel in (True, False):
+        memory = min(_BUILD_MEMORY, max(64, self.count(generation) * (dim * 4 + 640) >> 20))
+        build = (
+            f"SET LOCAL maintenance_work_mem = '{memory}MB'; DROP INDEX IF EXISTS {table}_hnsw; CREATE INDEX {table}_hnsw "
+            f"ON {table} USING hnsw (vector {kind}_ip_ops) WITH (m = 16, ef_construction = 128)"
+        )
+        with self._session() as session:
             try:
-                with self._server.transaction() as db:
-                    db.execute(memory)
-                    if not parallel:
-                        db.execute("SET LOCAL max_parallel_maintenance_workers = 0")
-                    db.execute(f"DROP INDEX IF EXISTS {table}_hnsw")
-                    db.execute(
-                        f"CREATE INDEX {table}_hnsw ON {table} USING hnsw (vector {vector_type(half)}_ip_ops) WITH ({options})"
-                    )
-                    db.execute(self._width(generation, settings["ef_search"]))
-                return
-            except StoreError as error:
-                if not parallel or not self._server.lacked_memory(error):
-                    raise
-
-    def widen_approximate(self, generation: int, ef_search: int) -> None:
-        """Change ``hnsw.ef_search`` of this generation's searches."""
-        with self._server.transaction() as db:
-            db.execute(self._width(generation, ef_search))
-
-    def _width(self, generation: int, ef_search: int) -> str:
-        return f"COMMENT ON INDEX {self._table(generation)}_hnsw IS 'ef_search={int(ef_search)}'"
+                session.execute(build)  # all of it in one transaction
+            except self._errors.DiskFull:  # parallel workers lack shared memory, which containers often limit to 64 MB
+                session.execute(f"SET LOCAL max_parallel_maintenance_workers = 0; {build}")
 
     def drop_approximate(self, generation: int) -> None:
         """Remove the HNSW index."""
-        with self._server.transaction() as db:
-            db.execute(f"DROP INDEX IF EXISTS {self._table(generation)}_hnsw")
-
-    def _ef_search(self, generation: int) -> int:
-        comment = self._server.one("SELECT obj_description(to_regclass(%s))", (f"{self._table(generation)}_hnsw",))
-        found = re.fullmatch(r"ef_search=(\d+)", comment or "")
-        return int(found[1]) if found else 100
+        with self._session() as session:
+            session.execute(f"DROP INDEX IF EXISTS {self._table(generation)}_hnsw")
 
     def _table(self, generation: int) -> str:
         return f"{self._name}_items_{int(generation)}"
 
-    def _state(self, generation: int) -> tuple[int, bool]:
-        """Length of the vectors, and whether they are kept in half precision."""
-        kind = self._server.one(
-            "SELECT format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = 'vector'",
-            (self._table(generation),),
-        )
-        if kind is None:
-            raise StoreError(f"{self.address}: there is no generation {generation}.")
-        return int(re.sub(r"\D", "", kind)), "halfvec" in kind
+    def _vector_type(self, generation: int) -> tuple[int, str]:
+        """Length and type of the vectors."""
+        column = f"attname = 'vector' AND attrelid = '{self._table(generation)}'::regclass"
+        (row,) = self._rows(f"SELECT format_type(atttypid, atttypmod) FROM pg_attribute WHERE {column}")
+        kind, dim = re.findall(r"(\w+)\((\d+)\)", row[0])[0]
+        return int(dim), kind
 
-    def _unused(self) -> str:
-        """The condition that no generation has an item with the picture ``p``."""
-        return " AND ".join(
-            [
-                "true",
-                *(
-                    f"NOT EXISTS (SELECT 1 FROM {self._table(g)} AS i WHERE i.digest = p.digest)"
-                    for g in self.generations()
-                ),
-            ]
-        )
+    def _rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._session() as session:
+            return list(session.execute(query, values, binary=True).fetchall())
 
-    def _forget(self, db: Any, digests: Sequence[str]) -> None:
-        if digests:
-            db.execute(
-                f"DELETE FROM {self._name}_pictures AS p WHERE digest = ANY(%s) AND {self._unused()}", (list(digests),)
-            )
+    def _check_connection(self, session: Any) -> None:
+        """Test a connection before it is used: after a restart of the server, all that were open are dead."""
+        try:
+            session.execute("")  # one round trip, and no work there
+        except self._errors.OperationalError:
+            self._pool.check()  # the others: the pool would find them one by one, with a longer pause after each
+            raise
+
+    @contextmanager
+    def _session(self) -> Iterator[Any]:
+        """A connection of the pool; blocks inside a block of the same thread share it, and so the lock and the transaction."""
+        outer = getattr(self._local, "session", None)
+        with self._translate_errors(), self._pool.connection() if outer is None else nullcontext(outer) as session:
+            self._local.session = session
+            try:
+                yield session
+            finally:
+                self._local.session = outer
+
+    @contextmanager
+    def _translate_errors(self) -> Iterator[None]:
+        """Turn PostgreSQL's errors into messages."""
+        try:
+            yield
+        except self._errors.Error as error:
+            says = " ".join(str(error).split()).rstrip(".")
+            if isinstance(error, self._errors.UndefinedTable):
+                says = re.sub(r'.*_items_(\d+)".*', r"there is no generation \1", says)
+            elif error.sqlstate is None:
+                says = f"the server cannot be reached ({says})"
+            raise StoreError(f"{self.address}: {says}.") from error
+
+
+def _condition(where: Where | None) -> tuple[str, list[Any]]:
+    """A filter as a condition, with its values."""
+    # Containment can use the index on metadata; several values become several documents, one of which must be contained.
+    documents = [[json.dumps({column: value}) for value in values] for column, values in clean_where(where).items()]
+    return "true" + " AND metadata @> ANY(%s::jsonb[])" * len(documents), documents
