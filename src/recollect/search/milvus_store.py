@@ -4,8 +4,9 @@ The address is ``milvus://[user:password@]host[:port]/name``, with ``?db=``, ``s
 options. Each generation is a collection; documents and pictures share another one. Searches are strongly consistent unless
 the address sets another level: every answer includes everything written before it, at the cost of some milliseconds.
 
-Milvus has no locks. A writer writes a claim that it renews (``milvus_lock``). It has no transactions either: a batch is one
-request, and the next call completes the work of a killed writer, because batches are identified by digests.
+Milvus has no locks: ``writing`` separates the threads of this process only, and that one process writes at a time is the
+operator's task. It has no transactions either: a batch is one request. Items are added and removed by their ids, so the next
+call completes the work of a killed writer.
 """
 
 from __future__ import annotations
@@ -13,32 +14,22 @@ from __future__ import annotations
 import base64
 import json
 import re
-import time
+import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from typing import Any
+from urllib.parse import parse_qsl, unquote
 
 import numpy as np
-from numpy.typing import NDArray
 
-from recollect.common.errors import InputError
+from recollect.common.errors import ConfigError, InputError
 from recollect.common.imports import require
-from recollect.search.milvus_lock import WritersClaim
-from recollect.search.milvus_rows import (
-    brief,
-    condition_of,
-    decoded,
-    encoded,
-    item_of,
-    parsed,
-    picture_rows,
-    quoted,
-    search_by_reading,
-)
-from recollect.search.one_writer import OneWriter
+from recollect.search.exact_search import nearest_unchecked
 from recollect.search.store_protocol import (
     Hit,
+    IndexBusyError,
     Item,
     NoIndexError,
     StoreError,
@@ -46,321 +37,249 @@ from recollect.search.store_protocol import (
     Where,
     checked_queries,
     checked_vectors,
+    clean_where,
     in_order,
 )
 
 _COLUMNS = ["id", "digest", "source", "stamp", "metadata"]
 _PAGE = 1000
-_TEXT = 65_535  # Milvus's longest text
-_LONGEST = 16_384  # and its longest list of results
-_AT_ONCE = 5.0  # seconds; a server that cannot be reached takes longer to find out
-_COUNTED = 20_000  # items looked at for the values of a column; Milvus cannot group
+_LONGEST = 16_384  # Milvus's longest list of results
+_PLACE = r"\w+://(?:([^:@/]*)(?::([^@/]*))?@)?(\[[^]/]+\]|[^][:@/]+)(?::(\d+))?/([A-Za-z_]\w{0,200})"
 
 
-def _connected(pymilvus: Any, options: Mapping[str, Any]) -> Any:
-    """A client. A server that answers, but turns the connection down at once, is asked again.
-
-    pymilvus pings every 10 s, idle or not; a server that finds this too often (milvus-lite does) closes the connection, and
-    one that is opened at that moment fails with it.
-    """
-    for wait in (1.0, 3.0):
-        started = time.monotonic()
-        try:
-            return pymilvus.MilvusClient(**options)
-        except pymilvus.MilvusException:
-            if time.monotonic() - started > _AT_ONCE:
-                raise
-            time.sleep(wait)
-    return pymilvus.MilvusClient(**options)
+def parse_address(address: str) -> tuple[dict[str, Any], str, str, str]:
+    """Arguments of the client, the index's name, the address without its password, the consistency of reads."""
+    shown = re.sub(r"^(\w+://[^:/]*:)[^/]+(?=@)", r"\1...", address)
+    place, _, query = address.partition("?")
+    parts, options = re.fullmatch(_PLACE, place), dict(parse_qsl(query))
+    if not parts or options.keys() - {"db", "secure", "consistency"}:
+        raise ConfigError(
+            f"{shown}: give an index in Milvus as milvus://host:19530/name; its options are db, secure and consistency."
+        )
+    user, password, host, port, name = parts.groups()
+    scheme = "https" if options.get("secure") in ("1", "true") else "http"
+    token = f"{unquote(user)}:{unquote(password or '')}" if user else ""
+    arguments = {"uri": f"{scheme}://{host}:{port or 19530}", "token": token, "db_name": options.get("db", "")}
+    return arguments, name, shown, options.get("consistency", "Strong")
 
 
 class MilvusStore:
     """See ``recollect.search.store_protocol.Store`` for what the methods do."""
 
-    def __init__(
-        self, client: Any, error: type[Exception], types: Any, name: str, address: str, consistency: str
-    ) -> None:
-        self.address = address
-        self._client, self._error, self._types = client, error, types
-        self._name, self._consistency = name, consistency
-        self._documents = f"{name}_documents"
-        self._states: dict[int, tuple[int, bool]] = {}
-        claim = WritersClaim(self)
-        gone = ", or ended less than a minute ago on another machine"
-        self._writer = OneWriter(address, claim.attempt, claim.release, gone)
+    def __init__(self, address: str, create: bool) -> None:
+        arguments, self._name, self.address, self._consistency = parse_address(address)
+        self._milvus: Any = require("pymilvus", "milvus", "an index in Milvus")
+        self._documents = f"{self._name}_documents"
+        self._writer = threading.RLock()
+        pings = {
+            "grpc.keepalive_time_ms": 300_000
+        }  # every 10 s, which is the default, makes milvus-lite close the connection
+        self._client = self._call(self._milvus.MilvusClient, **arguments, grpc_options=pings)
+        if not self._call(self._client.has_collection, self._documents):
+            if not create:
+                raise NoIndexError(self.address)
+            self._make(self._documents, {"key": 512, "value": 65_535}, 2)
 
     @classmethod
     def open(cls, address: str, *, create: bool = False) -> MilvusStore:
         """Open the index of an address."""
-        options, name, shown, consistency = parsed(address)
-        pymilvus = require("pymilvus", "milvus", "an index in Milvus")
-        try:
-            client = _connected(pymilvus, options)
-        except pymilvus.MilvusException as error:
-            raise StoreError(f"{shown}: the server cannot be reached ({brief(error)}).") from error
-        store = cls(client, pymilvus.MilvusException, pymilvus.DataType, name, shown, consistency)
-        with store._spoken():
-            if not client.has_collection(store._documents):
-                if not create:
-                    client.close()
-                    raise NoIndexError(shown)
-                store._make(store._documents, [("key", 512), ("value", _TEXT)], 2, False)
-        return store
+        return cls(address, create)
 
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
 
-    def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:
-        """Become the only writer, by a claim among the documents."""
-        return self._writer.held(wait)
+    @contextmanager
+    def writing(self, wait: float = 0.0) -> Iterator[None]:
+        """Exclude the other threads that use this store; not other processes."""
+        if not self._writer.acquire(timeout=max(0.0, wait)):
+            raise IndexBusyError(f"{self.address}: another thread is writing to this index. Try again when it is done.")
+        try:
+            yield
+        finally:
+            self._writer.release()
 
     def read_document(self, key: str) -> dict[str, Any] | None:
         """A document."""
-        rows = self._query(self._documents, f"key == {quoted(key)}", ["value"], 1)
+        rows = self._query(self._documents, f"key == {_quoted(key)}", ["value"], 1)
         return dict(json.loads(rows[0]["value"])) if rows else None
 
     def write_document(self, key: str, value: Mapping[str, Any] | None) -> None:
         """Replace a document."""
-        with self._spoken():
-            if value is None:
-                self._client.delete(self._documents, filter=f"key == {quoted(key)}")
-                return
-            text = json.dumps(dict(value), allow_nan=False)
-            if len(text.encode()) > _TEXT:
-                raise InputError(
-                    f"{self.address}: the document {key!r} is longer than Milvus allows ({_TEXT:,} bytes)."
-                )
-            self._client.upsert(self._documents, [{"key": key, "value": text, "vector": [0.0, 0.0]}])
-
-    def documents(self, beginning: str) -> dict[str, str]:
-        """The documents whose keys start with the prefix, as text."""
-        condition = f"key like {quoted(beginning + '%')}"
-        return {row["key"]: row["value"] for row in self._pages(self._documents, "key", condition, ["key", "value"])}
+        if value is None:
+            self._call(self._client.delete, self._documents, filter=f"key == {_quoted(key)}")
+        else:
+            self._put_texts({key: json.dumps(dict(value), allow_nan=False)})
 
     def generations(self) -> list[int]:
         """Numbers of the generations."""
-        with self._spoken():
-            found = (re.fullmatch(rf"{self._name}_items_(\d+)", name) for name in self._client.list_collections())
-            return sorted(int(match[1]) for match in found if match)
+        names = [re.fullmatch(rf"{self._name}_items_(\d+)", name) for name in self._call(self._client.list_collections)]
+        return sorted(int(name[1]) for name in names if name)
 
     def create_generation(self, generation: int, dim: int, half: bool = False) -> None:
         """Create the collection of a generation."""
         if generation in self.generations():
             raise InputError(f"{self.address}: generation {generation} already exists.")
-        columns = [("id", 2048), ("digest", 128), ("source", 8192), ("stamp", 128)]
-        too_old = InputError(
-            f"{self.address}: this server does not support half precision, which needs Milvus 2.4: remove --half."
-        )
-        with self._spoken():
-            if half and tuple(map(int, re.findall(r"\d+", self._client.get_server_version())[:2])) < (2, 4):
-                raise too_old
-            try:
-                self._make(self._table(generation), columns, dim, half, metadata=True)
-            except self._error as error:
-                if half and "Float16" in str(error):  # milvus-lite, any version
-                    raise too_old from error
-                raise
-        self._states[generation] = (dim, half)
+        # Milvus 2.3 takes such vectors, and gives wrong similarities.
+        if half and re.match(r"milvus_lite|v?2\.3", version := self._call(self._client.get_server_version)):
+            raise InputError(f"{self.address}: half precision needs Milvus 2.4, but this is {version}: remove --half.")
+        self._make(self._table(generation), {"id": 2048, "digest": 128, "source": 8192, "stamp": 128}, dim, half)
 
-    def _make(
-        self, name: str, columns: Sequence[tuple[str, int]], dim: int, half: bool, metadata: bool = False
-    ) -> None:
+    def _make(self, table: str, lengths: Mapping[str, int], dim: int, half: bool = False) -> None:
+        """Create a collection with these columns of text, the first one as its key, and vectors."""
+        types = self._milvus.DataType
         schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
-        for number, (column, length) in enumerate(columns):
-            schema.add_field(column, self._types.VARCHAR, max_length=length, is_primary=number == 0)
-        if metadata:
-            schema.add_field("metadata", self._types.JSON)
-        schema.add_field("vector", self._types.FLOAT16_VECTOR if half else self._types.FLOAT_VECTOR, dim=max(2, dim))
-        index = self._client.prepare_index_params()
-        index.add_index("vector", index_type="FLAT", metric_type="IP")
-        self._client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
+        for column, length in lengths.items():
+            schema.add_field(column, types.VARCHAR, max_length=length, is_primary=column in ("id", "key"))
+        if table != self._documents:
+            schema.add_field("metadata", types.JSON)
+        schema.add_field("vector", types.FLOAT16_VECTOR if half else types.FLOAT_VECTOR, dim=dim)
+        self._call(self._client.create_collection, table, schema=schema, consistency_level="Strong")
+        self._build_index(table, "FLAT")
 
     def drop_generation(self, generation: int) -> None:
         """Remove the collection of a generation."""
-        self._states.pop(generation, None)
-        if generation not in self.generations():
-            return
-        with self._spoken():
-            self._client.drop_collection(self._table(generation))
-        self.write_document(f"graph:{generation}", None)
-        self._forget({key.split(":")[1] for key in self._keys("picture:")})
+        self._call(self._client.drop_collection, self._table(generation))
+        pictures = self._pages(self._documents, "key", 'key like "picture:%"', ["key"])
+        self._forget_pictures({row["key"].split(":")[1] for row in pictures})
 
     def put(self, generation: int, items: Sequence[Item]) -> None:
         """Add or replace items in one request."""
-        dim, half = self._state(generation)
-        vectors = checked_vectors(items, dim)
-        if not items:
-            return
-        old = {found.digest for found in self.get(generation, [item.id for item in items]).values()}
-        rows = [
-            {
-                "id": item.id,
-                "digest": item.digest,
-                "source": item.source,
-                "stamp": item.stamp,
-                "metadata": encoded(item.metadata),
-                "vector": self._row(row, half),
-            }
-            for item, row in zip(items, vectors, strict=True)
-        ]
-        parts = [part for item in items if item.picture is not None for part in picture_rows(item.digest, item.picture)]
-        with self._spoken():
-            # Pictures first: an item must never exist without its picture.
-            for start in range(0, len(parts), 200):
-                self._client.upsert(self._documents, parts[start : start + 200])
-            self._client.upsert(self._table(generation), rows)
-        self._forget(old - {item.digest for item in items})
+        dim, dtype = self._vector_type(generation)
+        vectors = checked_vectors(items, dim).astype(dtype)
+        replaced = {item.digest for item in self.get(generation, [item.id for item in items]).values()}
+        rows = []
+        for item, vector in zip(items, vectors, strict=True):
+            metadata = {_column(name): value for name, value in item.metadata.items()}
+            rows.append({**{name: getattr(item, name) for name in _COLUMNS}, "metadata": metadata, "vector": vector})
+            # Before the item, which must never exist without its picture. A text has at most 65,535 characters.
+            text = base64.b64encode(item.picture or b"").decode()
+            self._put_texts({f"picture:{item.digest}:{n}": part for n, part in enumerate(_batches(text, 60_000))})
+        self._call(self._client.upsert, self._table(generation), rows)
+        self._forget_pictures(replaced - {item.digest for item in items})
 
     def delete(self, generation: int, ids: Sequence[str]) -> int:
         """Remove items."""
-        there = self.get(generation, ids)
-        for start in range(0, len(there), _PAGE):
+        found = self.get(generation, ids)
+        for some in _batches(list(found)):
             # A filter of our own: the client's delete(ids=…) does not escape quotes.
-            some = list(there)[start : start + _PAGE]
-            with self._spoken():
-                self._client.delete(self._table(generation), filter=f"id in {quoted(some)}")
-        if there:
-            self._forget({item.digest for item in there.values()})
-        return len(there)
+            self._call(self._client.delete, self._table(generation), filter=f"id in {_quoted(some)}")
+        self._forget_pictures({item.digest for item in found.values()})
+        return len(found)
 
     def get(self, generation: int, ids: Sequence[str], *, vectors: bool = False) -> dict[str, Item]:
         """Items by id."""
-        self._state(generation)
-        wanted, found = list(dict.fromkeys(ids)), {}
-        columns = _COLUMNS + ["vector"] * vectors
-        for start in range(0, len(wanted), _PAGE):
-            some = wanted[start : start + _PAGE]
-            for row in self._query(self._table(generation), f"id in {quoted(some)}", columns, _PAGE):
-                found[row["id"]] = item_of(row)
-        return found
+        rows = self._rows(self._table(generation), "id", list(ids), _COLUMNS + ["vector"] * vectors)
+        return {row["id"]: _item(row) for row in rows}
 
     def picture(self, digest: str) -> bytes | None:
         """A picture by the digest of its bytes."""
-        found = self.documents(f"picture:{digest}:")
-        if not found:
-            return None
-        ordered = sorted(found, key=lambda key: int(key.rsplit(":", 1)[1]))
-        return b"".join(base64.b64decode(found[key]) for key in ordered)
+        rows = self._pages(self._documents, "key", f"key like {_quoted(f'picture:{digest}:%')}", ["key", "value"])
+        parts = {int(row["key"].rsplit(":", 1)[1]): row["value"] for row in rows}
+        return base64.b64decode("".join(parts[number] for number in sorted(parts))) if parts else None
 
     def iterate(self, generation: int, *, vectors: bool = False) -> Iterator[Item]:
         """All items by id, a page at a time."""
-        self._state(generation)
-        for row in self._pages(self._table(generation), "id", 'id >= ""', _COLUMNS + ["vector"] * vectors):
-            yield item_of(row)
+        return map(_item, self._pages(self._table(generation), "id", 'id >= ""', _COLUMNS + ["vector"] * vectors))
 
     def count(self, generation: int, where: Where | None = None) -> int:
         """Number of items."""
-        self._state(generation)
-        condition = condition_of(where)
-        if condition is None:
-            return 0
-        return int(self._query(self._table(generation), condition, ["count(*)"])[0]["count(*)"])
+        return int(self._query(self._table(generation), _condition(where), ["count(*)"])[0]["count(*)"])
 
     def values(self, generation: int, column: str, limit: int = 1000) -> dict[str, int]:
         """Most frequent values of a column among the first 20,000 items."""
-        counted: Counter[str] = Counter()
-        for number, item in enumerate(self.iterate(generation)):
-            if number >= _COUNTED:
-                break
-            if column in item.metadata:
-                counted[item.metadata[column]] += 1
-        return dict(sorted(counted.items(), key=lambda pair: (-pair[1], pair[0]))[:limit])
+        items = islice(self.iterate(generation), 20_000)  # Milvus cannot group
+        counts = Counter(item.metadata[column] for item in items if column in item.metadata)
+        return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:limit])
 
     def search(
-        self, generation: int, queries: Vectors, k: int, where: Where | None = None, approximate: bool = False
+        self,
+        generation: int,
+        queries: Vectors,
+        k: int,
+        where: Where | None = None,
+        approximate: bool | None = None,
+        candidates: int = 100,
     ) -> list[list[Hit]]:
         """Exact search by Milvus's FLAT index, or approximate by its HNSW."""
-        dim, half = self._state(generation)
-        rows = checked_queries(queries, dim, k)
-        condition = condition_of(where)
-        if condition is None:
-            return [[] for _ in rows]
-        built = self._graph(generation)
-        if built is not None and not approximate:
-            return search_by_reading(self.iterate(generation, vectors=True), rows, k, where)
-        with self._spoken():
-            found = self._client.search(
-                self._table(generation),
-                data=[self._row(row, half) for row in rows],
-                limit=min(k, _LONGEST),
-                filter=condition,
-                output_fields=["metadata"],
-                search_params={"metric_type": "IP", "params": {} if built is None else {"ef": max(k, built)}},
-                consistency_level=self._consistency,
-            )
-        answers = [
-            in_order([Hit(hit["id"], float(hit["distance"]), decoded(hit["entity"]["metadata"])) for hit in hits])
-            for hits in found
-        ]
+        dim, dtype = self._vector_type(generation)
+        queries = checked_queries(queries, dim, k)
+        graph = self._index_type(generation) == "HNSW"
+        if graph and not approximate:
+            return self._search_by_reading(generation, queries, k, where)
+        found = self._call(
+            self._client.search,
+            self._table(generation),
+            data=list(queries.astype(dtype)),
+            limit=min(k, _LONGEST),
+            filter=_condition(where),
+            output_fields=["metadata"],
+            search_params={"metric_type": "IP", "params": {"ef": max(k, candidates)} if graph else {}},
+            consistency_level=self._consistency,
+        )
+        best = [in_order([Hit(row["id"], row["distance"], _metadata(row["entity"])) for row in rows]) for rows in found]
         # A short list: there may be no more items, the graph may have found too few under the filter, or k exceeds Milvus's
         # limit. Counting is a separate request that takes as long as the search, so it is sent only now.
-        shortest = min((len(hits) for hits in answers), default=k)
-        if shortest < k and shortest < self.count(generation, where):
-            return search_by_reading(self.iterate(generation, vectors=True), rows, k, where)
-        return answers
+        if any(len(hits) < k for hits in best) and min(map(len, best)) < self.count(generation, where):
+            return self._search_by_reading(generation, queries, k, where)
+        return best
 
-    def build_approximate(self, generation: int, settings: Mapping[str, int]) -> None:
+    def _search_by_reading(self, generation: int, queries: Vectors, k: int, where: Where | None) -> list[list[Hit]]:
+        """Exact search over all items, in bounded memory: with an HNSW index, Milvus itself cannot search exactly."""
+        best: list[list[Hit]] = [[] for _ in queries]
+        items = map(_item, self._pages(self._table(generation), "id", _condition(where), [*_COLUMNS, "vector"]))
+        while some := list(islice(items, 8192)):
+            vectors = np.stack([item.vector for item in some if item.vector is not None])
+            nearest = nearest_unchecked(queries, vectors, min(k, len(some)))
+            for row, numbers in enumerate(nearest.indices.tolist()):
+                scored = zip(numbers, nearest.similarities[row].tolist(), strict=True)
+                best[row] = in_order(best[row] + [Hit(some[n].id, value, some[n].metadata) for n, value in scored])[:k]
+        return best
+
+    def build_approximate(self, generation: int) -> None:
         """Replace the FLAT index by HNSW."""
-        self._state(generation)
-        parameters = {"M": int(settings["m"]), "efConstruction": int(settings["ef_construction"])}
-        self._reindex(generation, "HNSW", parameters)
-        self.widen_approximate(generation, settings["ef_search"])
-
-    def widen_approximate(self, generation: int, ef_search: int) -> None:
-        """Change ``ef`` of this generation's searches."""
-        self.write_document(f"graph:{generation}", {"ef_search": int(ef_search)})
+        self._replace_index(generation, "HNSW", M=16, efConstruction=128)
 
     def drop_approximate(self, generation: int) -> None:
         """Replace HNSW by the FLAT index; also after a process ended between removing an index and building another."""
         if self._index_type(generation) != "FLAT":
-            self._reindex(generation, "FLAT", {})
-            self.write_document(f"graph:{generation}", None)
+            self._replace_index(generation, "FLAT")
 
-    def _reindex(self, generation: int, kind: str, parameters: Mapping[str, int]) -> None:
+    def _replace_index(self, generation: int, kind: str, **parameters: int) -> None:
         table = self._table(generation)
-        with self._spoken():
-            self._client.flush(table)
-            self._client.release_collection(table)
-            if self._index_type(generation) is not None:
-                self._client.drop_index(table, "vector")
-            index = self._client.prepare_index_params()
-            index.add_index("vector", index_type=kind, metric_type="IP", params=dict(parameters))
-            self._client.create_index(table, index)
-            self._client.load_collection(table)
+        self._call(self._client.flush, table)
+        self._call(self._client.release_collection, table)
+        if self._index_type(generation) is not None:
+            self._call(self._client.drop_index, table, "vector")
+        self._build_index(table, kind, **parameters)
 
-    def _graph(self, generation: int) -> int | None:
-        """``ef_search`` of the HNSW index; None if the index is FLAT."""
-        if self._index_type(generation) != "HNSW":
-            return None
-        return int((self.read_document(f"graph:{generation}") or {"ef_search": 128})["ef_search"])
+    def _build_index(self, table: str, kind: str, **parameters: int) -> None:
+        index = self._client.prepare_index_params()
+        index.add_index("vector", index_type=kind, metric_type="IP", params=parameters)
+        self._call(self._client.create_index, table, index)
+        self._call(self._client.load_collection, table)
 
     def _index_type(self, generation: int) -> str | None:
-        with self._spoken():
-            found = self._client.describe_index(self._table(generation), "vector")
-        return found.get("index_type") if found else None
+        return (self._call(self._client.describe_index, self._table(generation), "vector") or {}).get("index_type")
 
     def _table(self, generation: int) -> str:
         return f"{self._name}_items_{int(generation)}"
 
-    def _state(self, generation: int) -> tuple[int, bool]:
-        if generation not in self._states:
-            with self._spoken():
-                if not self._client.has_collection(self._table(generation)):
-                    raise StoreError(f"{self.address}: there is no generation {generation}.")
-                fields = self._client.describe_collection(self._table(generation))["fields"]
-            vector = next(field for field in fields if field["name"] == "vector")
-            self._states[generation] = (int(vector["params"]["dim"]), vector["type"] == self._types.FLOAT16_VECTOR)
-        return self._states[generation]
+    def _vector_type(self, generation: int) -> tuple[int, type[np.floating]]:
+        """Length and type of the vectors."""
+        fields = self._call(self._client.describe_collection, self._table(generation))["fields"]
+        vector = next(field for field in fields if field["name"] == "vector")
+        half = vector["type"] == self._milvus.DataType.FLOAT16_VECTOR
+        return int(vector["params"]["dim"]), np.float16 if half else np.float32
 
     def _query(self, table: str, condition: str, columns: list[str], limit: int | None = None) -> list[dict[str, Any]]:
-        extra = {} if limit is None else {"limit": limit}
-        with self._spoken():
-            return list(
-                self._client.query(
-                    table, filter=condition, output_fields=columns, consistency_level=self._consistency, **extra
-                )
-            )
+        options = {"limit": limit, "consistency_level": self._consistency}
+        return list(self._call(self._client.query, table, filter=condition, output_fields=columns, **options))
+
+    def _rows(self, table: str, by: str, keys: Sequence[str], columns: list[str]) -> Iterator[dict[str, Any]]:
+        """The rows with these primary keys ``by``."""
+        for some in _batches(keys):
+            yield from self._query(table, f"{by} in {_quoted(some)}", columns, _PAGE)
 
     def _pages(self, table: str, by: str, condition: str, columns: list[str]) -> Iterator[dict[str, Any]]:
         """All rows that meet a condition, in parts. ``by`` is the primary key.
@@ -368,42 +287,80 @@ class MilvusStore:
         A limited query may give any of the rows that meet its condition, in any order. So keys are read first; where there may
         be more of them than Milvus gives at once, the condition is split at their middle.
         """
-        parts: list[tuple[str | None, str | None]] = [(None, None)]
-        while parts:
-            low, high = parts.pop()
-            above = "" if low is None else f" and {by} > {quoted(low)}"
-            upto = "" if high is None else f" and {by} <= {quoted(high)}"
-            keys = [row[by] for row in self._query(table, condition + above + upto, [by], _LONGEST)]
-            if len(keys) == _LONGEST:
-                middle = sorted(keys)[len(keys) // 2]
-                parts += [(middle, high), (low, middle)]
-                continue
-            for start in range(0, len(keys), _PAGE):
-                yield from self._query(table, f"{by} in {quoted(keys[start : start + _PAGE])}", columns, _PAGE)
+        keys = [row[by] for row in self._query(table, condition, [by], _LONGEST)]
+        if len(keys) < _LONGEST:
+            yield from self._rows(table, by, keys, columns)
+            return
+        middle = _quoted(sorted(keys)[len(keys) // 2])
+        for half in (f"{by} <= {middle}", f"{by} > {middle}"):
+            yield from self._pages(table, by, f"{condition} and {half}", columns)
 
-    def _keys(self, beginning: str) -> list[str]:
-        rows = self._pages(self._documents, "key", f"key like {quoted(beginning + '%')}", ["key"])
-        return [row["key"] for row in rows]
+    def _put_texts(self, texts: Mapping[str, str]) -> None:
+        rows = [{"key": key, "value": text, "vector": [0.0, 0.0]} for key, text in texts.items()]
+        for some in _batches(rows, 200):
+            self._call(self._client.upsert, self._documents, some)
 
-    def _forget(self, digests: set[str]) -> None:
+    def _forget_pictures(self, digests: set[str]) -> None:
         """Remove pictures with these digests that no item has."""
-        wanted = {digest for digest in digests if digest and self._keys(f"picture:{digest}:0")}
+        first = [f"picture:{digest}:0" for digest in digests]
+        unused = {row["key"].split(":")[1] for row in self._rows(self._documents, "key", first, ["key"])}
         for generation in self.generations():
-            if wanted:
-                rows = self._query(self._table(generation), f"digest in {quoted(sorted(wanted))}", ["digest"], 16_000)
-                wanted -= {row["digest"] for row in rows}
-        for digest in wanted:
-            with self._spoken():
-                self._client.delete(self._documents, filter=f"key in {quoted(self._keys(f'picture:{digest}:'))}")
+            for some in _batches(sorted(unused)):
+                rows = self._pages(self._table(generation), "id", f"digest in {_quoted(some)}", ["digest"])
+                unused -= {row["digest"] for row in rows}
+        for digest in unused:
+            self._call(self._client.delete, self._documents, filter=f"key like {_quoted(f'picture:{digest}:%')}")
 
-    @contextmanager
-    def _spoken(self) -> Iterator[None]:
-        """Turn Milvus's errors into messages."""
+    def _call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call a function of the client; its errors become messages."""
         try:
-            yield
-        except self._error as error:
-            raise StoreError(f"{self.address}: Milvus says: {brief(error)}.") from error
+            return function(*arguments, **options)
+        except self._milvus.MilvusException as error:
+            problem = "the server cannot be reached" if error.code == 2 else "Milvus says"
+            says = f"{problem}: {' '.join(str(error.message).split())[:300].rstrip('.')}"
+            if error.code == 100:  # there is no such collection
+                says = re.sub(r".*_items_(\d+).*", r"there is no generation \1", says)
+            raise StoreError(f"{self.address}: {says}.") from error
 
-    @staticmethod
-    def _row(row: NDArray[np.float32], half: bool) -> Any:
-        return row.astype(np.float16) if half else row.tolist()
+
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r"})  # not JSON's: servers differ on \u0007
+
+
+def _quoted(value: str | Sequence[str]) -> str:
+    """A text or a list of them in an expression."""
+    if not isinstance(value, str):
+        return f"[{', '.join(map(_quoted, value))}]"
+    return f'"{value.translate(_ESCAPES)}"'
+
+
+def _column(name: str) -> str:
+    """A metadata column as an expression can name it: an unusual one in hexadecimal."""
+    return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else f"0x{name.encode().hex()}"
+
+
+def _metadata(row: Mapping[str, Any]) -> dict[str, str]:
+    """The metadata of a row, with the names of its columns as they were before ``_column``."""
+    columns = row["metadata"].items()
+    return {bytes.fromhex(name[2:]).decode() if name.startswith("0x") else name: value for name, value in columns}
+
+
+def _condition(where: Where | None) -> str:
+    """A filter as an expression."""
+    parts = ['id >= ""']
+    for column, wanted in clean_where(where).items():
+        field = f"metadata[{_quoted(_column(column))}]"
+        parts.append("(" + " or ".join([f"{field} == {_quoted(value)}" for value in wanted] or ['id == ""']) + ")")
+    return " and ".join(parts)
+
+
+def _item(row: Mapping[str, Any]) -> Item:
+    """An item from a row of its collection."""
+    vector = row.get("vector")
+    if vector is not None:
+        halves = isinstance(vector[0], bytes)
+        vector = np.asarray(np.frombuffer(vector[0], np.float16) if halves else vector, np.float32)
+    return Item(row["id"], vector, _metadata(row), row["digest"], row["source"], row["stamp"])
+
+
+def _batches(entries: Sequence[Any], size: int = _PAGE) -> Iterator[Any]:
+    return (entries[start : start + size] for start in range(0, len(entries), size))
