@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -85,6 +86,23 @@ def test_a_restarted_server_is_asked_again_but_not_written_to_without_a_lock() -
     with store.writing():
         store.put(1, items(4))
     assert store.count(1) == 4
+    store.close()
+
+
+def test_lists_are_full_and_in_order() -> None:
+    """A scan of the graph ends early where it exceeds the server's memory; equal vectors at the end of a list come by id."""
+    address = fresh_address("postgres", None)  # type: ignore[arg-type]
+    store = open_store(f"{address}&options=-c%20work_mem%3D64kB", create=True)
+    store.create_generation(1, 8)
+    known = items(1500)
+    store.put(1, known)
+    store.build_approximate(1)
+    (hits,) = store.search(1, vectors(1, seed=1), 1500, approximate=True)
+    assert {hit.id for hit in hits} == {item.id for item in known}
+    same = [replace(item, vector=known[0].vector) for item in known]
+    store.put(1, same)
+    (hits,) = store.search(1, known[0].vector[None], 20)
+    assert [hit.id for hit in hits] == sorted(item.id for item in known)[:20]
     store.close()
 
 

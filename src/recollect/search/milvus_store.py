@@ -318,8 +318,8 @@ class MilvusStore:
         except self._milvus.MilvusException as error:
             problem = "the server cannot be reached" if error.code == 2 else "Milvus says"
             says = f"{problem}: {' '.join(str(error.message).split())[:300].rstrip('.')}"
-            if error.code == 100:  # there is no such collection
-                says = re.sub(r".*_items_(\d+).*", r"there is no generation \1", says)
+            if error.code == 100:
+                says = f"there is no {re.sub(r'.*_items_', 'generation ', arguments[0])}"
             raise StoreError(f"{self.address}: {says}.") from error
 
 
