@@ -63,7 +63,7 @@ def measure(name: str, kind: str) -> dict[str, float]:
     """One training: what its plan said, and what it took."""
     import torch
 
-    from recollect.common import devices
+    from recollect.common import machine
     from recollect.config.overrides import resolve
     from recollect.training import probes
     from recollect.training.run_folder import RunFolder
@@ -71,7 +71,7 @@ def measure(name: str, kind: str) -> dict[str, float]:
 
     if kind == "processor":
         torch.set_num_threads(1)
-        devices.clock, probes.CORES = time.process_time, 1
+        machine.clock, probes.CORES = time.process_time, 1
     recipe, settings = CASES[name]
     clock, library = _Clock(), logging.getLogger("recollect")
     library.setLevel(logging.INFO)

@@ -28,7 +28,6 @@ import numpy as np
 import torch
 
 from benchmarks.timing import processor_name
-from recollect.common.caches import second_level_bytes
 from recollect.evaluation import evaluate
 
 KS = (1, 10, 100, 1000)
@@ -286,10 +285,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     beside = f", beside {options.copying} processes that copy memory" if options.copying else ""
-    machine = {"processor": processor_name(), "second_level_cache": second_level_bytes(), "copying": options.copying}
-    print(
-        f"{machine['processor']}, {second_level_bytes() / 2**20:g} MiB of L2 a core, {options.threads} threads{beside}"
-    )
+    machine = {"processor": processor_name(), "copying": options.copying}
+    print(f"{machine['processor']}, {options.threads} threads{beside}")
     results = {}
     with copying(options.copying):
         if options.only in (None, "small"):

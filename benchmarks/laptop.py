@@ -88,11 +88,11 @@ def make_photos(root: Path, count: int, width: int) -> None:
 
 def run_one(work: str, way: str, folder: str) -> None:
     """Do the work once and print what it took."""
-    from recollect.common.threads import spin_briefly
+    from recollect.common.machine import spin_briefly
 
     spin_briefly()
     from benchmarks.timing import peak_mib
-    from recollect.common.memory import keep_freed_memory
+    from recollect.common.machine import keep_freed_memory
     from recollect.common.preprocessing import Preprocessing
     from recollect.models import Embedder
 

@@ -29,9 +29,9 @@ RESULTS = Path(__file__).parent / "results" / "large_batch.json"
 
 
 def make_model():
-    from recollect.common import torchvision_fix
+    from recollect.common.machine import fix_torchvision
 
-    torchvision_fix.apply()
+    fix_torchvision()
     import timm
     import torch
     from torch import nn

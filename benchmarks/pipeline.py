@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from recollect.common import torchvision_fix
+from recollect.common.machine import fix_torchvision
 from recollect.common.preprocessing import Preprocessing
 from recollect.data.image_set import ImageSet
 from recollect.data.pipeline import Pipeline, processors
@@ -60,7 +60,7 @@ def batches(count: int, epoch: int) -> list[np.ndarray]:
 
 
 def plain_torchvision(images: ImageSet, workers: int) -> Callable[[int], int]:
-    torchvision_fix.apply()
+    fix_torchvision()
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import v2
 

@@ -1,7 +1,7 @@
 """Small work beside two processes that keep two cores busy: what waiting threads cost, and what the rule makes of it.
 
 Each figure is taken in a process of its own, first alone, then beside the busy ones. Columns: *all* is every thread torch
-would use, *one* a single thread, *rule* what ``recollect.common.threads`` chooses, *command line* the rule and threads that
+would use, *one* a single thread, *rule* what ``recollect.common.machine`` chooses, *command line* the rule and threads that
 soon sleep (``spin_briefly``), as ``recollect`` sets it. "alone" means alone for this benchmark: run it on an idle machine.
 """
 
@@ -59,16 +59,16 @@ def _measure(work: str, way: str) -> float:
 
 
 def _run(work: str, way: str) -> None:
-    from recollect.common.threads import limited_threads, spin_briefly
+    from recollect.common.machine import limited_threads, spin_briefly
 
     if way == "command line":
         spin_briefly()
     import torch
 
-    from recollect.common import threads
+    from recollect.common import machine
 
     if way in ("all", "one"):
-        threads.WORTH_A_THREAD = 1e-9  # the rule gives all there are
+        machine.WORTH_A_THREAD = 1e-9  # the rule gives all there are
         torch.set_num_threads(1 if way == "one" else torch.get_num_threads())
     step, count = _step(work)
     with limited_threads(count) if count else nullcontext():

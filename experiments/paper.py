@@ -17,7 +17,7 @@ from experiments.published import published_rows
 from recollect.common.errors import RecollectError
 from recollect.common.files import write_text
 from recollect.common.reading import read_json
-from recollect.common.words import in_decimals
+from recollect.common.text import in_decimals
 from recollect.config.free_settings import brief, changes
 from recollect.config.overrides import as_mapping, resolve
 from recollect.config.schema import Config

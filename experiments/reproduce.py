@@ -20,7 +20,7 @@ from experiments.claims_page import RECORD, write_page
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import make_folder_for, write_json, write_text
 from recollect.common.reading import read_json
-from recollect.common.words import in_words
+from recollect.common.text import in_words
 from recollect.config.automatic import choose_device, is_pretrained, settle
 from recollect.config.overrides import as_mapping, from_mapping, resolve
 from recollect.config.schema import Config

@@ -20,7 +20,7 @@ import typer.main
 import typer.testing
 from hypothesis import HealthCheck, settings
 
-from recollect.common import devices
+from recollect.common import machine
 from recollect.common.console import set_quiet
 
 # Timings on shared machines are noisy, so no test has a deadline.
@@ -35,7 +35,7 @@ settings.load_profile("recollect")
 
 # Plans are made of one measurement instead of up to nine: half of a small training would be its plan. How good plans are
 # is not for tests to say (benchmarks/estimates.py).
-devices.SECONDS = 0.0
+machine.SECONDS = 0.0
 
 # typer builds the whole command line at every call, which takes 0.06 s; the tests call it a thousand times.
 typer.main.get_command = cache(typer.main.get_command)

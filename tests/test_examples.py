@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recollect import evaluate
-from recollect.common import torchvision_fix
+from recollect.common.machine import fix_torchvision
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
     [("plain_pytorch", "torch"), ("with_lightning", "pytorch_lightning"), ("with_accelerate", "accelerate")],
 )
 def test_an_example_learns(name: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    torchvision_fix.apply()  # Lightning imports torchvision
+    fix_torchvision()  # Lightning imports torchvision
     pytest.importorskip(package)
     monkeypatch.syspath_prepend(str(EXAMPLES))
     before, after = importlib.import_module(name).main()

@@ -313,7 +313,7 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     sys.path.insert(0, str(HERE / "src"))
     # Imported once for all processes; recollect itself is forgotten again, since each process imports its copy.
-    importlib.import_module("recollect.common.torchvision_fix").apply()
+    importlib.import_module("recollect.common.machine").fix_torchvision()
     for name in ("pytest", "hypothesis", "timm", "faiss", "pytorch_metric_learning", "recollect.training.trainer"):
         importlib.import_module(name)
     kept = [sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "recollect"]

@@ -11,11 +11,11 @@ import logging
 from typing import TYPE_CHECKING
 
 from recollect._version import __version__
-from recollect.common.imports import lazy_names
+from recollect.common import lazy_names
 
 if TYPE_CHECKING:
-    from recollect.common.doors import trusting
-    from recollect.common.memory import keep_freed_memory
+    from recollect.common.machine import keep_freed_memory
+    from recollect.common.plugins import trusting
     from recollect.config.overrides import resolve
     from recollect.config.recipe_files import find_recipes
     from recollect.data.image_set import ImageSet
@@ -123,7 +123,7 @@ __getattr__, __dir__ = lazy_names(
         "evaluate": "recollect.evaluation",
         "evaluate_model": "recollect.inference.api",
         "export_onnx": "recollect.inference.api",
-        "keep_freed_memory": "recollect.common.memory",
+        "keep_freed_memory": "recollect.common.machine",
         "find_duplicates": "recollect.search.near_duplicates",
         "large_batch_step": "recollect.step",
         "load": "recollect.inference.api",
@@ -134,7 +134,7 @@ __getattr__, __dir__ = lazy_names(
         "serve": "recollect.search.serving",
         "split_of": "recollect.inference.trained_on",
         "train": "recollect.training.trainer",
-        "trusting": "recollect.common.doors",
+        "trusting": "recollect.common.plugins",
         "tune": "recollect.tuning.study",
         "write_report": "recollect.report",
         "write_evaluation": "recollect.inference.written_evaluation",

@@ -178,7 +178,7 @@ CASES = {
     "eval nan.npz": "not finite",
     "eval flat.npz": "give N × d vectors",
     "eval singles.npz": "no label occurs twice",
-    "eval objects.npz": "contains Python objects",
+    "eval objects.npz": "not an .npz of plain arrays",
     "eval notruth.npz": "'gnd': not a JSON",
     "eval gallery.npz": "embed both with the same model",
     "eval ok.npz --ks text": "whole numbers separated by commas",
@@ -264,7 +264,7 @@ def test_a_file_that_may_not_be_read_is_named(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1
-    assert capsys.readouterr().err.startswith("recollect: photos/secret.jpg: permission denied")
+    assert capsys.readouterr().err.startswith("recollect: photos/secret.jpg cannot be read (Permission denied)")
 
 
 def test_an_error_of_ours_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from recollect.cli import last_net
 from recollect.common.errors import ConfigError, WeightsError
-from recollect.common.files import write_text
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +46,7 @@ def _wrapped(cause: Exception) -> RuntimeError:
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 1, ["memory"]),
         (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 1, ["/x/y", "disk is full"]),
         (_wrapped(OSError(errno.ENOSPC, "No space left on device", "/x/y")), 1, ["disk is full"]),
-        (PermissionError(errno.EACCES, "Permission denied", "/x/y"), 1, ["/x/y", "permission"]),
+        (PermissionError(errno.EACCES, "Permission denied", "/x/y"), 1, ["/x/y", "Permission denied"]),
         (RuntimeError("(sqlite3.OperationalError) database or disk is full"), 1, ["database", "again"]),
         (ConfigError("a name with \x1b[31m in it"), 1, ["\\x1b[31m"]),
     ],
@@ -143,31 +142,3 @@ def test_signals_end_with_their_code_a_sentence_and_nothing_half_written(
     assert process.returncode == 128 + number
     assert said.startswith("recollect: stopped by")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_signal_between_two_steps_of_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*given: object) -> None:
-        raise last_net.StoppedError(signal.SIGINT)
-
-    monkeypatch.setattr("recollect.common.files._hold", stop)  # the file is there, and nobody has its name yet
-    assert last_net.guarded(lambda: write_text(tmp_path / "file", "text")) == 130
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("ends", [None, SystemExit(0), WeightsError("cannot be read")])
-def test_a_signal_after_the_command_is_a_sentence_too(
-    ends: BaseException | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    waiting = [signal.SIGTERM]
-
-    def stop() -> None:
-        if waiting:
-            raise last_net.StoppedError(waiting.pop())
-
-    def command() -> None:
-        if ends is not None:
-            raise ends
-
-    monkeypatch.setattr(last_net, "remove_unfinished", stop)
-    assert last_net.guarded(command) == 143
-    assert "stopped by SIGTERM" in capsys.readouterr().err

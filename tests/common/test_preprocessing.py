@@ -9,8 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from recollect.common import pixels, torchvision_fix
+from recollect.common import pixels
 from recollect.common.errors import ConfigError, ImageError
+from recollect.common.machine import fix_torchvision
 from recollect.common.preprocessing import INTERPOLATIONS, Preprocessing
 
 
@@ -28,7 +29,7 @@ def noise(width: int, height: int) -> Image.Image:
 @given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 40), st.integers(0, 9), st.sampled_from(INTERPOLATIONS))
 @example(21, 34, 13, 2, "bicubic")
 def test_the_pixels_are_torchvisions(width: int, height: int, size: int, more: int, interpolation: str) -> None:
-    torchvision_fix.apply()
+    fix_torchvision()
     from torchvision.transforms.v2 import functional
 
     image, resize = noise(width, height), size + more

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recollect.common import doors
+from recollect.common import plugins
 from recollect.common.errors import ConfigError
 from recollect.config.overrides import resolve
 from recollect.config.references import anchored_names, sealed_names, short_names
@@ -34,9 +34,9 @@ def test_every_name_is_anchored_sealed_and_shown(tmp_path: Path, monkeypatch: py
     names = [sealed.data.name, sealed.data.augmentation, sealed.model.init, sealed.loss.name, sealed.run.select]
     for name in [*names, sealed.loss.options["inner"], sealed.loss.options["many"][0], sealed.run.loggers[0]]:
         with pytest.raises(ConfigError, match="--trust"):
-            doors.load(name, "loss")
+            plugins.load_reference(name, "loss")
     assert short_names(sealed) == config
-    with doors.trusting():
+    with plugins.trusting():
         assert sealed_names(config) == config
     assert sealed_names(sealed) == sealed
 

@@ -60,7 +60,7 @@ def test_values_outside_are_refused_with_the_range(name: str) -> None:
 
 @given(
     name=st.sampled_from(sorted(NUMERIC)),
-    text=st.sampled_from(["x", "[]", "{}", "true", "[1, x]", ".nan", ".inf", "0x" + "f" * 5000, "1e999"]),
+    text=st.sampled_from(["x", "[]", "{}", "true", "[1, x]", ".nan", ".inf", "1e999"]),
 )
 def test_text_and_other_kinds_where_numbers_belong(name: str, text: str) -> None:
     if text == "[]" and name in ("model.scales", "optimizer.milestones", "loss.dims"):

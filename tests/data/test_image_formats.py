@@ -7,8 +7,8 @@ import io
 import pytest
 from PIL import Image, features
 
-from recollect.common.decode import read_image
 from recollect.common.errors import ImageError
+from recollect.common.images import read_image
 
 
 @pytest.mark.parametrize("name", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF", "MPO"])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from recollect.common.decode import set_max_pixels
 from recollect.common.errors import DataError, ImageError
+from recollect.common.images import set_max_pixels
 from recollect.common.preprocessing import Preprocessing
 from recollect.data import transforms
 from recollect.data.image_set import ImageSet

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from recollect.common import torchvision_fix
 from recollect.common.errors import ImageError
+from recollect.common.machine import fix_torchvision
 from recollect.data import transforms
 from recollect.data.image_set import ImageSet
 from recollect.data.pipeline import Pipeline
@@ -21,7 +21,7 @@ def test_a_torchvision_transform_leaves_the_models_random_numbers_alone(
     photos: ImageSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It draws from torch's global generator, as dropout does: so never while the model may be drawing."""
-    torchvision_fix.apply()
+    fix_torchvision()
     from torchvision.transforms import v2
 
     threads: dict[str, set[str]] = {"read": set(), "transform": set()}
@@ -64,7 +64,7 @@ def test_a_torchvision_transform_leaves_the_models_random_numbers_alone(
 
 
 def test_a_torchvision_transform_with_bad_images(damaged: ImageSet) -> None:
-    torchvision_fix.apply()
+    fix_torchvision()
     from torchvision.transforms import v2
 
     transform = transforms.FromTorchvision(v2.Compose([v2.RandomResizedCrop(16), v2.PILToTensor()]), 16)

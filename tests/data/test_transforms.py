@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from recollect.common import torchvision_fix
 from recollect.common.errors import ConfigError
+from recollect.common.machine import fix_torchvision
 from recollect.common.preprocessing import Preprocessing
 from recollect.data import transforms
 from recollect.data.transforms import GlyphAffine, LongerSide, RandomResizedCrop, mirrored
 
-torchvision_fix.apply()
+fix_torchvision()
 from torchvision.transforms import v2  # noqa: E402
 from torchvision.transforms.v2 import functional  # noqa: E402
 

@@ -169,7 +169,7 @@ def test_a_listed_pipe_is_told_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "b.png")
     (tmp_path / "list.csv").write_text("path,label\na.png,x\nb.png,y\n")
     report = verify("folder", tmp_path, csv="list.csv")
-    assert "named pipe" in report.unreadable["b.png"]
+    assert "a pipe" in report.unreadable["b.png"]
 
 
 def test_class_names_that_look_alike_across_parts_are_remarked_on(root: Path) -> None:
@@ -177,7 +177,7 @@ def test_class_names_that_look_alike_across_parts_are_remarked_on(root: Path) ->
     report = verify("folder", root)
     assert report.ok
     assert report.notes == [
-        "classes 'A' and 'a' differ only in case: they are separate classes. Give them one name if they are the same."
+        "classes 'A' and 'a' look alike, but are separate classes. Give them one name if they are the same."
     ]
 
 

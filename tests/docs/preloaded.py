@@ -28,9 +28,9 @@ def ask(place: str, arguments: list[str]) -> int:
 def serve(place: str) -> None:
     """Answer each request in a fork."""
     from faults.trials import prepare
-    from recollect.common import devices
+    from recollect.common import machine
 
-    devices.SECONDS = 0.0  # plans of one measurement, as in tests/conftest.py
+    machine.SECONDS = 0.0  # plans of one measurement, as in tests/conftest.py
     prepare()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(place)

@@ -62,7 +62,7 @@ def _assert_equal(result, expected):
 
 
 def _tiles_of(monkeypatch, **sides):
-    monkeypatch.setattr(ranks_module, "_sides", lambda device: ranks_module._Sides(**sides))
+    monkeypatch.setattr(ranks_module, "_SIDES", ranks_module._Sides(**sides))
 
 
 def _small_tiles(monkeypatch):
@@ -122,27 +122,6 @@ def test_tile_sizes_and_memory_change_nothing(monkeypatch):
         found = evaluate(vectors, labels, memory=memory).per_query
         for name, column in wanted.items():
             np.testing.assert_array_equal(found[name], column, err_msg=name)
-
-
-@pytest.mark.parametrize(
-    ("threads", "cache", "side"),
-    [
-        (1, 2**20, 1024),
-        (2, 2**20, 704),
-        (1, 2**21, 704),
-        (2, 2**21, 704),
-        (8, 2**20, 1024),
-        (64, 2**21, 2048),
-        (1, 2**15, 1024),
-    ],
-)
-def test_tiles_follow_the_cache(monkeypatch, threads, cache, side):
-    """A tile and its scratch are no larger than the caches of the cores at work, down to a smallest tile."""
-    monkeypatch.setattr(ranks_module, "second_level_bytes", lambda: cache)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    sides = ranks_module._sides(torch.device("cpu"))
-    assert sides == (side, side // 2, side * 2)
-    assert sides.square == sides.queries * 2 == sides.gallery // 2
 
 
 def test_several_blocks_are_really_used(monkeypatch):

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from recollect.common.decode import read_image
 from recollect.common.errors import ConfigError, ImageError
+from recollect.common.images import read_image
 from recollect.common.preprocessing import Preprocessing
 from recollect.data import ImageSet, Pipeline, load, train_transform
 from recollect.data.transforms import uniforms

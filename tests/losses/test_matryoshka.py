@@ -12,9 +12,9 @@ from torch.nn.functional import normalize
 
 from oracles import losses as plain
 from recollect.common.errors import ConfigError, InputError
-from recollect.common.unit_prefix import prefix_lengths, unit_prefix
-from recollect.common.words import whole_numbers
+from recollect.common.text import whole_numbers
 from recollect.losses import Matryoshka, RecallAtK, SmoothAP, create
+from recollect.losses.matryoshka import prefix_lengths, unit_prefix
 from recollect.step import large_batch_step
 
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from recollect.common.errors import ConfigError, ImageError, InputError
+from recollect.common.images import SizeGroups
 from recollect.common.preprocessing import Preprocessing
-from recollect.common.size_groups import SizeGroups
 from recollect.data.image_set import ImageSet
 from recollect.models import Embedder
 from recollect.models import embedding as loop

@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from recollect.common.decode import read_image
 from recollect.common.errors import DataError, MissingExtraError, RecollectError
+from recollect.common.images import read_image
 from recollect.models import Embedder, export_onnx
 from recollect.models import onnx_export as export
 

@@ -14,7 +14,7 @@ import torch
 
 import recollect
 from recollect.cli import main
-from recollect.common import doors
+from recollect.common import plugins
 from recollect.common.errors import ConfigError, DataError, InputError
 
 HERE = Path(__file__).parent
@@ -79,7 +79,7 @@ def test_every_kind_from_the_command_line(folder: Path, capsys: pytest.CaptureFi
     manifest = json.loads(Path("run/manifest.json").read_text())
     recorded = {(entry["kind"], entry["reference"]): entry["sha256"] for entry in manifest["outside"]}
     assert {kind for kind, _ in recorded} == {"loss", "data set", "backbone", "augmentation", "metric", "logger"}
-    assert recorded["loss", "my_loss.py:LogRank"] == doors.load("my_loss.py:LogRank", "loss").sha256
+    assert recorded["loss", "my_loss.py:LogRank"] == plugins.load_reference("my_loss.py:LogRank", "loss").sha256
     assert str(folder) not in json.dumps(manifest["outside"])
     assert "hit_share" in manifest["outcome"]["metrics"]["val"]
     assert manifest["outcome"]["chosen_by"].startswith("hit_share")
@@ -173,9 +173,9 @@ def test_a_recipe_is_kept_with_the_code_it_names(folder: Path, capsys: pytest.Ca
 
 
 def test_objects_in_python(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    loss = doors.load("my_loss.py:LogRank", "loss").target(tau=0.1)
-    images = doors.load("my_data.py:squares", "data set").target
-    backbone = doors.load("my_backbone.py:backbone", "backbone").target
+    loss = plugins.load_reference("my_loss.py:LogRank", "loss").target(tau=0.1)
+    images = plugins.load_reference("my_data.py:squares", "data set").target
+    backbone = plugins.load_reference("my_backbone.py:backbone", "backbone").target
     told: list[int] = []
 
     class Counting(recollect.Callback):
@@ -189,7 +189,7 @@ def test_objects_in_python(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert told == [1, 2]
     recorded = {entry["kind"]: entry for entry in json.loads(Path("run/manifest.json").read_text())["outside"]}
     assert recorded["loss"]["reference"].endswith(".LogRank")
-    assert recorded["loss"]["sha256"] == doors.load("my_loss.py:LogRank", "loss").sha256
+    assert recorded["loss"]["sha256"] == plugins.load_reference("my_loss.py:LogRank", "loss").sha256
     assert recorded["data set"]["reference"] == "given:squares"
 
     with pytest.raises(ConfigError, match="backbone="):
@@ -227,8 +227,8 @@ def test_a_run_with_given_objects_goes_on_in_python(folder: Path, capsys: pytest
     def objects() -> dict[str, object]:
         torch.manual_seed(0)
         return {
-            "loss": doors.load("my_loss.py:LogRank", "loss").target(),
-            "train_set": doors.load("my_data.py:squares", "data set").target("train"),
+            "loss": plugins.load_reference("my_loss.py:LogRank", "loss").target(),
+            "train_set": plugins.load_reference("my_data.py:squares", "data set").target("train"),
             "model": recollect.Embedder.create("tiny", size=32),
         }
 

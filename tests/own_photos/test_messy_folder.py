@@ -11,8 +11,8 @@ import pytest
 from messy_folders import SMALL, classes, good, manifest, photo, recollect, refused
 from PIL import Image
 
-from recollect.common.decode import set_max_pixels
 from recollect.common.errors import DataWarning
+from recollect.common.images import set_max_pixels
 from recollect.data import load
 
 pytestmark = pytest.mark.slow

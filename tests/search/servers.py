@@ -26,7 +26,7 @@ from pathlib import Path
 
 import pytest
 
-from recollect.common.locks import exclusive
+from recollect.common.files import exclusive
 
 _PATIENCE = 900  # seconds for a server to start, on a machine that is busy with other things
 

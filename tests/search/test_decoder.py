@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from recollect.common.decode import read_image
 from recollect.common.errors import ImageError
+from recollect.common.images import read_image
 from recollect.search import decoder as decoding
 from recollect.search.decoder import Decoder
 

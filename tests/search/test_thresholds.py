@@ -10,8 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect.common.errors import ConfigError, DataError, InputError
-from recollect.common.refusals import StorageError
+from recollect.common.errors import ConfigError, DataError, InputError, StorageError
 from recollect.data import load
 from recollect.inference.trained_on import trained_on
 from recollect.models import Embedder

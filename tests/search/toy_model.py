@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from recollect.common.decode import read_image
 from recollect.common.errors import ImageError
+from recollect.common.images import read_image
 from recollect.common.pixels import to_rgb
 
 

@@ -16,7 +16,7 @@ import pytest
 from matrix_bench import two_cells
 
 from recollect.common.errors import ConfigError, DataError
-from recollect.common.locks import try_lock
+from recollect.common.files import try_lock
 from recollect.config.schema import ModelConfig
 from recollect.data import load
 from recollect.inference.opening import make_embedder

@@ -11,7 +11,7 @@ import torch
 from small_runs import make_images, small_config
 from torch import nn
 
-from recollect.common.memory import resident_bytes
+from recollect.common.machine import resident_bytes
 from recollect.step.chunking import GraphWeight
 from recollect.step.team import Team
 from recollect.training import build, trainer

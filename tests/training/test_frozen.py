@@ -11,8 +11,8 @@ import pytest
 import torch
 from small_runs import final_weights, losses, make_images, same_bits, small_config
 
-from recollect.common.bad_images import BadImage
 from recollect.common.errors import ConfigError, DataError, ImageError
+from recollect.common.images import BadImage
 from recollect.config.automatic import settle
 from recollect.config.overrides import resolve
 from recollect.data import ImageSet, load

@@ -8,7 +8,7 @@ import pytest
 from small_runs import make_images, small_config
 from torch import nn
 
-from recollect.common import doors
+from recollect.common import plugins
 from recollect.common.errors import ConfigError, InputError
 from recollect.config.overrides import resolve
 from recollect.data import load
@@ -22,7 +22,7 @@ from recollect.training.trainer import train
 
 def test_given_objects_are_named_and_recorded() -> None:
     embedder = Embedder.create("tiny", dim=8, size=32)
-    with doors.recording() as outside:
+    with plugins.recording() as outside:
         config = Given(loss=RecallAtK(), model=embedder).named(resolve("glyphs"))
     assert config.loss.name == "given:recollect.losses.recall_at_k.RecallAtK"
     assert (config.model.init, config.model.dim, config.model.image_size) == ("given:tiny", 8, 32)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from recollect.common import memory as memory_file
+from recollect.common import machine as memory_file
 from recollect.common.console import ProgressLine
 from recollect.training.run_folder import Log, RunFolder
 

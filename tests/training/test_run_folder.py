@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from recollect.common.errors import ConfigError, DataError
+from recollect.common.errors import ConfigError, DataError, StorageError
 from recollect.common.files import new_folder, write_json
-from recollect.common.refusals import StorageError
 from recollect.config.schema import Config
 from recollect.training.run_folder import RunFolder
 
@@ -36,7 +35,7 @@ def test_a_run_begins_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Mo
     run.begin(Config(), {"versions": {"recollect": "1"}})
     assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "manifest.json"]
     assert run.read_config() == Config()
-    with pytest.raises(StorageError, match="already"):
+    with pytest.raises(StorageError, match="not empty"):
         _begin_beside(run)
 
 

@@ -12,14 +12,13 @@ from io import TextIOWrapper
 from typing import Any
 
 from recollect.common.errors import DataWarning
-from recollect.common.words import printable
+from recollect.common.text import printable
 
 
 def main() -> None:
     """Run the command line. Every failure becomes one sentence and an exit code, see ``last_net``."""
     from recollect.cli.last_net import guarded
-    from recollect.common.memory import keep_freed_memory
-    from recollect.common.threads import spin_briefly
+    from recollect.common.machine import keep_freed_memory, spin_briefly
 
     # Before any command imports torch, which is when they are read.
     spin_briefly()

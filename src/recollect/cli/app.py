@@ -121,7 +121,7 @@ def common_options(
     """Options before any command."""
     from recollect.cli.options import show_remarks
     from recollect.common.console import set_quiet
-    from recollect.common.doors import trusting
+    from recollect.common.plugins import trusting
 
     set_quiet(quiet)
     context.with_resource(trusting(trust))

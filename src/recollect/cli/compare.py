@@ -25,7 +25,7 @@ from recollect.cli.options import (
     show_plan,
     with_set,
 )
-from recollect.common.words import printable
+from recollect.common.text import printable
 
 
 @app.command()

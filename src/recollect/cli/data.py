@@ -10,7 +10,7 @@ import typer
 from recollect.cli.app import Commands, app
 from recollect.cli.options import AsJson, MaxPixels, Quiet, complete_data, given, print_json
 from recollect.common.errors import InputError
-from recollect.common.words import printable
+from recollect.common.text import printable
 
 if TYPE_CHECKING:
     from recollect.data.registry import Source
@@ -27,7 +27,7 @@ def list_sources(context: typer.Context, as_json: AsJson = False) -> None:
             raise InputError(f"give --json after {context.invoked_subcommand}.")
         return
     from recollect import available_data
-    from recollect.common.doors import added
+    from recollect.common.plugins import added
 
     if as_json:
         print_json([*(_summary(source) for source in available_data().values()), *added("data set")])

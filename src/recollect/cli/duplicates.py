@@ -22,7 +22,7 @@ from recollect.cli.options import (
     refuse_unused,
     remark_aside,
 )
-from recollect.common.words import number_of, printable
+from recollect.common.text import number_of, printable
 
 
 @app.command()

@@ -137,7 +137,7 @@ def evaluate_command(
     from recollect import write_evaluation
     from recollect.cli.eval_tables import show_tables
     from recollect.common.errors import InputError
-    from recollect.common.words import whole_numbers
+    from recollect.common.text import whole_numbers
 
     if target is not None and init is not None:
         raise InputError("give one model to evaluate: TARGET or --init, not both.")

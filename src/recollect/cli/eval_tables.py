@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from recollect.common.words import in_decimals, number_of
+from recollect.common.text import in_decimals, number_of
 
 if TYPE_CHECKING:
     from rich.table import Table

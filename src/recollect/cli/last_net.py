@@ -20,12 +20,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from recollect.common.errors import RecollectError
-from recollect.common.files import remove_unfinished
-from recollect.common.refusals import refusal, unreadable
-from recollect.common.words import printable
+from recollect.common.errors import FULL, RecollectError, storage_error, unreadable
+from recollect.common.text import printable
 
-_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 _DATABASE = ("database or disk is full", "readonly database", "unable to open database", "disk image is malformed")
 
 
@@ -63,14 +60,6 @@ def guarded(command: Callable[[], Any]) -> int:
     _received.clear()
     _stop_by_exception()
     try:
-        return _code_of(command)
-    except StoppedError as error:  # the signal came after the command, or after its error
-        remove_unfinished()
-        return _ended(error)
-
-
-def _code_of(command: Callable[[], Any]) -> int:
-    try:
         command()
         return 0
     except SystemExit:
@@ -79,8 +68,6 @@ def _code_of(command: Callable[[], Any]) -> int:
         if _received:
             return _ended(StoppedError(_received[0]))
         return _ended(error.error if isinstance(error, _PastTyperError) else error)
-    finally:
-        remove_unfinished()
 
 
 def _stop_by_exception() -> None:
@@ -150,8 +137,8 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 def _foreseen(error: BaseException) -> str:
     """The message for an error of the system or a database, or nothing."""
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-        if error.errno in _WRITING:
-            return str(refusal(error, Path(error.filename or "a file of this command"), existed=None))
+        if error.errno in (*FULL, errno.EROFS):
+            return str(storage_error(error, Path(error.filename or "a file of this command"), existed=None))
         return unreadable(error, error.filename) if error.filename is not None else ""
     text = str(error).lower()
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in text and "alloc" in text):

@@ -25,7 +25,7 @@ def models(
 ) -> None:
     """List the initialisations an embedder can start from, or show one in full."""
     from recollect import available_models, describe_model
-    from recollect.common.doors import added
+    from recollect.common.plugins import added
 
     if name is not None:
         row = describe_model(name)

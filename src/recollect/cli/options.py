@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from recollect.common.errors import ConfigError, InputError
-from recollect.common.words import printable
+from recollect.common.text import printable
 
 
 class _Remarks(logging.Handler):
@@ -99,7 +99,7 @@ def _quiet(value: bool) -> bool:
 
 def _max_pixels(value: int | None) -> int | None:
     if value is not None:
-        from recollect.common.decode import set_max_pixels
+        from recollect.common.images import set_max_pixels
 
         set_max_pixels(value)
     return value
@@ -108,7 +108,7 @@ def _max_pixels(value: int | None) -> int | None:
 def _device(value: str | None) -> str | None:
     if value is None:
         return None
-    from recollect.common.devices import usable_device
+    from recollect.common.machine import usable_device
 
     return str(usable_device(value, "--device"))
 
@@ -133,7 +133,7 @@ def complete_loss(incomplete: str) -> list[str]:
 
 def complete_model(incomplete: str) -> list[str]:
     """Initialisations whose name starts with the given text."""
-    from recollect.common.doors import installed
+    from recollect.common.plugins import installed
     from recollect.models.zoo import ZOO
 
     return _beginning([*ZOO, *installed("backbone")], incomplete)
@@ -141,14 +141,14 @@ def complete_model(incomplete: str) -> list[str]:
 
 def complete_logger(incomplete: str) -> list[str]:
     """Loggers whose name starts with the given text."""
-    from recollect.common.doors import installed
+    from recollect.common.plugins import installed
 
     return _beginning(["tensorboard", "wandb", "mlflow", *installed("logger")], incomplete)
 
 
 def complete_data(incomplete: str) -> list[str]:
     """Data sets whose name starts with the given text."""
-    from recollect.common.doors import installed
+    from recollect.common.plugins import installed
     from recollect.data import available
 
     return _beginning([*available(), *installed("data set")], incomplete)

@@ -8,7 +8,7 @@ import typer
 
 from recollect.cli.app import app
 from recollect.cli.options import AsJson, complete_recipe, print_json
-from recollect.common.words import printable
+from recollect.common.text import printable
 
 if TYPE_CHECKING:
     from recollect.config.recipe_files import Recipe

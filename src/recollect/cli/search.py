@@ -21,7 +21,7 @@ from recollect.cli.options import (
     refuse_unused,
     remarks_aside,
 )
-from recollect.common.words import printable
+from recollect.common.text import printable
 
 
 @app.command()

@@ -23,7 +23,7 @@ from recollect.cli.options import (
     remarks_aside,
     with_set,
 )
-from recollect.common.words import printable
+from recollect.common.text import printable
 
 if TYPE_CHECKING:
     from recollect.training.estimate import Plan
@@ -255,7 +255,7 @@ def _split(run: Path | None, images: object) -> dict[str, Any]:
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
     """The options as settings. Giving steps replaces epochs, and vice versa."""
-    from recollect.common.words import whole_numbers
+    from recollect.common.text import whole_numbers
 
     chosen = {key: value for name, key in _SHORT.items() if (value := given[name]) is not None and value is not False}
     if len(lengths := chosen.keys() & {"run.steps", "run.epochs"}) == 1:

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import (
@@ -27,7 +26,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from recollect.common.words import in_words
+from recollect.common.text import in_words
 
 logger = logging.getLogger(__name__)
 PROGRESS = {"progress": True}
@@ -158,9 +157,7 @@ class ProgressLine:
             self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if not self._progress.disable:  # rich before 14.3 would end a line that was never begun
             self._progress.stop()
         ProgressLine._entered -= 1

@@ -6,6 +6,13 @@ message; tracebacks are for bugs. Raise the most specific class that fits.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import importlib
+import shutil
+from pathlib import Path
+from types import ModuleType
+
 
 class RecollectError(Exception):
     """An error that a user can fix. The message is complete without a traceback."""
@@ -43,6 +50,73 @@ class MissingExtraError(RecollectError, ImportError):
     """An optional package that is not installed."""
 
 
+class DataWarning(UserWarning):
+    """A data set that can be used but differs from its publisher's description, e.g. other counts or missing files."""
+
+
+class StorageError(DataError):
+    """A file that cannot be written: no space, no permission, a read-only or broken disk."""
+
+    def with_advice(self, advice: str) -> StorageError:
+        """The same error with one more sentence, e.g. how to resume a run."""
+        return StorageError(f"{self} {advice}")
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""No room for a file: on the disk, in the user's quota, or by a limit on one file."""
+
+
+def storage_error(error: Exception, path: Path, *, needed: int = 0, existed: bool | None = False) -> StorageError:
+    """The error for a failed write.
+
+    Args:
+        error: the system's error; a ``ValueError`` for a path with a null character.
+        path: the file being written.
+        needed: minimum number of bytes needed, if known.
+        existed: whether there is an earlier file of that name, which is unchanged; None if that is not known.
+    """
+    number = getattr(error, "errno", None)
+    reason, advice = getattr(error, "strerror", None) or str(error), ""
+    if number in FULL:
+        reason = "the disk is full" if number == errno.ENOSPC else reason
+        reason += free_space(path, needed)
+        advice = " Free some space, then run the same command again."
+    elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        advice = f" Choose another place, or change the permissions of {path.parent}."
+    safe = f" The earlier {path.name} is unchanged." if existed else " No partial file was left behind."
+    return StorageError(f"{path} cannot be written: {reason}.{'' if existed is None else safe}{advice}")
+
+
+def free_space(path: Path, needed: int) -> str:
+    """``": at least 12 MB are needed and 3 MB are free in runs"``, as far as known."""
+    said = [f"at least {in_bytes(needed)} are needed"] if needed else []
+    folder = next((folder for folder in path.absolute().parents if folder.is_dir()), None)
+    with contextlib.suppress(OSError):
+        if folder is not None:
+            said.append(f"{in_bytes(shutil.disk_usage(folder).free)} are free in {folder}")
+    return f": {' and '.join(said)}" if said else ""
+
+
+def unreadable(error: Exception, path: Path | str) -> str:
+    """The message for a file that cannot be read."""
+    if isinstance(error, FileNotFoundError):
+        return f"{path}: no such file."
+    return f"{path} cannot be read ({getattr(error, 'strerror', None) or error})."
+
+
+def in_bytes(count: int) -> str:
+    """A number of bytes with about three digits.
+
+    Examples:
+        >>> [in_bytes(count) for count in (12, 3_400, 5_600_000, 7_800_000_000)]
+        ['12 bytes', '3.4 kB', '5.6 MB', '7.8 GB']
+    """
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
+
+
 def in_one_line(error: BaseException) -> str:
     """A parser's message of several lines as one line: where it stopped and why, without the excerpt.
 
@@ -60,5 +134,17 @@ def in_one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-class DataWarning(UserWarning):
-    """A data set that can be used but differs from its publisher's description, e.g. other counts or missing files."""
+def require(module: str, extra: str, purpose: str) -> ModuleType:
+    """Import ``module``, or raise an error that names the extra of recollect to install.
+
+    Args:
+        module: what to import, e.g. ``"faiss"``.
+        extra: the extra in ``pyproject.toml`` that installs it, e.g. ``"index"``.
+        purpose: what needs it, as the start of a sentence, e.g. ``"approximate search"``.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(
+            f'{purpose} needs the package {module!r}: install it with  pip install "recollect[{extra}]".'
+        ) from error

@@ -1,6 +1,6 @@
 """The input pixels of a network: upright RGB, resized, cropped. Uses only numpy and Pillow.
 
-``common/decode.py`` and ``Preprocessing`` call these functions, and ``recollect export`` writes a copy of this file next to
+``common/images.py`` and ``Preprocessing`` call these functions, and ``recollect export`` writes a copy of this file next to
 the ONNX model, so that a program without torch and without recollect computes the same pixels with the same code. Import
 only the standard library, numpy and Pillow here.
 """

@@ -1,10 +1,10 @@
-"""Reading files that may be damaged, hostile or of another kind: one function per file format.
+"""Reading files that may be damaged or of another kind: one function per file format.
 
-Before anything is used or allocated, each function checks that the file is a regular one (reading a pipe could block
-forever), that its size, encoding, depth and types are plausible, and that its declared size matches its content. Every
-problem becomes an error that names the file, the place in it and the reason. YAML is in ``yaml_text.py``.
+Only regular files are opened (reading a pipe could block forever). Every problem becomes an error that names the file, the
+place in it and the reason.
 
     read_bytes, read_text    any small file
+    read_yaml, parse_yaml    YAML: recipes, configurations, settings
     read_json                JSON, of the type the caller expects
     read_json_lines          one JSON object per line; damaged lines are skipped with a remark
     read_npz, open_npy       arrays of numbers and text, never of Python objects
@@ -17,7 +17,6 @@ from __future__ import annotations
 import codecs
 import io
 import json
-import math
 import os
 import stat
 import zipfile
@@ -26,23 +25,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, overload
 
-from recollect.common.errors import DataError, in_one_line
-from recollect.common.refusals import in_bytes, unreadable
-from recollect.common.words import printable
+import yaml
+from yaml.constructor import ConstructorError
+
+from recollect.common.errors import ConfigError, DataError, in_bytes, in_one_line, unreadable
+from recollect.common.text import printable
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 T = TypeVar("T")
 
 TEXT_LIMIT = 64 * 2**20
 """Maximum size in bytes of a text file that is read at once; the lists of the largest data sets have 30 MB."""
-DEPTH_LIMIT = 64
-"""How deeply lists and mappings may be nested; recollect's own files need 8."""
-_DEFLATE_LIMIT = 1040
-"""Maximum number of bytes per compressed byte in a ZIP file: 1,032, and some for the ends."""
-
 _FOLDER_DATA = frozenset(
     {"thumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "system volume information", "lost+found"}
 )
@@ -76,12 +71,9 @@ def read_bytes(path: Path | str, limit: int = TEXT_LIMIT) -> bytes:
         if (size := os.fstat(file.fileno()).st_size) > limit:
             raise DataError(f"{path}: {in_bytes(size)} is more than the limit for such a file, {in_bytes(limit)}.")
         try:
-            content = file.read(limit + 1)
+            return file.read()
         except OSError as error:
             raise DataError(unreadable(error, path)) from error
-    if len(content) > limit:  # files of /proc report a size of 0
-        raise DataError(f"{path}: more than {in_bytes(limit)}.")
-    return content
 
 
 def read_text(path: Path | str, limit: int = TEXT_LIMIT) -> str:
@@ -116,6 +108,75 @@ def open_text(path: Path | str, newline: str | None = None) -> TextIO:
     return io.TextIOWrapper(file, encoding_of(file.peek(2)), newline=newline)
 
 
+# YAML ---------------------------------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader without dates, which stay text, and with an error for a key that occurs twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        first: dict[str, int] = {}
+        for key in [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]:
+            if key.value in first:
+                problem = f"{key.value!r} is already in line {first[key.value]}"
+                raise ConstructorError(None, None, problem, key.start_mark)
+            first[key.value] = key.start_mark.line + 1
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def read_yaml(path: Path | str) -> Any:
+    """The value of a YAML file; None for an empty one.
+
+    Raises:
+        ConfigError: it cannot be read or is not YAML.
+    """
+    return parse_yaml(read_yaml_text(path), str(path))
+
+
+def read_yaml_text(path: Path | str) -> str:
+    """The text of a YAML file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return read_text(path)
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The value of a YAML text; ``where`` is named in errors.
+
+    Raises:
+        ConfigError: it is not YAML.
+
+    Examples:
+        >>> parse_yaml("a: [1, 2]", "here")
+        {'a': [1, 2]}
+        >>> parse_yaml("{a: 1, a: 2}", "here")
+        Traceback (most recent call last):
+        recollect.common.errors.ConfigError: here: not valid YAML (line 1, column 8: 'a' is already in line 1).
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # ValueError: "!!int x"
+        raise ConfigError(f"{where}: not valid YAML ({in_one_line(error)}).") from error
+
+
+def compose_yaml(text: str, where: str) -> yaml.Node | None:
+    """The nodes of a YAML text, with their positions."""
+    parse_yaml(text, where)
+    node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+    return node
+
+
 # JSON ---------------------------------------------------------------------------------------------------------------
 
 
@@ -131,7 +192,7 @@ def read_json(path: Path | str, kind: Any = object) -> Any:
         kind: the expected type, e.g. ``dict``.
 
     Raises:
-        DataError: it cannot be read, is not JSON, is nested too deeply, or contains another type.
+        DataError: it cannot be read, is not JSON, or contains another type.
     """
     return parse_json(read_text(path), str(path), kind)
 
@@ -144,32 +205,15 @@ def parse_json(text: str, where: str, kind: Any = object) -> Any:
     """The value of a JSON text; ``where`` is named in errors.
 
     Raises:
-        DataError: it is not JSON, is nested too deeply, or contains another type.
+        DataError: it is not JSON, or contains another type.
     """
     try:
         value = json.loads(text)
-    except RecursionError as error:
-        raise DataError(f"{where}: nested too deeply to be a file of recollect.") from error
-    except ValueError as error:  # also numbers of more than 4,300 digits
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not a JSON file, or a damaged one ({error}).") from error
-    if text.count("[") + text.count("{") > DEPTH_LIMIT and _depth(value) > DEPTH_LIMIT:
-        raise DataError(f"{where}: nested too deeply to be a file of recollect.")
     if not isinstance(value, kind):
         raise DataError(f"{where}: contains a {type(value).__name__}, not a {kind.__name__}.")
     return value
-
-
-def _depth(value: Any) -> int:
-    depth, level = 0, [value]
-    while level and depth <= DEPTH_LIMIT:
-        depth += 1
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-    return depth
 
 
 def read_json_lines(
@@ -212,103 +256,44 @@ def read_json_lines(
 
 
 def read_npz(path: Path | str) -> dict[str, NDArray[Any]]:
-    """Every array of an ``.npz``, by name. Sizes are checked before anything is allocated, checksums while reading.
+    """Every array of an ``.npz``, by name; checksums are compared.
 
     Raises:
-        DataError: no such file, not an ``.npz``, damaged, too large for the free memory, or with Python objects, which
-            are never unpickled.
+        DataError: no such file, not an ``.npz``, damaged, or with Python objects, which are never unpickled.
     """
     import numpy as np
 
-    from recollect.common.memory import available_bytes
-
     with os.fdopen(open_regular(path), "rb") as file:
         try:
-            with zipfile.ZipFile(file) as archive:
-                _refuse_bomb(path, archive, available_bytes())
-                found = {}
-                for info in archive.infolist():
-                    with archive.open(info) as member:
-                        _refuse_header(path, info, member)
-                    with archive.open(info) as member:
-                        name = info.filename.removesuffix(".npy")
-                        found[name] = np.lib.format.read_array(member, allow_pickle=False)
-                        member.read(1)  # the checksum is compared at the end
-                return found
-        except DataError:
-            raise
+            with np.load(file, allow_pickle=False) as archive:
+                found = dict(archive)
+            if not all(isinstance(array, np.ndarray) for array in found.values()):
+                raise ValueError("something in it is not an array")
+            return found
         except _BROKEN as error:
             raise DataError(f"{path}: not an .npz of plain arrays, or a damaged one ({in_one_line(error)}).") from error
 
 
 _BROKEN = (
-    OSError, EOFError, ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError, SyntaxError,
-    RecursionError, MemoryError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error,
+    OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, MemoryError, NotImplementedError, RuntimeError,
+    zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 """Exceptions that reading a damaged ZIP file or array can raise."""
-
-
-def _refuse_bomb(path: Path | str, archive: zipfile.ZipFile, free: int) -> None:
-    total = sum(info.file_size for info in archive.infolist())
-    for info in archive.infolist():
-        if info.file_size > _DEFLATE_LIMIT * max(info.compress_size, 1):
-            raise DataError(
-                f"{path}: {info.filename} declares {in_bytes(info.file_size)} in {in_bytes(info.compress_size)}, which "
-                "is impossible: the file is damaged or hostile."
-            )
-    if total > free:
-        raise DataError(f"{path}: its arrays need {in_bytes(total)} of memory, but only {in_bytes(free)} is free.")
-
-
-def _refuse_header(path: Path | str, info: zipfile.ZipInfo, member: Any) -> None:
-    """Check that the size declared in an array's header, which would be allocated, matches the file."""
-    shape, _, dtype = _header(member)
-    if dtype.hasobject:
-        raise DataError(f"{path}: {info.filename} contains Python objects, which are not read.")
-    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize + member.tell() != info.file_size:
-        raise DataError(
-            f"{path}: {info.filename} declares {shape} of {dtype}, but has {in_bytes(info.file_size)}: it is damaged."
-        )
-
-
-def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    import numpy as np
-
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(file)
-    if version in ((2, 0), (3, 0)):
-        # Version 3 differs from 2 in the encoding of field names, and recollect writes no records.
-        return np.lib.format.read_array_header_2_0(file)
-    raise ValueError(f"version {version} of the format is unknown")
 
 
 def open_npy(path: Path | str) -> NDArray[Any]:
     """The array of an ``.npy`` file, mapped into memory and not read.
 
     Raises:
-        DataError: not an ``.npy``, shorter or longer than declared, or with Python objects.
+        DataError: not an ``.npy``, shorter than declared, or with Python objects.
     """
     import numpy as np
 
-    with os.fdopen(open_regular(path), "rb") as file:
-        try:
-            shape, fortran, dtype = _header(file)
-            announced, size = file.tell() + math.prod(shape) * dtype.itemsize, os.fstat(file.fileno()).st_size
-            if dtype.hasobject or min(shape, default=0) < 0:
-                raise DataError(f"{path}: contains Python objects, which are not read.")
-            if announced != size:
-                raise DataError(
-                    f"{path}: declares {in_bytes(announced)}, but has {in_bytes(size)}: it is incomplete or damaged."
-                )
-            if size == file.tell():  # nothing can be mapped
-                return np.empty(shape, dtype)
-            order: Any = "F" if fortran else "C"
-            return np.memmap(file, dtype=dtype, mode="r", offset=file.tell(), shape=shape, order=order)
-        except DataError:
-            raise
-        except _BROKEN as error:
-            raise DataError(f"{path}: not a readable array of numbers ({in_one_line(error)}).") from error
+    os.close(open_regular(path))
+    try:
+        return np.lib.format.open_memmap(path, mode="r")
+    except _BROKEN as error:
+        raise DataError(f"{path}: not a readable array of numbers, or incomplete ({in_one_line(error)}).") from error
 
 
 # Checkpoints --------------------------------------------------------------------------------------------------------

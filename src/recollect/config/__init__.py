@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recollect.common.imports import lazy_names
+from recollect.common import lazy_names
 
 if TYPE_CHECKING:
     from recollect.config.overrides import resolve, with_settings

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from recollect.common.devices import usable_device
 from recollect.common.errors import DataError
-from recollect.common.memory import total_memory
-from recollect.common.words import number_of
+from recollect.common.machine import total_memory, usable_device
+from recollect.common.text import number_of
 from recollect.config.schema import Config, ModelConfig
 from recollect.data import ImageSet, class_disjoint_split
 from recollect.models.zoo import find

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from recollect.common.errors import ConfigError
-from recollect.common.words import did_you_mean
-from recollect.common.yaml_text import parse_yaml
+from recollect.common.reading import parse_yaml
+from recollect.common.text import did_you_mean
 from recollect.config.recipe_files import available_recipes, load_recipe, published_tests
 from recollect.config.schema import Config
 from recollect.data.registry import find_source, is_source, refuse_two_meanings
@@ -226,10 +226,7 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
 
 def _shown(value: Any) -> str:
     """A value, shortened for a message."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python does not convert a number of more than 4,300 digits to text
-        return "a number with thousands of digits"
+    text = repr(value)
     return text if len(text) <= 120 else f"{text[:100]}…"
 
 
@@ -246,18 +243,10 @@ def _as_one(value: Any, kind: Any) -> Any:
     if kind is float:
         return _as_float(value)
     if kind is int:
-        # Larger numbers are reported by the ranges of the schema; far larger ones cannot even be printed.
-        return value if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= 128 else _NO
+        return value if isinstance(value, int) and not isinstance(value, bool) else _NO
     if kind in (bool, str):
         return value if isinstance(value, kind) else _NO
-    return dict(value) if isinstance(value, Mapping) and not _is_beyond_64_bits(value) else _NO
-
-
-def _is_beyond_64_bits(value: Any) -> bool:
-    """Whether options contain a whole number too large for any library."""
-    if isinstance(value, Mapping | list | tuple):
-        return any(map(_is_beyond_64_bits, value.values() if isinstance(value, Mapping) else value))
-    return isinstance(value, int) and value.bit_length() > 63
+    return dict(value) if isinstance(value, Mapping) else _NO
 
 
 def _as_float(value: Any) -> Any:
@@ -289,7 +278,7 @@ def _describe(kind: Any) -> str:
     if get_origin(kind) is tuple:
         return "a list of words" if get_args(kind)[0] is str else "a list of numbers"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-    return names.get(kind, "a mapping whose whole numbers have at most 64 bits")
+    return names.get(kind, "a mapping")
 
 
 def _plain(value: Any) -> Any:

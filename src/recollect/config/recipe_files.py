@@ -19,10 +19,10 @@ from typing import Any
 
 import yaml
 
-from recollect.common import doors
+from recollect.common import plugins
 from recollect.common.errors import ConfigError
-from recollect.common.words import did_you_mean
-from recollect.common.yaml_text import compose_yaml, parse_yaml, read_yaml_text
+from recollect.common.reading import compose_yaml, parse_yaml, read_yaml_text
+from recollect.common.text import did_you_mean
 
 FOLDER = Path(__file__).resolve().parent.parent / "recipes"
 _STRUCTURE = frozenset(
@@ -315,7 +315,9 @@ def _read_once(path: Path, changed: int, size: int) -> Layer:
     text = read_yaml_text(path)
     values = parse_yaml(text, str(path))
     # A recipe and the code it names are kept together, so paths are relative to the recipe.
-    values = {} if values is None else doors.in_strings(values, lambda name: doors.anchored(name, path.parent))
+    values = (
+        {} if values is None else plugins.in_strings(values, lambda name: plugins.absolute_reference(name, path.parent))
+    )
     comments = dict(_comments(compose_yaml(text, str(path)), text.splitlines(), ""))
     _check_structure(path, values)
     return Layer(path.relative_to(FOLDER).as_posix() if path.is_relative_to(FOLDER) else str(path), values, comments)

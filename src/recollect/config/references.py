@@ -1,7 +1,7 @@
 """Settings that may name your own code, and how such names are converted when files are read and written.
 
 A relative path in a recipe is relative to the recipe's folder, everywhere else to the current folder. ``config.yaml`` of a
-run keeps absolute paths; references read from it are sealed (``common/doors.py``) and followed only with ``--trust``.
+run keeps absolute paths; references read from it are sealed (``common/plugins.py``) and followed only with ``--trust``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from recollect.common import doors
+from recollect.common import plugins
 from recollect.config.schema import Config
 
 
@@ -23,7 +23,9 @@ def with_names(config: Config, change: Callable[[str], str]) -> Config:
         config,
         data=replace(config.data, name=change(config.data.name), augmentation=change(config.data.augmentation)),
         model=replace(config.model, init=change(config.model.init)),
-        loss=replace(config.loss, name=change(config.loss.name), options=doors.in_strings(config.loss.options, change)),
+        loss=replace(
+            config.loss, name=change(config.loss.name), options=plugins.in_strings(config.loss.options, change)
+        ),
         run=replace(
             config.run,
             select=change(config.run.select),
@@ -35,14 +37,14 @@ def with_names(config: Config, change: Callable[[str], str]) -> Config:
 
 def anchored_names(config: Config) -> Config:
     """``config`` with absolute paths in references, as a run stores them."""
-    return with_names(config, lambda name: doors.anchored(name, Path.cwd()))
+    return with_names(config, lambda name: plugins.absolute_reference(name, Path.cwd()))
 
 
 def sealed_names(config: Config) -> Config:
     """``config`` as read from a run, which may be someone else's: its references are followed only with ``--trust``."""
-    return with_names(config, doors.sealed)
+    return with_names(config, plugins.mark_untrusted)
 
 
 def short_names(config: Config) -> Config:
     """``config`` to be shown to others: references without folders of this machine and without marks of ``sealed_names``."""
-    return with_names(config, doors.short)
+    return with_names(config, plugins.short)

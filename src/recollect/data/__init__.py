@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from recollect.common.imports import lazy_names
+from recollect.common import lazy_names
 from recollect.data.hugging_face import from_hugging_face
 from recollect.data.image_files import Listed, list_images, summary
 from recollect.data.image_set import ImageSet

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import PIL
 
+from recollect.common.errors import StorageError
 from recollect.common.files import atomic_write
-from recollect.common.memory import available_bytes
-from recollect.common.refusals import StorageError
+from recollect.common.machine import available_bytes
 from recollect.data.image_set import ImageSet
 from recollect.data.transforms import Pixels
 

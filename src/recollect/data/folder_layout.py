@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from recollect.common.decode import IMAGE_SUFFIXES
 from recollect.common.errors import DataError
+from recollect.common.images import IMAGE_SUFFIXES
 from recollect.common.reading import is_folder, visible_entries
-from recollect.common.words import some_names
+from recollect.common.text import some_names
 
 PARTS: Mapping[str, frozenset[str]] = {
     "train": frozenset({"train", "training"}),

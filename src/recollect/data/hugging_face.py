@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from recollect.common.decode import ImageSource
 from recollect.common.errors import DataError, ImageError, InputError
-from recollect.common.words import did_you_mean
+from recollect.common.images import ImageSource
+from recollect.common.text import did_you_mean
 from recollect.data.image_set import ImageSet
 
 

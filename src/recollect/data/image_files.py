@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from recollect.common.decode import HEIF_SUFFIXES, IMAGE_SUFFIXES, can_read_heif
 from recollect.common.errors import DataError, DataWarning
+from recollect.common.images import HEIF_SUFFIXES, IMAGE_SUFFIXES, can_read_heif
 from recollect.common.reading import is_folder, visible_entries
-from recollect.common.words import number_of, printable
+from recollect.common.text import number_of, printable
 from recollect.data.folder_layout import PARTS, find_inner_classes, find_parts, remark_on_siblings
 from recollect.data.listing import read_lines
 

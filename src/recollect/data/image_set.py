@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from recollect.common.decode import ImageSource, read_image
 from recollect.common.errors import InputError
+from recollect.common.images import ImageSource, read_image
 
 Indices = NDArray[np.int64]
 """Numbers of images."""

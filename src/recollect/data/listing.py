@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from recollect.common.errors import ConfigError, DataError, DataWarning
 from recollect.common.reading import open_text
-from recollect.common.words import number_of
+from recollect.common.text import number_of
 from recollect.data.image_set import ImageSet
 from recollect.data.registry import Source
 

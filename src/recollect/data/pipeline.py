@@ -20,9 +20,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from recollect.common.bad_images import BadImage
 from recollect.common.errors import ConfigError, DataError, InputError
-from recollect.common.size_groups import grouped
+from recollect.common.images import BadImage, grouped
 from recollect.data.image_set import ImageSet, Indices
 from recollect.data.reader import Reader
 from recollect.data.transforms import FromTorchvision, Pixels, Transform, Uniforms, occurrences, uniforms

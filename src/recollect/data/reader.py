@@ -14,10 +14,10 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image
 
-from recollect.common.bad_images import BadImage, BadImages
 from recollect.common.errors import ConfigError, DataError, ImageError, RecollectError
 from recollect.common.files import cache_folder
-from recollect.common.words import printable
+from recollect.common.images import BadImage, BadImages
+from recollect.common.text import printable
 from recollect.data.cache import CACHES, DiskCache, RamCache
 from recollect.data.image_set import ImageSet
 from recollect.data.transforms import LongerSide, Pixels, Transform, Uniforms

@@ -2,7 +2,7 @@
 
 A data set of the package is one file in ``data/sources`` with a tuple ``SOURCES``; it is found automatically, so adding
 one changes no other file. ``Source`` lists what a source must define. What sources share to read lists is in
-``data/listing.py``. Data sets outside the package are found by ``common/doors.py``: ``my.py:load_mine``, or a name that an
+``data/listing.py``. Data sets outside the package are found by ``common/plugins.py``: ``my.py:load_mine``, or a name that an
 installed package adds.
 """
 
@@ -20,9 +20,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from recollect.common import doors
+from recollect.common import plugins
 from recollect.common.errors import ConfigError, DataError, DataWarning, SealedError
-from recollect.common.words import did_you_mean
+from recollect.common.text import did_you_mean
 from recollect.data.image_set import ImageSet
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ def is_source(name: str) -> bool:
 
     An existing file or folder of that name is not; only ``.py`` files contain a data set.
     """
-    return name in available() or (doors.knows("data set", name) and not Path(name).exists())
+    return name in available() or (plugins.knows("data set", name) and not Path(name).exists())
 
 
 def refuse_two_meanings(name: str) -> None:
@@ -130,15 +130,15 @@ def find_source(name: str) -> Source:
     """
     if name in (known := available()):
         return known[name]
-    loaded = doors.outside("data set", name)
+    loaded = plugins.load("data set", name)
     if loaded is not None:
         return _source_from_outside(loaded)
     hint = f" To read your own folder, use the data set 'folder' with the root {name!r}." if Path(name).exists() else ""
-    error = doors.unknown("data set", name, known)
+    error = plugins.unknown("data set", name, known)
     raise ConfigError(f"{error}{hint}")
 
 
-def _source_from_outside(loaded: doors.Loaded) -> Source:
+def _source_from_outside(loaded: plugins.Loaded) -> Source:
     """A ``Source`` for a function that returns an ``ImageSet``, or the ``Source`` that a reference names.
 
     The arguments ``root`` and ``split`` are passed if the function has them; all others are options.
@@ -150,12 +150,12 @@ def _source_from_outside(loaded: doors.Loaded) -> Source:
         raise ConfigError(
             f"data set {loaded.short!r} is a {type(target).__name__}: it must be a function that returns an ImageSet."
         )
-    arguments = doors.options_of(target)
+    arguments = plugins.options_of(target)
 
     def read(root: Path | None, split: str, **options: Any) -> ImageSet:
-        doors.check_options(target, options, f"data set {loaded.short!r}", own)
+        plugins.check_options(target, options, f"data set {loaded.short!r}", own)
         asked = {name: value for name, value in (("root", root), ("split", split)) if name in arguments}
-        with doors.running(f"data set {loaded.short!r}"):
+        with plugins.errors_as_config(f"data set {loaded.short!r}"):
             images = target(**asked, **options)
         if not isinstance(images, ImageSet):
             raise ConfigError(

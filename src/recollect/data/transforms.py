@@ -21,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from recollect.common import doors
-from recollect.common.decode import image_size
+from recollect.common import plugins
 from recollect.common.errors import ConfigError, ImageError
+from recollect.common.images import image_size
 from recollect.common.preprocessing import INTERPOLATIONS, Preprocessing
 from recollect.data.image_set import ImageSet, Indices
 
@@ -443,7 +443,7 @@ class FromTorchvision:
             return self._checked(self._called(picture))
 
     def _called(self, picture: Image.Image) -> Any:
-        with doors.running(f"the transform {type(self.transform).__name__}"):
+        with plugins.errors_as_config(f"the transform {type(self.transform).__name__}"):
             return self.transform(picture)
 
     def _checked(self, tensor: Any) -> Pixels:
@@ -527,8 +527,8 @@ def check_augmentation(name: str, options: Mapping[str, Any]) -> None:
                 f"data.augmentation_options are for your own augmentation, but data.augmentation is {name}: use "
                 "data.crop_scale and data.flip instead."
             )
-    elif not doors.knows("augmentation", name):
-        raise doors.unknown("augmentation", name, ("auto", *NAMES))
+    elif not plugins.knows("augmentation", name):
+        raise plugins.unknown("augmentation", name, ("auto", *NAMES))
 
 
 def make_augmentation(
@@ -562,18 +562,18 @@ def make_augmentation(
         return transforms.whole_transform(preprocessing, flip=flip)
     if name == "none":
         return transforms.test_transform(preprocessing)
-    loaded = doors.outside("augmentation", name)
+    loaded = plugins.load("augmentation", name)
     if loaded is None:
-        raise doors.unknown("augmentation", name, NAMES)
+        raise plugins.unknown("augmentation", name, NAMES)
     what, maker = f"augmentation {loaded.short!r}", loaded.target
     if not callable(maker):
         raise ConfigError(f"{what} is a {type(maker).__name__}: it must be a class or a function.")
     chosen = dict(options or {})
-    arguments = doors.options_of(maker)
+    arguments = plugins.options_of(maker)
     told = {"preprocessing": preprocessing, "size": preprocessing.size}
     own = {name: parameter for name, parameter in arguments.items() if name not in told}
-    doors.check_options(maker, chosen, what, own)
-    with doors.running(what):
+    plugins.check_options(maker, chosen, what, own)
+    with plugins.errors_as_config(what):
         made = maker(**chosen, **{name: value for name, value in told.items() if name in arguments})
     if all(hasattr(made, member) for member in ("size", "draws", "key")) and callable(made):
         transform: Transform = made

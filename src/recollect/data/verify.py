@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 
 from recollect.common.console import ProgressLine
-from recollect.common.decode import file_bytes, read_image
 from recollect.common.errors import DataError, DataWarning, InputError
-from recollect.common.look_alike_names import look_alikes
+from recollect.common.images import file_bytes, read_image
 from recollect.common.pixels import refuse_narrow
-from recollect.common.words import number_of
+from recollect.common.text import look_alikes, number_of
 from recollect.data.image_set import ImageSet
 from recollect.data.listing import find_missing
 from recollect.data.registry import Source, check_root, count_difference, find_source, load

@@ -4,7 +4,7 @@ Letters: a query has R positives; ``ranks`` is q × P, the ranks of a few querie
 the top, +inf as padding; ``positives`` is their R. The j-th positive (j = 1 … R) is at rank r_j.
 
 To add a metric: write the function, and add a line to ``METRICS`` that says which ranks it looks at. From outside, give
-``evaluate`` a ``Metric``, the function itself, or a reference (``my.py:metric``, see ``common/doors.py``). The streaming
+``evaluate`` a ``Metric``, the function itself, or a reference (``my.py:metric``, see ``common/plugins.py``). The streaming
 pass stops counting beyond the depth that the requested metrics need, so the stated depth must be correct: a rank beyond it
 may be any larger number.
 """
@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from recollect.common import doors
+from recollect.common import plugins
 from recollect.common.errors import ConfigError, InputError
 from recollect.evaluation.result import RESERVED
 from recollect.evaluation.tiles import Limits, RankTile
@@ -141,9 +141,9 @@ def find_metric(name: str) -> Metric:
     """
     if name in METRICS:
         return METRICS[name]
-    loaded = doors.outside("metric", name)
+    loaded = plugins.load("metric", name)
     if loaded is None:
-        raise InputError(str(doors.unknown("metric", name, METRICS)))
+        raise InputError(str(plugins.unknown("metric", name, METRICS)))
     if not isinstance(loaded.target, Metric) and not callable(loaded.target):
         raise ConfigError(
             f"metric {loaded.short!r} is a {type(loaded.target).__name__}: it must be a function of (ranks, positives) or "
@@ -217,7 +217,11 @@ def compute(tile: RankTile, metrics: Sequence[Metric], ks: Sequence[int]) -> dic
     values: dict[str, Tensor] = {}
     for metric in metrics:
         for name, k in metric.columns(ks).items():
-            with doors.running(f"metric {name!r}") if METRICS.get(metric.name) is not metric else nullcontext():
+            with (
+                plugins.errors_as_config(f"metric {name!r}")
+                if METRICS.get(metric.name) is not metric
+                else nullcontext()
+            ):
                 found = metric.compute(tile.ranks, tile.positives, *([] if k is None else [k]))
             if not isinstance(found, Tensor) or found.shape != tile.positives.shape:
                 shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__

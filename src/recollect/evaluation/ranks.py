@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recollect.common.caches import second_level_bytes
 from recollect.common.console import ProgressLine
 from recollect.common.errors import InputError
 from recollect.evaluation import exact
@@ -38,11 +37,8 @@ MEBIBYTE = 1 << 20
 DEFAULT_MEMORY = 512 * MEBIBYTE
 _SMALLEST_MEMORY = MEBIBYTE
 
-# Smaller tiles are dominated by call overhead; larger ones save nothing.
-_SMALLEST_SIDE, _LARGEST_SIDE = 704, 2048
-# Used where no tile of a useful size fits the cache, and on other devices. On a processor with 1 MiB per core 1,024 rows
-# take a tenth less time than 704.
-_USUAL_SIDE = 1024
+# Smaller tiles are dominated by call overhead, larger ones by memory: the tile and scratch of its size should stay in cache.
+_SIDE = 1024
 
 
 class _Sides(NamedTuple):
@@ -53,17 +49,7 @@ class _Sides(NamedTuple):
     gallery: int
 
 
-def _sides(device: torch.device) -> _Sides:
-    """A tile and scratch of its size fill the second-level caches of the cores at work, each with its share.
-
-    A larger tile is read from and written to main memory several times, and competes there with other programs.
-    """
-    side = _USUAL_SIDE
-    if device.type == "cpu":
-        room = torch.get_num_threads() * second_level_bytes()
-        if room >= 4 * _SMALLEST_SIDE**2:
-            side = min(max(math.isqrt(room // (2 * 4)) // 64 * 64, _SMALLEST_SIDE), _LARGEST_SIDE)
-    return _Sides(side, side // 2, side * 2)
+_SIDES = _Sides(_SIDE, _SIDE // 2, _SIDE * 2)
 
 
 @dataclass(frozen=True)
@@ -124,7 +110,7 @@ def stream_ranks(
         )
     dtype = torch.float64 if queries.is_double or gallery.is_double else torch.float32
     sign = exact.tie_sign(ties)
-    sides = _sides(gallery.device)
+    sides = _SIDES
     counts = relevance.counts
     make = partial(query_tile, queries=queries, gallery=gallery, relevance=relevance, limits=limits, tie_sign=sign)
     line = ProgressLine("ranking", total=len(queries) * len(gallery), unit="pairs", quiet=None if progress else True)

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recollect.common.devices import usable_device
 from recollect.common.errors import InputError
-from recollect.common.threads import limited_threads, threads_for
+from recollect.common.machine import limited_threads, threads_for, usable_device
 from recollect.evaluation import metrics as metric_table
 from recollect.evaluation.exact import Ties, tie_sign
 from recollect.evaluation.hierarchy import GRADED, GradedRanks, Hierarchy

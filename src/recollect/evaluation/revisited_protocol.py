@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recollect.common.devices import usable_device
 from recollect.common.errors import InputError
 from recollect.common.files import atomic_write
+from recollect.common.machine import usable_device
 from recollect.evaluation.exact import Ties
 from recollect.evaluation.metrics import METRICS, checked_ks, limits_for
 from recollect.evaluation.ranks import DEFAULT_MEMORY, stream_ranks

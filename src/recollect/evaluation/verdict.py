@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from recollect.common.errors import DataError, InputError
-from recollect.common.words import in_decimals
+from recollect.common.text import in_decimals
 from recollect.evaluation.bootstrap import paired_bootstrap
 from recollect.evaluation.result import Evaluation
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recollect.common.doors import trusting
 from recollect.common.errors import DataWarning
+from recollect.common.plugins import trusting
 from recollect.data import ImageSet, list_images
 from recollect.evaluation import Evaluation
 from recollect.evaluation.metrics import METRICS, MetricLike

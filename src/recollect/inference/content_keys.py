@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common.console import ProgressLine
-from recollect.common.decode import largest_file
 from recollect.common.errors import ImageError
 from recollect.common.files import cache_folder
+from recollect.common.images import largest_file
 from recollect.data import ImageSet
 
 Keys = NDArray[np.uint8]

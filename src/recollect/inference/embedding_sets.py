@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recollect.common.bad_images import BadImage
-from recollect.common.words import some_names
+from recollect.common.images import BadImage
+from recollect.common.text import some_names
 from recollect.data import ImageSet, Pipeline, summary
 from recollect.data.transforms import Transform, test_transform
 from recollect.inference.content_keys import Keys, content_keys

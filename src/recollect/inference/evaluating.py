@@ -18,7 +18,6 @@ from torch import Tensor
 
 from recollect.common.errors import ConfigError
 from recollect.common.reading import open_npy
-from recollect.common.unit_prefix import prefix_lengths, unit_rows
 from recollect.config.schema import Config
 from recollect.data import RevisitedBenchmark
 from recollect.evaluation import (
@@ -35,6 +34,7 @@ from recollect.evaluation.result import write_summary
 from recollect.inference.opening import Opened
 from recollect.inference.target_vectors import Target, embed_test
 from recollect.inference.test_sets import EVERY_K, TestSet
+from recollect.losses.matryoshka import prefix_lengths, unit_rows
 
 PROTOCOLS = ("all", "reid")
 _GRADED_ENTRIES = 10**9

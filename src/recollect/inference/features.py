@@ -16,9 +16,9 @@ import PIL
 import torch
 from torch import Tensor, nn
 
-from recollect.common.bad_images import BadImage
-from recollect.common.devices import seconds_of
 from recollect.common.errors import ConfigError, DataError
+from recollect.common.images import BadImage
+from recollect.common.machine import seconds_of
 from recollect.data import ImageSet, Pipeline, test_transform
 from recollect.data.transforms import Transform
 from recollect.inference.content_keys import Keys, content_keys

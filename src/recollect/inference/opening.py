@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from recollect.common import doors
+from recollect.common import plugins
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import sha256
 from recollect.config.automatic import is_pretrained
@@ -122,7 +122,7 @@ def check_model(model: str | Path) -> None:
                 f"{path} is neither a run (it has no config.yaml) nor a saved embedder (it has no {DESCRIPTION})."
             )
         return
-    is_path = ("/" in text or "\\" in text) and not text.startswith("timm:") and not doors.is_reference(text)
+    is_path = ("/" in text or "\\" in text) and not text.startswith("timm:") and not plugins.is_reference(text)
     if isinstance(model, Path) or is_path:
         raise DataError(f"{model}: no such run or folder of a saved embedder.")
     try:
@@ -194,7 +194,7 @@ def _run(run: RunFiles) -> Opened:
         config = _config(run)
         init = None if config is None else config.model.init
         return Opened(
-            Embedder.load(run.model, backbone=init if init is not None and doors.is_reference(init) else None),
+            Embedder.load(run.model, backbone=init if init is not None and plugins.is_reference(init) else None),
             path.resolve().name,
             _words(step, config),
             _source(path, run.model / TENSORS),

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recollect.common.errors import DataError
-from recollect.common.reading import read_json, read_torch
-from recollect.common.yaml_text import parse_yaml, read_yaml_text
+from recollect.common.reading import parse_yaml, read_json, read_torch, read_yaml_text
 from recollect.config.overrides import from_mapping, missing_groups
 from recollect.config.references import sealed_names
 from recollect.config.schema import Config, DataConfig, ModelConfig

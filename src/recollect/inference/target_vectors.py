@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.common.bad_images import BadImage
 from recollect.common.errors import DataError
 from recollect.common.files import atomic_write
+from recollect.common.images import BadImage
 from recollect.common.reading import parse_json, read_npz
-from recollect.common.words import number_of, some_names
+from recollect.common.text import number_of, some_names
 from recollect.config.schema import Config
 from recollect.data.transforms import LongerSide, Transform
 from recollect.inference.content_keys import set_digest

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from recollect.common.doors import is_reference
 from recollect.common.errors import ConfigError, DataError
+from recollect.common.plugins import is_reference
 from recollect.config.free_settings import moved_root
 from recollect.config.overrides import published_tests
 from recollect.config.schema import Config, DataConfig

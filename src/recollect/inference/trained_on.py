@@ -20,7 +20,7 @@ import numpy as np
 from recollect.common.errors import ConfigError, DataError, DataWarning
 from recollect.common.files import atomic_write
 from recollect.common.reading import parse_json, read_npz
-from recollect.common.words import number_of, some_names
+from recollect.common.text import number_of, some_names
 from recollect.data import ImageSet, load
 from recollect.inference.content_keys import KEY_BYTES, Keys, content_keys, set_digest
 from recollect.inference.run_files import RunFiles

@@ -31,8 +31,7 @@ from torch import nn
 
 from recollect.common.console import ProgressLine
 from recollect.common.errors import DataError, DataWarning, RecollectError
-from recollect.common.files import atomic_write, cache_folder, write_json
-from recollect.common.locks import exclusive
+from recollect.common.files import atomic_write, cache_folder, exclusive, write_json
 from recollect.inference.content_keys import Keys
 
 Rows = NDArray[np.float32]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.files import make_folder_for
-from recollect.common.words import number_of
+from recollect.common.text import number_of
 from recollect.data import ImageSet, load, load_sfm_pairs
 from recollect.data.registry import without_missing
 from recollect.inference.embedding_sets import embed_set

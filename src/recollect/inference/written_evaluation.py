@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recollect.common.doors import trusting
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.files import make_folder_for
-from recollect.common.words import number_of
+from recollect.common.plugins import trusting
+from recollect.common.text import number_of
 from recollect.config.overrides import resolve
 from recollect.config.schema import Config
 from recollect.data import available

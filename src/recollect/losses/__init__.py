@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recollect.common.imports import lazy_names
+from recollect.common import lazy_names
 from recollect.losses.registry import available, create
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from recollect.common.option_checks import check_flag
+from recollect.common.text import check_flag
 from recollect.losses.engine.soft_rank import Ranks
 from recollect.losses.engine.steps import Asymmetric, Sigmoid, Step
 from recollect.losses.rank_loss import RankLoss

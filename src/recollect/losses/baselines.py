@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from recollect.common.errors import ConfigError
-from recollect.common.imports import require
-from recollect.common.option_checks import check_flag, check_number, check_whole
+from recollect.common.errors import ConfigError, require
+from recollect.common.text import check_flag, check_number, check_whole
 from recollect.losses.metric_learning import MetricLearningLoss
 
 _MINERS = ("semihard", "batch_hard", "distance_weighted", "all")

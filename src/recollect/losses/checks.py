@@ -1,4 +1,4 @@
-"""Checks of the input of every loss: shapes, lengths, types, finite numbers. Of its options: ``common/option_checks.py``."""
+"""Checks of the input of every loss: shapes, lengths, types, finite numbers. Of its options: ``common/text.py``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recollect.common.errors import InputError
-from recollect.common.option_checks import check_whole
+from recollect.common.text import check_whole
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 TEMPERATURES = (1e-8, 1e8)

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recollect.common.errors import ConfigError, InputError
-from recollect.common.imports import require
-from recollect.common.option_checks import check_whole
+from recollect.common.errors import ConfigError, InputError, require
+from recollect.common.text import check_whole
 from recollect.losses.checks import check_inputs
 from recollect.losses.engine.tile_loop import Pairing, compute_dtype, count_matches, same_set, zero_loss
 from recollect.losses.metric_learning import MetricLearningLoss, call_in

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from recollect.common.errors import ConfigError, InputError
-from recollect.common.option_checks import check_number
+from recollect.common.text import check_number
 from recollect.losses.checks import TEMPERATURES
 from recollect.losses.engine.simix import Mixing
 from recollect.losses.engine.soft_rank import SoftRank, StepSums

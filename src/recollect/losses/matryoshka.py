@@ -1,21 +1,22 @@
 """Matryoshka: any loss, averaged over prefixes of the embedding (Kusupati et al. 2022, arXiv:2205.13147).
 
-A prefix is normalized again before the loss, as it is for search. The gradient is exact: autograd goes
-through the normalization into the same embedding.
+A prefix is normalized again before the loss, as it is for search: ``unit_prefix`` is the one way to shorten an embedding.
+The gradient is exact: autograd goes through the normalization into the same embedding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError, InputError
-from recollect.common.option_checks import check_whole
-from recollect.common.unit_prefix import prefix_lengths, unit_prefix
+from recollect.common.text import check_whole
 
 Loss = Callable[..., Tensor]
+
+_NOTHING = 1e-6  # a prefix this short has no direction; dividing by its length would make the gradient unbounded
 
 
 class Matryoshka(nn.Module):
@@ -94,3 +95,34 @@ class Matryoshka(nn.Module):
     def extra_repr(self) -> str:
         """What ``print(loss)`` shows."""
         return f"dims={self.dims}"
+
+
+def unit_prefix(vectors: Tensor, dim: int) -> Tensor:
+    """N × d vectors → their first ``dim`` numbers, N × dim, normalized; with ``dim = d`` they are returned unchanged.
+
+    A prefix without direction (shorter than 1e-6) becomes zero and has no gradient.
+
+    Examples:
+        >>> unit_prefix(torch.tensor([[3.0, 4.0, 12.0]]), 2)
+        tensor([[0.6000, 0.8000]])
+    """
+    return vectors if dim == vectors.shape[1] else unit_rows(vectors[:, :dim])
+
+
+def unit_rows(rows: Tensor) -> Tensor:
+    """Normalized rows; a row without direction becomes zero and has no gradient."""
+    length = rows.norm(dim=1, keepdim=True)
+    return rows / torch.where(length > _NOTHING, length, torch.inf)
+
+
+def prefix_lengths(dims: Iterable[int], whole: int, what: str = "dims") -> tuple[int, ...]:
+    """The lengths of ``dims`` and of the whole vector, in ascending order.
+
+    Raises:
+        ConfigError: a length that is not from 1 to ``whole``.
+    """
+    chosen = sorted({*dims, whole})
+    if chosen[0] < 1 or chosen[-1] > whole:
+        wrong = chosen[0] if chosen[0] < 1 else chosen[-1]
+        raise ConfigError(f"{what}: {wrong} is not a length of a vector of {whole} numbers: choose from 1 to {whole}.")
+    return tuple(chosen)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from recollect.common.errors import ConfigError
-from recollect.common.option_checks import check_number, check_whole
+from recollect.common.text import check_number, check_whole
 from recollect.losses.engine.tile_loop import Term, TileFunction, TileIndices, TileRun
 from recollect.losses.rank_loss import TiledLoss, TileOptions
 

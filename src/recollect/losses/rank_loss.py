@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError, InputError
-from recollect.common.option_checks import check_flag, check_number, check_whole
+from recollect.common.text import check_flag, check_number, check_whole
 from recollect.losses.checks import check_inputs, check_memory
 from recollect.losses.engine.simix import MAX_PAIRS, Mixing, draw_mixing
 from recollect.losses.engine.soft_rank import Ranks, SoftRank

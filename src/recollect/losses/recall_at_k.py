@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recollect.common.errors import ConfigError
-from recollect.common.option_checks import check_flag, check_number, check_whole
+from recollect.common.text import check_flag, check_number, check_whole
 from recollect.losses.checks import TEMPERATURES
 from recollect.losses.engine.soft_rank import Ranks
 from recollect.losses.engine.steps import Asymmetric, Sigmoid, Step, saturation

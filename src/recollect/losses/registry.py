@@ -2,7 +2,7 @@
 
 To add a loss to the package, add one row to ``_ENTRIES``. A row names a class or function as ``module:attribute``; its
 arguments are the loss's options, so nothing is written twice. Listing the rows imports neither torch nor any loss.
-Losses outside the package are found by ``common/doors.py``: ``my.py:MyLoss``, or a name that an installed package adds.
+Losses outside the package are found by ``common/plugins.py``: ``my.py:MyLoss``, or a name that an installed package adds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from recollect.common import doors
+from recollect.common import plugins
 from recollect.common.errors import ConfigError, RecollectError, in_one_line
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def available() -> dict[str, LossEntry]:
     known = {entry.name: entry for entry in _ENTRIES}
     added = [
         LossEntry(row["name"], row["reference"], "outside", f"from the package {row['package']}", "")
-        for row in doors.added("loss")
+        for row in plugins.added("loss")
     ]
     return known | {entry.name: entry for entry in added if entry.name not in known}
 
@@ -156,9 +156,9 @@ def create(name: str, **options: Any) -> nn.Module:
     from torch import nn
 
     entry, maker = _found(name)
-    doors.check_options(maker, options, f"loss {name!r}", _parameters(maker) if _has_known_options(maker) else None)
+    plugins.check_options(maker, options, f"loss {name!r}", _parameters(maker) if _has_known_options(maker) else None)
     try:
-        with doors.running(f"loss {name!r}") if entry.family == "outside" else nullcontext():
+        with plugins.errors_as_config(f"loss {name!r}") if entry.family == "outside" else nullcontext():
             loss = maker(**options)
     except (TypeError, ValueError, RuntimeError, MemoryError) as error:
         if isinstance(error, RecollectError):
@@ -211,9 +211,9 @@ def _found(name: str) -> tuple[LossEntry, Callable[..., Any]]:
     if entry is not None:
         module, attribute = entry.target.split(":")
         return entry, getattr(importlib.import_module(module), attribute)
-    loaded = doors.outside("loss", name)
+    loaded = plugins.load("loss", name)
     if loaded is None:
-        raise doors.unknown("loss", name, (entry.name for entry in _ENTRIES))
+        raise plugins.unknown("loss", name, (entry.name for entry in _ENTRIES))
     if not callable(loaded.target):
         raise ConfigError(f"loss {name!r} is a {type(loaded.target).__name__}: it must be a class or a function.")
     about = (inspect.getdoc(loaded.target) or "a loss from outside").split("\n")[0]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recollect.common import doors
+from recollect.common import plugins
 from recollect.common.errors import ConfigError
 
 _MOST = 8
@@ -58,7 +58,7 @@ def try_loss(
         torch.manual_seed(0)
         vectors = nn.functional.normalize(torch.randn(len(labels), dim), dim=1)
         embeddings = vectors.to(device).requires_grad_()
-        with doors.running(what):
+        with plugins.errors_as_config(what):
             value: Any = loss.to(device)(embeddings, labels.to(device))
         if not isinstance(value, Tensor):
             raise ConfigError(f"{what} returns a {type(value).__name__}: return a tensor with one number.")
@@ -66,7 +66,7 @@ def try_loss(
             raise ConfigError(f"{what} returns {value.numel()} numbers: return one, such as their mean.")
         gradient = None
         if value.requires_grad:
-            with doors.running(what):
+            with plugins.errors_as_config(what):
                 (gradient,) = torch.autograd.grad(value.squeeze(), embeddings, allow_unused=True)
     if gradient is None:
         raise ConfigError(

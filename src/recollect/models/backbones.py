@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recollect.common import doors
+from recollect.common import plugins
 from recollect.common.errors import ConfigError, ImageError, in_one_line
 
 # Architectures of timm whose position embeddings follow the image size at run time.
@@ -35,9 +35,9 @@ _TOO_NARROW = ("Output size is too small", "Kernel size can't be greater")  # to
 
 def timm_library() -> Any:
     """The timm module, imported late, after the torchvision workaround."""
-    from recollect.common import torchvision_fix
+    from recollect.common.machine import fix_torchvision
 
-    torchvision_fix.apply()
+    fix_torchvision()
     import timm
 
     return timm
@@ -431,18 +431,18 @@ def natural_pooling(backbone: nn.Module) -> str:
     return "gem" if is_maps else "native"
 
 
-def build_outside(loaded: doors.Loaded, size: int, options: Mapping[str, Any]) -> tuple[nn.Module, CodeOrigin]:
+def build_outside(loaded: plugins.Loaded, size: int, options: Mapping[str, Any]) -> tuple[nn.Module, CodeOrigin]:
     """The backbone of a reference, called with ``size`` if it has that argument, and the origin of its code."""
     maker = loaded.target
     if isinstance(maker, nn.Module):
         return adapted(maker, size, loaded.short), CodeOrigin(loaded.short, loaded.sha256)
     if not callable(maker):
         raise ConfigError(f"backbone {loaded.short!r} is a {type(maker).__name__}: it must be a class or a function.")
-    arguments = doors.options_of(maker)
+    arguments = plugins.options_of(maker)
     known = {name: parameter for name, parameter in arguments.items() if name != "size" or "size" in options}
-    doors.check_options(maker, options, f"backbone {loaded.short!r}", known)
+    plugins.check_options(maker, options, f"backbone {loaded.short!r}", known)
     told = {"size": size} if "size" in arguments and "size" not in options else {}
-    with doors.running(f"backbone {loaded.short!r}"):
+    with plugins.errors_as_config(f"backbone {loaded.short!r}"):
         made = maker(**options, **told)
     return adapted(made, size, loaded.short), CodeOrigin(loaded.short, loaded.sha256, dict(options))
 
@@ -461,14 +461,16 @@ def rebuild(
         ConfigError: it is neither given nor trusted, or it cannot be found.
     """
     if isinstance(backbone, nn.Module):
-        loaded = doors.given(backbone, "backbone")
+        loaded = plugins.describe(backbone, "backbone")
     else:
         name = backbone
         if name is None:
             file = folder / origin.reference.rpartition(":")[0]
             beside = file.suffix == ".py" and file.is_file()
-            name = doors.sealed(doors.anchored(origin.reference, folder) if beside else origin.reference)
-        found = doors.outside("backbone", name)
+            name = plugins.mark_untrusted(
+                plugins.absolute_reference(origin.reference, folder) if beside else origin.reference
+            )
+        found = plugins.load("backbone", name)
         if found is None:
             raise ConfigError(f"{folder}: there is no backbone {name!r}. Install the package that provides it.")
         loaded = found

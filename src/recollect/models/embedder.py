@@ -18,11 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recollect.common import doors
-from recollect.common.bad_images import OnBadImage
+from recollect.common import plugins
 from recollect.common.errors import ConfigError, InputError
+from recollect.common.images import OnBadImage, grouped
 from recollect.common.preprocessing import Preprocessing
-from recollect.common.size_groups import grouped
 from recollect.models import backbones, zoo
 from recollect.models.backbones import (
     NativePool,
@@ -243,7 +242,7 @@ class Embedder(nn.Module):
             ConfigError: an unknown name, or settings that contradict each other.
             WeightsError: the weights are missing, or belong to another model.
         """
-        row = zoo.find(init) if isinstance(init, str) else zoo.from_outside(doors.given(init, "backbone"))
+        row = zoo.find(init) if isinstance(init, str) else zoo.from_outside(plugins.describe(init, "backbone"))
         if options and row.outside is None:
             raise ConfigError(
                 f"model.options are for your own backbone, but {row.name} is one of recollect's: remove them."
@@ -509,7 +508,7 @@ class Embedder(nn.Module):
             return self._batch_vectors(batch, scales, before_head)
 
     def shortened(self, dim: int) -> Embedder:
-        """An embedder of the first ``dim`` values of this one's vectors, normalized (see ``common/unit_prefix.py``).
+        """An embedder of the first ``dim`` values of this one's vectors, normalized (see ``losses/matryoshka.py``).
 
         It has a shorter last layer and shares the backbone with this one. Useful for a model trained with ``loss.dims``.
 
@@ -584,6 +583,6 @@ class Embedder(nn.Module):
         """
         if is_hub_address(folder):
             folder = fetched_once(str(folder), download)
-        with doors.trusting(trust):
+        with plugins.trusting(trust):
             embedder = load_embedder(cls, Path(folder), backbone)
         return embedder if device is None else embedder.to(device)

@@ -1,7 +1,7 @@
 """Embeds many images: decoding in threads, batches of equal size, bounded memory. Used by ``Embedder.embed``.
 
 Images are streamed: at most about two batches of decoded pixels are in memory, for any number of images. Only
-vectors are kept. Decoding is in ``common/decode.py``, grouping by size in ``common/size_groups.py``.
+vectors are kept. Decoding and grouping by size are in ``common/images.py``.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from recollect.common.bad_images import BadImages, OnBadImage
 from recollect.common.console import ProgressLine
-from recollect.common.decode import ImageSource, read_image
 from recollect.common.errors import ImageError, InputError
+from recollect.common.images import BadImages, ImageSource, OnBadImage, SizeGroups, read_image
 from recollect.common.preprocessing import Preprocessing
-from recollect.common.size_groups import SizeGroups
-from recollect.common.words import printable
+from recollect.common.text import printable
 
 ImageLike = ImageSource | Tensor
 """Any source that the decoder accepts, or a 3×H×W tensor that is already preprocessed."""

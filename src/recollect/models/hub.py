@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recollect.common.errors import ConfigError, WeightsError, in_one_line
-from recollect.common.imports import require
+from recollect.common.errors import ConfigError, WeightsError, in_one_line, require
 
 PREFIX = "hf://"
 LIMITS = {"embedder.json": 1 << 20, "model.safetensors": 16 << 30}

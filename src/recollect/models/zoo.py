@@ -1,7 +1,7 @@
 """The table of initialisations: one row per starting point, the paper's and others.
 
 To add one, add a row to ``_ROWS``; if its file has key names no row uses yet, add a key map in ``weights.py``. Backbones
-outside the package are found by ``common/doors.py``: ``my.py:backbone``, or a name that an installed package adds. A name
+outside the package are found by ``common/plugins.py``: ``my.py:backbone``, or a name that an installed package adds. A name
 fixes architecture, activation, input size and mean/std; a weights file only supplies tensors, because files of
 different models can have identical keys (GELU and QuickGELU CLIP). This file imports neither torch nor timm, so that
 listing the table is instant. ``embedder.py`` builds from a row, ``weight_files.py`` looks for its files.
@@ -13,10 +13,10 @@ import inspect
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from recollect.common import doors
+from recollect.common import plugins
 from recollect.common.errors import ConfigError
 from recollect.common.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from recollect.common.words import did_you_mean
+from recollect.common.text import did_you_mean
 
 Triple = tuple[float, float, float]
 
@@ -93,7 +93,7 @@ class Initialization:
     pooling: str = "cls"
     layer_norm: bool = False
     l2_before_head: bool = False
-    outside: doors.Loaded | None = None
+    outside: plugins.Loaded | None = None
     """The code of a backbone from outside the package, which has its own weights."""
 
     @property
@@ -389,7 +389,7 @@ ZOO: dict[str, Initialization] = {row.name: row for row in _ROWS}
 
 def is_timm_tag(name: str) -> bool:
     """Whether ``name`` is a timm model outside the table: ``timm:<tag>``, or a bare tag with its dot."""
-    return name not in ZOO and (name.startswith("timm:") or "." in name) and not doors.is_reference(name)
+    return name not in ZOO and (name.startswith("timm:") or "." in name) and not plugins.is_reference(name)
 
 
 def available_models() -> dict[str, Initialization]:
@@ -416,10 +416,10 @@ def find(name: str) -> Initialization:
         return ZOO[name]
     if is_timm_tag(name):
         return _from_timm(name.removeprefix("timm:"))
-    loaded = doors.outside("backbone", name)
+    loaded = plugins.load("backbone", name)
     if loaded is not None:
         return from_outside(loaded)
-    guess = did_you_mean(name, [*ZOO, *doors.installed("backbone")])
+    guess = did_you_mean(name, [*ZOO, *plugins.installed("backbone")])
     raise ConfigError(
         f"there is no initialisation {name!r}.{guess} `recollect models` lists them. For any timm model "
         "give its full tag, e.g. timm:convnext_tiny.fb_in22k; for your own backbone, file.py:name."
@@ -474,7 +474,7 @@ def _from_timm(tag: str) -> Initialization:
     )
 
 
-def from_outside(loaded: doors.Loaded) -> Initialization:
+def from_outside(loaded: plugins.Loaded) -> Initialization:
     """A row for a backbone from outside the package: ImageNet's mean and standard deviation, 224 px; both can be set."""
     return Initialization(
         name=loaded.short,

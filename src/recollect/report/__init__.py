@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recollect.common.imports import lazy_names
+from recollect.common import lazy_names
 
 if TYPE_CHECKING:
     from recollect.report.catalogue import embed_catalogue

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from PIL import Image, ImageChops
 
-from recollect.common.decode import read_image
 from recollect.common.errors import RecollectError
+from recollect.common.images import read_image
 from recollect.data import ImageSet
 from recollect.report.markup import Markup, element
 

@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from recollect.common.errors import ConfigError, DataError, DataWarning, InputError
 from recollect.common.files import atomic_write, make_folder_for
 from recollect.common.reading import parse_json, read_npz
-from recollect.common.unit_prefix import unit_prefix
-from recollect.common.words import number_of
+from recollect.common.text import number_of
 from recollect.data import list_images
 from recollect.data.image_files import TO_READ_HEIC
 from recollect.inference.embedding_sets import Embedded, embed_files
 from recollect.inference.opening import Opened, open_model
+from recollect.losses.matryoshka import unit_prefix
 from recollect.search.encoder import recorded_model
 from recollect.search.exact_search import Found, nearest
 from recollect.search.queries import list_queries

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from recollect.common.words import in_decimals
+from recollect.common.text import in_decimals
 from recollect.data import ImageSet
 from recollect.report.atlas import Atlas
 from recollect.report.findings import KINDS, Duplicates, Findings

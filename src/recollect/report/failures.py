@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recollect.common.words import number_of
+from recollect.common.text import number_of
 from recollect.report.atlas import Atlas
 from recollect.report.gallery import Twins, rows_of_results, unfolding
 from recollect.report.markup import Child, Markup, breakable, element, join, name_of, table

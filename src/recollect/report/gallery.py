@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.common.words import in_decimals
+from recollect.common.text import in_decimals
 from recollect.data.image_set import Indices
 from recollect.evaluation import Evaluation
 from recollect.report.atlas import Atlas

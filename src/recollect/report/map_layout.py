@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from recollect.common.console import ProgressLine
-from recollect.common.imports import require
+from recollect.common.errors import require
 from recollect.search.exact_search import nearest_unchecked
 
 MOST_POINTS = 20_000

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.common.bad_images import BadImage
 from recollect.common.errors import DataError, RecollectError
-from recollect.common.memory import available_bytes
-from recollect.common.words import number_of
+from recollect.common.images import BadImage
+from recollect.common.machine import available_bytes
+from recollect.common.text import number_of
 from recollect.config.free_settings import moved_root
 from recollect.config.overrides import published_tests
 from recollect.config.schema import DataConfig

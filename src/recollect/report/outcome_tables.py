@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from recollect.common.errors import RecollectError
-from recollect.common.words import in_decimals, number_of
+from recollect.common.text import in_decimals, number_of
 from recollect.config.overrides import published_tests
 from recollect.evaluation import Evaluation, metric_name, paired_bootstrap
 from recollect.report.markup import Child, Markup, element, join, name_of, table

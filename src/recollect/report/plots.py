@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recollect.common.words import in_words
+from recollect.common.text import in_words
 from recollect.report.charts import Line, as_shares, histogram_pair, line_chart
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.measured import Contender

@@ -20,10 +20,9 @@ import torch
 import yaml
 
 from recollect._version import __version__
-from recollect.common.errors import DataError, InputError, RecollectError, in_one_line
+from recollect.common.errors import DataError, InputError, RecollectError, in_one_line, require
 from recollect.common.files import new_folder, write_text
-from recollect.common.imports import require
-from recollect.common.words import printable
+from recollect.common.text import printable
 from recollect.config.overrides import as_mapping
 from recollect.config.references import short_names
 from recollect.config.schema import Config

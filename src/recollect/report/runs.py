@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from recollect.common.errors import RecollectError
-from recollect.common.reading import read_json
-from recollect.common.words import number_of
-from recollect.common.yaml_text import read_yaml
+from recollect.common.reading import read_json, read_yaml
+from recollect.common.text import number_of
 from recollect.config.schema import Config
 from recollect.training.run_folder import RunFolder
 

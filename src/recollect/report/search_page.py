@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from recollect.common.decode import read_image
 from recollect.common.errors import RecollectError
 from recollect.common.files import write_text
-from recollect.common.words import in_decimals
+from recollect.common.images import read_image
+from recollect.common.text import in_decimals
 from recollect.report.atlas import data_address
 from recollect.report.catalogue import Catalogue
 from recollect.report.markup import Markup, breakable, element, join

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from recollect.common.console import ProgressLine
-from recollect.common.decode import read_image
 from recollect.common.errors import RecollectError
+from recollect.common.images import read_image
 from recollect.data import ImageSet
 
 SIDE = 32

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recollect.common.errors import RecollectError
-from recollect.common.words import in_words
+from recollect.common.text import in_words
 from recollect.evaluation import Verdict, metric_name, verdict
 from recollect.report.markup import Child, Markup, element, join, name_of
 from recollect.report.measured import Contender

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recollect.common import doors
+from recollect.common import plugins
 from recollect.common.errors import ConfigError
-from recollect.common.words import did_you_mean
+from recollect.common.text import did_you_mean
 from recollect.search.sqlite_store import SQLiteStore
 from recollect.search.store_protocol import Store
 
@@ -38,13 +38,13 @@ def open_store(address: str | Path, *, create: bool = False) -> Store:
     text = str(address)
     kind, sign, rest = text.partition("://")
     if sign and kind in SCHEMES:
-        return _class(doors.load(SCHEMES[kind], "store")).open(text, create=create)
+        return _class(plugins.load_reference(SCHEMES[kind], "store")).open(text, create=create)
     if _is_reference(text):
-        return _class(doors.load(kind, "store")).open(rest, create=create)
-    if sign and (added := doors.outside("store", kind)) is not None:
+        return _class(plugins.load_reference(kind, "store")).open(rest, create=create)
+    if sign and (added := plugins.load("store", kind)) is not None:
         return _class(added).open(rest, create=create)
     if sign:  # without the rest, which may contain a password
-        known = [*SCHEMES, *doors.installed("store")]
+        known = [*SCHEMES, *plugins.installed("store")]
         raise ConfigError(
             f"there is no store {kind!r}.{did_you_mean(kind, known)} Addresses begin with "
             f"{', '.join(f'{name}://' for name in known)}, or are paths of files, or name your own store as "
@@ -64,10 +64,10 @@ def is_index(address: str | Path) -> bool:
 
 
 def _is_reference(text: str) -> bool:
-    return doors.is_reference(text.partition("://")[0]) and not Path(text).exists()
+    return plugins.is_reference(text.partition("://")[0]) and not Path(text).exists()
 
 
-def _class(loaded: doors.Loaded) -> type[Store]:
+def _class(loaded: plugins.Loaded) -> type[Store]:
     found = loaded.target
     if not isinstance(found, type) or not hasattr(found, "open"):
         raise ConfigError(

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.common import doors
+from recollect.common import plugins
 from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.common.files import make_folder_for
-from recollect.common.words import number_of
+from recollect.common.text import number_of
 from recollect.data import load
 from recollect.data.folder_layout import part_to_use
 from recollect.data.registry import refuse_two_meanings, without_missing
@@ -114,7 +114,7 @@ def _place_of_model(index: Index) -> Any:
     place = index.model.get("model")
     text = str(place)
     is_path = PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
-    if is_path and not doors.is_reference(text) and not Path(text).exists():
+    if is_path and not plugins.is_reference(text) and not Path(text).exists():
         raise ConfigError(
             f"{text}, the model of {index.address}, no longer exists, so it is not known on which classes it was trained. "
             "If it moved, give its new folder with --model."

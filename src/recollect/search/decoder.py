@@ -22,8 +22,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.common.decode import read_image, set_max_pixels
 from recollect.common.errors import ImageError
+from recollect.common.images import read_image, set_max_pixels
 
 SECONDS = 10.0
 """To decode one image; 50 megapixels of a slow format take about 5."""

@@ -19,9 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from recollect.common.console import ProgressLine
-from recollect.common.errors import DataError, ImageError
-from recollect.common.refusals import unreadable
-from recollect.common.unit_prefix import unit_prefix
+from recollect.common.errors import DataError, ImageError, unreadable
+from recollect.losses.matryoshka import unit_prefix
 from recollect.search.encoder import OnBad
 from recollect.search.indexed_files import IndexedFile, digest_of, stamp_of
 from recollect.search.settings import Generation

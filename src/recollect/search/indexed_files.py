@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from recollect.common.decode import IMAGE_SUFFIXES, file_sha256
 from recollect.common.errors import DataError, InputError
+from recollect.common.images import IMAGE_SUFFIXES, file_sha256
 from recollect.common.reading import read_text
-from recollect.common.words import number_of
+from recollect.common.text import number_of
 from recollect.data.folder_layout import find_inner_classes, find_parts
 from recollect.data.image_files import TO_READ_HEIC, walk_images
 from recollect.data.listing import is_blank, refuse_repeated, refuse_torn, relative_to, table_reader

@@ -24,8 +24,7 @@ from urllib.parse import parse_qsl, unquote
 
 import numpy as np
 
-from recollect.common.errors import ConfigError, InputError
-from recollect.common.imports import require
+from recollect.common.errors import ConfigError, InputError, require
 from recollect.search.exact_search import nearest_unchecked
 from recollect.search.store_protocol import (
     Hit,

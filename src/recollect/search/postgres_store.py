@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from recollect.common.errors import ConfigError, InputError
-from recollect.common.imports import require
+from recollect.common.errors import ConfigError, InputError, require
 from recollect.search.store_protocol import (
     Hit,
     IndexBusyError,

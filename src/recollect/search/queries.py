@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from recollect.common.bad_images import BadImages
 from recollect.common.errors import DataError, ImageError, InputError
+from recollect.common.images import BadImages
 from recollect.search.index import Index
 from recollect.search.indexed_files import list_images
 from recollect.search.store_protocol import Hit

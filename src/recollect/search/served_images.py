@@ -9,8 +9,8 @@ from threading import Lock
 
 from PIL import Image
 
-from recollect.common.decode import read_image
 from recollect.common.errors import RecollectError
+from recollect.common.images import read_image
 from recollect.search.index import Index
 from recollect.search.indexed_files import stamp_of
 

@@ -31,7 +31,7 @@ from starlette.requests import ClientDisconnect
 
 from recollect._version import __version__
 from recollect.common.errors import ImageError, InputError, RecollectError
-from recollect.common.words import printable
+from recollect.common.text import printable
 from recollect.search.batching import Batcher, Job
 from recollect.search.decoder import Decoder
 from recollect.search.guards import FIELDS, Guard

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recollect.common.errors import ConfigError, DataError
-from recollect.common.imports import require
+from recollect.common.errors import ConfigError, DataError, require
 from recollect.common.reading import read_text
 from recollect.search.index import Index
 

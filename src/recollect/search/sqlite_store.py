@@ -26,9 +26,8 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from recollect.common.errors import InputError, MissingExtraError
+from recollect.common.errors import InputError, MissingExtraError, require
 from recollect.common.files import make_folder_for
-from recollect.common.imports import require
 from recollect.search.exact_search import nearest_unchecked
 from recollect.search.store_protocol import (
     Hit,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError
-from recollect.common.threads import forward_work, threads_for
+from recollect.common.machine import forward_work, threads_for
 
 CPU_BUDGET = 1 << 30
 """Bytes of saved activations per chunk on a CPU, where running out of memory ends the process without a message."""

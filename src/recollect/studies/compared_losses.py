@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recollect.common import doors
+from recollect.common import plugins
 from recollect.common.errors import ConfigError
-from recollect.common.yaml_text import parse_yaml
+from recollect.common.reading import parse_yaml
 from recollect.config.automatic import PAPER_BATCH, choose_device, is_pretrained, settle
 from recollect.config.overrides import resolve, with_data
 from recollect.config.schema import Config
@@ -237,10 +237,10 @@ def _cell(bench: Bench, name: str, options: Mapping[str, Any], batch: int) -> Ce
     """A loss as a cell; outside code is identified by its content, so that a changed file is trained again."""
     words = "" if not options else f"({', '.join(f'{key}={value}' for key, value in options.items())})"
     short, name_of_code = name, ""
-    if doors.is_reference(name):
+    if plugins.is_reference(name):
         place, _, attribute = name.rpartition(":")
         short = f"{Path(place).name}:{attribute}"
-        name_of_code = f"-{doors.load(name, 'loss').sha256[:8]}"
+        name_of_code = f"-{plugins.load_reference(name, 'loss').sha256[:8]}"
     settings = {"loss.name": name, "loss.options": dict(options)}
     return Cell(bench, _slug(f"{short}{words}") + name_of_code, short + words, batch, settings)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recollect.common.files import write_json, write_text
-from recollect.common.words import in_decimals, in_words
+from recollect.common.text import in_decimals, in_words
 from recollect.report.charts import Bar, bar_chart
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.page import check_target, document

@@ -15,7 +15,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from recollect.common.errors import DataError
-from recollect.common.words import in_decimals, in_words
+from recollect.common.text import in_decimals, in_words
 from recollect.config.schema import Config
 from recollect.studies.matrix import Cell, Matrix, RateChoice, Run, failure_of, outcome_of
 from recollect.training.run_folder import RunFolder

@@ -28,8 +28,7 @@ import torch
 
 from recollect.common.console import ProgressLine, set_quiet
 from recollect.common.errors import ConfigError, DataWarning, RecollectError
-from recollect.common.files import make_folder_for, write_json
-from recollect.common.locks import try_lock
+from recollect.common.files import make_folder_for, try_lock, write_json
 from recollect.config.automatic import choose_device
 from recollect.config.overrides import resolve
 from recollect.config.schema import Config

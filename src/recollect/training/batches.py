@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from recollect.common.bad_images import BadImage
 from recollect.common.errors import ConfigError, DataError
+from recollect.common.images import BadImage
 from recollect.config.schema import Config
 from recollect.data import ClassBalancedSampler, ImageSet, Pipeline
 from recollect.data.image_set import Indices

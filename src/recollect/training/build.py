@@ -17,17 +17,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from recollect.common import doors
-from recollect.common.bad_images import BadImage
-from recollect.common.decode import set_max_pixels
+from recollect.common import plugins
 from recollect.common.errors import ConfigError, DataError
-from recollect.common.unit_prefix import prefix_lengths
+from recollect.common.images import BadImage, set_max_pixels
 from recollect.config.automatic import Choice, choose_device, is_pretrained, settle, too_few
 from recollect.config.schema import Config, DataConfig
 from recollect.data import ImageSet, RevisitedBenchmark, class_disjoint_split, load, load_revisited
 from recollect.data.registry import without_missing
 from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.opening import make_embedder
+from recollect.losses.matryoshka import prefix_lengths
 from recollect.losses.registry import create, describe
 from recollect.losses.trying_out import try_given, try_loss
 from recollect.models import Embedder
@@ -309,7 +308,7 @@ def make_loss(config: Config, num_classes: int, dim: int, coarse: Sequence[int] 
 
     With ``loss.dims`` there is one loss per length, so that parameters and memories are not shared.
     """
-    with doors.recording() as outside:
+    with plugins.recording() as outside:
         loss = _one_loss(config, num_classes, dim, coarse)
     if outside:
         each, device = config.batch.samples_per_class, choose_device(config.run.device)

@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recollect.common.memory import resident_bytes
-from recollect.common.threads import limited_threads
-from recollect.common.words import in_digits, in_words, number_of, some_names
+from recollect.common.machine import limited_threads, resident_bytes
+from recollect.common.text import in_digits, in_words, number_of, some_names
 from recollect.config.automatic import Choice
 from recollect.config.schema import Config
 from recollect.data.image_files import summary

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from recollect.common import doors
+from recollect.common import plugins
 from recollect.common.errors import ConfigError, InputError
 from recollect.config.overrides import parse_setting, resolve, with_settings
 from recollect.config.schema import Config, ModelConfig
@@ -64,15 +64,15 @@ class Given:
                 "loss.dims works with a loss by name only: use recollect.losses.Matryoshka(loss, dims), and remove it."
             )
         if self.loss is not None:
-            name = doors.given(self.loss, "loss").reference
+            name = plugins.describe(self.loss, "loss").reference
             config = replace(config, loss=replace(config.loss, name=name, options={}))
         if self.train_set is not None:
-            name = doors.given(self.train_set, "data set", _word(self.train_set.name)).reference
+            name = plugins.describe(self.train_set, "data set", _word(self.train_set.name)).reference
             config = replace(config, data=replace(config.data, name=name, root=None, options={}))
         if isinstance(self.model, Embedder):
             config = replace(config, model=_settings_of(self.model, config.model))
         elif self.model is not None:
-            name = doors.given(self.model, "backbone").reference
+            name = plugins.describe(self.model, "backbone").reference
             size = config.model.image_size or 224
             config = replace(config, model=replace(config.model, init=name, options={}, image_size=size))
         if self.test_set is not None:
@@ -131,7 +131,7 @@ def _settings_of(embedder: Embedder, model: ModelConfig) -> ModelConfig:
     made = embedder.config
     taken = ("dim", "pooling", "p", "learn_p", "layer_norm", "l2_before_head", "batch_norm")
     settings: dict[str, Any] = {name: getattr(made, name) for name in taken}
-    name = doors.given(embedder, "backbone", _word(made.init)).reference
+    name = plugins.describe(embedder, "backbone", _word(made.init)).reference
     size, resize = made.preprocessing.size, made.preprocessing.resize
     return replace(model, init=name, options={}, weights=None, image_size=size, resize=resize, **settings)
 

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recollect.common.bad_images import BadImage
 from recollect.common.errors import RecollectError
-from recollect.common.words import number_of
+from recollect.common.images import BadImage
+from recollect.common.text import number_of
 from recollect.config.automatic import is_pretrained
 from recollect.config.schema import Config
 from recollect.data import ImageSet

@@ -1,7 +1,7 @@
 """Loggers by name: TensorBoard, Weights & Biases, MLflow, or your own. ``make_loggers`` looks them up.
 
 To add one, write a ``Callback`` and a row of ``LOGGERS``; its arguments are its options (``run.logger_options``). Loggers
-outside the package are found by ``common/doors.py``: ``my.py:MyLogger``, or a name that an installed package adds. Packages
+outside the package are found by ``common/plugins.py``: ``my.py:MyLogger``, or a name that an installed package adds. Packages
 are required when a logger is made, before anything is trained. ``metrics.jsonl`` is always written, by ``run_folder.Log``.
 """
 
@@ -15,9 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from recollect.common import doors
-from recollect.common.errors import ConfigError
-from recollect.common.imports import require
+from recollect.common import plugins
+from recollect.common.errors import ConfigError, require
 from recollect.config.schema import RunConfig
 from recollect.inference.run_files import RunFiles
 from recollect.training.callbacks import Callback, Guarded
@@ -185,16 +184,16 @@ def make_callback(name: str, options: Mapping[str, Any] = MappingProxyType({})) 
     """
     maker: Any = LOGGERS.get(name)
     if maker is None:
-        loaded = doors.outside("logger", name)
+        loaded = plugins.load("logger", name)
         if loaded is None:
-            raise doors.unknown("logger", name, LOGGERS)
+            raise plugins.unknown("logger", name, LOGGERS)
         maker = loaded.target
     if not callable(maker):
         raise ConfigError(f"logger {name!r} is a {type(maker).__name__}: it must be a class of callbacks.")
     if not isinstance(options, Mapping):
         raise ConfigError(f"run.logger_options {name!r} is {options!r}: it must be a mapping of options.")
-    doors.check_options(maker, options, f"logger {name!r}")
-    with doors.running(f"logger {name!r}"):
+    plugins.check_options(maker, options, f"logger {name!r}")
+    with plugins.errors_as_config(f"logger {name!r}"):
         made = maker(**options)
     methods = [method for method in vars(Callback) if method.startswith("on_")]
     if not any(callable(getattr(made, method, None)) for method in methods):

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from recollect.common.errors import ConfigError
-from recollect.common.memory import total_memory
-from recollect.common.refusals import in_bytes
+from recollect.common.errors import ConfigError, in_bytes
+from recollect.common.machine import total_memory
 from recollect.training.probes import passing_bytes
 
 _ERROR = 1.3

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recollect.common.devices import seconds_of
+from recollect.common.machine import seconds_of
 from recollect.config.schema import Config
 from recollect.data.image_set import Indices
 from recollect.inference.evaluating import measure_labelled

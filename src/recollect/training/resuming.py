@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recollect.common import doors
-from recollect.common.decode import MAX_PIXELS
-from recollect.common.errors import ConfigError, DataError
-from recollect.common.refusals import StorageError
+from recollect.common import plugins
+from recollect.common.errors import ConfigError, DataError, StorageError
+from recollect.common.images import MAX_PIXELS
 from recollect.config.free_settings import free_settings_of, with_free_settings
 from recollect.config.overrides import with_settings
 from recollect.config.schema import Config
@@ -21,11 +20,11 @@ from recollect.training.run_folder import RunFolder, now
 logger = logging.getLogger(__name__)
 
 
-def resume_command(run: Path, outside: Sequence[doors.Loaded] = ()) -> str:
+def resume_command(run: Path, outside: Sequence[plugins.Loaded] = ()) -> str:
     """How to resume a run: in Python if objects were passed, with ``--trust`` if it names code from outside."""
-    if any(loaded.reference.startswith(f"{doors.GIVEN}:") for loaded in outside):
+    if any(loaded.reference.startswith(f"{plugins.GIVEN}:") for loaded in outside):
         return f"recollect.train(resume={str(run)!r}, …) in Python, with the same objects"
-    trust = " --trust" if any(doors.is_reference(loaded.reference) for loaded in outside) else ""
+    trust = " --trust" if any(plugins.is_reference(loaded.reference) for loaded in outside) else ""
     return f"recollect train --resume {run}{trust}"
 
 
@@ -49,17 +48,17 @@ def resumed_config(run: RunFolder, settings: Mapping[str, Any] | Iterable[str] =
     return config
 
 
-def note_resumption(folder: RunFolder, config: Config, outside: Sequence[doors.Loaded]) -> None:
+def note_resumption(folder: RunFolder, config: Config, outside: Sequence[plugins.Loaded]) -> None:
     """Record that a run was resumed and where its images are now, and report code from outside that has changed."""
     manifest = folder.read_manifest()
-    with doors.trusting():  # the references are only written back
+    with plugins.trusting():  # the references are only written back
         before = folder.read_config()
         now_read = with_settings(before, free_settings_of(config))
         if now_read != before:
             folder.write_config(now_read)
     place = {"root": absolute_roots(config.data).root, "relative": relative_roots(config.data, folder.path)}
     folder.update_manifest(resumed=[*manifest.get("resumed", []), now()], data={**manifest.get("data", {}), **place})
-    for line in doors.changes(manifest.get("outside", []), outside):
+    for line in plugins.changed_code(manifest.get("outside", []), outside):
         logger.warning(line)
         folder.append_log(line)
 

@@ -35,13 +35,21 @@ import torch
 import yaml
 
 from recollect._version import __version__
-from recollect.common.bad_images import BadImage
 from recollect.common.console import PROGRESS, ProgressLine
 from recollect.common.errors import ConfigError, DataError
-from recollect.common.files import append_line, atomic_write, make_folder_for, new_folder, write_json, write_text
-from recollect.common.locks import try_lock
+from recollect.common.files import (
+    append_line,
+    atomic_write,
+    make_folder_for,
+    new_folder,
+    remove_strays,
+    try_lock,
+    write_json,
+    write_text,
+)
+from recollect.common.images import BadImage
 from recollect.common.reading import read_json, read_json_lines
-from recollect.common.words import printable
+from recollect.common.text import printable
 from recollect.config.overrides import as_mapping
 from recollect.config.references import anchored_names
 from recollect.config.schema import Config
@@ -272,6 +280,8 @@ def alone(folder: RunFolder, team: Team) -> Iterator[None]:
     free = team.from_first(lock is not None or team.rank != 0)
     if not free:
         raise ConfigError(f"{folder.path} is being trained by another process: wait for it, or stop it first.")
+    if lock is not None:
+        remove_strays(folder.path)
     try:
         yield
     finally:

@@ -21,11 +21,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recollect.common import doors
-from recollect.common.bad_images import BadImage
+from recollect.common import plugins
 from recollect.common.console import RESULT, ProgressLine
-from recollect.common.memory import peak_memory_mb
-from recollect.common.threads import limited_threads
+from recollect.common.images import BadImage
+from recollect.common.machine import limited_threads, peak_memory_mb
 from recollect.config.overrides import as_mapping
 from recollect.config.schema import Config
 from recollect.data import ImageSet, shard
@@ -110,8 +109,8 @@ def train(
         logger.info(f"{run.path} is finished; there is nothing left to do.")
         return Outcome.of_manifest(run.path, finished, run.read_manifest().get("verdicts", {}))
     objects, named = objects_and_names(loss, train_set, validation_set, test_set, model)
-    with doors.recording() as outside:
-        with doors.trusting(trust):
+    with plugins.recording() as outside:
+        with plugins.trusting(trust):
             chosen = objects.named(chosen_config(config, settings, named, run, train_set is not None))
         if run is None and out is not None:
             RunFolder.create(out, chosen.name)  # used or read-only: noticed before features are computed, not after
@@ -127,7 +126,7 @@ def _train(
     out: Path | str | None,
     callbacks: list[Callback],
     loggers: list[Callback],
-    outside: list[doors.Loaded],
+    outside: list[plugins.Loaded],
 ) -> Outcome:
     advice = "Start all of them again with the same command."
     with (
@@ -186,7 +185,7 @@ def _place(
     figures: Plan,
     run: RunFolder | None,
     out: Path | str | None,
-    outside: Sequence[doors.Loaded],
+    outside: Sequence[plugins.Loaded],
     prepared: float,
 ) -> RunFolder:
     """The folder of ``run``, or a new one created with its configuration. Called by every process."""

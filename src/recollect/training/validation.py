@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recollect.common import doors
+from recollect.common import plugins
 from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError
 from recollect.data import ImageSet, RevisitedBenchmark
@@ -89,7 +89,7 @@ def merit(metrics: Mapping[str, float], select: str, step: int) -> tuple[float, 
 
 def own_metric(select: str) -> Metric | None:
     """The custom metric that ``run.select`` names; None for those that are always computed."""
-    return find_metric(select) if doors.knows("metric", select) else None
+    return find_metric(select) if plugins.knows("metric", select) else None
 
 
 def column_of(select: str) -> str:

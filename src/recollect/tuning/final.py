@@ -14,7 +14,7 @@ from typing import Any
 
 from recollect.common.errors import DataError
 from recollect.common.reading import read_json
-from recollect.common.words import number_of
+from recollect.common.text import number_of
 from recollect.config.schema import Config
 from recollect.data import ImageSet
 from recollect.data.registry import find_source

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recollect.common.words import in_words, number_of
+from recollect.common.text import in_words, number_of
 from recollect.config.schema import Config
 from recollect.data import only_splits
 from recollect.training import trainer

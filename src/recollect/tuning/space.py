@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recollect.common.errors import ConfigError
-from recollect.common.yaml_text import parse_yaml
+from recollect.common.reading import parse_yaml
 from recollect.config.schema import Config
 
 SHORT = {"lr": "optimizer.lr", "gamma": "optimizer.gamma", "epochs": "run.epochs"}

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recollect.common import doors
+from recollect.common import plugins
 from recollect.common.errors import ConfigError, InputError
-from recollect.common.words import number_of
+from recollect.common.text import number_of
 from recollect.config.schema import Config
 from recollect.data import only_splits
 from recollect.training.callbacks import Callback, TrainingStoppedError
@@ -97,7 +97,7 @@ def tune(
     elif results.best is None:
         logger.info(f"no trial finished, so there is nothing to choose. {_reasons(results)}")
     elif final:
-        with doors.trusting():  # the run refers to the code that the user named for the study
+        with plugins.trusting():  # the run refers to the code that the user named for the study
             finish_study(closing, protocol, results.best)
         results = write_results(store, closing, protocol)
     logger.info(f"report     {folder / 'report.html'}")

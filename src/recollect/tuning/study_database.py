@@ -23,9 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from recollect.common.errors import ConfigError, DataError
-from recollect.common.imports import require
-from recollect.common.locks import Lock, exclusive, is_free, try_lock
+from recollect.common.errors import ConfigError, DataError, require
+from recollect.common.files import Lock, exclusive, is_free, try_lock
 from recollect.config.free_settings import differences
 
 BEAT = 30.0

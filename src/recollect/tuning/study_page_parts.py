@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from recollect.common.words import in_words
+from recollect.common.text import in_words
 from recollect.report.charts import Line, Point, line_chart, scatter_chart
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.tuning.results import BEST_SHARE, MIN_FOR_IMPORTANCE, StudyResults, TrialRecord

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recollect.common import doors
+from recollect.common import plugins
 from recollect.common.console import only_warnings
 from recollect.common.errors import ConfigError
 from recollect.config.free_settings import differences, free_settings_of
@@ -83,7 +83,7 @@ def begin_or_resume(path: Path, config: Config, callback: Callback | None = None
 
 def _check_same(folder: RunFolder, config: Config) -> None:
     """Check that the run in the folder is this trial; machine and place may differ."""
-    with doors.trusting():  # the references are only compared with the user's settings
+    with plugins.trusting():  # the references are only compared with the user's settings
         one = as_mapping(folder.read_config())
     other = as_mapping(anchored_names(config))
     # References to code are compared first: a resumed trial must not run code that the study does not name.
@@ -105,7 +105,7 @@ def _agree(there: object, here: object) -> bool:
     """Whether a run's setting is what the study asks for; a run's own configuration says what "auto" came to."""
     if isinstance(there, Mapping) and isinstance(here, Mapping):
         return there.keys() == here.keys() and all(_agree(there[name], here[name]) for name in here)
-    return there == here or (here == "auto" and not (isinstance(there, str) and doors.is_reference(there)))
+    return there == here or (here == "auto" and not (isinstance(there, str) and plugins.is_reference(there)))
 
 
 def has_diverged(error: TrainingStoppedError) -> bool:

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from recollect.common.errors import DataError
-from recollect.common.imports import require
+from recollect.common.errors import DataError, require
 from recollect.data.image_files import class_images
 from recollect.data.image_set import ImageSet
 from recollect.data.listing import make_set, need

@@ -19,11 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from recollect.common.decode import IMAGE_SUFFIXES
 from recollect.common.errors import ConfigError, DataError, DataWarning
-from recollect.common.look_alike_names import look_alikes
+from recollect.common.images import IMAGE_SUFFIXES
 from recollect.common.reading import is_folder, visible_entries
-from recollect.common.words import number_of, some_names
+from recollect.common.text import look_alikes, number_of, some_names
 from recollect.data.folder_layout import PARTS, find_inner_classes, find_parts, part_to_use
 from recollect.data.image_files import (
     BESIDE,

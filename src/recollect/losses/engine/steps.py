@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from recollect.common.option_checks import check_number
+from recollect.common.text import check_number
 from recollect.losses.checks import TEMPERATURES, largest_similarity
 
 

@@ -21,9 +21,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageFile, features
 
-from recollect.common import decode, pixels
-from recollect.common.decode import image_size, read_image
-from recollect.common.errors import ImageError, InputError
+from recollect.common import images, pixels
+from recollect.common.errors import ConfigError, ImageError, InputError
+from recollect.common.images import (
+    BadImage,
+    BadImages,
+    DecodeBudget,
+    SizeGroups,
+    grouped,
+    image_size,
+    read_image,
+    set_max_pixels,
+)
 from recollect.common.pixels import to_rgb
 
 
@@ -280,13 +289,13 @@ def test_bombs_are_refused_before_they_are_decoded(side: int, tmp_path: Path) ->
 def test_the_limit_can_be_set() -> None:
     data = encoded(gradient(24, 16))
     try:
-        decode.set_max_pixels(383)
+        set_max_pixels(383)
         with pytest.raises(ImageError, match=r"24×16 .*limit of 383"):
             read_image(data)
-        decode.set_max_pixels(384)
+        set_max_pixels(384)
         assert read_image(data).size == (24, 16)
     finally:
-        decode.set_max_pixels(None)
+        set_max_pixels(None)
 
 
 @settings(max_examples=150)
@@ -339,15 +348,10 @@ def test_what_is_not_a_regular_file_is_refused_without_waiting(tmp_path: Path, r
     (tmp_path / "folder.jpg").mkdir()
     (tmp_path / "round.jpg").symlink_to(tmp_path / "round.jpg")
     (tmp_path / "null.jpg").symlink_to(os.devnull)
-    expected = {"pipe.jpg": "named pipe", "folder.jpg": "folder", "round.jpg": "symbolic link", "null.jpg": "device"}
+    expected = {"pipe.jpg": "pipe", "folder.jpg": "folder", "round.jpg": "symbolic links", "null.jpg": "device"}
     for name, word in expected.items():
         with pytest.raises(ImageError, match=rf"{name}: .*{word}"):
             read(tmp_path / name)
-    with pytest.raises(ImageError, match="too long"):
-        read(tmp_path / ("x" * 300))
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ImageError, match="not a folder"):
-        read(tmp_path / "file" / "a.jpg")
 
 
 @pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="names are text on this system")
@@ -376,9 +380,9 @@ def test_memory_that_cannot_be_had_is_an_image_error(tmp_path: Path, monkeypatch
 def test_large_images_are_decoded_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for two of the images: of eight threads never more than two are inside at once, and all get through."""
     gradient().save(tmp_path / "a.png")
-    room = decode._Room(2 * 8 * 24 * 16)
+    room = DecodeBudget(2 * 8 * 24 * 16)
     monkeypatch.setattr(room, "SMALL", 0)
-    monkeypatch.setattr(decode, "_ROOM", room)
+    monkeypatch.setattr(images, "_BUDGET", room)
     inside, most, lock = 0, 0, threading.Lock()
     convert = pixels.upright
 
@@ -405,16 +409,16 @@ def test_large_images_are_decoded_a_few_at_a_time(tmp_path: Path, monkeypatch: p
 def test_jpeg_2000_headers_are_read_by_a_pillow_without_avif(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gradient().save(tmp_path / "a.jp2")
     monkeypatch.delitem(Image.OPEN, "AVIF", raising=False)
-    decode._known_formats.cache_clear()
+    images._known_formats.cache_clear()
     try:
         assert image_size(tmp_path / "a.jp2") == read_image(tmp_path / "a.jp2").size == (24, 16)
     finally:
-        decode._known_formats.cache_clear()
+        images._known_formats.cache_clear()
 
 
 def test_a_heic_without_its_reader_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(200))
-    monkeypatch.setattr(decode, "can_read_heif", lambda: False)
+    monkeypatch.setattr(images, "can_read_heif", lambda: False)
     for source in (tmp_path / "a.heic", (tmp_path / "a.heic").read_bytes()):
         with pytest.raises(ImageError, match=r"recollect\[heic\]") as caught:
             read_image(source)
@@ -436,7 +440,7 @@ def test_heic(tmp_path: Path) -> None:
         read_image(content[: len(content) // 2])
 
 
-@pytest.mark.parametrize("read", [read_image, decode.file_bytes, decode.file_sha256])
+@pytest.mark.parametrize("read", [read_image, images.file_bytes, images.file_sha256])
 def test_a_file_too_large_to_be_an_image_is_refused_unread(tmp_path: Path, read: Any) -> None:
     Image.new("RGB", (4, 4)).save(tmp_path / "huge.png")
     os.truncate(tmp_path / "huge.png", 10**11)  # sparse: takes no room, and minutes to read
@@ -447,17 +451,17 @@ def test_a_file_too_large_to_be_an_image_is_refused_unread(tmp_path: Path, read:
 def test_the_limit_of_pil_is_raised_with_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """PIL refuses twice its own limit by itself, so that ``--max-pixels`` alone would not help."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    monkeypatch.setattr(decode, "_PIL_PIXELS", 100)
+    monkeypatch.setattr(images, "_PIL_PIXELS", 100)
     png = encoded(gradient(24, 16))
     with pytest.raises(ImageError, match=r"384 pixels, more than the limit.*--max-pixels") as found:
         read_image(png)
     assert found.value.kind == "too large"
     try:
-        decode.set_max_pixels(300_000_000)
+        set_max_pixels(300_000_000)
         assert read_image(png).size == (24, 16)
         assert Image.MAX_IMAGE_PIXELS == 300_000_000
     finally:
-        decode.set_max_pixels(None)
+        set_max_pixels(None)
 
 
 def test_an_empty_file_is_called_so(tmp_path: Path) -> None:
@@ -465,3 +469,79 @@ def test_an_empty_file_is_called_so(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match="an empty file") as found:
         read_image(tmp_path / "a.jpg")
     assert found.value.kind == "empty"
+
+
+def test_error_stops_and_says_how_to_go_on() -> None:
+    with pytest.raises(ImageError, match=r"a\.jpg: cut short.*--skip-bad") as caught:
+        BadImages("error").add(0, ImageError("a.jpg: cut short.", "missing"))
+    assert caught.value.kind == "missing"
+    for parameter in (
+        "skip_bad=True",
+        "on_bad_image='skip'",
+    ):  # recollect.evaluate_model has one, recollect.embed the other
+        assert parameter in str(caught.value)
+
+
+def test_skip_keeps_a_list_with_reasons() -> None:
+    bad = BadImages("skip", ["a", "b", "c"].__getitem__)
+    for index, kind in ((2, "HEIC"), (0, "broken"), (2, "HEIC")):
+        bad.add(index, ImageError(f"number {index}.", kind))
+    assert bad.listed() == [BadImage(0, "a", "number 0.", "broken"), BadImage(2, "c", "number 2.", "HEIC")]
+    assert bad.counts() == {"broken": 1, "HEIC": 1}
+    assert (0 in bad, 1 in bad, len(bad)) == (True, False, 2)
+    assert "2 images could not be read; they are left out:" in bad.sentence("they are left out")
+
+
+def test_a_function_is_told_of_each_once_from_any_thread() -> None:
+    told: list[int] = []
+    bad = BadImages(lambda index, error: told.append(index))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda index: bad.add(index % 5, ImageError("x")), range(40)))
+    assert sorted(told) == list(range(5))
+
+
+def test_a_long_list_is_cut() -> None:
+    bad = BadImages("skip")
+    for index in range(30):
+        bad.add(index, ImageError("x"))
+    assert bad.sentence("they are left out").count("\n") == 21
+
+
+def test_an_unknown_policy() -> None:
+    with pytest.raises(ConfigError, match="error, skip"):
+        BadImages("ignore")
+
+
+SIZES = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 2)), max_size=30)
+
+
+@given(SIZES, st.integers(1, 5))
+def test_groups_hold_every_position_once_and_equal_sizes(sizes: list[tuple[int, int]], batch_size: int) -> None:
+    groups = grouped(sizes, batch_size)
+    assert sorted(np.concatenate([[], *groups]).tolist()) == list(range(len(sizes)))
+    for group in groups:
+        assert 1 <= len(group) <= batch_size
+        assert group == sorted(group)
+        assert len({sizes[position] for position in group}) == 1
+    # No more groups than needed, in the order of their first position.
+    assert len(groups) == sum(-(-sizes.count(size) // batch_size) for size in set(sizes))
+    assert [group[0] for group in groups] == sorted(group[0] for group in groups)
+
+
+@given(SIZES)
+def test_without_a_batch_size_a_size_is_one_group(sizes: list[tuple[int, int]]) -> None:
+    assert len(grouped(sizes)) == len(set(sizes))
+
+
+@given(SIZES, st.integers(1, 4), st.integers(6, 30))
+def test_what_waits_is_bounded(sizes: list[tuple[int, int]], room: int, most: int) -> None:
+    groups: SizeGroups[tuple[int, int], int] = SizeGroups(lambda size: room, lambda size: size[0] * size[1], most)
+    given_out: list[int] = []
+    for position, size in enumerate(sizes):
+        for group in groups.add(size, position):
+            given_out += group
+        waiting = [sizes[p] for p in range(position + 1) if p not in given_out]
+        assert sum(height * width for height, width in waiting) <= most
+    for group in groups.rest():
+        given_out += group
+    assert sorted(given_out) == list(range(len(sizes)))

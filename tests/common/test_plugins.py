@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recollect.common import doors
+from recollect.common import plugins
 from recollect.common.errors import ConfigError, DataError
 
 CODE = """
@@ -28,30 +28,30 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_file_and_a_module(file: Path) -> None:
-    loaded = doors.load(f"{file}:MyLoss", "loss")
+    loaded = plugins.load_reference(f"{file}:MyLoss", "loss")
     assert loaded.target(margin=1).scale == 2.0
     assert loaded.file == file.resolve()
-    assert doors.load(f"{file}:MyLoss", "loss").target is loaded.target
-    assert doors.load(f"{file}:MyLoss.Inner", "loss").target is loaded.target.Inner
-    assert doors.load("collections:OrderedDict", "loss").target({"a": 1}) == {"a": 1}
+    assert plugins.load_reference(f"{file}:MyLoss", "loss").target is loaded.target
+    assert plugins.load_reference(f"{file}:MyLoss.Inner", "loss").target is loaded.target.Inner
+    assert plugins.load_reference("collections:OrderedDict", "loss").target({"a": 1}) == {"a": 1}
 
 
 def test_a_changed_file_is_read_again_and_said_to_have_changed(file: Path) -> None:
-    before = doors.load(f"{file}:MyLoss", "loss")
-    assert doors.changes([before.as_dict()], [before]) == []
+    before = plugins.load_reference(f"{file}:MyLoss", "loss")
+    assert plugins.changed_code([before.as_dict()], [before]) == []
     file.write_text(CODE.replace("2.0", "3.0"))
-    after = doors.load(f"{file}:MyLoss", "loss")
+    after = plugins.load_reference(f"{file}:MyLoss", "loss")
     assert after.target(margin=1).scale == 3.0
-    (said,) = doors.changes([before.as_dict()], [after])
+    (said,) = plugins.changed_code([before.as_dict()], [after])
     assert "my_loss.py:MyLoss has changed" in said
-    assert "was not when the run began" in doors.changes([], [after])[0]
+    assert "was not when the run began" in plugins.changed_code([], [after])[0]
     assert str(file.parent) not in str(after.as_dict())
 
 
 def test_what_lies_beside_the_file_can_be_imported(tmp_path: Path) -> None:
     (tmp_path / "beside_it_lies.py").write_text("VALUE = 7\n")
     (tmp_path / "one.py").write_text("from beside_it_lies import VALUE\n")
-    assert doors.load(f"{tmp_path / 'one.py'}:VALUE", "metric").target == 7
+    assert plugins.load_reference(f"{tmp_path / 'one.py'}:VALUE", "metric").target == 7
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_what_lies_beside_the_file_can_be_imported(tmp_path: Path) -> None:
     ],
 )
 def test_what_has_the_form_of_a_reference(name: str, yes: bool) -> None:
-    assert doors.is_reference(name) == yes
+    assert plugins.is_reference(name) == yes
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_trouble_is_a_sentence(tmp_path: Path, code: str, attribute: str, words:
     path = tmp_path / "bad.py"
     path.write_text(code)
     with pytest.raises(ConfigError) as caught:
-        doors.load(f"{path}:{attribute}", "loss")
+        plugins.load_reference(f"{path}:{attribute}", "loss")
     assert all(word in str(caught.value) for word in ("loss", *words))
 
 
@@ -101,7 +101,7 @@ def test_trouble_is_a_sentence(tmp_path: Path, code: str, attribute: str, words:
 )
 def test_what_is_not_there(reference: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        doors.load(reference, "loss")
+        plugins.load_reference(reference, "loss")
 
 
 def test_a_module_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_a_module_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))])
     before = list(sys.path)
-    loaded = doors.load("own_tools.losses:MyLoss", "loss")
+    loaded = plugins.load_reference("own_tools.losses:MyLoss", "loss")
     assert loaded.file == tmp_path / "own_tools" / "losses.py"
     assert sys.path == before
 
@@ -119,28 +119,28 @@ def test_a_module_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.Monk
 def test_code_that_fails_is_told_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("import json\n\ndef make(text):\n    return json.loads(text)\n")
-    make = doors.load(f"{path}:make", "data set").target
+    make = plugins.load_reference(f"{path}:make", "data set").target
     said = r"^data set 'mine' fails: JSONDecodeError: .* \(mine.py, line 4\)\.$"
-    with pytest.raises(ConfigError, match=said), doors.running("data set 'mine'"):
+    with pytest.raises(ConfigError, match=said), plugins.errors_as_config("data set 'mine'"):
         make("{")
-    with pytest.raises(DataError, match="as it is"), doors.running("data set 'mine'"):
+    with pytest.raises(DataError, match="as it is"), plugins.errors_as_config("data set 'mine'"):
         raise DataError("as it is")
-    with pytest.raises(KeyboardInterrupt), doors.running("data set 'mine'"):
+    with pytest.raises(KeyboardInterrupt), plugins.errors_as_config("data set 'mine'"):
         raise KeyboardInterrupt
 
 
 def test_a_file_without_a_name_in_it() -> None:
-    assert "my_loss.py:name" in str(doors.unknown("loss", "my_loss.py", ["recall_at_k"]))
+    assert "my_loss.py:name" in str(plugins.unknown("loss", "my_loss.py", ["recall_at_k"]))
 
 
 def test_options_follow_the_signature(file: Path) -> None:
-    maker = doors.load(f"{file}:MyLoss", "loss").target
-    doors.check_options(maker, {"margin": 1, "scale": 2}, "loss 'mine'")
+    maker = plugins.load_reference(f"{file}:MyLoss", "loss").target
+    plugins.check_options(maker, {"margin": 1, "scale": 2}, "loss 'mine'")
     with pytest.raises(ConfigError, match=r"'scal'.*mean scale"):
-        doors.check_options(maker, {"margin": 1, "scal": 2}, "loss 'mine'")
+        plugins.check_options(maker, {"margin": 1, "scal": 2}, "loss 'mine'")
     with pytest.raises(ConfigError, match="needs the option margin"):
-        doors.check_options(maker, {}, "loss 'mine'")
-    doors.check_options(lambda **options: options, {"anything": 1}, "a maker that takes everything")
+        plugins.check_options(maker, {}, "loss 'mine'")
+    plugins.check_options(lambda **options: options, {"anything": 1}, "a maker that takes everything")
 
 
 def test_installed_packages_add_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,9 +150,9 @@ def test_installed_packages_add_names(tmp_path: Path, monkeypatch: pytest.Monkey
     (package / "entry_points.txt").write_text("[recollect.losses]\ntheirs = outside_package_module:Theirs\n")
     (tmp_path / "outside_package_module.py").write_text("class Theirs:\n    pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert "theirs" in doors.installed("loss")
-    assert doors.outside("loss", "theirs").target.__name__ == "Theirs"
-    assert "theirs" not in doors.installed("metric")
+    assert "theirs" in plugins.installed("loss")
+    assert plugins.load("loss", "theirs").target.__name__ == "Theirs"
+    assert "theirs" not in plugins.installed("metric")
 
 
 def test_installed_packages_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +164,6 @@ def test_installed_packages_are_read_once(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(metadata, "entry_points", counted)
     monkeypatch.syspath_prepend(str(tmp_path))  # a path that was not read before
-    for kind in (*doors.GROUPS, *doors.GROUPS):
-        doors.installed(kind)
-    assert read == list(doors.GROUPS.values())
+    for kind in (*plugins.GROUPS, *plugins.GROUPS):
+        plugins.installed(kind)
+    assert read == list(plugins.GROUPS.values())

@@ -1,10 +1,14 @@
-"""Text for users: durations, suggestions for misspelt names, and text that is safe to print in a terminal."""
+"""Text for users: durations, counts, suggestions for misspelt names, text that is safe to print; and checks of options."""
 
 from __future__ import annotations
 
 import difflib
+import numbers
 import re
+import unicodedata
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from recollect.common.errors import ConfigError
 
@@ -115,3 +119,63 @@ def some_names(names: Sequence[str], most: int = 3) -> str:
     """
     shown = (printable(name).replace("\n", "\\n").replace("\t", "\\t") for name in names[:most])
     return ", ".join(shown) + (", …" if len(names) > most else "")
+
+
+def look_alikes(names: Iterable[str]) -> str | None:
+    """A remark on classes whose names differ only in case, surrounding spaces or Unicode form: often one class, copied from
+    two systems. None if there are none.
+
+    Examples:
+        >>> look_alikes(["Lime", "lime", "Kiwi"])
+        "classes 'Lime' and 'lime' look alike, but are separate classes. Give them one name if they are the same."
+    """
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(set(names)):
+        alike[unicodedata.normalize("NFC", name).strip().casefold()].append(repr(printable(name)))
+    groups = [" and ".join(group) for group in alike.values() if len(group) > 1]
+    if not groups:
+        return None
+    more = f" (and {number_of(len(groups) - 1, 'other group')})" if len(groups) > 1 else ""
+    return f"classes {groups[0]}{more} look alike, but are separate classes. Give them one name if they are the same."
+
+
+def check_number(name: str, value: Any, low: float, high: float) -> float:
+    """``value`` as a float if it is a number from ``low`` to ``high``; options come from YAML, so it can be of any type.
+
+    Raises:
+        ConfigError: if it is not; the message names the range.
+    """
+    if not _is_number(value) or not low <= value <= high:
+        raise ConfigError(f"{name} must be a number from {low:g} to {high:g}, but is {_shown(value)}.")
+    return float(value)
+
+
+def check_whole(name: str, value: Any, low: int, high: int) -> int:
+    """``value`` as an int if it is a whole number from ``low`` to ``high``.
+
+    Raises:
+        ConfigError: if it is not; the message names the range.
+    """
+    if not _is_number(value) or not low <= value <= high or value != int(value):
+        raise ConfigError(f"{name} must be a whole number from {low} to {high}, but is {_shown(value)}.")
+    return int(value)
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """``value`` if it is True or False.
+
+    Raises:
+        ConfigError: it is anything else.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, but is {_shown(value)}.")
+    return value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

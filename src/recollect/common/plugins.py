@@ -1,9 +1,9 @@
 """Code from outside the package, chosen by name: ``package.module:attribute``, ``path/file.py:attribute``, entry points.
 
 If a setting names a loss, a data set, a backbone, an augmentation, a metric, a logger or a store that its registry does
-not know, the registry calls ``outside``. Loading a reference runs the code it names, as importing does. So a reference is
+not know, the registry calls ``load``. Loading a reference runs the code it names, as importing does. So a reference is
 followed if the user gives it: on the command line, in Python, or in a recipe that the user names. References read from a
-run or a saved embedder may come from someone else: ``sealed`` marks them, and a marked reference is refused unless the
+run or a saved embedder may come from someone else: ``mark_untrusted`` marks them, and a marked reference is refused unless the
 user trusts it (``--trust``, ``trusting``).
 """
 
@@ -27,7 +27,8 @@ from types import ModuleType
 from typing import Any
 
 from recollect.common.errors import ConfigError, RecollectError, in_one_line
-from recollect.common.words import did_you_mean
+from recollect.common.machine import fix_torchvision
+from recollect.common.text import did_you_mean
 
 GROUPS = {
     "loss": "recollect.losses",
@@ -47,7 +48,8 @@ _NOT_OUTSIDE = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), *s
 """Folders whose code a user did not write: recollect, Python and installed packages."""
 _OF_A_FILE = "recollect_outside_"
 """How the names of modules begin that were imported from a file."""
-_SEAL = "untrusted "
+_UNTRUSTED = "untrusted "
+"""Prefix of a marked reference. Part of the text, so that no copy of the name loses it."""
 _trusted = False
 _recordings: list[list[Loaded]] = []
 
@@ -92,23 +94,23 @@ def is_reference(name: str) -> bool:
 
 
 def knows(kind: str, name: str) -> bool:
-    """Whether ``outside`` finds something under this name: a reference, or a name of an installed package."""
+    """Whether ``load`` finds something under this name: a reference, or a name of an installed package."""
     return is_reference(name) or name in installed(kind)
 
 
-def outside(kind: str, name: str) -> Loaded | None:
+def load(kind: str, name: str) -> Loaded | None:
     """The object that a name stands for outside the package; None if it is neither a reference nor an installed name.
 
     Raises:
         ConfigError: there is no such file, module or attribute, its code fails when imported, or it is not trusted.
     """
     if is_reference(name):
-        return load(name, kind)
+        return load_reference(name, kind)
     point = installed(kind).get(name)
-    return None if point is None else load(f"{point.module}:{point.attr}", kind, name)
+    return None if point is None else load_reference(f"{point.module}:{point.attr}", kind, name)
 
 
-def load(reference: str, kind: str, name: str | None = None) -> Loaded:
+def load_reference(reference: str, kind: str, name: str | None = None) -> Loaded:
     """Import the object that ``reference`` names.
 
     Args:
@@ -119,10 +121,10 @@ def load(reference: str, kind: str, name: str | None = None) -> Loaded:
     Raises:
         ConfigError: there is no such file, module or attribute, its code fails when imported, or it is not trusted.
     """
-    if reference.startswith(_SEAL):
+    if reference.startswith(_UNTRUSTED):
         raise ConfigError(
-            f"{kind} {reference.removeprefix(_SEAL)!r} is named by a run or a saved model, and using it runs that code. If you "
-            "trust it, repeat the command with --trust (in Python: trust=True)."
+            f"{kind} {reference.removeprefix(_UNTRUSTED)!r} is named by a run or a saved model, and using it runs that "
+            "code. If you trust it, repeat the command with --trust (in Python: trust=True)."
         )
     place, _, attribute = reference.rpartition(":")
     if place == GIVEN:
@@ -136,9 +138,7 @@ def load(reference: str, kind: str, name: str | None = None) -> Loaded:
             f"again: recollect.train(resume=RUN, {argument}=…){instead.get(kind, '')}."
         )
     if place.split(".")[0] != "recollect":
-        from recollect.common import torchvision_fix
-
-        torchvision_fix.apply()  # the code may import torchvision, which takes a second or two
+        fix_torchvision()  # the code may import torchvision, which takes a second or two
     module = _module_of_file(Path(place), kind) if place.endswith(".py") else _module(place, kind, reference)
     target: Any = module
     for part in attribute.split("."):
@@ -150,7 +150,7 @@ def load(reference: str, kind: str, name: str | None = None) -> Loaded:
     return _recorded(Loaded(target, name or reference, file, "" if file is None else _sha256(file), kind))
 
 
-def given(thing: Any, kind: str, name: str | None = None) -> Loaded:
+def describe(thing: Any, kind: str, name: str | None = None) -> Loaded:
     """An object passed in Python, described by ``name``, or by its class or function and the file of that."""
     if name is not None:
         return _recorded(Loaded(thing, f"{GIVEN}:{name}", None, "", kind))
@@ -175,8 +175,7 @@ def recording() -> Iterator[list[Loaded]]:
     try:
         yield found
     finally:
-        # Not remove(), which compares by value: an inner recording may contain the same as an outer one.
-        _recordings[:] = [other for other in _recordings if other is not found]
+        _recordings.pop()
 
 
 def _recorded(loaded: Loaded) -> Loaded:
@@ -206,33 +205,33 @@ def trusting(trust: bool = True) -> Iterator[None]:
         _trusted = before
 
 
-def sealed(name: str) -> str:
+def mark_untrusted(name: str) -> str:
     """A name read from a run or a saved embedder: a reference is marked so that ``load`` refuses it, unless trusted."""
-    is_open = _trusted or name.startswith((_SEAL, f"{GIVEN}:"))  # a given object is never searched for
-    return f"{_SEAL}{name}" if is_reference(name) and not is_open else name
+    is_open = _trusted or name.startswith((_UNTRUSTED, f"{GIVEN}:"))  # a given object is never searched for
+    return f"{_UNTRUSTED}{name}" if is_reference(name) and not is_open else name
 
 
 def short(name: str) -> str:
-    """A name for display: a reference without the folder of its file and without the mark of ``sealed``.
+    """A name for display: a reference without the folder of its file and without the mark of ``mark_untrusted``.
 
     Example:
         >>> short("/home/ada/my.py:MyLoss"), short("recall_at_k")
         ('my.py:MyLoss', 'recall_at_k')
     """
-    name = name.removeprefix(_SEAL)
+    name = name.removeprefix(_UNTRUSTED)
     place, colon, attribute = name.rpartition(":")
     return f"{Path(place).name}{colon}{attribute}" if place.endswith(".py") else name
 
 
-def anchored(name: str, folder: Path) -> str:
+def absolute_reference(name: str, folder: Path) -> str:
     """A reference with its relative file resolved against ``folder``; other names are unchanged.
 
     Example:
-        >>> anchored("my.py:MyLoss", Path("/recipes")), anchored("recall_at_k", Path("/recipes"))
+        >>> absolute_reference("my.py:MyLoss", Path("/recipes")), absolute_reference("recall_at_k", Path("/recipes"))
         ('/recipes/my.py:MyLoss', 'recall_at_k')
     """
     place, _, attribute = name.rpartition(":")
-    if not place.endswith(".py") or not is_reference(name) or name.startswith(_SEAL):
+    if not place.endswith(".py") or not is_reference(name) or name.startswith(_UNTRUSTED):
         return name
     return f"{folder / Path(place).expanduser()}:{attribute}"
 
@@ -247,7 +246,7 @@ def in_strings(value: Any, change: Callable[[str], str]) -> Any:
 
 
 @contextmanager
-def running(what: str) -> Iterator[None]:
+def errors_as_config(what: str) -> Iterator[None]:
     """Turn errors that outside code raises inside the block into a message that names the line.
 
     Args:
@@ -257,7 +256,7 @@ def running(what: str) -> Iterator[None]:
         ConfigError: instead of any error except recollect's own and a lack of memory.
 
     Example:
-        >>> with running("loss 'my.py:MyLoss'"):
+        >>> with errors_as_config("loss 'my.py:MyLoss'"):
         ...     {}["margin"]
         Traceback (most recent call last):
         ...
@@ -268,7 +267,7 @@ def running(what: str) -> Iterator[None]:
     except (RecollectError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{what} fails: {_told(error)}.") from error
+        raise ConfigError(f"{what} fails: {_one_line(error)}.") from error
 
 
 def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> ConfigError:
@@ -343,7 +342,7 @@ def check_options(
         raise ConfigError(f"{what} needs the option {' and '.join(missing)}. Its options: {listed}.")
 
 
-def changes(then: Iterable[Mapping[str, str]], now: Iterable[Loaded]) -> list[str]:
+def changed_code(then: Iterable[Mapping[str, str]], now: Iterable[Loaded]) -> list[str]:
     """One sentence for each object whose code differs from that recorded in a run."""
     remembered = {(entry.get("kind"), entry.get("reference")): entry.get("sha256") for entry in then}
     said = []
@@ -370,9 +369,9 @@ def _module(name: str, kind: str, reference: str) -> ModuleType:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             hint = f" To name a file, give its extension: {name.replace('.', '/')}.py:…" if "/" not in name else ""
             raise ConfigError(f"{kind} {reference!r}: there is no module {error.name!r} to import.{hint}") from error
-        raise ConfigError(f"{kind} {reference!r} cannot be imported: {_told(error)}.") from error
+        raise ConfigError(f"{kind} {reference!r} cannot be imported: {_one_line(error)}.") from error
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{kind} {reference!r} cannot be imported: {_told(error)}.") from error
+        raise ConfigError(f"{kind} {reference!r} cannot be imported: {_one_line(error)}.") from error
 
 
 def _module_of_file(path: Path, kind: str) -> ModuleType:
@@ -395,7 +394,7 @@ def _module_of_file(path: Path, kind: str) -> ModuleType:
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise ConfigError(f"{kind}: {path} cannot be imported: {_told(error)}.") from error
+        raise ConfigError(f"{kind}: {path} cannot be imported: {_one_line(error)}.") from error
     return module
 
 
@@ -409,7 +408,7 @@ def _importing_from(folder: Path) -> Iterator[None]:
             sys.path.remove(str(folder))
 
 
-def _told(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     """An error in one line, with the last line of outside code that it passed through."""
     said = f"{type(error).__name__}: {in_one_line(error)}".rstrip(": .")
     if isinstance(error, SyntaxError):  # says where it is itself

@@ -1,14 +1,13 @@
-"""The image decoder: takes a path, bytes, a PIL image or an array, and returns upright RGB.
+"""Images: the decoder, the policy for images that cannot be read, and batches of images of equal size.
 
-Data (training, evaluation) and models (``Embedder.embed``) both read images here, so an image looks the same to both.
-Files are not trusted: only regular files are opened, sizes are checked before pixels are decoded, and large images are
-decoded a few at a time. The conversion to RGB is in ``common/pixels.py``, a model's preprocessing in
-``common/preprocessing.py``.
+``read_image`` takes a path, bytes, a PIL image or an array, and returns upright RGB. Data (training, evaluation) and models
+(``Embedder.embed``) both read images here, so an image looks the same to both. Files are not trusted: only regular files
+are opened, sizes are checked before pixels are decoded, and large images are decoded a few at a time. The conversion to
+RGB is in ``common/pixels.py``, a model's preprocessing in ``common/preprocessing.py``.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import importlib.util
 import io
@@ -17,21 +16,21 @@ import re
 import stat
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from recollect.common import pixels
-from recollect.common.errors import ConfigError, ImageError, InputError, RecollectError
-from recollect.common.imports import require
-from recollect.common.refusals import in_bytes
-from recollect.common.words import printable
+from recollect.common.errors import ConfigError, ImageError, InputError, RecollectError, in_bytes, require
+from recollect.common.text import number_of, printable
 
 # PIL warns below the limit that is enforced here. Set once, not around each read: filters are not safe in threads.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -121,7 +120,7 @@ def read_image(source: ImageSource, *, at_least: int | None = None) -> Image.Ima
         _refuse_large(name, image.size)
         if at_least is not None:
             image.draft("RGB", (at_least, at_least))
-        with _ROOM.of(8 * image.width * image.height):
+        with _BUDGET.of(8 * image.width * image.height):
             return pixels.upright(image)
 
 
@@ -193,12 +192,13 @@ class _Content(io.BytesIO):
 @contextmanager
 def _regular(path: Path | str, name: str) -> Iterator[io.BufferedReader]:
     """An open file, if it is a regular one and not too large to be an image."""
-    _refuse_irregular(name, Path(path).stat().st_mode)
-    # Non-blocking, in case a named pipe has replaced the file meanwhile: opening one waits for a writer.
+    # Non-blocking: opening a named pipe would wait for a writer.
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+    state = os.fstat(handle)
+    if not stat.S_ISREG(state.st_mode):
+        os.close(handle)
+        raise ImageError(f"{name}: not an image file but a folder, a pipe or a device.", "not an image")
     with os.fdopen(handle, "rb") as file:
-        state = os.fstat(handle)
-        _refuse_irregular(name, state.st_mode)
         if state.st_size > largest_file():
             raise ImageError(
                 f"{name}: {in_bytes(state.st_size)} are more than an image of {_max_pixels:,} pixels can have. Raise the "
@@ -243,27 +243,9 @@ def _sentences(name: str) -> Iterator[None]:
         found = re.search(r"\d+", str(error))
         raise _too_large(name, f"{int(found[0]):,} pixels" if found else "too many pixels") from error
     except Exception as error:  # PIL's decoders raise nearly anything on damaged files
-        if isinstance(error, OSError) and error.errno in _SYSTEM_ERRORS:
-            raise ImageError(f"{name}: {_SYSTEM_ERRORS[error.errno]}.", "not readable") from error
+        if isinstance(error, OSError) and error.strerror:
+            raise ImageError(f"{name}: cannot be read ({error.strerror}).", "not readable") from error
         raise ImageError(f"{name}: damaged or unreadable ({_reason(error)}).") from error
-
-
-_SYSTEM_ERRORS = {
-    errno.ELOOP: "a symbolic link to itself",
-    errno.EACCES: "cannot be read: permission denied",
-    errno.EPERM: "cannot be read: not permitted",
-    errno.ENAMETOOLONG: "its name is too long for this system",
-    errno.ENOTDIR: "no such file: a part of its path is not a folder",
-    errno.EIO: "cannot be read: the disk reports an error",
-    errno.ESTALE: "cannot be read: the network drive is no longer available",
-}
-
-
-def _refuse_irregular(name: str, mode: int) -> None:
-    if stat.S_ISREG(mode):
-        return
-    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
-    raise ImageError(f"{name}: not an image file but {kinds.get(stat.S_IFMT(mode), 'a device')}.", "not an image")
 
 
 def _reason(error: BaseException) -> str:
@@ -297,7 +279,7 @@ def _register_heif() -> None:
     require("pillow_heif", "heic", "reading HEIC images").register_heif_opener()
 
 
-class _Room:
+class DecodeBudget:
     """Makes threads that decode large images wait for each other; small images never wait.
 
     Eight threads with a photo of 100 megapixels each would take 6 GB. One image is always allowed, however large.
@@ -326,4 +308,154 @@ class _Room:
                 self._changed.notify_all()
 
 
-_ROOM = _Room(2**30)
+_BUDGET = DecodeBudget(2**30)
+
+
+# Images that cannot be read -----------------------------------------------------------------------------------------
+
+ON_BAD_IMAGE = ("error", "skip")
+
+OnBadImage = Literal["error", "skip"] | Callable[[int, ImageError], None]
+"""The policy for images that cannot be read: ``"error"`` stops at the first, ``"skip"`` continues and keeps the list; a
+function is called with the image's number and the error. The caller decides how to replace a bad image: training batches
+use another one of the same class, evaluation leaves it out, ``Embedder.embed`` returns a row of NaN."""
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class BadImage:
+    """An image that could not be read. ``kind`` is the reason in one or two words, for counting."""
+
+    index: int
+    name: str
+    reason: str
+    kind: str = "broken"
+
+
+class BadImages:
+    """The images that could not be read so far. Safe to use from several threads.
+
+    Args:
+        policy: see ``OnBadImage``.
+        name_of: the name of an image by its number; by default "image 7".
+
+    Examples:
+        >>> bad = BadImages("skip")
+        >>> bad.add(7, ImageError("b.jpg: no such file.", "missing"))
+        >>> 7 in bad, bad.counts()
+        (True, {'missing': 1})
+    """
+
+    def __init__(self, policy: OnBadImage | str = "error", name_of: Callable[[int], str] | None = None) -> None:
+        if not callable(policy) and policy not in ON_BAD_IMAGE:
+            raise ConfigError(f"on_bad_image {policy!r} is unknown: choose one of {', '.join(ON_BAD_IMAGE)}.")
+        self.policy = policy
+        self._name_of = name_of or (lambda index: f"image {index}")
+        self._found: dict[int, ImageError] = {}
+        self._lock = threading.Lock()
+
+    def add(self, index: int, error: ImageError) -> None:
+        """Add image ``index``, once.
+
+        Raises:
+            ImageError: the policy is ``"error"``; the message says how to continue without the image.
+        """
+        if self.policy == "error":
+            raise ImageError(
+                f"{error} Repair or remove it, or skip such images with --skip-bad (in Python: skip_bad=True or "
+                "on_bad_image='skip', whichever the function has).",
+                error.kind,
+            ) from error
+        with self._lock:
+            new = index not in self._found
+            self._found.setdefault(index, error)
+        if new and callable(self.policy):
+            self.policy(index, error)
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._found
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def listed(self) -> list[BadImage]:
+        """All bad images, in the order of the images."""
+        with self._lock:
+            found = sorted(self._found.items())
+        return [BadImage(index, self._name_of(index), str(error), error.kind) for index, error in found]
+
+    def counts(self) -> dict[str, int]:
+        """The number of bad images of each kind."""
+        return dict(Counter(bad.kind for bad in self.listed()))
+
+    def sentence(self, consequence: str) -> str:
+        """A message that names up to 20 of them, e.g. with the consequence "their rows are NaN"."""
+        lines = [bad.reason if bad.name in bad.reason else f"{bad.name}: {bad.reason}" for bad in self.listed()]
+        shown = "\n  ".join(lines[:_SHOWN]) + ("\n  ..." if len(lines) > _SHOWN else "")
+        return f"{number_of(len(lines), 'image')} could not be read; {consequence}:\n  {shown}"
+
+
+# Images of equal size -----------------------------------------------------------------------------------------------
+
+Size = TypeVar("Size", bound=Hashable)
+Item = TypeVar("Item")
+
+
+class SizeGroups(Generic[Size, Item]):
+    """Items waiting for a group of their size.
+
+    Args:
+        room: how many items of a size make a group.
+        cost: the cost of a waiting item of a size.
+        most: the largest total cost of waiting items; beyond it the fullest group is returned, so that many sizes with
+            few items each stay within bounds. None for no limit.
+
+    Examples:
+        >>> groups = SizeGroups(lambda size: 2)
+        >>> [group for size, item in (("a", 1), ("b", 2), ("a", 3)) for group in groups.add(size, item)]
+        [[1, 3]]
+        >>> list(groups.rest())
+        [[2]]
+    """
+
+    def __init__(
+        self,
+        room: Callable[[Size], int],
+        cost: Callable[[Size], int] = lambda size: 1,
+        most: int | None = None,
+    ) -> None:
+        self._room, self._cost, self._most = room, cost, most
+        self._waiting: dict[Size, list[Item]] = {}
+        self._held = 0
+
+    def add(self, size: Size, item: Item) -> Iterator[list[Item]]:
+        """Add one item; yields every group that is now complete."""
+        self._waiting.setdefault(size, []).append(item)
+        self._held += self._cost(size)
+        if len(self._waiting[size]) >= self._room(size):
+            yield self._take(size)
+        elif self._most is not None and self._held > self._most:
+            yield self._take(max(self._waiting, key=lambda other: len(self._waiting[other])))
+
+    def rest(self) -> Iterator[list[Item]]:
+        """The remaining items, in the order in which sizes appeared."""
+        for size in list(self._waiting):
+            yield self._take(size)
+
+    def _take(self, size: Size) -> list[Item]:
+        taken = self._waiting.pop(size)
+        self._held -= len(taken) * self._cost(size)
+        return taken
+
+
+def grouped(sizes: Iterable[Hashable], batch_size: int | None = None) -> list[list[int]]:
+    """Groups of positions with equal size, at most ``batch_size`` each, in the order of their first position.
+
+    Examples:
+        >>> grouped([(2, 3), (3, 2), (2, 3), (2, 3)], 2)
+        [[0, 2], [1], [3]]
+    """
+    groups: SizeGroups[Hashable, int] = SizeGroups(lambda size: batch_size or 2**62)
+    found = [group for position, size in enumerate(sizes) for group in groups.add(size, position)]
+    return sorted([*found, *groups.rest()])

@@ -1,0 +1,374 @@
+"""This machine: its memory within the limits of a container, threads and devices of torch, and a repair of torchvision.
+
+``total_memory`` always returns the same value, so settings may depend on it, in several processes alike;
+``available_bytes`` is the memory that is free now, for caches. Importing this module does not import torch.
+
+torch splits every operation above a certain size over all threads and waits for the slowest. Threads wait by spinning,
+for milliseconds. Next to other busy processes one of them is often not running; the others then waste their share of the
+processor by spinning, at every operation, and small operations take twenty times as long (``benchmarks/threads.py``). Two
+remedies: small work runs on fewer threads (``threads_for``, ``limited_threads``), and in recollect's own programs threads
+soon stop spinning and sleep (``spin_briefly``). The number of threads depends on the work and never on the load, so
+results are bit-identical however busy the machine is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from recollect.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+# Memory -------------------------------------------------------------------------------------------------------------
+
+UNKNOWN = 8 * 2**30
+"""Assumed free memory if the system does not report it."""
+
+
+class _Group(NamedTuple):
+    """Limit of a control group in bytes, and the used part that cannot be reclaimed."""
+
+    limit: int
+    used: int
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep the memory of freed tensors for the next ones; returns whether anything was changed.
+
+    glibc returns the memory of a large tensor to the system when it is freed, and the system clears every page of the
+    next one: half of the processor time of a network on a CPU. This raises glibc's two thresholds, for this process and
+    those it starts. Call it at the beginning of a program; the commands of recollect do. Nothing is changed on systems
+    without glibc (macOS, Windows, Alpine), with another allocator in ``LD_PRELOAD``, if a variable ``MALLOC_…`` is set,
+    or with ``RECOLLECT_MALLOC=default``.
+
+    Example:
+        Before the first tensor is made::
+
+            recollect.keep_freed_memory()
+    """
+    decided = "malloc" in os.environ.get("LD_PRELOAD", "") or any(name.startswith("MALLOC_") for name in os.environ)
+    if decided or os.environ.get("RECOLLECT_MALLOC") == "default" or platform.libc_ver()[0] != "glibc":
+        return False
+    import ctypes
+
+    mallopt, mmap_threshold, trim_threshold, mmap_max = ctypes.CDLL(None).mallopt, -3, -1, -4  # from malloc.h
+    # glibc before 2.35 refuses more than 32 MiB: there, no tensor gets pages of its own.
+    if not mallopt(mmap_threshold, 2**30):
+        mallopt(mmap_max, 0)
+    mallopt(trim_threshold, 2**31 - 1)
+    os.environ |= {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
+    return True
+
+
+def total_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that all processes on this machine can use; None if the system does not report it.
+
+    Args:
+        root: the root of the system's files.
+    """
+    sizes = [group.limit for group in _groups(root)]
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # not on Windows
+        sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return min(sizes, default=None)
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Bytes that this process can allocate now without swapping or being killed.
+
+    If several processes of a run share the machine (``LOCAL_WORLD_SIZE``, which ``torchrun`` sets), an equal part
+    for each.
+
+    Args:
+        root: the root of the system's files.
+    """
+    sizes = [max(0, group.limit - group.used) for group in _groups(root)]
+    free = _field(root / "proc/meminfo", "MemAvailable:")
+    if free is not None:
+        sizes.append(free * 1024)
+    return min(sizes, default=UNKNOWN) // _processes()
+
+
+def resident_bytes(root: Path = Path("/")) -> int:
+    """Memory that this process uses now, in bytes; 0 if the system does not report it."""
+    held = _field(root / "proc/self/status", "VmRSS:")
+    return 0 if held is None else held * 1024
+
+
+def peak_memory_mb(device: torch.device) -> int | None:
+    """Peak memory so far, of the GPU or of this process; None if the system does not report it."""
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.max_memory_allocated(device) >> 20)
+    try:
+        import resource
+    except ImportError:  # Windows has none
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak >> 20 if sys.platform == "darwin" else peak >> 10)
+
+
+def _processes() -> int:
+    with contextlib.suppress(ValueError):
+        return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return 1
+
+
+def _groups(root: Path) -> Iterator[_Group]:
+    """The control groups that limit this process's memory, with their parent groups: the lowest limit applies.
+
+    Both versions of control groups are read. A missing file means no limit.
+    """
+    lines = (_text(root / "proc/self/cgroup") or "").splitlines()
+    for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        if controllers == "":
+            mount, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            mount = root / "sys/fs/cgroup/memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        inner = PurePosixPath(path.lstrip("/"))
+        # A container may see its own group as the root group: then only the last of these exists.
+        for folder in (mount / inner, *(mount / outer for outer in inner.parents)):
+            with contextlib.suppress(TypeError, ValueError):  # a file is missing, or the limit is "max"
+                # Cached pages of files that were not used recently count as used, but are freed when memory is needed.
+                kept = _field(folder / "memory.stat", names[2]) or 0
+                yield _Group(int(_text(folder / names[0])), int(_text(folder / names[1])) - kept)  # type: ignore[arg-type]
+
+
+def _field(path: Path, name: str) -> int | None:
+    """The number after a name, in a file with one name and number per line."""
+    for line in (_text(path) or "").splitlines():
+        if line.split()[:1] == [name]:
+            with contextlib.suppress(IndexError, ValueError):
+                return int(line.split()[1])
+    return None
+
+
+def _text(path: Path) -> str | None:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return path.read_text()
+    return None
+
+
+# Threads ------------------------------------------------------------------------------------------------------------
+
+WORTH_A_THREAD = 2e7
+"""Multiply-adds per operation that justify a thread: about a millisecond, a hundred times the cost of splitting."""
+
+_SPINS = 2000
+# Turns of a waiting loop, some 50 µs. Measured on two cores, against 300,000 turns (the default) and none: training steps
+# and evaluations of 50–150 ms take 4–9 % longer when idle (none: 10–20 %), and 1.3–2.2 times as long beside two busy
+# processes instead of 4–20 times.
+
+
+class Work(NamedTuple):
+    """The amount of computation of a network."""
+
+    multiply_adds: float
+    operations: int
+
+
+def threads_for(multiply_adds: float, operations: float = 1) -> int:
+    """Threads for work of this size: at least 1, at most as many as torch uses now.
+
+    Args:
+        multiply_adds: number of multiply-adds of the whole work.
+        operations: number of consecutive operations it consists of.
+
+    Examples:
+        >>> threads_for(1e6)
+        1
+        >>> import torch
+        >>> threads_for(1e15) == torch.get_num_threads()
+        True
+    """
+    import torch
+
+    return max(1, min(torch.get_num_threads(), int(multiply_adds / operations / WORTH_A_THREAD)))
+
+
+@contextmanager
+def limited_threads(count: int) -> Iterator[None]:
+    """Use at most ``count`` threads for torch's operations inside the block.
+
+    The number belongs to the Python thread that sets it; a thread that first uses torch meanwhile starts with it and
+    keeps it. So this is for programs with a single computing thread, not for servers.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    if count >= before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def spin_briefly() -> None:
+    """Let threads that wait for each other sleep after a short time. Call it at the beginning of a program.
+
+    OpenMP reads these variables when torch is imported; afterwards, or if the user has set one of them, nothing is
+    changed. Child processes inherit them.
+    """
+    decided = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+    if "torch" not in sys.modules and not any(name in os.environ for name in decided):
+        # The first is for OpenMP libraries other than GNU's, which uses the second.
+        os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": str(_SPINS)}
+
+
+def forward_work(network: nn.Module, inputs: Tensor) -> Work:
+    """The work of convolutions and linear layers in one forward pass; other operations are not counted.
+
+    The pass is done in evaluation mode and without a graph, so that no random number is drawn.
+
+    Examples:
+        >>> import torch
+        >>> forward_work(torch.nn.Linear(8, 4), torch.zeros(2, 8))
+        Work(multiply_adds=64.0, operations=1)
+    """
+    import torch
+    from torch import nn
+
+    total, count = 0.0, 0
+
+    def add(layer: nn.Module, _: Any, output: Tensor) -> None:
+        nonlocal total, count
+        weight: Tensor = layer.weight  # type: ignore[assignment]
+        total += output.numel() * weight[0].numel()  # every output is a sum of this many products
+        count += 1
+
+    layers = [module for module in network.modules() if isinstance(module, nn.Linear | nn.modules.conv._ConvNd)]
+    hooks = [layer.register_forward_hook(add) for layer in layers]
+    was_training = network.training
+    network.eval()
+    try:
+        with torch.no_grad():
+            network(inputs)
+    finally:
+        network.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    return Work(total, count)
+
+
+# Devices ------------------------------------------------------------------------------------------------------------
+
+SECONDS = 1.0
+"""Short work is repeated for about this many seconds."""
+clock: Callable[[], float] = time.perf_counter
+"""The clock. A benchmark on a busy machine replaces it by ``time.process_time``."""
+
+
+def usable_device(wanted: str, setting: str = "device", *, training: bool = False) -> torch.device:
+    """The device called ``wanted``; ``"auto"`` is a GPU if there is one.
+
+    Args:
+        wanted: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``, …
+        setting: name of the user's setting, for the message.
+        training: whether losses and metrics are computed there, not only embeddings.
+
+    Raises:
+        ConfigError: there is no such device here.
+    """
+    import torch
+
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError as error:
+        raise ConfigError(f"{setting} {wanted!r} is not a device: use auto, cpu or cuda.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"{setting} is {wanted}, but torch finds no GPU: use cpu, or install a CUDA build of torch.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"{setting} is {wanted}, but there are {torch.cuda.device_count()} GPUs, counted from 0.")
+    if device.type not in ("cpu", "cuda"):
+        _try(device, setting, training)
+    return device
+
+
+def _try(device: torch.device, setting: str, training: bool) -> None:
+    import torch
+
+    try:
+        torch.ones(1, device=device).item()  # "meta" has tensors without content
+        if training:
+            torch.ones(1, dtype=torch.float64, device=device)
+    except TypeError as error:  # "mps"
+        raise ConfigError(
+            f"{setting} is {device}, which has no float64, and losses are summed in it: use auto, cpu or cuda."
+        ) from error
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(f"{setting} is {device}, which cannot compute here: use auto, cpu or cuda.") from error
+
+
+def seconds_of(work: Callable[[], object], wait: Callable[[], object] | None = None) -> float:
+    """The median time of ``work`` in the current state of the machine, busy or not.
+
+    The first call also allocates memory and fills caches and is not counted, unless it takes so long that one must do.
+
+    Args:
+        work: what to time.
+        wait: waits until the device has finished.
+    """
+    import statistics
+
+    taken: list[float] = []
+    while len(taken) < 3 or (len(taken) < 9 and sum(taken) < SECONDS):
+        start = clock()
+        work()
+        if wait is not None:
+            wait()
+        taken.append(clock() - start)
+        if sum(taken) > 4 * SECONDS:
+            break
+    return statistics.median(taken[1:] or taken)
+
+
+_declared: list[object] = []  # torch drops an operator when its library object is collected
+_lock = threading.RLock()  # several decoding threads may call this first at the same time
+
+
+def fix_torchvision() -> bool:
+    """Make ``import torchvision`` work with a CPU build of torch; returns whether that was needed.
+
+    The default torchvision wheel is a CUDA build. With a CPU-only torch its compiled operators do not load, and importing
+    it fails with ``operator torchvision::nms does not exist``, which also breaks timm. Declaring the two operators that
+    torchvision needs at import is enough for transforms, models and timm; nothing in recollect calls them. Call it before
+    torchvision or timm is imported. On a healthy install nothing is changed.
+    """
+    with _lock:
+        if "torchvision" in sys.modules:
+            return bool(_declared)
+        try:
+            importlib.import_module("torchvision")
+        except RuntimeError as error:
+            if "torchvision::nms" not in str(error):
+                raise
+            import torch
+
+            library = torch.library.Library("torchvision", "FRAGMENT")
+            for name in ("nms", "qnms"):
+                library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            _declared.append(library)
+            for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+                del sys.modules[name]
+            importlib.import_module("torchvision")
+        return bool(_declared)

@@ -1,0 +1,432 @@
+"""This machine: memory from made-up files of the system, threads, devices, and the repair of torchvision."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import recollect
+from recollect import evaluate
+from recollect.common import machine
+from recollect.common.errors import ConfigError
+from recollect.common.machine import (
+    UNKNOWN,
+    WORTH_A_THREAD,
+    available_bytes,
+    fix_torchvision,
+    forward_work,
+    limited_threads,
+    spin_briefly,
+    threads_for,
+    total_memory,
+    usable_device,
+)
+
+MB = 2**20
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    answers = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000 * MB // 4096}
+    monkeypatch.setattr(machine.os, "sysconf", answers.__getitem__)
+
+
+def system(root: Path, files: dict[str, str]) -> Path:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
+    return root
+
+
+MACHINE = {"proc/meminfo": f"MemTotal: 9 kB\nMemAvailable:    {800 * 1024} kB\nSwapFree: 5 kB\n"}
+
+
+def version_2(path: str, limit: str, used: int, cached: int = 0) -> dict[str, str]:
+    folder = f"sys/fs/cgroup{path}"
+    return {
+        f"{folder}/memory.max": limit,
+        f"{folder}/memory.current": str(used),
+        f"{folder}/memory.stat": f"anon 1\ninactive_file {cached}\nactive_file 7\n",
+    }
+
+
+@pytest.mark.usefixtures("alone")
+def test_without_groups_what_the_machine_has(tmp_path: Path) -> None:
+    system(tmp_path, MACHINE)
+    assert available_bytes(tmp_path) == 800 * MB
+    assert total_memory(tmp_path) == 1000 * MB
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_system_that_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(machine.os, "sysconf")
+    assert available_bytes(tmp_path) == UNKNOWN
+    assert total_memory(tmp_path) is None
+    system(tmp_path, {"proc/meminfo": "MemAvailable: many\n\nMemAvailable:\n", "proc/self/cgroup": "nonsense\n"})
+    assert available_bytes(tmp_path) == UNKNOWN
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("path", ["/", "/jobs/ours"])
+def test_the_limit_of_a_container_holds(tmp_path: Path, path: str) -> None:
+    group = version_2(path.rstrip("/"), f"{300 * MB}\n", 100 * MB, cached=40 * MB)
+    system(tmp_path, {**MACHINE, "proc/self/cgroup": f"0::{path}\n", **group})
+    assert available_bytes(tmp_path) == 240 * MB, "cached pages of files can be had back"
+    assert total_memory(tmp_path) == 300 * MB
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_tightest_group_around_counts(tmp_path: Path) -> None:
+    groups = {**version_2("/jobs", str(500 * MB), 450 * MB), **version_2("/jobs/ours", "max\n", 10 * MB)}
+    system(tmp_path, {**MACHINE, "proc/self/cgroup": "0::/jobs/ours\n", **groups})
+    assert available_bytes(tmp_path) == 50 * MB
+    assert total_memory(tmp_path) == 500 * MB
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_group_over_its_limit_leaves_nothing(tmp_path: Path) -> None:
+    group = version_2("/ours", str(100 * MB), 120 * MB)
+    system(tmp_path, {**MACHINE, "proc/self/cgroup": "0::/ours\n", **group})
+    assert available_bytes(tmp_path) == 0
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("folder", ["memory/docker/abc", "memory"])
+def test_groups_of_the_first_version(tmp_path: Path, folder: str) -> None:
+    """With the path as the machine sees it, or as the container does, whose group is the root."""
+    files = {
+        "proc/self/cgroup": "5:devices:/docker/abc\n4:cpu,memory:/docker/abc\n0::/\n",
+        f"sys/fs/cgroup/{folder}/memory.limit_in_bytes": f"{200 * MB}\n",
+        f"sys/fs/cgroup/{folder}/memory.usage_in_bytes": f"{90 * MB}\n",
+        f"sys/fs/cgroup/{folder}/memory.stat": f"inactive_file 3\ntotal_inactive_file {20 * MB}\n",
+    }
+    system(tmp_path, {**MACHINE, **files})
+    assert available_bytes(tmp_path) == 130 * MB
+    assert total_memory(tmp_path) == 200 * MB
+
+
+@pytest.mark.usefixtures("alone")
+def test_no_limit_in_the_first_version_is_a_huge_number(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "4:memory:/\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{90 * MB}\n",
+    }
+    system(tmp_path, {**MACHINE, **files})
+    assert (available_bytes(tmp_path), total_memory(tmp_path)) == (800 * MB, 1000 * MB)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(("processes", "share"), [("4", 200), ("1", 800), ("0", 800), ("many", 800)])
+def test_processes_of_a_run_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: str, share: int) -> None:
+    system(tmp_path, MACHINE)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+    assert available_bytes(tmp_path) == share * MB
+    assert total_memory(tmp_path) == 1000 * MB, "a batch is split between them"
+
+
+PAGES_OF_THE_SECOND_ARRAY = """
+import resource, sys
+import recollect.cli
+try:
+    sys.argv = ["recollect", "--version"]
+    recollect.cli.main()
+except SystemExit:
+    import numpy as np
+    np.empty(2**26, np.uint8).fill(1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.empty(2**26, np.uint8).fill(1)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="nothing is changed elsewhere")
+@pytest.mark.parametrize(
+    ("variable", "kept"),
+    [
+        ({}, True),
+        ({"RECOLLECT_MALLOC": "default"}, False),
+        ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False),
+        ({"LD_PRELOAD": "/nowhere/libjemalloc.so.2"}, False),
+    ],
+    ids=str,
+)
+def test_a_command_uses_freed_memory_again_unless_the_user_decided_otherwise(
+    variable: dict[str, str], kept: bool
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if "MALLOC" not in name}
+    environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variable}
+    command = [sys.executable, "-c", PAGES_OF_THE_SECOND_ARRAY]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert (int(said.stdout.split()[-1]) < 10) == kept  # of 16,384, or of 32 large ones
+
+
+@pytest.fixture(params=[1, 4])
+def available(request: pytest.FixtureRequest) -> Iterator[int]:
+    """As many threads as torch is told to use, whatever this machine has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def test_small_work_has_one_thread_and_large_work_all(available: int) -> None:
+    assert threads_for(0) == threads_for(1.9 * WORTH_A_THREAD) == 1
+    assert threads_for(3 * WORTH_A_THREAD) == min(available, 3)
+    assert threads_for(30 * WORTH_A_THREAD, operations=10) == min(available, 3)
+    assert threads_for(1e18) == available
+
+
+def test_a_limit_holds_inside_the_block_only(available: int) -> None:
+    with limited_threads(2):
+        assert torch.get_num_threads() == min(available, 2)
+        with limited_threads(3):  # never raised
+            assert torch.get_num_threads() == min(available, 2)
+        with limited_threads(1):
+            assert torch.get_num_threads() == 1
+            assert threads_for(1e18) == 1
+        assert torch.get_num_threads() == min(available, 2)
+    assert torch.get_num_threads() == available
+    with pytest.raises(KeyError), limited_threads(1):
+        raise KeyError
+    assert torch.get_num_threads() == available
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 8, 3, padding=1, groups=2, stride=2)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(self.conv(x)).mean((2, 3)))
+
+
+def test_what_a_network_computes() -> None:
+    network, inputs = Net().train(), torch.randn(3, 4, 6, 6)
+    state = torch.get_rng_state()
+    work = forward_work(network, inputs)
+    # Every output of the convolution sums 2 channels of 3 × 3; there are 3 images × 8 channels × 3 × 3 places.
+    assert work == (3 * 8 * 9 * 2 * 9 + 3 * 5 * 8, 2)
+    assert torch.equal(torch.get_rng_state(), state), "no random number is drawn"
+    assert network.training
+    assert network.drop.training
+    assert not network.conv._forward_hooks
+
+
+def test_a_network_that_fails_is_left_as_it_was() -> None:
+    network = Net().train()
+    with pytest.raises(RuntimeError):
+        forward_work(network, torch.zeros(1))
+    assert network.training
+    assert not network.head._forward_hooks
+
+
+SPINNING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+
+
+@pytest.fixture
+def undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SPINNING:
+        monkeypatch.setenv(name, "to be restored")
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("undecided")
+def test_waiting_threads_soon_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    spin_briefly()
+    assert not any(name in os.environ for name in SPINNING), "torch is imported: too late"
+    monkeypatch.setattr(machine.sys, "modules", {})
+    spin_briefly()
+    assert (os.environ["OMP_WAIT_POLICY"], os.environ["GOMP_SPINCOUNT"]) == ("PASSIVE", "2000")
+
+
+@pytest.mark.usefixtures("undecided")
+@pytest.mark.parametrize("name", SPINNING)
+def test_the_user_has_decided(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(machine.sys, "modules", {})
+    monkeypatch.setenv(name, "7")
+    spin_briefly()
+    assert [(other, os.environ.get(other)) for other in SPINNING if other in os.environ] == [(name, "7")]
+
+
+def test_the_command_line_sets_it_before_torch() -> None:
+    script = """
+import os, sys
+import recollect.cli
+try:
+    sys.argv = ["recollect", "--version"]
+    recollect.cli.main()
+except SystemExit:
+    print(os.environ["GOMP_SPINCOUNT"], "torch" in sys.modules)
+"""
+    environment = {name: value for name, value in os.environ.items() if name not in SPINNING}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    said = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout.split()[-2:] == ["2000", "False"]
+
+
+@pytest.mark.parametrize(("worth", "expected"), [(WORTH_A_THREAD, 1), (1e-3, 4)])
+def test_a_small_evaluation_has_one_thread(monkeypatch: pytest.MonkeyPatch, worth: float, expected: int) -> None:
+    seen: list[int] = []
+    product = torch.mm
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return product(*arguments, **options)
+
+    before = torch.get_num_threads()
+    vectors = nn.functional.normalize(torch.randn(60, 8))
+    try:
+        torch.set_num_threads(4)
+        monkeypatch.setattr(machine, "WORTH_A_THREAD", worth)
+        monkeypatch.setattr(torch, "mm", counted)
+        evaluate(vectors, [number // 3 for number in range(60)])
+        assert set(seen) == {expected}
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_is_here() -> None:
+    assert usable_device("cpu", training=True).type == "cpu"
+    assert usable_device("auto").type in ("cpu", "cuda")
+
+
+@pytest.mark.parametrize("wanted", ["gpu", "cuda:99", "meta", ""])
+def test_what_is_not_is_a_sentence(wanted: str) -> None:
+    with pytest.raises(ConfigError, match="--device"):
+        usable_device(wanted, "--device")
+
+
+def test_a_device_without_float64_embeds_and_does_not_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Apple's: tensors of float32 only."""
+    ones = torch.ones
+
+    def without_float64(*size: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
+        if dtype == torch.float64:
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+        return ones(*size, dtype=dtype)
+
+    monkeypatch.setattr(torch, "ones", without_float64)
+    assert usable_device("mps").type == "mps"
+    with pytest.raises(ConfigError, match=r"mps.*float64"):
+        usable_device("mps", "run.device", training=True)
+
+
+def _clock_that_takes(monkeypatch: pytest.MonkeyPatch, *durations: float) -> None:
+    """Each piece of work takes the next of these."""
+    now, left = [0.0, 0.0], iter(durations)
+
+    def tell() -> float:
+        now[1] += 1
+        if now[1] % 2 == 0:  # at the end of a piece of work
+            now[0] += next(left)
+        return now[0]
+
+    monkeypatch.setattr(machine, "clock", tell)
+    monkeypatch.setattr(machine, "SECONDS", 1.0)  # not as the tests set it
+
+
+def test_the_median_without_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    _clock_that_takes(monkeypatch, 0.9, 0.1, 0.3, 0.2)
+    assert machine.seconds_of(int) == pytest.approx(0.2)
+
+
+def test_short_work_is_repeated_eight_times_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    _clock_that_takes(monkeypatch, *[0.001] * 20)
+    machine.seconds_of(lambda: calls.append(1))
+    assert len(calls) == 9
+
+
+def test_long_work_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
+    _clock_that_takes(monkeypatch, 5.0)
+    assert machine.seconds_of(int, lambda: waited.append(1)) == 5.0
+    assert waited == [1]
+
+
+SOURCE = str(Path(recollect.__file__).parents[1])
+
+# A torchvision whose import asks for an operator, as the CUDA build does beside a CPU torch.
+BROKEN = """
+import torch
+def _fake(*_):
+    raise NotImplementedError
+torch.library.register_fake("torchvision::nms")(_fake)
+value = "imported whole"
+"""
+
+
+def _run(code: str, path: str = "") -> str:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [path, SOURCE]))}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.slow
+def test_a_broken_torchvision_is_repaired(tmp_path: Path) -> None:
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text(BROKEN)
+    code = """
+import sys
+try:
+    import torchvision
+except RuntimeError as error:
+    assert "torchvision::nms does not exist" in str(error), error
+    for name in [name for name in sys.modules if name.startswith("torchvision")]:
+        del sys.modules[name]
+else:
+    raise SystemExit("the stand-in is not broken")
+from recollect.common.machine import fix_torchvision
+print(fix_torchvision(), fix_torchvision())
+import torchvision
+print(torchvision.value)
+"""
+    assert _run(code, str(tmp_path)).splitlines() == ["True True", "imported whole"]
+
+
+def test_a_healthy_torchvision_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text("value = 'healthy'\n")
+    code = """
+import sys
+from recollect.common.machine import fix_torchvision
+print(fix_torchvision(), fix_torchvision())
+import torchvision
+print(torchvision.value, "torch" in sys.modules)
+"""
+    assert _run(code, str(tmp_path)).splitlines() == ["False False", "healthy False"]
+
+
+def test_another_error_is_not_hidden(tmp_path: Path) -> None:
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('something else')\n")
+    code = """
+from recollect.common.machine import fix_torchvision
+try:
+    fix_torchvision()
+except RuntimeError as error:
+    print(error)
+"""
+    assert _run(code, str(tmp_path)) == "something else"
+
+
+def test_the_installed_torchvision_and_timm_work() -> None:
+    fix_torchvision()
+    for name in ("timm", "torchvision.transforms.v2"):
+        importlib.import_module(name)
