@@ -9,8 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from recollect.cli.app import app
-from recollect.cli.train import _SHORT as TRAIN_SETTINGS
-from recollect.cli.train import train
+from recollect.cli.train import _SHORT as TRAIN_SETTINGS, train
 from recollect.config.schema import Config
 
 

@@ -20,8 +20,7 @@ from PIL import Image
 
 from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.common.preprocessing import Preprocessing
-from recollect.data import cache as cache_module
-from recollect.data import transforms
+from recollect.data import cache as cache_module, transforms
 from recollect.data.image_set import ImageSet
 from recollect.data.pipeline import Pipeline
 from recollect.data.sampling import ClassBalancedSampler, shard

@@ -6,8 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.data.image_set import Indices

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.data import ImageSet, class_disjoint_split, class_folds

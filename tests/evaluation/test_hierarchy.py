@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from oracles import metrics as reference
 from recollect.common.errors import InputError
-from recollect.evaluation import evaluate, hierarchy
-from recollect.evaluation import ranks as ranks_module
+from recollect.evaluation import evaluate, hierarchy, ranks as ranks_module
 
 KS = (1, 3)
 

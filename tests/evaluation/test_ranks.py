@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from oracles import metrics as reference
-from recollect.evaluation import evaluate
-from recollect.evaluation import ranks as ranks_module
+from recollect.evaluation import evaluate, ranks as ranks_module
 from recollect.evaluation.metrics import METRICS
 from recollect.evaluation.ranks import stream_ranks
 from recollect.evaluation.relevance import ByLabel

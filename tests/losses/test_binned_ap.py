@@ -4,8 +4,7 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from tiled_inputs import unit, value_and_gradients
 from torch import Tensor
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 from batches import Batch, assert_same, batches, value_and_grads
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from tiled_inputs import unit, value_and_gradients
 from torch import Tensor
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from recollect.common.errors import ConfigError, InputError, RecollectError
 from recollect.losses import RecallAtK, Roadmap, SmoothAP, SupAP, available, create

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from batches import assert_same, batches, value_and_grads
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.nn.functional import normalize
 

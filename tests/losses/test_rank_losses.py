@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from batches import Batch, assert_same, batches, value_and_grads
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from torch.nn.functional import normalize
 
 from oracles import losses as reference

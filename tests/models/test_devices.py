@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from recollect.models import Embedder
-from recollect.models import embedder as multiscale
+from recollect.models import Embedder, embedder as multiscale
 
 CUDA = torch.device("cuda:0")
 

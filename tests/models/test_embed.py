@@ -13,16 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 from recollect.common.errors import ConfigError, ImageError, InputError
 from recollect.common.images import SizeGroups
 from recollect.common.preprocessing import Preprocessing
 from recollect.data.image_set import ImageSet
-from recollect.models import Embedder
-from recollect.models import embedding as loop
+from recollect.models import Embedder, embedding as loop
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,7 @@ from PIL import Image
 
 from recollect.common.errors import DataError, MissingExtraError, RecollectError
 from recollect.common.images import read_image
-from recollect.models import Embedder, export_onnx
-from recollect.models import onnx_export as export
+from recollect.models import Embedder, export_onnx, onnx_export as export
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from recollect.common.errors import ConfigError
 from recollect.models.pooling import GeM, Head, generalized_mean, make_pooling, retrieval_l2, unit

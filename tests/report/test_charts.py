@@ -5,8 +5,7 @@ import re
 from xml.etree import ElementTree
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from recollect.report.charts import MOST_POINTS, Bar, Line, bar_chart, histogram_pair, line_chart, ticks
 

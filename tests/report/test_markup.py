@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from recollect.report.markup import Markup, breakable, clean, element, join, name_of, table
 

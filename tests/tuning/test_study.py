@@ -25,8 +25,7 @@ from recollect.evaluation import Evaluation
 from recollect.training import build
 from recollect.training.callbacks import Callback, TrainingStoppedError
 from recollect.training.run_folder import RunFolder
-from recollect.tuning import study as search
-from recollect.tuning import trial
+from recollect.tuning import study as search, trial
 from recollect.tuning.preview import plan_tuning
 from recollect.tuning.results import StudyResults
 from recollect.tuning.study_database import LostTrialError

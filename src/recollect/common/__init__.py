@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
-def lazy_names(package: str, places: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """A package's ``__getattr__`` and ``__dir__``: public names are imported when first used, so that help does not wait
-    for torch. The package lists them a second time under ``TYPE_CHECKING``, for type checkers.
+def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """A package's ``__getattr__``, ``__dir__`` and ``__all__``: its public names are those that its ``__init__.py`` imports
+    under ``if TYPE_CHECKING``. They are imported when first used, so that ``--help`` does not wait for torch.
 
     Args:
-        package: its ``__name__``.
-        places: public name → module that defines it, or ``module:attribute`` where it has another name there.
-
-    Examples:
-        >>> find, names = lazy_names("recollect.losses", {"RecallAtK": "recollect.losses.recall_at_k"})
-        >>> find("RecallAtK").__name__
-        'RecallAtK'
+        package: its ``__name__``. file: its ``__file__``.
     """
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    places = {alias.asname or alias.name: (str(node.module), alias.name) for node in imports for alias in node.names}
 
     def find(name: str) -> Any:
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, _, attribute = places[name].partition(":")
-        return getattr(importlib.import_module(module), attribute or name)
+        module, attribute = places[name]
+        return getattr(importlib.import_module(module), attribute)
 
-    def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *places})
-
-    return find, names
+    return find, lambda: sorted({*vars(sys.modules[package]), *places}), sorted(places)

@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING
 from recollect.common import lazy_names
 
 if TYPE_CHECKING:
-    from recollect.config.overrides import resolve, with_settings
-    from recollect.config.schema import Config
+    from recollect.config.overrides import resolve as resolve, with_settings as with_settings
+    from recollect.config.schema import Config as Config
 
-__all__ = ["Config", "resolve", "with_settings"]
-
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "Config": "recollect.config.schema",
-        "resolve": "recollect.config.overrides",
-        "with_settings": "recollect.config.overrides",
-    },
-)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

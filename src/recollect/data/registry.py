@@ -284,3 +284,6 @@ def check_root(source: Source, root: Path | str | None) -> Path | None:
     if not path.exists():
         raise source.trouble(f"there is no folder {path}.")
     return path
+
+
+available_data = available  # its name in ``recollect``

@@ -552,16 +552,14 @@ def make_augmentation(
     Raises:
         ConfigError: an unknown name or option, or a result that is not a transform.
     """
-    from recollect.data import transforms
-
     if name == "crop":
-        return transforms.train_transform(preprocessing, scale=scale, flip=flip)
+        return train_transform(preprocessing, scale=scale, flip=flip)
     if name == "glyph":
-        return transforms.glyph_transform(preprocessing)
+        return glyph_transform(preprocessing)
     if name == "whole":
-        return transforms.whole_transform(preprocessing, flip=flip)
+        return whole_transform(preprocessing, flip=flip)
     if name == "none":
-        return transforms.test_transform(preprocessing)
+        return test_transform(preprocessing)
     loaded = plugins.load("augmentation", name)
     if loaded is None:
         raise plugins.unknown("augmentation", name, NAMES)
@@ -580,4 +578,4 @@ def make_augmentation(
         return transform
     if not callable(made):
         raise ConfigError(f"{what} returned a {type(made).__name__}: it must return a transform.")
-    return transforms.FromTorchvision(made, preprocessing.size)
+    return FromTorchvision(made, preprocessing.size)

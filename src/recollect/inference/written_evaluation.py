@@ -17,8 +17,7 @@ from recollect.common.plugins import trusting
 from recollect.common.text import number_of
 from recollect.config.overrides import resolve
 from recollect.config.schema import Config
-from recollect.data import available
-from recollect.data import summary as census
+from recollect.data import available, summary as census
 from recollect.evaluation import Evaluation, ReidResult, RevisitedResult
 from recollect.evaluation.metrics import METRICS, MetricLike, find_metric
 from recollect.evaluation.result import refuse_existing, write_summary

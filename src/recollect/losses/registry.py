@@ -238,3 +238,6 @@ def _parameters(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
         if shared is None
         else found | {n: p for n, p in inspect.signature(shared).parameters.items() if n not in found}
     )
+
+
+available_losses, describe_loss = available, describe  # their names in ``recollect``

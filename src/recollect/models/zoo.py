@@ -489,3 +489,6 @@ def from_outside(loaded: plugins.Loaded) -> Initialization:
         pooling="gem",
         outside=loaded,
     )
+
+
+describe_model = find  # its name in ``recollect``

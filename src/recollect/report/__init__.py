@@ -10,17 +10,8 @@ from typing import TYPE_CHECKING
 from recollect.common import lazy_names
 
 if TYPE_CHECKING:
-    from recollect.report.catalogue import embed_catalogue
-    from recollect.report.page import write_report
-    from recollect.search.exact_search import nearest
+    from recollect.report.catalogue import embed_catalogue as embed_catalogue
+    from recollect.report.page import write_report as write_report
+    from recollect.search.exact_search import nearest as nearest
 
-__all__ = ["embed_catalogue", "nearest", "write_report"]
-
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "embed_catalogue": "recollect.report.catalogue",
-        "nearest": "recollect.search.exact_search",
-        "write_report": "recollect.report.page",
-    },
-)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

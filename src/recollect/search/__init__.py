@@ -10,34 +10,15 @@ from typing import TYPE_CHECKING
 from recollect.common import lazy_names
 
 if TYPE_CHECKING:
-    from recollect.search.addresses import open_store
-    from recollect.search.exact_search import nearest
-    from recollect.search.index import Index, OtherModelError
-    from recollect.search.store_protocol import Hit, IndexBusyError, Item, Store, StoreError
+    from recollect.search.addresses import open_store as open_store
+    from recollect.search.exact_search import nearest as nearest
+    from recollect.search.index import Index as Index, OtherModelError as OtherModelError
+    from recollect.search.store_protocol import (
+        Hit as Hit,
+        IndexBusyError as IndexBusyError,
+        Item as Item,
+        Store as Store,
+        StoreError as StoreError,
+    )
 
-__all__ = [
-    "Hit",
-    "Index",
-    "IndexBusyError",
-    "Item",
-    "OtherModelError",
-    "Store",
-    "StoreError",
-    "nearest",
-    "open_store",
-]
-
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "Hit": "recollect.search.store_protocol",
-        "Index": "recollect.search.index",
-        "OtherModelError": "recollect.search.index",
-        "IndexBusyError": "recollect.search.store_protocol",
-        "Item": "recollect.search.store_protocol",
-        "Store": "recollect.search.store_protocol",
-        "StoreError": "recollect.search.store_protocol",
-        "nearest": "recollect.search.exact_search",
-        "open_store": "recollect.search.addresses",
-    },
-)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

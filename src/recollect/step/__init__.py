@@ -10,16 +10,11 @@ from typing import TYPE_CHECKING
 from recollect.common import lazy_names
 
 if TYPE_CHECKING:
-    from recollect.step.large_batch import StepInfo, check_trainable_in_chunks, find_chunk, large_batch_step
+    from recollect.step.large_batch import (
+        StepInfo as StepInfo,
+        check_trainable_in_chunks as check_trainable_in_chunks,
+        find_chunk as find_chunk,
+        large_batch_step as large_batch_step,
+    )
 
-__all__ = ["StepInfo", "check_trainable_in_chunks", "find_chunk", "large_batch_step"]
-
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "StepInfo": "recollect.step.large_batch",
-        "check_trainable_in_chunks": "recollect.step.large_batch",
-        "find_chunk": "recollect.step.large_batch",
-        "large_batch_step": "recollect.step.large_batch",
-    },
-)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING
 from recollect.common import lazy_names
 
 if TYPE_CHECKING:
-    from recollect.studies.compared_losses import compare_losses
-    from recollect.studies.demonstration import run_demo
+    from recollect.studies.compared_losses import compare_losses as compare_losses
+    from recollect.studies.demonstration import run_demo as run_demo
 
-__all__ = ["compare_losses", "run_demo"]
-
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "compare_losses": "recollect.studies.compared_losses",
-        "run_demo": "recollect.studies.demonstration",
-    },
-)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

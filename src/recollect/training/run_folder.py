@@ -55,8 +55,7 @@ from recollect.config.references import anchored_names
 from recollect.config.schema import Config
 from recollect.data.image_files import counted
 from recollect.inference.run_files import END, TO_END, RunFiles, absolute_roots, absolute_weights
-from recollect.inference.trained_on import FILE as TRAINED_ON
-from recollect.inference.trained_on import TrainedOn, carry_record
+from recollect.inference.trained_on import FILE as TRAINED_ON, TrainedOn, carry_record
 from recollect.models import Embedder
 from recollect.step.team import Team
 

@@ -10,13 +10,6 @@ from typing import TYPE_CHECKING
 from recollect.common import lazy_names
 
 if TYPE_CHECKING:
-    from recollect.tuning.study import tune
+    from recollect.tuning.study import tune as tune
 
-__all__ = ["tune"]
-
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "tune": "recollect.tuning.study",
-    },
-)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
