@@ -1,4 +1,4 @@
-"""Which folders are the classes, and remarks about their names (``common/look_alike_names.py``)."""
+"""Which folders are the classes, and remarks about their names."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class TileOptions:
     """Options of every tiled loss.
 
     Args:
-        simix: enlarge the batch by mixtures of images of one class (see ``engine/simix.py``).
+        simix: enlarge the batch by mixtures of images of one class (see ``losses/engine/simix.py``).
         max_pairs: with SiMix, the maximum number of mixtures per class; None for all n(n − 1)/2.
         generator: a CPU generator that makes SiMix reproducible; its state is part of ``state_dict``.
         calibration_weight: λ of ``(1 − λ) · loss + λ · calibration``, ROADMAP's calibration of similarities.
