@@ -9,7 +9,9 @@ import pytest
 
 from recollect.common.errors import ConfigError
 from recollect.common.preprocessing import Preprocessing
-from recollect.data.transforms import NAMES, FromTorchvision, check_augmentation, make_augmentation
+from recollect.config.overrides import resolve
+from recollect.data.registry import AUGMENTATIONS
+from recollect.data.transforms import FromTorchvision, make_augmentation
 
 CODE = """
 import torch
@@ -37,7 +39,7 @@ def file(tmp_path: Path) -> str:
 
 
 def test_every_name_makes_a_transform() -> None:
-    for name in NAMES:
+    for name in AUGMENTATIONS:
         model = Preprocessing(16, None if name == "whole" else 20)
         assert callable(make_augmentation(name, model))
 
@@ -56,6 +58,6 @@ def test_what_is_wrong_is_said(file: str) -> None:
     with pytest.raises(ConfigError, match="must return a transform"):
         make_augmentation(f"{file}:wrong", Preprocessing(16, 20))
     with pytest.raises(ConfigError, match="Did you mean glyph"):
-        check_augmentation("glyp", {})
+        resolve(None, {"data.augmentation": "glyp"})
     with pytest.raises(ConfigError, match="crop_scale"):
-        check_augmentation("crop", {"scale": 1})
+        resolve(None, {"data.augmentation": "crop", "data.augmentation_options": {"scale": 1}})

@@ -236,17 +236,6 @@ def test_settings_found_automatically_are_compared_as_found(bench: Bench, tmp_pa
     assert _import(tmp_path, today, _records(other))[1] == (0, 6)
 
 
-def test_runs_of_the_first_version_are_read(bench: Bench, tmp_path: Path) -> None:
-    """It wrote two settings in another spelling, and divided the classes of a folder without test images otherwise."""
-    records = _records(bench)
-    for record in records:
-        settings = record["settings"]
-        settings["optimiser"] = settings.pop("optimizer")
-        settings["model"]["normalisation"] = settings["model"].pop("normalization")
-        settings["data"]["options"] = {}
-    assert _import(tmp_path, bench, records)[1] == (6, 0)
-
-
 def test_runs_of_a_changed_bench_do_not_meet_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changed = replace(BENCHES["cars196-head"], settings={"model.image_size": 96})
     monkeypatch.setitem(BENCHES, "cars196-head", changed)

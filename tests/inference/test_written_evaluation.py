@@ -60,7 +60,7 @@ def test_images_of_a_single_class_measure_nothing_which_is_said(
 
 
 def test_what_cannot_be_is_refused_before_anything_is_written(vectors: Path) -> None:
-    wrong = ({"protocol": "some"}, {"index": "tree"}, {"metrics": ["nothing"]}, {"recipe": "glyphs", "model": None})
+    wrong = ({"protocol": "some"}, {"metrics": ["nothing"]}, {"recipe": "glyphs", "model": None})
     for options in wrong:
         with pytest.raises((ConfigError, InputError)):
             write_evaluation(**{"model": vectors, **options})

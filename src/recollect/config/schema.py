@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from recollect.common import plugins
 from recollect.common.errors import ConfigError
+from recollect.data.registry import AUGMENTATIONS
 from recollect.data.sources.revisited import SFM_NAME
-from recollect.data.transforms import NAMES, check_augmentation
 
 Auto = Literal["auto"]
 
@@ -293,8 +294,14 @@ def _refuse_numbers(config: Config) -> None:
 
 def _refuse_combinations(config: Config) -> None:
     batch, run, model = config.batch, config.run, config.model
-    if config.data.augmentation not in ("auto", *NAMES) or config.data.augmentation_options:
-        check_augmentation(config.data.augmentation, config.data.augmentation_options)
+    augmentation, names = config.data.augmentation, ("auto", *AUGMENTATIONS)
+    if augmentation not in names and not plugins.knows("augmentation", augmentation):
+        raise plugins.unknown("augmentation", augmentation, names)
+    if augmentation in names and config.data.augmentation_options:
+        raise ConfigError(
+            f"data.augmentation_options are for your own augmentation, but data.augmentation is {augmentation}: use "
+            "data.crop_scale and data.flip instead."
+        )
     frozen = model.freeze not in ("none", "auto")
     if isinstance(batch.size, int) and batch.size % batch.samples_per_class:
         below = batch.size // batch.samples_per_class * batch.samples_per_class

@@ -25,6 +25,9 @@ from recollect.common.errors import ConfigError, DataError, DataWarning, SealedE
 from recollect.common.text import did_you_mean
 from recollect.data.image_set import ImageSet
 
+AUGMENTATIONS = ("crop", "glyph", "whole", "none")
+"""Names of recollect's own augmentations (``transforms.py``, which needs torch)."""
+
 logger = logging.getLogger(__name__)
 
 

@@ -26,6 +26,7 @@ from recollect.common.errors import ConfigError, ImageError
 from recollect.common.images import image_size
 from recollect.common.preprocessing import INTERPOLATIONS, Preprocessing
 from recollect.data.image_set import ImageSet, Indices
+from recollect.data.registry import AUGMENTATIONS
 
 Uniforms = NDArray[np.float64]
 
@@ -512,25 +513,6 @@ def glyph_transform(
     return GlyphAffine(preprocessing.size, degrees, translate, scale, shear, preprocessing.interpolation)
 
 
-NAMES = ("crop", "glyph", "whole", "none")
-
-
-def check_augmentation(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse a name that ``make_augmentation`` does not know, without importing anything.
-
-    Raises:
-        ConfigError: an unknown name, or options for an augmentation of recollect.
-    """
-    if name in ("auto", *NAMES):
-        if options:
-            raise ConfigError(
-                f"data.augmentation_options are for your own augmentation, but data.augmentation is {name}: use "
-                "data.crop_scale and data.flip instead."
-            )
-    elif not plugins.knows("augmentation", name):
-        raise plugins.unknown("augmentation", name, ("auto", *NAMES))
-
-
 def make_augmentation(
     name: str,
     preprocessing: Preprocessing,
@@ -542,7 +524,7 @@ def make_augmentation(
     """The transform for training images.
 
     Args:
-        name: one of ``NAMES``, or a reference to a class or function that returns a ``Transform`` or a torchvision
+        name: one of ``AUGMENTATIONS``, or a reference to a class or function that returns a ``Transform`` or a torchvision
             transform from a PIL image to a uint8 tensor 3 × size × size. The arguments ``preprocessing`` and ``size`` are
             passed if it has them; all others are options.
         preprocessing: the input format of the model.
@@ -562,7 +544,7 @@ def make_augmentation(
         return test_transform(preprocessing)
     loaded = plugins.load("augmentation", name)
     if loaded is None:
-        raise plugins.unknown("augmentation", name, NAMES)
+        raise plugins.unknown("augmentation", name, AUGMENTATIONS)
     what, maker = f"augmentation {loaded.short!r}", loaded.target
     if not callable(maker):
         raise ConfigError(f"{what} is a {type(maker).__name__}: it must be a class or a function.")
