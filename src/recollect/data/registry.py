@@ -88,7 +88,7 @@ class Source:
 
 
 @cache
-def available() -> dict[str, Source]:
+def available_data() -> dict[str, Source]:
     """Every data set by name, in alphabetical order.
 
     Examples:
@@ -289,4 +289,4 @@ def check_root(source: Source, root: Path | str | None) -> Path | None:
     return path
 
 
-available_data = available  # its name in ``recollect``
+available = available_data  # its name inside the package

@@ -160,7 +160,7 @@ SHORTER_SIDE = 256
 BLOCK = 512  # files submitted to the threads at a time, so that a million do not queue up
 
 
-def verify(
+def verify_data(
     name: str,
     root: Path | str | None = None,
     *,
@@ -338,4 +338,4 @@ def _split_report(
     )
 
 
-verify_data = verify  # its name in ``recollect``
+verify = verify_data  # its name inside the package

@@ -124,7 +124,7 @@ _ENTRIES = (
 )
 
 
-def available() -> dict[str, LossEntry]:
+def available_losses() -> dict[str, LossEntry]:
     """Every loss that has a name: recollect's, then those of installed packages, which are not imported.
 
     Examples:
@@ -173,7 +173,7 @@ def create(name: str, **options: Any) -> nn.Module:
     return loss
 
 
-def describe(name: str) -> LossDescription:
+def describe_loss(name: str) -> LossDescription:
     """What ``recollect losses NAME`` prints: options with defaults, and the documentation up to its arguments.
 
     Args:
@@ -240,4 +240,5 @@ def _parameters(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     )
 
 
-available_losses, describe_loss = available, describe  # their names in ``recollect``
+available = available_losses  # its name inside the package
+describe = describe_loss  # its name inside the package

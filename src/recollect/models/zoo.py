@@ -402,7 +402,7 @@ def available_models() -> dict[str, Initialization]:
     return dict(ZOO)
 
 
-def find(name: str) -> Initialization:
+def describe_model(name: str) -> Initialization:
     """The row called ``name``, or one made from timm's description of a full tag or for your own backbone.
 
     Raises:
@@ -491,4 +491,4 @@ def from_outside(loaded: plugins.Loaded) -> Initialization:
     )
 
 
-describe_model = find  # its name in ``recollect``
+find = describe_model  # its name inside the package
