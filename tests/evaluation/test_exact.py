@@ -8,8 +8,7 @@ import torch
 
 from oracles import metrics as reference
 from recollect.common.errors import InputError
-from recollect.evaluation import evaluate, exact, tiles
-from recollect.evaluation.counting import GROUP, busy_groups, count_above, count_above_each, group_entries, padded
+from recollect.evaluation import evaluate, ranks, tiles
 
 
 def _unit(rows):
@@ -38,7 +37,7 @@ def test_float32_errors_stay_within_the_bound(kind, dim):
         rows = rows * (rng.random((96, dim)) < 0.1) + 1e-9
     vectors = torch.from_numpy(_unit(rows).astype(np.float32))
     error = ((vectors @ vectors.T).double() - vectors.double() @ vectors.double().T).abs().max()
-    assert error < exact.rounding(dim, torch.float32) / 2
+    assert error < tiles.rounding(dim, torch.float32) / 2
 
 
 @pytest.mark.parametrize("ties", ["pessimistic", "optimistic"])
@@ -118,44 +117,55 @@ def test_unknown_rule_for_ties():
         evaluate(np.eye(2), [0, 0], ties="lucky")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_count_above_is_strict(dtype):
-    values = torch.tensor([[0.0, -0.0, 1.0, -1.0, float("-inf"), 2.0]], dtype=dtype).repeat(5, 1)
-    thresholds = torch.tensor([0.0, -0.0, 1.0, float("inf"), -2.0], dtype=dtype)
-    assert count_above(values, thresholds, torch.empty(30, dtype=dtype)).tolist() == [2, 2, 1, 0, 5]
-
-
-def test_count_above_each_counts_only_what_is_wanted():
-    torch.manual_seed(0)
-    values, thresholds = torch.randn(9, 50), torch.randn(9, 6)
-    for share in (0.1, 0.5, 1.0):
-        wanted = torch.rand(9, 6) < share
-        plain = (values.unsqueeze(1) > thresholds.unsqueeze(2)).sum(dim=2) * wanted
-        assert torch.equal(count_above_each(values, thresholds, wanted, torch.empty(450)), plain)
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-def test_picked_entries_are_those_above_the_floor(transposed):
-    torch.manual_seed(1)
-    values = torch.randn(32, 48)
-    values = values.T if transposed else values
-    floors = torch.randn(len(values)) + 1
-    rows, groups = busy_groups(values, floors)
-    found = {(int(r), int(c)): float(v) for r, c, v in zip(*group_entries(values, rows, groups, floors), strict=True)}
-    above = (values > floors.unsqueeze(1)).nonzero().tolist()
-    assert found == {(r, c): float(values[r, c]) for r, c in above}
-    assert len(rows) < values.numel() // GROUP  # some groups were skipped
-
-
-def test_padding_is_whole_groups():
-    assert [padded(size) for size in (1, GROUP, GROUP + 1)] == [GROUP, GROUP, 2 * GROUP]
-
-
-@pytest.mark.parametrize("crowded_rows", [0, 10_000])
-def test_picking_entries_equals_counting_rows(monkeypatch, crowded_rows):
-    """Rows counted as a whole, and entries picked out of them one by one: the same ranks, close ones included."""
+@pytest.mark.parametrize("per_class", [2, 4, 30, 300])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_near_ties_among_easy_and_hard_queries(per_class, dtype):
+    """From one positive to hundreds, from identical vectors to distant ones, in one tile."""
     rng = np.random.default_rng(3)
-    base = _unit(rng.standard_normal((4, 24)))
-    vectors = base[np.arange(90) % 4] + 10.0 ** rng.uniform(-8, 0, (90, 1)) * rng.standard_normal((90, 24)) / 5
-    monkeypatch.setattr(tiles, "_CROWDED_ROWS", crowded_rows)
-    _agree(vectors.astype(np.float32), np.arange(90) % 9)
+    labels = np.arange(600) % (600 // per_class)
+    base = _unit(rng.standard_normal((600 // per_class, 24)))
+    noise = 10.0 ** rng.uniform(-8, 1, (600, 1)) * rng.standard_normal((600, 24)) / 5
+    _agree((base[labels] + noise).astype(np.float32).astype(dtype), labels)
+
+
+@pytest.mark.parametrize("per_class", [2, 12, 200])
+def test_zeros_with_and_without_sign(per_class):
+    """Zero vectors, negative zeros and duplicates: thresholds of ±0, many entries on them, and rows without a range."""
+    rng = np.random.default_rng(4)
+    vectors = rng.integers(-1, 2, (400, 3)).astype(np.float32)
+    vectors[rng.random(400) < 0.3] = 0.0
+    vectors[::2] *= -1.0
+    assert (np.signbit(vectors) & (vectors == 0)).any()
+    for ties in ("pessimistic", "optimistic"):
+        _agree(vectors, np.arange(400) % (400 // per_class), ties=ties)
+
+
+def test_longer_items_later_in_the_gallery(monkeypatch):
+    """The error bound grows with the items, also for positives whose bounds were computed for shorter ones."""
+    rng = np.random.default_rng(6)
+    monkeypatch.setattr(ranks, "_SIDE", 48)
+    base = _unit(rng.standard_normal((3, 64)))
+    queries = (base[np.arange(60) % 3] + 0.1 * rng.standard_normal((60, 64))).astype(np.float32)
+    gallery = base[np.arange(240) % 3] * (1 + 2e-7 * rng.standard_normal((240, 1)))
+    gallery[48:] *= 1000 * (1 + 2e-7 * rng.standard_normal((192, 64)))
+    arguments = queries, np.arange(60) % 6, gallery.astype(np.float32), np.arange(240) % 6
+    expected = [values["map"] for values in reference.evaluate(*arguments) if values]
+    np.testing.assert_allclose(evaluate(*arguments).per_query["map"], expected, atol=1e-12)
+
+
+def test_collapsed_vectors_rank_the_same_in_tiles_of_every_size(monkeypatch):
+    """Similarities that differ by about float64's rounding: a sum in another order would move them across a tie's edge."""
+    rng = np.random.default_rng(2)
+    base = _unit(rng.standard_normal((1, 64)))
+    base[:, 32:] *= 1e-3
+    vectors = np.tile(base, (300, 1))
+    vectors[:, 32:] *= 1 + 6e-8 * rng.integers(-1, 2, (300, 32))
+    vectors, labels = vectors.astype(np.float32), np.arange(300) % 60
+    wanted = evaluate(vectors, labels).per_query
+    own = [[i] for i in range(300)]
+    found = [evaluate(vectors, labels, memory=1 << 20), evaluate(vectors, labels, vectors, labels, junk=own)]
+    monkeypatch.setattr(ranks, "_SIDE", 37)
+    found.append(evaluate(vectors, labels))
+    for result in found:
+        for name, column in wanted.items():
+            np.testing.assert_array_equal(result.per_query[name], column, err_msg=name)

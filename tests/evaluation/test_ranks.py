@@ -59,14 +59,6 @@ def _assert_equal(result, expected):
                 assert column[number] == pytest.approx(values[name], abs=1e-12), (number, name)
 
 
-def _tiles_of(monkeypatch, **sides):
-    monkeypatch.setattr(ranks_module, "_SIDES", ranks_module._Sides(**sides))
-
-
-def _small_tiles(monkeypatch):
-    _tiles_of(monkeypatch, square=6, queries=5, gallery=7)
-
-
 @given(case=cases(), dtype=st.sampled_from([np.float32, np.float64, np.float16]))
 def test_equals_the_reference(case, dtype):
     expected = reference.evaluate(**case, ks=KS)
@@ -78,7 +70,7 @@ def test_equals_the_reference(case, dtype):
             evaluate(**case, ks=KS)
         return
     with pytest.MonkeyPatch.context() as patch:
-        _small_tiles(patch)
+        patch.setattr(ranks_module, "_SIDE", 6)
         _assert_equal(evaluate(**case, ks=KS), expected)
     _assert_equal(evaluate(**case, ks=KS, memory=1 << 20), expected)
 
@@ -93,7 +85,7 @@ def test_counting_less_changes_nothing(case, metrics, ks):
     if all(values is None for values in reference.evaluate(**case, ks=ks)):
         return
     with pytest.MonkeyPatch.context() as patch:
-        _small_tiles(patch)
+        patch.setattr(ranks_module, "_SIDE", 6)
         everything = evaluate(**case, ks=ks)
         some = evaluate(**case, ks=ks, metrics=metrics)
     for name, column in some.per_query.items():
@@ -115,8 +107,8 @@ def test_larger_random_data_equals_the_reference():
 def test_tile_sizes_and_memory_change_nothing(monkeypatch):
     vectors, labels = _clusters(count=260, classes=40)
     wanted = evaluate(vectors, labels).per_query
-    for rows, columns, memory in ((9, 17, 1 << 20), (64, 33, 2 << 20), (300, 300, 1 << 30)):
-        _tiles_of(monkeypatch, square=columns, queries=rows, gallery=columns)
+    for side, memory in ((9, 1 << 20), (33, 2 << 20), (300, 1 << 30)):
+        monkeypatch.setattr(ranks_module, "_SIDE", side)
         found = evaluate(vectors, labels, memory=memory).per_query
         for name, column in wanted.items():
             np.testing.assert_array_equal(found[name], column, err_msg=name)
@@ -126,14 +118,14 @@ def test_several_blocks_are_really_used(monkeypatch):
     """A small budget must cut the queries into blocks, or the memory bound is an empty promise."""
     vectors, labels = _clusters(dim=400)
     blocks = []
-    original = ranks_module._blocks
+    original = ranks_module._Plan.blocks
 
     def counted(*arguments):
         for block in original(*arguments):
             blocks.append(len(block))
             yield block
 
-    monkeypatch.setattr(ranks_module, "_blocks", counted)
+    monkeypatch.setattr(ranks_module._Plan, "blocks", counted)
     small = evaluate(vectors, labels, memory=1 << 20)
     assert len(blocks) > 1
     blocks.clear()
@@ -153,21 +145,14 @@ def test_counting_both_ways_equals_counting_one_way():
         np.testing.assert_array_equal(symmetric.per_query[name], column, err_msg=name)
 
 
-def test_many_positives_take_the_sorting_path(monkeypatch):
-    """Two classes: hundreds of positives a query, counted by sorting rows instead of comparing with each."""
+@pytest.mark.parametrize("kind", ["whole", "normal"])
+def test_thousands_of_positives(kind):
+    """One class against the rest: more thresholds than cells to tell them apart, and for whole numbers few values."""
     rng = np.random.default_rng(1)
-    vectors = rng.integers(-3, 4, (640, 3)).astype(np.float32)
-    labels = np.arange(640) % 2
-    from recollect.evaluation import counting
-
-    assert labels.tolist().count(0) - 1 > counting.MANY_THRESHOLDS
-    sorted_path = evaluate(vectors, labels, ks=KS)
-    monkeypatch.setattr(counting, "MANY_THRESHOLDS", 10_000)
-    compared = evaluate(vectors, labels, ks=KS)
-    for name, column in compared.per_query.items():
-        np.testing.assert_array_equal(sorted_path.per_query[name], column, err_msg=name)
-    few = reference.evaluate(vectors[:7], labels[:7].tolist(), vectors, labels.tolist(), ks=KS)
-    _assert_equal(evaluate(vectors[:7], labels[:7], vectors, labels, ks=KS), few)
+    vectors = (rng.integers(-3, 4, (2600, 3)) if kind == "whole" else rng.standard_normal((2600, 3))).astype(np.float32)
+    labels = (np.arange(2600) < 2300).astype(int)
+    few = reference.evaluate(vectors[:40], labels[:40].tolist(), vectors, labels.tolist(), ks=KS)
+    _assert_equal(evaluate(vectors[:40], labels[:40], vectors, labels, ks=KS), few)
 
 
 def test_self_is_left_out_by_identity():

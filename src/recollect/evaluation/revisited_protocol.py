@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from recollect.common.errors import InputError
 from recollect.common.files import atomic_write
 from recollect.common.machine import usable_device
-from recollect.evaluation.exact import Ties
 from recollect.evaluation.metrics import METRICS, checked_ks, limits_for
 from recollect.evaluation.ranks import DEFAULT_MEMORY, stream_ranks
 from recollect.evaluation.relevance import ByLists
 from recollect.evaluation.result import gather, refuse_existing, shard
+from recollect.evaluation.tiles import Ties
 from recollect.evaluation.vectors import ArrayLike, Vectors
 
 Floats = NDArray[np.float64]
