@@ -259,7 +259,7 @@ def test_a_file_that_may_not_be_read_is_named(
     def deny(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", "photos/secret.jpg")
 
-    monkeypatch.setattr("recollect.data.verify.verify", deny)
+    monkeypatch.setattr("recollect.data.verify.verify_data", deny)
     monkeypatch.setattr(sys, "argv", ["recollect", "data", "verify", "folder", "."])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -271,7 +271,7 @@ def test_an_error_of_ours_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys:
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("recollect.data.verify.verify", fail)
+    monkeypatch.setattr("recollect.data.verify.verify_data", fail)
     monkeypatch.setattr(sys, "argv", ["recollect", "data", "verify", "folder", "."])
     with pytest.raises(SystemExit) as ended:
         main()
