@@ -48,6 +48,7 @@ def _folders_the_pages_speak_of(here: Path) -> None:
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if _blocks(p) and p.parent.name != "tutorials"], ids=lambda p: p.name
 )
+@pytest.mark.release
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     _folders_the_pages_speak_of(tmp_path)

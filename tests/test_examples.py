@@ -27,6 +27,7 @@ def test_an_example_learns(name: str, package: str, monkeypatch: pytest.MonkeyPa
     sys.modules.pop(name)
 
 
+@pytest.mark.release
 def test_the_example_of_an_index_shows_what_it_loses_and_saves(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("faiss")
     monkeypatch.syspath_prepend(str(EXAMPLES))

@@ -41,6 +41,7 @@ def test_the_push_is_that_of_the_whole_loss() -> None:
     torch.testing.assert_close(whole, of_rank * push_at(rank.detach()[None], [2])[0])
 
 
+@pytest.mark.release
 def test_figures_are_written_small_and_the_same_each_time(tmp_path: Path) -> None:
     paths = draw_method(tmp_path / "a")
     assert [path.name for path in paths] == [

@@ -64,6 +64,7 @@ def test_the_others_end_with_a_sentence(tmp_path: Path, number: signal.Signals) 
             process.end()
 
 
+@pytest.mark.release
 def test_the_others_wait_for_long_work_of_the_first_but_it_must_respond(tmp_path: Path) -> None:
     """The first computes the whitening alone, longer than the others wait for one that does not respond."""
 
@@ -143,6 +144,7 @@ def cable() -> Iterator[tuple[Callable[[int], Arm], Callable[[], None]]]:
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
 
+@pytest.mark.release
 def test_a_process_that_is_cut_off(tmp_path: Path, cable: tuple[Callable[[int], Arm], Callable[[], None]]) -> None:
     """Those on both sides of the cut end; resumed, they train the same network as without it."""
     enter, pull = cable

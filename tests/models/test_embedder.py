@@ -238,6 +238,7 @@ def test_deepcopy_is_independent() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("init", ["r50-in1k", "r101-in1k", "vit-b32-in21k", "vit-b16-in21k", "clip400m-b32"])
+@pytest.mark.release
 def test_the_papers_networks_run_forward_and_backward(init: str) -> None:
     embedder = Embedder.create(init, weights="none", size=64, resize=None)
     pixels = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)

@@ -63,6 +63,7 @@ NETWORKS = distinct(ROWS, lambda config: as_mapping(config)["model"])
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.release
 def test_the_network_is_built_as_the_recipe_says(name: str) -> None:
     model = ROWS[name].model
     with torch.device("meta"):
@@ -112,6 +113,7 @@ def test_no_recipe_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
+@pytest.mark.release
 def test_two_steps(name: str, root: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = small(TRAINED[name], root(name.split("/")[0]))
     caplog.set_level("INFO", "recollect")

@@ -70,6 +70,7 @@ def page(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (1200, "dark"), (400, "light"), (320, "dark")])
+@pytest.mark.release
 def test_the_page_stands_on_its_own(chromium: Browser, page: Path, tmp_path: Path, width: int, scheme: str) -> None:
     chromium.look(width, 900, scheme)
     chromium.open(page)

@@ -79,6 +79,7 @@ def test_killed_while_writing(action: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("action", "kills"), [("sync", 18), ("add", 14), ("rebuild", 18)])
+@pytest.mark.release
 def test_killed_50_times(action: str, kills: int, tmp_path: Path) -> None:
     _torture(action, "sqlite", kills, tmp_path, 1)
 

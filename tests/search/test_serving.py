@@ -107,6 +107,7 @@ def test_the_command_serves_and_stops(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_processes_on_one_server_are_replicas(tmp_path: Path) -> None:
     photos = make_photos(tmp_path / "photos")
     paths = sorted(photos.rglob("*.png"))
@@ -147,6 +148,7 @@ def test_processes_on_one_server_are_replicas(tmp_path: Path) -> None:
     shutil.which("schemathesis", path=str(Path(sys.executable).parent)) is None, reason="no schemathesis"
 )
 @pytest.mark.parametrize("token", ["a-token-of-some-length", None])
+@pytest.mark.release
 def test_no_request_that_fits_the_description_breaks_it(token: str | None, tmp_path: Path) -> None:
     photos = make_photos(tmp_path / "photos")
     program = Path(sys.executable).with_name("schemathesis")

@@ -119,6 +119,7 @@ def test_options_of_a_loss() -> None:
     assert parse_losses(["a(k=[1, 2], x={y: 1})", "b,c"]) == [("a", {"k": [1, 2], "x": {"y": 1}}), ("b", {}), ("c", {})]
 
 
+@pytest.mark.release
 def test_the_plan_of_frozen_features(images: Path, tmp_path: Path) -> None:
     settings = {"data.root": str(images), "run.device": "cpu"}
     planned = plan_comparison("recall_at_k,smooth_ap", "folder", settings, out=tmp_path / "out")
@@ -165,6 +166,7 @@ def test_a_run_has_no_more_steps_than_asked_for(images: Path, tmp_path: Path) ->
     assert planned.matrix.runs(planned.cells)[0].settings()["run.steps"] == 3
 
 
+@pytest.mark.release
 def test_the_verb_plans(images: Path, tmp_path: Path) -> None:
     arguments = ["compare", "--losses", "recall_at_k", "--data", str(images), "--plan", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(app, arguments)

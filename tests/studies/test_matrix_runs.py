@@ -119,6 +119,7 @@ def test_validation_says_how_long(here: None, bench: Bench, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_processes_of_their_own(bench: Bench, tmp_path: Path) -> None:
     study, cells = Matrix(tmp_path / "study", seeds=(1, 2)), two_cells(bench)
     assert run_matrix(study, cells, jobs=2)
@@ -135,6 +136,7 @@ def test_a_finished_run_without_a_measurement_is_named(bench: Bench, tmp_path: P
         collect(study, [cell])
 
 
+@pytest.mark.release
 def test_what_was_repaired_is_done_by_the_next_call(
     here: None, bench: Bench, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -240,6 +242,7 @@ raise SystemExit(guarded(study))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.release
 def test_no_run_outlives_the_study(number: signal.Signals) -> None:
     """Whatever still held the pipe would keep it open; it ends when the last process has."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -65,6 +65,7 @@ def recall_at_k(unseen: ImageSet, tmp_path_factory: pytest.TempPathFactory) -> f
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_recall_at_k_learns(unseen: ImageSet, recall_at_k: float) -> None:
     torch.manual_seed(0)
     assert found_first(Embedder.create("tiny", size=32), unseen) < 0.75, "there is room to learn"

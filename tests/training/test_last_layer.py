@@ -203,6 +203,7 @@ def _with_features(training: Any, draw: Callable[[int, int], np.ndarray]) -> Any
     return training
 
 
+@pytest.mark.release
 def test_no_last_layer_is_added_where_none_improves_on_the_features(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

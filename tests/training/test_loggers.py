@@ -62,6 +62,7 @@ def _once_written(file: Path, last: bytes) -> bytes:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_weights_and_biases_offline(root: Path, tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     records = logged_run(root, tmp_path / "run", "wandb", mode="offline", project="mine")
@@ -73,6 +74,7 @@ def test_weights_and_biases_offline(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_mlflow_in_a_local_database(root: Path, tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")

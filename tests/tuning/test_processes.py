@@ -36,6 +36,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> StudyResults:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.release
 def test_a_killed_study_goes_on_exactly(tmp_path: Path, number: signal.Signals, whole: StudyResults) -> None:
     settings, expected = {**LENGTH, "run.checkpoint_steps": 2}, whole
     root = make_data(tmp_path / "data")
@@ -55,6 +56,7 @@ def test_a_killed_study_goes_on_exactly(tmp_path: Path, number: signal.Signals, 
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_two_processes_share_the_trials_and_one_of_them_ends_the_study(tmp_path: Path) -> None:
     root = make_data(tmp_path / "data")
     settings = {"batch.batches_per_epoch": 4}
