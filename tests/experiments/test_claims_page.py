@@ -247,6 +247,7 @@ def test_runs_of_a_changed_bench_do_not_meet_new_ones(tmp_path: Path, monkeypatc
         reproduce("tau1", benches=["glyphs"], out=out, minutes=0)
 
 
+@pytest.mark.release
 def test_the_command_from_plan_to_page(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

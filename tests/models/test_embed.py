@@ -267,6 +267,7 @@ def test_networks_of_one_size_say_so() -> None:
 
 @pytest.mark.shared_data
 @pytest.mark.slow
+@pytest.mark.release
 def test_the_bundled_weights_find_real_groceries(shared_data: Path) -> None:
     """Real photographs through real weights: the nearest neighbour is mostly of the same class, chance is 3 %."""
     files, labels = [], []

@@ -33,6 +33,7 @@ runtime = pytest.importorskip("onnxruntime")
         ),
     ],
 )
+@pytest.mark.release
 def test_the_exported_file_agrees(init: str, options: dict[str, Any], tmp_path: Path) -> None:
     embedder = Embedder.create(init, **options)
     difference = export_onnx(embedder, tmp_path / "deep" / "e.onnx")

@@ -61,6 +61,7 @@ def test_a_list_of_files_to_embed(run: Path, tmp_path: Path) -> None:
     assert "2 images used; 1 left out: 1 missing" in good(tmp_path, "embed", str(run), "list.txt", "--skip-bad")
 
 
+@pytest.mark.release
 def test_train_and_test_folders_that_share_classes(tmp_path: Path) -> None:
     classes(tmp_path / "train", ["a", "b", "c"], 0)
     classes(tmp_path / "test", ["c", "d", "e"], 100)
@@ -80,6 +81,7 @@ def test_train_and_test_folders_that_share_classes(tmp_path: Path) -> None:
     assert "hold out half of the classes: recollect train --data . --test-share 0.5" in log
 
 
+@pytest.mark.release
 def test_few_classes(tmp_path: Path) -> None:
     photos = classes(tmp_path / "photos", ["a"], 0, 2)
     assert "a single class ('a')" in refused(tmp_path, "train", "--data", "photos", "--plan")

@@ -86,6 +86,7 @@ def test_killed_50_times(action: str, kills: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["sync", "rebuild"])
+@pytest.mark.release
 def test_killed_while_writing_to_a_server(action: str, tmp_path: Path) -> None:
     _torture(action, "postgres", 4, tmp_path, 2)
 

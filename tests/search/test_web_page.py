@@ -208,6 +208,7 @@ def test_what_goes_wrong_is_said(chromium: Browser, service: Client, tmp_path: P
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (1200, "dark"), (400, "light"), (320, "dark")])
+@pytest.mark.release
 def test_nothing_is_cut_off_and_all_can_be_read(
     chromium: Browser, service: Client, photos: Path, tmp_path: Path, width: int, scheme: str
 ) -> None:

@@ -51,6 +51,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_the_first_works_alone_again_and_again(results: Any) -> None:
     """The closed form and the verdict of one training: groups of processes must not be taken for earlier ones."""
     assert results["alone"] == [8] * 4

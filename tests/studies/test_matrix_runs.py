@@ -62,6 +62,7 @@ def test_the_search_reads_no_test_image(
     assert len(caplog.messages) == 6
 
 
+@pytest.mark.release
 def test_a_killed_run_goes_on(here: None, finished_study: tuple[Matrix, list[Cell]]) -> None:
     study, cells = finished_study
     folder = study.reported(cells[0])[0].folder
@@ -106,6 +107,7 @@ def test_cells_that_train_nothing(here: None, bench: Bench, tmp_path: Path, monk
     assert sorted(result.by_seed) == [1, 2, 3] == drawn  # random weights are drawn for each seed
 
 
+@pytest.mark.release
 def test_validation_says_how_long(here: None, bench: Bench, tmp_path: Path) -> None:
     cells = two_cells(replace(bench, budget=UntilValidation(steps=6, images=10_000, evaluations=3)))
     study = Matrix(tmp_path / "study")

@@ -244,6 +244,7 @@ def test_features_as_they_are_have_their_own_length(root: Path, tmp_path: Path) 
         train(own_photos(root, **identity), tmp_path / "run")
 
 
+@pytest.mark.release
 def test_directions_are_not_whitened_where_that_loses(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Little noise in the directions that tell classes apart: whitening would enlarge the noise of the others."""
     monkeypatch.setattr(last_layer, "SHRINKAGES", SHRINKAGES[::2] + SHRINKAGES[-1:])

@@ -107,6 +107,7 @@ def test_resuming_is_exact(
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_kill_9_and_sigterm_of_real_processes(root: Path, tmp_path: Path) -> None:
     settings = {"run.epochs": 20, "run.checkpoint_steps": 7, "run.checkpoint_minutes": 60}
     config = small_config(root, **settings)

@@ -136,6 +136,7 @@ def test_the_plan_counts_the_largest_for_memory_and_the_average_for_time(root: P
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_two_processes_train_and_validate_as_one(tmp_path: Path) -> None:
     """The recipe of instance search, whitening and SfM-120k included."""
     torch.set_num_threads(1)
