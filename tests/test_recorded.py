@@ -53,7 +53,9 @@ def test_commands_and_their_options() -> None:
         for option in command.params:
             default = option.default if isinstance(option.default, bool | int | float | str | None) else None
             label = max(option.opts, key=len)
-            options[label] = {"default": default or None, "help": getattr(option, "help", None)}
+            options[label] = {"default": default or None}
+            if label.startswith("-"):  # the help of arguments is elsewhere in earlier versions of typer
+                options[label]["help"] = getattr(option, "help", None)
         verbs[name] = {"help": command.help, "options": options}
     _check("commands", verbs)
 
