@@ -64,7 +64,7 @@ def measure(name: str, kind: str) -> dict[str, float]:
     import torch
 
     from recollect.common import machine
-    from recollect.config.overrides import resolve
+    from recollect.config.resolve import resolve
     from recollect.training import probes
     from recollect.training.run_folder import RunFolder
     from recollect.training.trainer import train

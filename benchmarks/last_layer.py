@@ -66,7 +66,7 @@ def one_seed(config: Config, images: ImageSet, data: HeadData, steps: int) -> di
 
 def main() -> None:
     """Measure, and print a table."""
-    from recollect.config.overrides import resolve
+    from recollect.config.resolve import resolve
     from recollect.data import load
     from recollect.inference.features import part_rows
     from recollect.inference.opening import make_embedder, open_start

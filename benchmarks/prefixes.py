@@ -21,7 +21,7 @@ DIMS = {"glyphs": [8, 16, 32, 64], "cars196-96px": [16, 32, 64, 128, 256]}
 
 
 def one_run(recipe: str, settings: dict[str, Any], dims: list[int], folder: Path) -> dict[str, Any]:
-    from recollect.config.overrides import resolve
+    from recollect.config.resolve import resolve
     from recollect.inference.evaluating import evaluate_prefixes
     from recollect.inference.opening import open_model
     from recollect.inference.target_vectors import embed_test

@@ -25,7 +25,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.timing import report
-from recollect.config.overrides import resolve
+from recollect.config.resolve import resolve
 from recollect.data import load, test_transform
 from recollect.inference.content_keys import content_keys
 from recollect.inference.features import _about

@@ -23,7 +23,7 @@ SHARES = (0.0, 0.01, 0.05, 0.2)
 def one_run(share: float, seed: int, steps: int, batch: int, folder: Path, test) -> dict[str, float]:
     import numpy as np
 
-    from recollect.config.overrides import resolve
+    from recollect.config.resolve import resolve
     from recollect.evaluation import evaluate
     from recollect.models import Embedder
     from recollect.training.run_folder import RunFolder

@@ -25,7 +25,7 @@ from recollect._version import __version__
 from recollect.common.errors import ConfigError
 from recollect.common.files import atomic_write, sha256, write_text
 from recollect.common.reading import read_bytes, read_json
-from recollect.config.overrides import as_mapping
+from recollect.config.resolve import as_mapping
 from recollect.studies.comparison import CellResult, collect, decided, in_points
 from recollect.studies.matrix import Cell, Matrix, best_of, outcome_of
 from recollect.training.run_folder import RunFolder

@@ -18,8 +18,7 @@ from recollect.common.errors import RecollectError
 from recollect.common.files import write_text
 from recollect.common.reading import read_json
 from recollect.common.text import in_decimals
-from recollect.config.free_settings import brief, changes
-from recollect.config.overrides import as_mapping, resolve
+from recollect.config.resolve import as_mapping, brief, changes, resolve
 from recollect.config.schema import Config
 from recollect.data import available
 from recollect.inference.test_sets import REVISITED, name_of_test
@@ -60,7 +59,7 @@ _RELEASED = {"": "", "+_as_released": ", as released in 2023", "+_as_released_20
 _OF_A_RUN = "seed deterministic verdict evaluate_every evaluate_first watch_test checkpoint_minutes checkpoint_steps"
 _OF_A_RUN += " loss_limit loggers logger_options tensorboard"
 _SAME_ROW = {"name", "published", "data.test_split", *(f"run.{name}" for name in _OF_A_RUN.split())}
-"""Settings that a run may change and still be a run of its row, besides ``FREE``."""
+"""Settings that a run may change and still be a run of its row, besides ``CHANGEABLE``."""
 
 
 @dataclass

@@ -22,7 +22,7 @@ from recollect.common.files import make_folder_for, write_json, write_text
 from recollect.common.reading import read_json
 from recollect.common.text import in_words
 from recollect.config.automatic import choose_device, is_pretrained, settle
-from recollect.config.overrides import as_mapping, from_mapping, resolve
+from recollect.config.resolve import as_mapping, from_mapping, resolve
 from recollect.config.schema import Config
 from recollect.data import ImageSet, load
 from recollect.studies.matrix import Matrix, Run

@@ -71,7 +71,7 @@ def _verbs(*, valued: bool = False) -> dict[str, set[str]]:
     """Every verb with its options; ``valued``: those that need a value."""
     import typer.main
 
-    from recollect.cli.app import app
+    from recollect.cli.main import app
 
     commands = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     commands |= {f"data {name}": command for name, command in commands["data"].commands.items()}
@@ -88,7 +88,7 @@ def _without_value(words: list[str], valued: set[str]) -> list[str]:
 
 def _impossible(page: Path) -> list[str]:
     """Verbs, options and recipes that a page's commands name and that there are none of."""
-    from recollect.config.overrides import available_recipes
+    from recollect.config.recipes import available_recipes
 
     verbs, valued, recipes = _verbs(), _verbs(valued=True), set(available_recipes())
     families = {name.split("/")[0] for name in recipes}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ("config", "data", "inference", "losses", "models", "report", "search", "step", "studies", "tuning")
+PACKAGES = ("data", "inference", "losses", "models", "report", "search", "step", "studies", "tuning")
 
 
 @pytest.mark.parametrize("name", ["recollect", *(f"recollect.{package}" for package in PACKAGES)])

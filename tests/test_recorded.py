@@ -43,7 +43,7 @@ def _rounded(value: Any) -> Any:
 
 
 def test_commands_and_their_options() -> None:
-    from recollect.cli.app import app
+    from recollect.cli.main import app
 
     group = typer.main.get_command(app)
     verbs = {}

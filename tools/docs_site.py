@@ -7,11 +7,9 @@ public packages; mkdocstrings renders the docstrings.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import importlib
 import re
-from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
@@ -33,7 +31,7 @@ def commands_page() -> str:
     """Every verb with its help and a table of its arguments and options."""
     import typer.main
 
-    from recollect.cli.app import app
+    from recollect.cli.main import app
 
     group: Any = typer.main.get_command(app)
     parts = ["# Commands\n\n`recollect VERB --help` prints the same on a terminal.\n"]
@@ -79,7 +77,7 @@ def settings_page() -> str:
     """Every setting of the configuration with type, default, range and meaning."""
     from recollect.config import schema
 
-    meanings = _field_docstrings(Path(schema.__file__))
+    meanings = schema.meanings()
     parts = [
         "# Settings\n",
         "Every setting of a recipe or of `recollect train --set GROUP.NAME=VALUE`. A default of `auto` follows from the "
@@ -93,7 +91,7 @@ def settings_page() -> str:
         parts.append("| setting | type | default | meaning |\n|---|---|---|---|")
         for item in dataclasses.fields(part):
             allowed = item.metadata.get("range")
-            meaning = meanings.get((type(part).__name__, item.name), "")
+            meaning = meanings[f"{group.name}.{item.name}"]
             if allowed is not None:
                 meaning = f"{meaning} Range: {allowed}.".strip()
             value = getattr(part, item.name)
@@ -109,23 +107,6 @@ def _type_words(annotation: str) -> str:
     annotation = re.sub(r"\bAuto\b", "Literal['auto']", annotation)
     annotation = re.sub(r"Literal\[(.*?)\]", lambda match: match.group(1).replace(", ", " | "), annotation)
     return " or ".join(f"`{part.strip()}`" for part in annotation.split("|"))
-
-
-def _field_docstrings(source: Path) -> dict[tuple[str, str], str]:
-    """The string below each field of each class, which Python itself does not keep."""
-    found = {}
-    for node in ast.parse(source.read_text(encoding="utf-8")).body:
-        if not isinstance(node, ast.ClassDef):
-            continue
-        for field, text in zip(node.body, node.body[1:], strict=False):
-            is_text = (
-                isinstance(text, ast.Expr)
-                and isinstance(text.value, ast.Constant)
-                and isinstance(text.value.value, str)
-            )
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_text:
-                found[node.name, field.target.id] = re.sub(r"\s+", " ", text.value.value).strip()  # type: ignore[attr-defined]
-    return found
 
 
 def api_page(package: str) -> str:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from recollect._version import __version__ as __version__
     from recollect.common.machine import keep_freed_memory as keep_freed_memory
     from recollect.common.plugins import trusting as trusting
-    from recollect.config.overrides import resolve as resolve
-    from recollect.config.recipe_files import find_recipes as find_recipes
+    from recollect.config.recipes import find_recipes as find_recipes
+    from recollect.config.resolve import resolve as resolve
     from recollect.data.image_set import ImageSet as ImageSet
     from recollect.data.registry import available_data as available_data
     from recollect.data.verify import verify_data as verify_data

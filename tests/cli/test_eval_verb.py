@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from recollect.cli.app import app
+from recollect.cli.main import app
 from recollect.common.errors import RecollectError
 from recollect.data import load
 from recollect.evaluation import Evaluation, evaluate
@@ -269,6 +269,6 @@ def test_images_and_runs_moved_together(trained, tmp_path):
 def test_help_does_not_load_torch():
     import subprocess
 
-    code = "import sys; from recollect.cli.app import app; sys.exit('torch' in sys.modules)"
+    code = "import sys; from recollect.cli.main import app; sys.exit('torch' in sys.modules)"
     environment = {"PYTHONPATH": ":".join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0

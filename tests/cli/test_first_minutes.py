@@ -17,9 +17,9 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from recollect.cli.app import app
+from recollect.cli.main import app
 from recollect.common.console import is_quiet, set_quiet
-from recollect.config.overrides import available_recipes
+from recollect.config.recipes import available_recipes
 from recollect.losses import available as losses
 from recollect.models.zoo import ZOO
 
@@ -38,7 +38,7 @@ def test_help_imports_nothing_heavy() -> None:
     code = f"""
 import sys
 from typer.testing import CliRunner
-from recollect.cli.app import app
+from recollect.cli.main import app
 for words in {calls!r}:
     done = CliRunner().invoke(app, [*words, "--help"])
     assert done.exit_code == 0, done.output
@@ -53,7 +53,7 @@ def test_lists_do_not_wait_for_torch(verb: str) -> None:
     code = f"""
 import sys
 from typer.testing import CliRunner
-from recollect.cli.app import app
+from recollect.cli.main import app
 assert CliRunner().invoke(app, [{verb!r}, "--json"]).exit_code == 0
 print("torch" in sys.modules)
 """

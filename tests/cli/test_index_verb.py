@@ -14,8 +14,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from recollect.cli import main
-from recollect.cli.app import app
+from recollect.cli.main import app, main
 from recollect.models import Embedder
 from search.toy_model import make_photos
 

@@ -6,8 +6,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from recollect.cli import main
-from recollect.cli.app import app
+from recollect.cli.main import app, main
 from recollect.losses import available
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from recollect.cli import main
-from recollect.cli.app import app
+from recollect.cli.main import app, main
 from recollect.common.errors import RecollectError
 from recollect.models.zoo import ZOO
 

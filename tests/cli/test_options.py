@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from recollect.cli.app import app
+from recollect.cli.main import app, show_data_warnings
 from recollect.cli.options import remarks_aside, show_remarks
 from recollect.common.console import PROGRESS, set_quiet
-from recollect.common.errors import RecollectError
+from recollect.common.errors import DataWarning, RecollectError
 
 log = logging.getLogger("recollect.anything")
 
@@ -66,6 +67,19 @@ def test_ending_leaves_the_logger_as_it_was(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr() == ("", "")
 
 
+def test_warnings_about_data_are_sentences_and_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings(record=True) as others:
+        show_data_warnings()
+        for _ in range(2):
+            warnings.warn("sop: too few.", DataWarning, stacklevel=1)
+        warnings.warn("sop: too few.", DataWarning, stacklevel=1)
+        warnings.warn("something else", UserWarning, stacklevel=1)
+        set_quiet(True)
+        warnings.warn("cub: too few.", DataWarning, stacklevel=1)
+    assert capsys.readouterr().err == "recollect: sop: too few.\n"
+    assert [str(other.message) for other in others] == ["something else"]
+
+
 def test_as_a_library_nothing_is_printed() -> None:
     said = "import logging, recollect; logging.getLogger('recollect.training').warning('careful')"
     done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True, timeout=600)
@@ -110,3 +124,9 @@ def test_an_option_that_would_have_no_effect_is_refused(
     refused = CliRunner().invoke(app, words.split())
     assert isinstance(refused.exception, RecollectError), refused.output
     assert message in str(refused.exception)
+
+
+def test_numbers_out_of_range_are_wrong_usage() -> None:
+    for value in ("nan", "inf", "-inf", "-1", "1e30", "x"):
+        result = CliRunner().invoke(app, ["calibrate", "run", "--false-match-rate", value])
+        assert result.exit_code == 2, result.output

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from recollect.cli.app import app
+from recollect.cli.main import app
 from recollect.common.errors import ConfigError
-from recollect.config.overrides import resolve
+from recollect.config.resolve import resolve
 from recollect.inference.test_sets import choose_test
 from recollect.training.given import objects_and_names
 from recollect.training.run_folder import RunFolder

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from recollect.cli.app import app
+from recollect.cli.main import app
 from recollect.common.errors import RecollectError
 from recollect.inference.opening import open_model
 from recollect.training.run_folder import RunFolder

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from recollect.cli import main
-from recollect.cli.app import app
-from recollect.config.overrides import available_recipes, from_mapping, resolve
+from recollect.cli.main import app, main
+from recollect.config.recipes import available_recipes
+from recollect.config.resolve import from_mapping, resolve
 
 
 def run(*arguments: str) -> str:
@@ -106,7 +106,7 @@ def test_an_unknown_name_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys
 
 def test_recipes_are_listed_without_torch() -> None:
     code = (
-        "import sys; from typer.testing import CliRunner; from recollect.cli.app import app; "
+        "import sys; from typer.testing import CliRunner; from recollect.cli.main import app; "
         "CliRunner().invoke(app, ['recipes', 'sop']); CliRunner().invoke(app, ['recipes', 'sop/r50-512/rsk']); "
         "sys.exit('torch' in sys.modules)"
     )

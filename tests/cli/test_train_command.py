@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
-from recollect.cli import main
-from recollect.cli.app import app
+from recollect.cli.main import app, main
 from recollect.common.console import RESULT
 from recollect.config.schema import Config
 from recollect.training import trainer
@@ -77,6 +77,21 @@ def test_a_text_is_used_as_it_was_typed(asked: list[Any]) -> None:
         assert (config.model.weights, config.loss.name, config.run.loggers) == (text, text, (text,))
     run("--batch-size", "all", "--freeze", "backbone", "--chunk", "auto", "--dims", "8,16")
     assert (asked[-1][0].batch.size, asked[-1][0].batch.chunk, asked[-1][0].loss.dims) == ("all", "auto", (8, 16))
+
+
+def test_options_take_what_the_settings_take_and_say_their_range(asked: list[Any]) -> None:
+    run("--lr", "auto", "--epochs", "auto", "--dim", "64", "--image-size", "96")
+    config = asked[-1][0]
+    assert (config.optimizer.lr, config.run.epochs, config.model.dim, config.model.image_size) == (
+        "auto",
+        "auto",
+        64,
+        96,
+    )
+    shown = {option.name: option.metavar for option in typer.main.get_command(app).commands["train"].params}  # type: ignore[attr-defined]
+    assert shown["image_size"] == "<int> [1<=x<=10000]"
+    assert shown["lr"] == "<float> [0<x<=1000]"
+    assert "must be 1 or more" in str(run("--dims", "0,8").exception)
 
 
 def test_a_recipe_with_data_somewhere(asked: list[Any], tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from recollect.cli import main
-from recollect.cli.app import app
+from recollect.cli.main import app, main
 from recollect.training.trainer import TrainingStoppedError
 from recollect.tuning import study as search
 from tuning.tuning_runs import as_recipe, config_of, make_data

@@ -13,7 +13,7 @@ import torch
 from recollect.common.errors import DataError
 from recollect.config import automatic as choices
 from recollect.config.automatic import Choice, settle
-from recollect.config.overrides import resolve
+from recollect.config.resolve import resolve
 from recollect.config.schema import Config
 from recollect.data import ClassBalancedSampler, ImageSet
 

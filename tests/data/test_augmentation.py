@@ -9,7 +9,7 @@ import pytest
 
 from recollect.common.errors import ConfigError
 from recollect.common.preprocessing import Preprocessing
-from recollect.config.overrides import resolve
+from recollect.config.resolve import resolve
 from recollect.data.registry import AUGMENTATIONS
 from recollect.data.transforms import FromTorchvision, make_augmentation
 

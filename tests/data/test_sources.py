@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from recollect.cli import _show_warning
 from recollect.common.errors import ConfigError, DataError, DataWarning, MissingExtraError
 from recollect.data import Counts, Source, available, load, sources
 from recollect.data.sources import cars196
@@ -97,15 +96,6 @@ def test_a_data_set_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert "folder" in available()
     finally:
         available.cache_clear()
-
-
-def test_warnings_about_data_are_sentences_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    others: list[str] = []
-    show = _show_warning(lambda message, *_: others.append(str(message)))
-    show(DataWarning("sop: too few."), DataWarning, "file.py", 3)
-    show(UserWarning("something else"), UserWarning, "file.py", 3)
-    assert capsys.readouterr().err == "recollect: sop: too few.\n"
-    assert others == ["something else"]
 
 
 def test_unknown_names_splits_and_options(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from experiments.claims_page import Judged, draw_claim, judge, write_page
 from experiments.reproduce import reproduce, take_over
 from recollect._version import __version__
 from recollect.common.errors import ConfigError
-from recollect.config.overrides import as_mapping, resolve
+from recollect.config.resolve import as_mapping, resolve
 from recollect.studies.comparison import CellResult, collect, in_points
 from recollect.studies.matrix import Cell, Matrix, Run
 

@@ -21,7 +21,7 @@ from small_runs import make_images, small_config
 
 from faults.conftest import weights
 from faults.trials import Arm, Ended, start_team
-from recollect.config.overrides import as_mapping
+from recollect.config.resolve import as_mapping
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from recollect.cli.app import app
+from recollect.cli.main import app
 from recollect.common.errors import ImageError
 from recollect.data import ImageSet, load
 from recollect.inference.embedding_sets import embed_files, embed_set

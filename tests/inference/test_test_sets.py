@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recollect.common.errors import ConfigError, DataError
-from recollect.config.overrides import resolve
+from recollect.config.resolve import resolve
 from recollect.data import available
 from recollect.inference.run_files import RunFiles
 from recollect.inference.test_sets import (

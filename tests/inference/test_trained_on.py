@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from recollect.cli.app import app
+from recollect.cli.main import app
 from recollect.common.errors import ConfigError, DataError
 from recollect.data import ImageSet, load
 from recollect.inference.content_keys import content_keys

@@ -14,9 +14,9 @@ from PIL import Image
 from small_runs import make_images
 from typer.testing import CliRunner
 
-from recollect.cli.app import app
+from recollect.cli.main import app
 from recollect.common.errors import ConfigError, ImageError
-from recollect.config.overrides import resolve
+from recollect.config.resolve import resolve
 from recollect.inference.features import head_inputs
 from recollect.inference.opening import make_embedder
 from recollect.inference.trained_on import TrainedOn, read_trained_on

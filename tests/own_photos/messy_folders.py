@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from recollect.cli.app import app
+from recollect.cli.main import app
 from recollect.common.errors import ConfigError, DataError, InputError
 
 SMALL = ["--image-size", "32", "--dim", "16", "--device", "cpu"]

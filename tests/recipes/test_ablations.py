@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from experiments.published import published_rows
-from recollect.config.overrides import published_tests, resolve
-from recollect.config.recipe_files import available_recipes, load_recipe
+from recollect.config.recipes import available_recipes, load_recipe, published_tests
+from recollect.config.resolve import resolve
 
 
 def _expected() -> dict[str, dict[str, float]]:

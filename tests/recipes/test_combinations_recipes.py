@@ -9,8 +9,8 @@ import pytest
 from recipes.small_sets import MAKERS
 from recipes.test_two_steps import small
 from recollect.common.errors import ConfigError
-from recollect.config.overrides import resolve
-from recollect.config.recipe_files import available_recipes, load_recipe
+from recollect.config.recipes import available_recipes, load_recipe
+from recollect.config.resolve import resolve
 from recollect.inference.evaluating import measure_and_keep
 from recollect.inference.opening import open_model
 from recollect.inference.test_sets import choose_test, load_test

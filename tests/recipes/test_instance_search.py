@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 from faults.trials import run
 from recipes import landmarks
-from recollect.cli.app import app
+from recollect.cli.main import app
 from recollect.common.errors import ConfigError, DataError, InputError
-from recollect.config.overrides import resolve
+from recollect.config.resolve import resolve
 from recollect.data import load_revisited
 from recollect.data.transforms import LongerSide
 from recollect.evaluation import evaluate_revisited
@@ -289,7 +289,7 @@ def test_both_benchmarks_are_measured_with_the_same_distractors(
     [
         ({"model.resize": 48}, "whole images, but model.resize 48 crops squares"),
         ({"run.select": "r@1"}, "set run.select=map"),
-        ({"data.validation": "none"}, "data.validation_root is the folder of sfm120k"),
+        ({"data.validation": "none"}, "data.validation_root is for"),
         ({"data.validation": "roxford5k"}, "must be none or paper or random or sfm120k"),
         ({"model.freeze": "backbone"}, "set data.augmentation=none"),
         ({"model.scales": [1.0, 0.0]}, "must be above 0"),

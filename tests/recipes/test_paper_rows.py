@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from recipes.paper_tables import PUBLISHED_FOR, SETTINGS, expected_numbers, expected_settings
-from recollect.config.overrides import published_tests, resolve
-from recollect.config.recipe_files import available_recipes, family, load_recipe
+from recollect.config.recipes import available_recipes, family, load_recipe, published_tests
+from recollect.config.resolve import resolve
 from recollect.config.schema import ModelConfig
 from recollect.data.transforms import train_transform
 from recollect.inference.opening import make_embedder

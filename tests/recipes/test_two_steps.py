@@ -18,9 +18,10 @@ import torch
 from typer.testing import CliRunner
 
 from recipes.small_sets import MAKERS
-from recollect.cli.app import app
+from recollect.cli.main import app
 from recollect.common.errors import ConfigError
-from recollect.config.overrides import as_mapping, available_recipes, resolve
+from recollect.config.recipes import available_recipes
+from recollect.config.resolve import as_mapping, resolve
 from recollect.config.schema import Config, ModelConfig
 from recollect.inference import opening
 from recollect.models import Embedder, GeM

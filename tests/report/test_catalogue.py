@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from recollect.cli.app import app
+from recollect.cli.main import app
 from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError, InputError
 from recollect.models import Embedder
 from recollect.report.catalogue import embed_catalogue, read_catalogue, search_catalogue

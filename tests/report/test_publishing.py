@@ -15,7 +15,7 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from recollect.cli.app import app
+from recollect.cli.main import app
 from recollect.common.errors import ConfigError, DataError, InputError, RecollectError, WeightsError
 from recollect.inference.opening import open_model
 from recollect.models import Embedder

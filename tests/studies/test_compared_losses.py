@@ -13,7 +13,7 @@ import pytest
 from matrix_bench import InProcess
 from typer.testing import CliRunner
 
-from recollect.cli.app import app
+from recollect.cli.main import app
 from recollect.common.errors import ConfigError, InputError, RecollectError
 from recollect.studies import compared_losses, matrix_runs
 from recollect.studies.compared_losses import compare_losses, parse_losses, plan_comparison

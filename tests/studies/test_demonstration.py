@@ -8,9 +8,9 @@ import pytest
 from small_runs import make_images
 from typer.testing import CliRunner
 
-from recollect.cli.app import app
+from recollect.cli.main import app
 from recollect.common.errors import ConfigError
-from recollect.config.overrides import resolve
+from recollect.config.resolve import resolve
 from recollect.config.schema import Config
 from recollect.studies import demonstration as demo
 from recollect.training.callbacks import Callback, TrainingStoppedError

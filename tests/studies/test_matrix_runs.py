@@ -228,7 +228,7 @@ def test_the_share_of_cores(text: str, cores: int, monkeypatch: pytest.MonkeyPat
 SCRIPT = """
 import multiprocessing, signal, time
 from concurrent.futures import ProcessPoolExecutor
-from recollect.cli.last_net import guarded
+from recollect.cli.main import run_command
 from recollect.studies.matrix_runs import _stopping, end_with_parent
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
@@ -239,7 +239,7 @@ def study():
         pool.submit(print, "working", flush=True).result()
         pool.submit(time.sleep, 600).result()
 
-raise SystemExit(guarded(study))
+raise SystemExit(run_command(study))
 """
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from recollect.config.overrides import resolve
+from recollect.config.resolve import resolve
 from recollect.config.schema import Config
 from recollect.training.run_folder import RunFolder
 

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 
-from recollect.config.overrides import resolve
+from recollect.config.resolve import resolve
 from recollect.data import ImageSet, load
 from recollect.evaluation import evaluate
 from recollect.models import Embedder

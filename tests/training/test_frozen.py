@@ -14,7 +14,7 @@ from small_runs import final_weights, losses, make_images, same_bits, small_conf
 from recollect.common.errors import ConfigError, DataError, ImageError
 from recollect.common.images import BadImage
 from recollect.config.automatic import settle
-from recollect.config.overrides import resolve
+from recollect.config.resolve import resolve
 from recollect.data import ImageSet, load
 from recollect.evaluation import evaluate
 from recollect.inference.features import SetRows

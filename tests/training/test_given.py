@@ -10,7 +10,7 @@ from torch import nn
 
 from recollect.common import plugins
 from recollect.common.errors import ConfigError, InputError
-from recollect.config.overrides import resolve
+from recollect.config.resolve import resolve
 from recollect.data import load
 from recollect.losses import RecallAtK
 from recollect.models import Embedder

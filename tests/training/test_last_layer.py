@@ -15,7 +15,7 @@ import torch
 from small_runs import final_weights, make_images, same_bits, small_config
 
 from recollect.common.errors import ConfigError
-from recollect.config.overrides import resolve
+from recollect.config.resolve import resolve
 from recollect.config.schema import Config
 from recollect.data import load
 from recollect.evaluation import Verdict, evaluate

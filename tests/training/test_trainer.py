@@ -21,7 +21,7 @@ from torch import Tensor
 from faults.trials import run
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import try_lock
-from recollect.config import overrides as recipes
+from recollect.config import resolve as recipes
 from recollect.models import Embedder
 from recollect.step import large_batch
 from recollect.step.team import Team

@@ -10,7 +10,7 @@ import yaml
 
 from faults.trials import start_team
 from recollect.common.errors import ConfigError, InputError
-from recollect.config.overrides import as_mapping
+from recollect.config.resolve import as_mapping
 from recollect.models.whitening import pairs_of_classes
 from recollect.step.team import Team
 from recollect.training.build import Training, build

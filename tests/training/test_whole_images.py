@@ -17,7 +17,7 @@ from training_toys import NPair, difference, gradients
 from faults.trials import start_team
 from recipes import landmarks
 from recollect import Embedder, RecallAtK
-from recollect.config.overrides import resolve
+from recollect.config.resolve import resolve
 from recollect.step import StepInfo, chunking, large_batch, large_batch_step
 from recollect.training import run_folder
 from recollect.training.batches import PixelFeed

@@ -10,7 +10,7 @@ import pytest
 
 from recipes import landmarks
 from recollect.common.errors import ConfigError, DataWarning, InputError, WeightsError
-from recollect.config.overrides import resolve, with_settings
+from recollect.config.resolve import resolve, with_settings
 from recollect.training.build import load_sets
 from recollect.tuning.protocol import LOCAL, final_config, read_protocol, trial_config
 from recollect.tuning.space import as_settings

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from recollect.common.errors import ConfigError
-from recollect.config.overrides import resolve, with_settings
+from recollect.config.resolve import resolve, with_settings
 from recollect.tuning.space import Parameter, as_settings, default_space, parse_parameter, read_space
 
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 from recipes import landmarks
 from recollect.common.errors import ConfigError, DataError, MissingExtraError, SealedError
-from recollect.config.overrides import resolve
+from recollect.config.resolve import resolve
 from recollect.data import load
 from recollect.evaluation import Evaluation
 from recollect.training import build

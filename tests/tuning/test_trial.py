@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recollect.config.overrides import resolve
+from recollect.config.resolve import resolve
 from recollect.config.schema import Config
 from recollect.training.run_folder import RunFolder
 from recollect.tuning.trial import ForeignRunError, begin_or_resume

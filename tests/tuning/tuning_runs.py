@@ -9,7 +9,7 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from recollect.config.overrides import as_mapping
+from recollect.config.resolve import as_mapping
 from recollect.config.schema import Config
 from recollect.tuning.results import StudyResults
 from recollect.tuning.study import tune

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from recollect.cli.app import app
 from recollect.cli.options import (
     AsJson,
     Device,
@@ -14,6 +13,7 @@ from recollect.cli.options import (
     MaxPixels,
     Quiet,
     Weights,
+    app,
     complete_model,
     finite,
     given,

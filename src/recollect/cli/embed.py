@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from recollect.cli.app import app
 from recollect.cli.options import (
     BatchSize,
     Device,
@@ -18,6 +17,7 @@ from recollect.cli.options import (
     Quiet,
     SkipBad,
     Weights,
+    app,
     complete_model,
     remark,
     remark_aside,

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from recollect.cli.app import app
 from recollect.cli.options import (
     BatchSize,
     Device,
@@ -16,6 +15,7 @@ from recollect.cli.options import (
     Quiet,
     SkipBad,
     Weights,
+    app,
     complete_data,
     complete_model,
     complete_recipe,

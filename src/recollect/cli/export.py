@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from recollect.cli.app import app
-from recollect.cli.options import Dim, Download, Overwrite, Quiet
+from recollect.cli.options import Dim, Download, Overwrite, Quiet, app
 
 
 @app.command("export")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recollect.cli.app import app
 from recollect.cli.options import (
     AsJson,
     BatchSize,
@@ -17,6 +16,7 @@ from recollect.cli.options import (
     Quiet,
     Wait,
     Weights,
+    app,
     complete_model,
     given,
     parse_pairs,

@@ -1,4 +1,4 @@
-"""Options that several commands share (``--json``, ``--quiet``, ``--device``), shell completion, and messages.
+"""The typer app, options that several commands share (``--json``, ``--quiet``, ``--device``), completion, and messages.
 
 Messages of the library are log records; ``show_remarks`` attaches the handler that prints them. Like every file of this
 package it imports nothing heavy at the top; completion reads tables that need no torch.
@@ -6,15 +6,143 @@ package it imports nothing heavy at the top; completion reads tables that need n
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
+import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+from importlib import import_module
+from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from recollect.common.errors import ConfigError, InputError
+from recollect._version import __version__
+from recollect.common.console import is_quiet, set_quiet
+from recollect.common.errors import InputError
 from recollect.common.text import printable
+
+_ORDER = (
+    *(
+        "demo",
+        "train",
+        "tune",
+        "compare",
+        "eval",
+        "report",
+        "embed",
+        "index",
+        "search",
+        "serve",
+        "calibrate",
+        "duplicates",
+    ),
+    *("export", "publish", "whiten", "recipes", "models", "losses", "data"),
+)
+"""The commands in the order in which a newcomer needs them."""
+_typed: dict[str, str] = {}
+"""The options of this command that the user typed, by parameter: ``{"as_json": "--json"}``."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class _Command(TyperCommand):
+    """A command that refuses a second value for an option that takes one, instead of silently using the last."""
+
+    def make_parser(self, ctx: Any) -> Any:
+        """A parser that counts how often each option is given."""
+        parser: Any = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def parse_and_count(args: list[str]) -> Any:
+            values, rest, order = parse(args=args)
+            _typed.clear()
+            _typed.update({parameter.name: max(parameter.opts, key=len) for parameter in order})
+            for option, times in Counter(order).items():
+                several = not isinstance(option, TyperOption) or option.multiple or option.is_flag or option.count
+                if times > 1 and not several:
+                    ctx.fail(f"{_typed[option.name]} is given {times} times, but takes one value: keep one of them.")
+            return values, rest, order
+
+        parser.parse_args = parse_and_count
+        return parser
+
+
+class Commands(typer.Typer):
+    """Commands that are checked as ``_Command`` does."""
+
+    def command(self, *names: Any, **options: Any) -> Callable[[Function], Function]:
+        """As in typer."""
+        return super().command(*names, **{"cls": _Command, **options})
+
+
+class _AllCommands(TyperGroup):
+    """All commands, with what is common to them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Their names, as the help lists them."""
+        return sorted(self.commands, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Accept ``--trust`` after the command too, where users add it to a command that requires it."""
+        end = args.index("--") if "--" in args else len(args)
+        if "--trust" in args[1:end]:
+            args = ["--trust", *(word for place, word in enumerate(args) if word != "--trust" or place > end)]
+        return list(super().parse_args(ctx, args))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. Where nobody reads the output any more, typer would end as after an error."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            with contextlib.suppress(OSError, ValueError):  # otherwise Python prints an error on exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(141) from error
+
+
+app = Commands(
+    name="recollect",
+    cls=_AllCommands,
+    help="Train, evaluate and ship image-retrieval embeddings by optimising recall@k itself.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # main.py prints errors
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"recollect {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common_options(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet", "-q", help="Print only results: no progress, no messages. Also accepted after a command."
+        ),
+    ] = False,
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust", help="Run outside code that a run or a saved model names. Also accepted after a command."
+        ),
+    ] = False,
+) -> None:
+    """Options before any command."""
+    from recollect.common.plugins import trusting
+
+    set_quiet(quiet)
+    context.with_resource(trusting(trust))
+    context.call_on_close(show_remarks())
 
 
 class _Remarks(logging.Handler):
@@ -61,25 +189,18 @@ def remarks_aside(aside: bool = True) -> None:
 
 def remark(line: str) -> None:
     """Print messages such as the plan and the paths of written files. Silent with ``--quiet``."""
-    from recollect.common.console import is_quiet
-
     if not is_quiet():
         typer.echo(printable(line))
 
 
 def remark_aside(line: str) -> None:
     """The same on standard error, for commands whose standard output a script reads."""
-    from recollect.common.console import is_quiet
-
     if not is_quiet():
         typer.echo(f"recollect: {printable(line)}", err=True)
 
 
 def print_json(value: Any) -> None:
     """Print plain values as JSON, by one process. ASCII only: file names need not be text that a terminal can show."""
-    import json
-    import os
-
     if os.environ.get("RANK", "0") == "0":  # one of the processes that torchrun started prints
         typer.echo(json.dumps(value, indent=2, default=str))
 
@@ -91,8 +212,6 @@ def show_plan(plan: Any, as_json: bool) -> None:
 
 def _quiet(value: bool) -> bool:
     if value:  # may also be given before the command, so it is never reset here
-        from recollect.common.console import set_quiet
-
         set_quiet(True)
     return value
 
@@ -113,85 +232,38 @@ def _device(value: str | None) -> str | None:
     return str(usable_device(value, "--device"))
 
 
-def _beginning(names: Iterable[str], start: str) -> list[str]:
-    return [name for name in names if name.startswith(start)]
+def _completion(place: str, kind: str = "", ending: str = "") -> Callable[[str], list[str]]:
+    """Completes the names that ``module:function`` lists, and those of installed packages for ``kind``."""
+
+    def complete(incomplete: str) -> list[str]:
+        from recollect.common.plugins import installed
+
+        module, _, function = place.partition(":")
+        names = [*getattr(import_module(module), function)(), *(installed(kind) if kind else ())]
+        return [f"{name}{ending}" for name in dict.fromkeys(names) if name.startswith(incomplete)]
+
+    return complete
 
 
-def complete_recipe(incomplete: str) -> list[str]:
-    """Recipes whose name starts with the given text."""
-    from recollect.config.recipe_files import available_recipes
-
-    return _beginning(available_recipes(), incomplete)
-
-
-def complete_loss(incomplete: str) -> list[str]:
-    """Losses whose name starts with the given text."""
-    from recollect.losses import available
-
-    return _beginning(available(), incomplete)
-
-
-def complete_model(incomplete: str) -> list[str]:
-    """Initialisations whose name starts with the given text."""
-    from recollect.common.plugins import installed
-    from recollect.models.zoo import ZOO
-
-    return _beginning([*ZOO, *installed("backbone")], incomplete)
+complete_recipe = _completion("recollect.config.recipes:available_recipes")
+complete_setting = _completion("recollect.config.resolve:known_keys", ending="=")
+complete_loss = _completion("recollect:available_losses", "loss")
+complete_model = _completion("recollect:available_models", "backbone")
+complete_data = _completion("recollect:available_data", "data set")
 
 
 def complete_logger(incomplete: str) -> list[str]:
     """Loggers whose name starts with the given text."""
     from recollect.common.plugins import installed
 
-    return _beginning(["tensorboard", "wandb", "mlflow", *installed("logger")], incomplete)
-
-
-def complete_data(incomplete: str) -> list[str]:
-    """Data sets whose name starts with the given text."""
-    from recollect.common.plugins import installed
-    from recollect.data import available
-
-    return _beginning([*available(), *installed("data set")], incomplete)
-
-
-def complete_setting(incomplete: str) -> list[str]:
-    """Settings whose name starts with the given text, up to the equals sign."""
-    from recollect.config.overrides import known_keys
-
-    return [f"{key}=" for key in _beginning(known_keys(), incomplete)]
+    names = ("tensorboard", "wandb", "mlflow", *installed("logger"))
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def data_settings(skip_bad: bool, max_pixels: int | None) -> dict[str, Any]:
     """Options about a folder of images as settings."""
-    chosen: dict[str, Any] = {"data.on_bad_image": "skip"} if skip_bad else {}
-    return chosen | ({} if max_pixels is None else {"data.max_pixels": max_pixels})
-
-
-def with_set(options: dict[str, Any], pairs: Iterable[str] | None) -> dict[str, Any]:
-    """Settings from options, as they were given, and from ``--set``, whose values are YAML.
-
-    Raises:
-        ConfigError: a setting is given twice, so that one of the two would have no effect.
-    """
-    from recollect.config.overrides import parse_setting
-
-    for pair in pairs or ():
-        key, value = parse_setting(pair)
-        if key in options:
-            raise ConfigError(f"--set {pair}: {key} is already given, by another option or --set: keep one of them.")
-        options = {**options, key: value}
-    return options
-
-
-def recipe_or_default(recipe: str | None, data: str | None, root: str | None) -> str | None:
-    """The recipe of a verb that trains: without one and without images, that of the embedded characters.
-
-    Raises:
-        ConfigError: there is only a root, which those characters do not have.
-    """
-    if recipe is None and data is None and root is not None:
-        raise ConfigError(f"--root {root} is the folder of which data set? For your own images: --data {root}.")
-    return "glyphs" if recipe is None and data is None else recipe
+    values: dict[str, Any] = {"data.on_bad_image": "skip"} if skip_bad else {}
+    return values | given(**{"data.max_pixels": max_pixels})
 
 
 def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, list[str]]:
@@ -200,23 +272,13 @@ def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, list[str]]:
     Raises:
         InputError: an entry has no equals sign.
     """
-    found: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     for pair in pairs:
         name, sign, value = pair.partition("=")
         if not sign or not name.strip():
             raise InputError(f"{option} {pair!r}: write it as name=value, e.g. {option} label=shoe.")
-        found.setdefault(name.strip(), []).append(value)
-    return found
-
-
-_typed: dict[str, str] = {}
-"""The options of this command that the user typed, by parameter: ``{"as_json": "--json"}``."""
-
-
-def remember_typed(parameters: Iterable[Any]) -> None:
-    """Tell ``refuse_unused`` which options the user typed."""
-    _typed.clear()
-    _typed.update({parameter.name: max(parameter.opts, key=len) for parameter in parameters})
+        values.setdefault(name.strip(), []).append(value)
+    return values
 
 
 def refuse_unused(unused: bool, because: str, *parameters: str) -> None:
@@ -225,9 +287,9 @@ def refuse_unused(unused: bool, because: str, *parameters: str) -> None:
     Raises:
         InputError: the user typed some of them.
     """
-    if found := [_typed[name] for name in parameters if unused and name in _typed]:
-        them = "it" if len(found) == 1 else "them"
-        raise InputError(f"{' and '.join(found)} would have no effect {because}: remove {them}.")
+    if options := [_typed[name] for name in parameters if unused and name in _typed]:
+        them = "it" if len(options) == 1 else "them"
+        raise InputError(f"{' and '.join(options)} would have no effect {because}: remove {them}.")
 
 
 def is_index(target: str) -> bool:
@@ -283,3 +345,14 @@ MaxPixels = Annotated[
     int | None,
     typer.Option(callback=_max_pixels, min=1, max=10**10, help="Refuse images with more pixels. Default: 100 million."),
 ]
+Recipe = Annotated[
+    str | None,
+    typer.Argument(
+        autocompletion=complete_recipe,
+        help="A recipe's name or a YAML file. Default: glyphs; with --data FOLDER: folder.",
+    ),
+]
+Data = Annotated[
+    str | None, typer.Option(autocompletion=complete_data, help="A folder of images, or the name of a data set.")
+]
+Root = Annotated[str | None, typer.Option(help="The folder of the data set.")]

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from recollect.cli.app import app
 from recollect.cli.options import (
     Device,
     Quiet,
     Weights,
+    app,
     given,
     refuse_unused,
 )

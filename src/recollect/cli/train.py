@@ -1,83 +1,111 @@
-"""``recollect train``: a recipe or a folder of photos to an embedder."""
+"""``recollect train``: a recipe or a folder of photos to an embedder.
+
+Most of its options are settings: ``setting_options`` makes them from ``config/schema.py``, which has their types, ranges
+and help.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import re
+from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from recollect.cli.app import app
 from recollect.cli.options import (
+    Function,
     MaxPixels,
     Quiet,
+    Recipe,
+    Root,
+    app,
     complete_data,
     complete_logger,
     complete_loss,
     complete_model,
-    complete_recipe,
     complete_setting,
     data_settings,
+    given,
     print_json,
-    recipe_or_default,
     remarks_aside,
-    with_set,
 )
+from recollect.common.errors import ConfigError
 from recollect.common.text import printable
+from recollect.config.schema import PANELS, Config, meanings
 
 if TYPE_CHECKING:
     from recollect.training.estimate import Plan
     from recollect.training.trainer import Outcome
 
-_MODEL, _STEPS, _WATCH, _MACHINE = "Model", "Loss, batch and length", "Validation and logging", "Machine"
-
-# Short options and their settings.
-_SHORT = {
-    "init": "model.init",
-    "weights": "model.weights",
-    "image_size": "model.image_size",
-    "dim": "model.dim",
-    "freeze": "model.freeze",
-    "loss": "loss.name",
-    "dims": "loss.dims",
-    "batch_size": "batch.size",
-    "chunk": "batch.chunk",
-    "lr": "optimizer.lr",
-    "epochs": "run.epochs",
-    "steps": "run.steps",
-    "validation": "data.validation",
-    "seed": "run.seed",
-    "device": "run.device",
-    "precision": "run.precision",
-    "workers": "data.workers",
-    "test_share": "data.options.test_share",
-    "cache": "data.cache",
-    "logger": "run.loggers",
-    "watch_test": "run.watch_test",
-    "download": "model.download",
-}
+_COMPLETIONS = {"model.init": complete_model, "loss.name": complete_loss, "run.loggers": complete_logger}
+_SETTINGS: dict[str, str] = {}
+"""The setting of each option that ``setting_options`` made: ``{"batch_size": "batch.size"}``."""
 
 
-def _number_or_word(text: str) -> int | str:
-    return int(text) if text.removeprefix("-").isdecimal() else text
+def setting_options(command: Function) -> Function:
+    """Add an option to ``command`` for every setting of the schema that has a panel; it gets their values by keyword."""
+    options, texts = [], meanings()
+    for group, kind in get_type_hints(Config).items():
+        hints = get_type_hints(kind) if is_dataclass(kind) else {}
+        for item in fields(kind) if is_dataclass(kind) else ():
+            if item.metadata.get("panel"):
+                key, name = f"{group}.{item.name}", item.metadata["option"] or item.name
+                annotation = _annotation(key, name, item, hints[item.name], texts[key])
+                default = False if hints[item.name] is bool else None
+                options.append(
+                    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+                )
+                _SETTINGS[name] = key
+    options.sort(key=lambda option: PANELS.index(option.annotation.__metadata__[0].rich_help_panel))
+    signature = inspect.signature(command, eval_str=True)
+    own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    command.__annotations__ |= {option.name: option.annotation for option in options}
+    return command
+
+
+def _annotation(key: str, name: str, item: Field[Any], hint: Any, text: str) -> Any:
+    about: dict[str, Any] = {
+        "help": re.split(r"(?<=\.) (?=[A-Z`])", text)[0].replace("`", ""),  # the first sentence
+        "rich_help_panel": item.metadata["panel"],
+        "autocompletion": _COMPLETIONS.get(key),
+    }
+    several, kinds = get_origin(hint) is tuple, {hint, *get_args(hint)}
+    number = next((kind for kind in (int, float) if kind in kinds), None)
+    if hint is bool:
+        return Annotated[bool, typer.Option(f"--{name.replace('_', '-')}", **about)]
+    if number is None:
+        return Annotated[list[str] | None if several else str | None, typer.Option(**about)]
+    about["metavar"] = f"<{number.__name__}{',...' * several}> {item.metadata['range'].interval}"
+    return Annotated[Any, typer.Option(parser=_numbers if several else _number, **about)]
+
+
+def _number(text: str) -> float | str:
+    """A number, or a word such as ``auto``; the schema says what is allowed."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def _numbers(text: str) -> list[float | str]:
+    return [_number(part.strip()) for part in text.split(",") if part.strip()]
 
 
 @app.command()
+@setting_options
 def train(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(
-            autocompletion=complete_recipe,
-            help="A recipe's name or a YAML file. Default: glyphs; with --data FOLDER: folder.",
-        ),
-    ] = None,
+    recipe: Recipe = None,
     data: Annotated[
         str | None,
         typer.Option(
             autocompletion=complete_data, help="A folder of images, the name of a data set, or your own: file.py:name."
         ),
     ] = None,
-    root: Annotated[str | None, typer.Option(help="The folder of the data set.")] = None,
+    root: Root = None,
     test_share: Annotated[
         float | None,
         typer.Option(
@@ -105,109 +133,10 @@ def train(
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            autocompletion=complete_setting,
-            help="Any setting, e.g. batch.size=392.",
+            "--set", metavar="KEY=VALUE", autocompletion=complete_setting, help="Any setting, e.g. batch.size=392."
         ),
     ] = None,
-    init: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=_MODEL, autocompletion=complete_model, help="Initialisation; see recollect models."
-        ),
-    ] = None,
-    weights: Annotated[
-        str | None, typer.Option(rich_help_panel=_MODEL, help="A weights file, or none for random weights.")
-    ] = None,
-    download: Annotated[
-        bool, typer.Option("--download", rich_help_panel=_MODEL, help="Download weights that are not on this machine.")
-    ] = False,
-    image_size: Annotated[
-        int | None,
-        typer.Option(metavar="<int> [1<=x<=10000]", rich_help_panel=_MODEL, help="Side of the images in pixels."),
-    ] = None,
-    dim: Annotated[
-        int | None, typer.Option(metavar="<int> [1<=x<=65536]", rich_help_panel=_MODEL, help="Length of the embedding.")
-    ] = None,
-    freeze: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=_MODEL, help="none, backbone, pooling or a stage: train only what comes after it."
-        ),
-    ] = None,
-    loss: Annotated[
-        str | None,
-        typer.Option(rich_help_panel=_STEPS, autocompletion=complete_loss, help="See recollect losses."),
-    ] = None,
-    dims: Annotated[
-        str | None,
-        typer.Option(
-            metavar="<int,...> [1<=x<=65536]",
-            rich_help_panel=_STEPS,
-            help="Lengths at which vectors can be cut, e.g. 64,128,256 (Matryoshka).",
-        ),
-    ] = None,
-    batch_size: Annotated[
-        Any,
-        typer.Option(
-            parser=_number_or_word,
-            metavar="<int> [1<=x<=1000000000]",
-            rich_help_panel=_STEPS,
-            help="Images per batch; all, with --freeze.",
-        ),
-    ] = None,
-    chunk: Annotated[
-        Any,
-        typer.Option(
-            parser=_number_or_word,
-            metavar="<int> [1<=x<=1000000000]",
-            rich_help_panel=_STEPS,
-            help="Images in the network at a time; does not change the result.",
-        ),
-    ] = None,
-    lr: Annotated[
-        float | None, typer.Option(metavar="<float> [0<x<=1000]", rich_help_panel=_STEPS, help="Learning rate.")
-    ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(metavar="<int> [0<=x<=1000000000]", rich_help_panel=_STEPS, help="Number of epochs.")
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(metavar="<int> [0<=x<=1000000000]", rich_help_panel=_STEPS, help="Number of steps.")
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(metavar="<int> [0<=x<=9223372036854775807]", rich_help_panel=_STEPS, help="Random seed."),
-    ] = None,
-    validation: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=_WATCH, help="none, paper or random: half of the training classes pick the best weights."
-        ),
-    ] = None,
-    watch_test: Annotated[
-        bool,
-        typer.Option(
-            "--watch-test", rich_help_panel=_WATCH, help="Log test metrics, without using them for any choice."
-        ),
-    ] = False,
-    logger: Annotated[
-        list[str] | None,
-        typer.Option(
-            rich_help_panel=_WATCH,
-            autocompletion=complete_logger,
-            help="tensorboard, wandb, mlflow, or your own: file.py:name; may be given several times.",
-        ),
-    ] = None,
-    device: Annotated[str | None, typer.Option(rich_help_panel=_MACHINE, help="auto, cpu or cuda.")] = None,
-    precision: Annotated[str | None, typer.Option(rich_help_panel=_MACHINE, help="fp32, bf16 or fp16.")] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(metavar="<int> [0<=x<=1024]", rich_help_panel=_MACHINE, help="Threads that decode images."),
-    ] = None,
-    cache: Annotated[
-        str | None, typer.Option(rich_help_panel=_MACHINE, help="Keep decoded images: none, ram or disk.")
-    ] = None,
+    **options: Any,
 ) -> None:
     """Train an embedder.
 
@@ -217,52 +146,37 @@ def train(
     recollect train --resume RUN         resume a run
     """
     import recollect
-    from recollect.common.errors import ConfigError
+    from recollect.config.resolve import default_recipe, parse_settings
 
-    chosen = with_set({**_settings(locals()), **_split(split_of, data or resume or final)}, settings)
+    values = {_SETTINGS[name]: value for name, value in options.items() if value is not None and value is not False}
+    if len(lengths := values.keys() & {"run.steps", "run.epochs"}) == 1:  # giving one replaces the other
+        values["run.epochs" if "run.steps" in lengths else "run.steps"] = None
+    values |= data_settings(skip_bad, max_pixels) | given(**{"data.options.test_share": test_share})
+    if split_of is not None:
+        if not (data or resume or final):
+            raise ConfigError("--split-of divides the classes of a folder: give it with --data FOLDER.")
+        values |= recollect.split_of(split_of)
+    values = parse_settings(settings, values)
     remarks_aside(as_json)
-    moved = {} if root is None else {"data.root": root}
+    if resume is not None or final is not None:
+        values |= given(**{"data.root": root})
     if resume is not None:
         if any((recipe, data, final, out, plan)):
             raise ConfigError(
                 "--resume continues a run where it is: remove the recipe, --data, --final, --out and --plan."
             )
-        _show(recollect.train(resume=resume, settings={**moved, **chosen}), as_json)
+        _show(recollect.train(resume=resume, settings=values), as_json)
         return
     if final is not None:
         if any((recipe, data)):
             raise ConfigError("--final takes its settings from the run: remove the recipe and --data.")
-        config = recollect.final_config(final, {**moved, **chosen})
+        config = recollect.final_config(final, values)
     else:
-        config = recollect.resolve(recipe_or_default(recipe, data, root), chosen, data=data, root=root)
+        config = recollect.resolve(recipe or default_recipe(data, root), values, data=data, root=root)
     if plan:
         _show_plan(*recollect.plan(config), as_json)
     else:
         _show(recollect.train(config, out), as_json)
-
-
-def _split(run: Path | None, images: object) -> dict[str, Any]:
-    """``--split-of`` as settings; ``images`` says whose classes are divided."""
-    from recollect import split_of
-    from recollect.common.errors import ConfigError
-
-    if run is None:
-        return {}
-    if images is None:
-        raise ConfigError("--split-of divides the classes of a folder: give it with --data FOLDER.")
-    return split_of(run)
-
-
-def _settings(given: dict[str, Any]) -> dict[str, Any]:
-    """The options as settings. Giving steps replaces epochs, and vice versa."""
-    from recollect.common.text import whole_numbers
-
-    chosen = {key: value for name, key in _SHORT.items() if (value := given[name]) is not None and value is not False}
-    if len(lengths := chosen.keys() & {"run.steps", "run.epochs"}) == 1:
-        chosen["run.epochs" if "run.steps" in lengths else "run.steps"] = None
-    if given["dims"] is not None:
-        chosen["loss.dims"] = whole_numbers(given["dims"], "--dims")
-    return chosen | data_settings(given["skip_bad"], given["max_pixels"])
 
 
 def _show_plan(plan: Plan, lines: list[str], as_json: bool) -> None:

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from recollect.cli.app import app
 from recollect.cli.options import (
     Device,
     Download,
@@ -15,6 +14,7 @@ from recollect.cli.options import (
     Overwrite,
     Quiet,
     SkipBad,
+    app,
     complete_data,
     complete_model,
     refuse_unused,

@@ -1,4 +1,15 @@
-"""Shared basics: every other package may import from here, and nothing here imports from another package."""
+"""Shared basics: every other package may import from here, and nothing here imports from another package.
+
+errors          errors for users, with messages for those of the system
+text            numbers, counts and names in sentences; suggestions; checks of options
+files           atomic writing, hashes, locks
+reading         reading files that may be damaged or of another kind
+images          decoding any image to upright RGB
+preprocessing   resizing, cropping and normalizing before a network
+console         ``--quiet`` and the progress line
+machine         memory, threads, devices
+plugins         losses, data sets, … from outside the package, by name
+"""
 
 from __future__ import annotations
 
@@ -17,10 +28,12 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
     Args:
         package: its ``__name__``. file: its ``__file__``.
     """
-    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
-    block = next(node for node in tree.body if isinstance(node, ast.If))
-    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
-    places = {alias.asname or alias.name: (str(node.module), alias.name) for node in imports for alias in node.names}
+    places = {}
+    for block in ast.parse(Path(file).read_text(encoding="utf-8")).body:
+        for node in block.body if isinstance(block, ast.If) else ():
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    places[alias.asname or alias.name] = str(node.module), alias.name
 
     def find(name: str) -> Any:
         if name not in places:

@@ -14,15 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.text import Text
 
@@ -72,22 +64,9 @@ def lines_every(seconds: float) -> Iterator[None]:
 
 
 def _speed(rate: float, unit: str) -> str:
-    if rate < 0.05:  # otherwise it would read 0.0
+    if 0 < rate < 0.05:  # otherwise it would read 0.0
         return f"{3600 * rate:.1f} {unit}/h"
     return f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.1f} {unit}/s"
-
-
-class _RateColumn(ProgressColumn):
-    """``270 images/s``; empty until the speed is known, or if the note contains it."""
-
-    def __init__(self, unit: str) -> None:
-        super().__init__(Column(no_wrap=True))
-        self.unit = unit
-
-    def render(self, task: Task) -> Text:
-        """The speed over the last seconds."""
-        speed = task.finished_speed or task.speed
-        return Text("" if not speed or task.fields["note"] else _speed(speed, self.unit))
 
 
 class _NoteColumn(ProgressColumn):
@@ -128,15 +107,14 @@ class ProgressLine:
         live: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        console = Console(stderr=True)
+        console, whole = Console(stderr=True), Column(no_wrap=True)
         self._silent = is_quiet() if quiet is None else quiet
-        hidden = (is_quiet() or not console.is_terminal) if quiet is None else quiet
+        hidden = self._silent or (quiet is None and not console.is_terminal)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=12 if console.width < 100 else 24),
-            MofNCompleteColumn(table_column=Column(no_wrap=True)),
-            _RateColumn(unit),
-            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+            MofNCompleteColumn(table_column=whole),
+            TimeRemainingColumn(compact=True, table_column=whole.copy()),
             _NoteColumn(),
             console=console,
             transient=True,
@@ -146,7 +124,7 @@ class ProgressLine:
         )
         self._task = self._progress.add_task(description, total=total, completed=done, note="")
         self._description, self._total, self._unit, self._clock = description, total, unit, clock
-        self._before, self._done = done, done
+        self._before, self._done, self._note = done, done, ""
         self._is_inside = False
         self._began = self._told = clock()
 
@@ -169,30 +147,23 @@ class ProgressLine:
             The plain line, if one was due; it has been logged.
         """
         self._done += count
-        if note is None:
-            self._progress.advance(self._task, count)
-        else:
-            self._progress.update(self._task, advance=count, note=note)
+        self._note = note or self._note
         now = self._clock()
-        if now - self._told < _seconds_between_lines:
+        rate = (self._done - self._before) / (now - self._began) if now > self._began else 0.0
+        text = self._note or _speed(rate, self._unit)
+        self._progress.update(self._task, advance=count, note=text)
+        # Inside other work, the enclosing line reports the end.
+        if now - self._told < _seconds_between_lines or (self._is_inside and self._done == self._total):
             return None
-        if self._is_inside and self._done == self._total:
-            return None  # the enclosing progress line reports it
         self._told = now
-        text = self._plain(now - self._began, note or "")
+        of = "" if self._total is None else f"/{self._total:,}"
+        left = "" if not self._total or not rate else f", {in_words(max(self._total - self._done, 0) / rate)} left"
+        line = f"{self._description:<10} {self._done:,}{of} {self._unit}, {text}{left}"
         if not self._silent:
-            logger.info(text, extra=PROGRESS)
-        return text
+            logger.info(line, extra=PROGRESS)
+        return line
 
     def expect(self, total: int) -> None:
         """Set the number of units, where it becomes known on the way."""
         self._total = total
         self._progress.update(self._task, total=total)
-
-    def _plain(self, seconds: float, note: str) -> str:
-        of = "" if self._total is None else f"/{self._total:,}"
-        rate = (self._done - self._before) / seconds if seconds > 0 else 0.0
-        parts = [f"{self._done:,}{of} {self._unit}", note or _speed(rate, self._unit)]
-        if self._total is not None and rate > 0:
-            parts.append(f"{in_words(max(self._total - self._done, 0) / rate)} left")
-        return f"{self._description:<10} {', '.join(parts)}"

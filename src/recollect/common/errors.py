@@ -10,6 +10,7 @@ import contextlib
 import errno
 import importlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -79,7 +80,11 @@ def storage_error(error: Exception, path: Path, *, needed: int = 0, existed: boo
     reason, advice = getattr(error, "strerror", None) or str(error), ""
     if number in FULL:
         reason = "the disk is full" if number == errno.ENOSPC else reason
-        reason += free_space(path, needed)
+        sizes = [f"at least {in_bytes(needed)} are needed"] if needed else []
+        folder = next((folder for folder in path.absolute().parents if folder.is_dir()), None)
+        with contextlib.suppress(OSError):
+            sizes += [] if folder is None else [f"{in_bytes(shutil.disk_usage(folder).free)} are free in {folder}"]
+        reason += f": {' and '.join(sizes)}" if sizes else ""
         advice = " Free some space, then run the same command again."
     elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
         advice = f" Choose another place, or change the permissions of {path.parent}."
@@ -87,14 +92,12 @@ def storage_error(error: Exception, path: Path, *, needed: int = 0, existed: boo
     return StorageError(f"{path} cannot be written: {reason}.{'' if existed is None else safe}{advice}")
 
 
-def free_space(path: Path, needed: int) -> str:
-    """``": at least 12 MB are needed and 3 MB are free in runs"``, as far as known."""
-    said = [f"at least {in_bytes(needed)} are needed"] if needed else []
-    folder = next((folder for folder in path.absolute().parents if folder.is_dir()), None)
-    with contextlib.suppress(OSError):
-        if folder is not None:
-            said.append(f"{in_bytes(shutil.disk_usage(folder).free)} are free in {folder}")
-    return f": {' and '.join(said)}" if said else ""
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and its causes: libraries wrap those of the system."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def unreadable(error: Exception, path: Path | str) -> str:

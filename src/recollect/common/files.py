@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from recollect.common.errors import RecollectError, StorageError, storage_error
+from recollect.common.errors import RecollectError, StorageError, causes, storage_error
 from recollect.common.reading import open_regular
 
 # Whole files --------------------------------------------------------------------------------------------------------
@@ -62,8 +62,10 @@ def atomic_write(path: Path | str, mode: str = "wb", *, size: int = 0, durable: 
     except BaseException as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-        if (cause := _system_error(error, part)) is not None:
-            raise storage_error(cause, path, needed=size, existed=target.exists()) from error
+        for cause in () if isinstance(error, RecollectError) or not isinstance(error, Exception) else causes(error):
+            # Only errors of writing this file; torch raises one of its own after it.
+            if isinstance(cause, OSError) and cause.errno is not None and cause.filename in (None, str(part)):
+                raise storage_error(cause, path, needed=size, existed=target.exists()) from error
         raise
 
 
@@ -83,18 +85,6 @@ def _target(path: Path | str) -> Path:
 def _part(target: Path) -> Path:
     """A new name for what will become ``target``."""
     return target.with_name(f".{target.name[:40]}.{os.getpid()}-{secrets.token_hex(4)}.part")
-
-
-def _system_error(error: BaseException, part: Path) -> OSError | None:
-    """The system's error on writing ``part``, if that ended the block: torch raises its own error after it."""
-    if not isinstance(error, Exception) or isinstance(error, RecollectError):
-        return None
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.errno is not None and cause.filename in (None, str(part)):
-            return cause
-        cause = cause.__cause__ or cause.__context__
-    return None
 
 
 def remove_strays(folder: Path) -> None:
@@ -233,24 +223,8 @@ def cache_folder() -> Path:
 # Locks --------------------------------------------------------------------------------------------------------------
 
 
-class Lock:
-    """A lock between processes that is held until it is closed, or until its process ends for any reason.
-
-    Its file is never removed: another process may be waiting on it.
-    """
-
-    def __init__(self, lock: Any) -> None:
-        self._lock = lock
-
-    def close(self) -> None:
-        """Release it."""
-        self._lock.release()
-
-    def __enter__(self) -> Lock:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+Lock = contextlib.ExitStack
+"""A lock between processes that is held until it is closed, or until its process ends for any reason."""
 
 
 def try_lock(path: Path | str, wait: float = 0) -> Lock | None:
@@ -263,7 +237,8 @@ def try_lock(path: Path | str, wait: float = 0) -> Lock | None:
 
     path = Path(path)
     make_parent(path)
-    # Not thread-local: any thread that has the object may release it.
+    # Not thread-local: any thread that has the object may release it. The file is never removed: another process may be
+    # waiting on it.
     lock = FileLock(path, thread_local=False)
     try:
         lock.acquire(timeout=wait, poll_interval=0.05)
@@ -271,25 +246,20 @@ def try_lock(path: Path | str, wait: float = 0) -> Lock | None:
         return None
     except OSError as error:
         raise storage_error(error, path) from error
-    return Lock(lock)
+    held = Lock()
+    held.callback(lock.release)
+    return held
 
 
 @contextmanager
 def exclusive(path: Path | str) -> Iterator[None]:
     """Allow only one process at a time inside the block; the others wait."""
-    lock = try_lock(path, wait=-1)
-    try:
+    with try_lock(path, wait=-1) or contextlib.nullcontext():
         yield
-    finally:
-        if lock is not None:
-            lock.close()
 
 
 def is_free(path: Path | str) -> bool:
     """Whether a lock was acquired once and is no longer held by any process."""
-    if not Path(path).exists():
-        return False
-    lock = try_lock(path)
-    if lock is not None:
-        lock.close()
-    return lock is not None
+    lock = try_lock(path) if Path(path).exists() else None
+    with lock or contextlib.nullcontext():
+        return lock is not None

@@ -37,13 +37,6 @@ UNKNOWN = 8 * 2**30
 """Assumed free memory if the system does not report it."""
 
 
-class _Group(NamedTuple):
-    """Limit of a control group in bytes, and the used part that cannot be reclaimed."""
-
-    limit: int
-    used: int
-
-
 def keep_freed_memory() -> bool:
     """Let this process keep the memory of freed tensors for the next ones; returns whether anything was changed.
 
@@ -78,7 +71,7 @@ def total_memory(root: Path = Path("/")) -> int | None:
     Args:
         root: the root of the system's files.
     """
-    sizes = [group.limit for group in _groups(root)]
+    sizes = [limit for limit, _ in _groups(root)]
     with contextlib.suppress(AttributeError, ValueError, OSError):  # not on Windows
         sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     return min(sizes, default=None)
@@ -93,17 +86,16 @@ def available_bytes(root: Path = Path("/")) -> int:
     Args:
         root: the root of the system's files.
     """
-    sizes = [max(0, group.limit - group.used) for group in _groups(root)]
-    free = _field(root / "proc/meminfo", "MemAvailable:")
+    sizes = [max(0, limit - used) for limit, used in _groups(root)]
+    free = _number(root / "proc/meminfo", "MemAvailable:")
     if free is not None:
         sizes.append(free * 1024)
-    return min(sizes, default=UNKNOWN) // _processes()
+    return min(sizes, default=UNKNOWN) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def resident_bytes(root: Path = Path("/")) -> int:
     """Memory that this process uses now, in bytes; 0 if the system does not report it."""
-    held = _field(root / "proc/self/status", "VmRSS:")
-    return 0 if held is None else held * 1024
+    return 1024 * (_number(root / "proc/self/status", "VmRSS:") or 0)
 
 
 def peak_memory_mb(device: torch.device) -> int | None:
@@ -120,19 +112,14 @@ def peak_memory_mb(device: torch.device) -> int | None:
     return int(peak >> 20 if sys.platform == "darwin" else peak >> 10)
 
 
-def _processes() -> int:
-    with contextlib.suppress(ValueError):
-        return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    return 1
-
-
-def _groups(root: Path) -> Iterator[_Group]:
-    """The control groups that limit this process's memory, with their parent groups: the lowest limit applies.
+def _groups(root: Path) -> Iterator[tuple[int, int]]:
+    """Limit and used bytes of the control groups of this process and their parents: the lowest limit applies.
 
     Both versions of control groups are read. A missing file means no limit.
     """
-    lines = (_text(root / "proc/self/cgroup") or "").splitlines()
-    for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+    table = root / "proc/self/cgroup"
+    for line in table.read_text().splitlines() if table.is_file() else ():
+        _, controllers, path = line.split(":", 2)
         if controllers == "":
             mount, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
@@ -143,24 +130,17 @@ def _groups(root: Path) -> Iterator[_Group]:
         inner = PurePosixPath(path.lstrip("/"))
         # A container may see its own group as the root group: then only the last of these exists.
         for folder in (mount / inner, *(mount / outer for outer in inner.parents)):
-            with contextlib.suppress(TypeError, ValueError):  # a file is missing, or the limit is "max"
+            limit, used = _number(folder / names[0]), _number(folder / names[1])
+            if limit is not None and used is not None:  # otherwise a file is missing, or the limit is "max"
                 # Cached pages of files that were not used recently count as used, but are freed when memory is needed.
-                kept = _field(folder / "memory.stat", names[2]) or 0
-                yield _Group(int(_text(folder / names[0])), int(_text(folder / names[1])) - kept)  # type: ignore[arg-type]
+                yield limit, used - (_number(folder / "memory.stat", names[2]) or 0)
 
 
-def _field(path: Path, name: str) -> int | None:
-    """The number after a name, in a file with one name and number per line."""
-    for line in (_text(path) or "").splitlines():
-        if line.split()[:1] == [name]:
-            with contextlib.suppress(IndexError, ValueError):
-                return int(line.split()[1])
-    return None
-
-
-def _text(path: Path) -> str | None:
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return path.read_text()
+def _number(path: Path, name: str = "") -> int | None:
+    """The number in a file of the system, or the one after ``name`` in it."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        words = path.read_text().split()
+        return int(words[words.index(name) + 1 if name else 0])
     return None
 
 
@@ -227,8 +207,8 @@ def spin_briefly() -> None:
     OpenMP reads these variables when torch is imported; afterwards, or if the user has set one of them, nothing is
     changed. Child processes inherit them.
     """
-    decided = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-    if "torch" not in sys.modules and not any(name in os.environ for name in decided):
+    decided = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys()
+    if "torch" not in sys.modules and not decided:
         # The first is for OpenMP libraries other than GNU's, which uses the second.
         os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": str(_SPINS)}
 
@@ -300,23 +280,16 @@ def usable_device(wanted: str, setting: str = "device", *, training: bool = Fals
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"{setting} is {wanted}, but there are {torch.cuda.device_count()} GPUs, counted from 0.")
     if device.type not in ("cpu", "cuda"):
-        _try(device, setting, training)
+        try:
+            torch.ones(1, device=device).item()  # "meta" has tensors without content
+            torch.ones(1, dtype=torch.float64 if training else None, device=device)
+        except TypeError as error:  # "mps"
+            raise ConfigError(
+                f"{setting} is {device}, which has no float64, and losses are summed in it: use auto, cpu or cuda."
+            ) from error
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise ConfigError(f"{setting} is {device}, which cannot compute here: use auto, cpu or cuda.") from error
     return device
-
-
-def _try(device: torch.device, setting: str, training: bool) -> None:
-    import torch
-
-    try:
-        torch.ones(1, device=device).item()  # "meta" has tensors without content
-        if training:
-            torch.ones(1, dtype=torch.float64, device=device)
-    except TypeError as error:  # "mps"
-        raise ConfigError(
-            f"{setting} is {device}, which has no float64, and losses are summed in it: use auto, cpu or cuda."
-        ) from error
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError(f"{setting} is {device}, which cannot compute here: use auto, cpu or cuda.") from error
 
 
 def seconds_of(work: Callable[[], object], wait: Callable[[], object] | None = None) -> float:

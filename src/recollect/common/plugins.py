@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -139,7 +140,16 @@ def load_reference(reference: str, kind: str, name: str | None = None) -> Loaded
         )
     if place.split(".")[0] != "recollect":
         fix_torchvision()  # the code may import torchvision, which takes a second or two
-    module = _module_of_file(Path(place), kind) if place.endswith(".py") else _module(place, kind, reference)
+    if place.endswith(".py") and not Path(place).expanduser().is_file():
+        raise ConfigError(f"{kind}: there is no file {place}.")
+    try:
+        module = _module_of_file(Path(place)) if place.endswith(".py") else _module(place)
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or not f"{place}.".startswith(f"{missing}."):
+            raise ConfigError(f"{kind} {reference!r} cannot be imported: {_one_line(error)}.") from error
+        hint = f" To name a file, give its extension: {place.replace('.', '/')}.py:…" if "/" not in place else ""
+        raise ConfigError(f"{kind} {reference!r}: there is no module {missing!r} to import.{hint}") from error
     target: Any = module
     for part in attribute.split("."):
         if not hasattr(target, part):
@@ -151,37 +161,37 @@ def load_reference(reference: str, kind: str, name: str | None = None) -> Loaded
 
 
 def describe(thing: Any, kind: str, name: str | None = None) -> Loaded:
-    """An object passed in Python, described by ``name``, or by its class or function and the file of that."""
+    """Describe an object passed in Python, by ``name`` or by its class and source file."""
     if name is not None:
         return _recorded(Loaded(thing, f"{GIVEN}:{name}", None, "", kind))
-    made = thing if inspect.isroutine(thing) or isinstance(thing, type) else type(thing)
+    source = thing if inspect.isroutine(thing) or isinstance(thing, type) else type(thing)
     try:
-        file = Path(inspect.getfile(made))
+        file: Path | None = Path(inspect.getfile(source))
     except (TypeError, OSError):  # built in, or typed at a prompt
         file = None
     # A module of a reference is shown as the user knows it, by its file.
-    module = file.stem if file is not None and made.__module__.startswith(_OF_A_FILE) else made.__module__
-    reference = f"{GIVEN}:{module}.{made.__qualname__}".replace("<", "").replace(">", "")
-    if file is None or not file.is_file():
-        return _recorded(Loaded(thing, reference, None, _sha256_of_code(made), kind))
-    return _recorded(Loaded(thing, reference, file, _sha256(file), kind))
+    module = file.stem if file is not None and source.__module__.startswith(_OF_A_FILE) else source.__module__
+    reference = f"{GIVEN}:{module}.{source.__qualname__}".replace("<", "").replace(">", "")
+    file = file if file is not None and file.is_file() else None
+    digest = _sha256_of_code(source) if file is None else _sha256(file)
+    return _recorded(Loaded(thing, reference, file, digest, kind))
 
 
 @contextmanager
 def recording() -> Iterator[list[Loaded]]:
     """Collect everything from outside the package that is loaded inside the block, to be recorded in a run."""
-    found: list[Loaded] = []
-    _recordings.append(found)
+    things: list[Loaded] = []
+    _recordings.append(things)
     try:
-        yield found
+        yield things
     finally:
         _recordings.pop()
 
 
 def _recorded(loaded: Loaded) -> Loaded:
-    for found in _recordings:
-        if all((other.kind, other.short) != (loaded.kind, loaded.short) for other in found):
-            found.append(loaded)
+    for things in _recordings:
+        if all((other.kind, other.short) != (loaded.kind, loaded.short) for other in things):
+            things.append(loaded)
     return loaded
 
 
@@ -344,57 +354,42 @@ def check_options(
 
 def changed_code(then: Iterable[Mapping[str, str]], now: Iterable[Loaded]) -> list[str]:
     """One sentence for each object whose code differs from that recorded in a run."""
-    remembered = {(entry.get("kind"), entry.get("reference")): entry.get("sha256") for entry in then}
-    said = []
+    recorded = {(entry.get("kind"), entry.get("reference")): entry.get("sha256") for entry in then}
+    sentences = []
     for loaded in now:
-        before = remembered.get((loaded.kind, loaded.short))
+        before, what = recorded.get((loaded.kind, loaded.short)), f"{loaded.kind} {loaded.short}"
         if before is None:
-            said.append(f"{loaded.kind} {loaded.short} is used now, but was not when the run began.")
+            sentences.append(f"{what} is used now, but was not when the run began.")
         elif before and before != loaded.sha256:
-            said.append(
-                f"{loaded.kind} {loaded.short} has changed since the run began (sha256 {before[:12]}… then, "
-                f"{loaded.sha256[:12]}… now)."
-            )
-    return said
+            hashes = f"sha256 {before[:12]}… then, {loaded.sha256[:12]}… now"
+            sentences.append(f"{what} has changed since the run began ({hashes}).")
+    return sentences
 
 
-def _module(name: str, kind: str, reference: str) -> ModuleType:
+def _module(name: str) -> ModuleType:
     """A module by its name: of an installed package or, if there is none, in the current folder."""
     first = name.partition(".")[0]
     is_installed = first in sys.modules or importlib.util.find_spec(first) is not None
-    try:
-        with nullcontext() if is_installed else _importing_from(Path.cwd()):
-            return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            hint = f" To name a file, give its extension: {name.replace('.', '/')}.py:…" if "/" not in name else ""
-            raise ConfigError(f"{kind} {reference!r}: there is no module {error.name!r} to import.{hint}") from error
-        raise ConfigError(f"{kind} {reference!r} cannot be imported: {_one_line(error)}.") from error
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"{kind} {reference!r} cannot be imported: {_one_line(error)}.") from error
+    with nullcontext() if is_installed else _importing_from(Path.cwd()):
+        return importlib.import_module(name)
 
 
-def _module_of_file(path: Path, kind: str) -> ModuleType:
+def _module_of_file(path: Path) -> ModuleType:
     """The module of a file outside the packages. The same file is imported once, so that its classes are the same."""
-    path = path.expanduser()
-    if not path.is_file():
-        raise ConfigError(f"{kind}: there is no file {path}.")
-    resolved = path.resolve()
+    path = path.expanduser().resolve()
     # Under a unique name, by content: a changed file is another module, and no two files clash.
-    name = f"{_OF_A_FILE}{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}_{_sha256(path)[:8]}"
+    name = f"{_OF_A_FILE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{_sha256(path)[:8]}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, resolved)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{kind}: {path} is not a Python file.")
-    module = importlib.util.module_from_spec(spec)
+    loader = SourceFileLoader(name, str(path))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))  # type: ignore[arg-type]
     sys.modules[name] = module  # dataclasses and pickling look a module up while it is being executed
     try:
-        with _importing_from(resolved.parent):  # it may import modules next to it
-            spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+        with _importing_from(path.parent):  # it may import modules next to it
+            loader.exec_module(module)
+    except BaseException:
         del sys.modules[name]
-        raise ConfigError(f"{kind}: {path} cannot be imported: {_one_line(error)}.") from error
+        raise
     return module
 
 
@@ -410,24 +405,24 @@ def _importing_from(folder: Path) -> Iterator[None]:
 
 def _one_line(error: BaseException) -> str:
     """An error in one line, with the last line of outside code that it passed through."""
-    said = f"{type(error).__name__}: {in_one_line(error)}".rstrip(": .")
+    message = f"{type(error).__name__}: {in_one_line(error)}".rstrip(": .")
     if isinstance(error, SyntaxError):  # says where it is itself
-        return said
+        return message
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith(("<", *_NOT_OUTSIDE))
     ]
-    return f"{said} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else said
+    return f"{message} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else message
 
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _sha256_of_code(made: Any) -> str:
+def _sha256_of_code(source: Any) -> str:
     """The compiled functions of a class or function without a file."""
-    functions = [made, *vars(made).values()] if isinstance(made, type) else [made]
+    functions = [source, *vars(source).values()] if isinstance(source, type) else [source]
     codes = [code for function in functions if (code := getattr(function, "__code__", None)) is not None]
     content = b"".join(code.co_code + repr(code.co_names).encode() for code in codes)
     return hashlib.sha256(content).hexdigest() if codes else ""

@@ -23,18 +23,16 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TextIO
 
 import yaml
 from yaml.constructor import ConstructorError
 
 from recollect.common.errors import ConfigError, DataError, in_bytes, in_one_line, unreadable
-from recollect.common.text import printable
+from recollect.common.text import number_of, printable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-T = TypeVar("T")
 
 TEXT_LIMIT = 64 * 2**20
 """Maximum size in bytes of a text file that is read at once; the lists of the largest data sets have 30 MB."""
@@ -115,19 +113,17 @@ class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader without dates, which stay text, and with an error for a key that occurs twice."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        first: dict[str, int] = {}
-        for key in [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]:
-            if key.value in first:
-                problem = f"{key.value!r} is already in line {first[key.value]}"
-                raise ConstructorError(None, None, problem, key.start_mark)
-            first[key.value] = key.start_mark.line + 1
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in lines:
+                    problem = f"{key.value!r} is already in line {lines[key.value]}"
+                    raise ConstructorError(None, None, problem, key.start_mark)
+                lines[key.value] = key.start_mark.line + 1
         return super().construct_mapping(node, deep)
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"]
-    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_str)  # type: ignore[type-var]
 
 
 def read_yaml(path: Path | str) -> Any:
@@ -164,32 +160,28 @@ def parse_yaml(text: str, where: str) -> Any:
         Traceback (most recent call last):
         recollect.common.errors.ConfigError: here: not valid YAML (line 1, column 8: 'a' is already in line 1).
     """
+    return parse_yaml_nodes(text, where)[0]
+
+
+def parse_yaml_nodes(text: str, where: str) -> tuple[Any, yaml.Node | None]:
+    """The value of a YAML text, and its nodes, which have positions."""
     try:
-        return yaml.load(text, Loader=_Loader)
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        return (None if node is None else loader.construct_document(node)), node
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # ValueError: "!!int x"
         raise ConfigError(f"{where}: not valid YAML ({in_one_line(error)}).") from error
-
-
-def compose_yaml(text: str, where: str) -> yaml.Node | None:
-    """The nodes of a YAML text, with their positions."""
-    parse_yaml(text, where)
-    node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
-    return node
 
 
 # JSON ---------------------------------------------------------------------------------------------------------------
 
 
-@overload
-def read_json(path: Path | str) -> Any: ...
-@overload
-def read_json(path: Path | str, kind: type[T]) -> T: ...
-def read_json(path: Path | str, kind: Any = object) -> Any:
+def read_json(path: Path | str, kind: type[Any] = dict) -> Any:
     """The value of a JSON file.
 
     Args:
         path: the file.
-        kind: the expected type, e.g. ``dict``.
+        kind: the expected type.
 
     Raises:
         DataError: it cannot be read, is not JSON, or contains another type.
@@ -197,11 +189,7 @@ def read_json(path: Path | str, kind: Any = object) -> Any:
     return parse_json(read_text(path), str(path), kind)
 
 
-@overload
-def parse_json(text: str, where: str) -> Any: ...
-@overload
-def parse_json(text: str, where: str, kind: type[T]) -> T: ...
-def parse_json(text: str, where: str, kind: Any = object) -> Any:
+def parse_json(text: str, where: str, kind: type[Any] = dict) -> Any:
     """The value of a JSON text; ``where`` is named in errors.
 
     Raises:
@@ -229,27 +217,24 @@ def read_json_lines(
     Raises:
         DataError: the file cannot be read at all.
     """
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     damaged: list[int] = []
-    lines = read_bytes(path, limit=16 * TEXT_LIMIT).split(b"\n")
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_bytes(path, limit=16 * TEXT_LIMIT).split(b"\n"), 1):
         if not line.strip():
             continue
         try:
             record = parse_json(line.decode("utf-8"), str(path), dict)
             if not sound(record):
                 raise DataError("is incomplete")
-            found.append(record)
+            records.append(record)
         except (DataError, UnicodeDecodeError):
             damaged.append(number)
-    if damaged == [len(lines)]:
-        remark(f"{path}: the last line is incomplete, probably after a crash, and is skipped.")
-    elif damaged:
-        first = (
-            f"line {damaged[0]}" if len(damaged) == 1 else f"{len(damaged)} lines, the first of them line {damaged[0]},"
+    if damaged:
+        count = number_of(len(damaged), "damaged line is/damaged lines are")
+        remark(
+            f"{path}: {count} skipped, the first in line {damaged[0]}; the last line may be incomplete after a crash."
         )
-        remark(f"{path}: {first} cannot be read and {'is' if len(damaged) == 1 else 'are'} skipped.")
-    return found
+    return records
 
 
 # Arrays -------------------------------------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ from typing import Any
 
 from recollect.common.errors import DataError
 from recollect.common.reading import parse_yaml, read_json, read_torch, read_yaml_text
-from recollect.config.overrides import from_mapping, missing_groups
-from recollect.config.references import sealed_names
+from recollect.config.resolve import from_mapping, missing_groups, untrusted_names
 from recollect.config.schema import Config, DataConfig, ModelConfig
 
 TO_END, END = ", up to the line of its end.", "# The end."
@@ -63,7 +62,7 @@ class RunFiles:
                 f"{self.config_file}: incomplete, {', '.join(missing)} is missing. Restore it from a complete copy; a run is "
                 "not resumed with other settings than its own."
             )
-        config = sealed_names(from_mapping(values, str(self.config_file)))
+        config = untrusted_names(from_mapping(values, str(self.config_file)))
         data, relative = config.data, self._relative_roots()
         root = self._found(data.root, relative.get("root"))
         validation_root = self._found(data.validation_root, relative.get("validation_root"))

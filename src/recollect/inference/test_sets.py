@@ -15,8 +15,8 @@ from typing import Any
 
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.plugins import is_reference
-from recollect.config.free_settings import moved_root
-from recollect.config.overrides import published_tests
+from recollect.config.recipes import published_tests
+from recollect.config.resolve import relocated_root
 from recollect.config.schema import Config, DataConfig
 from recollect.data import ImageSet, RevisitedBenchmark, load_distractors, load_revisited
 from recollect.data.registry import available, is_source, refuse_two_meanings, without_missing
@@ -122,7 +122,7 @@ def choose_test(
         if root is None:
             refuse_moved(own)
         skips = own.on_bad_image == "skip"
-        place = moved_root(own.root, root)
+        place = relocated_root(own.root, root)
         chosen = TestChoice(name, place, split or own.test_split, own.options, skips, own=True)
     elif not is_source(name) and root is None and Path(name).exists():
         chosen = TestChoice("folder", Path(name), split or "test", unseen=split is None)

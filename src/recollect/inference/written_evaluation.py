@@ -15,7 +15,7 @@ from recollect.common.errors import ConfigError, InputError
 from recollect.common.files import make_folder_for
 from recollect.common.plugins import trusting
 from recollect.common.text import number_of
-from recollect.config.overrides import resolve
+from recollect.config.resolve import resolve
 from recollect.config.schema import Config
 from recollect.data import available, summary as census
 from recollect.evaluation import Evaluation, ReidResult, RevisitedResult

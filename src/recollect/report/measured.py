@@ -21,8 +21,8 @@ from recollect.common.errors import DataError, RecollectError
 from recollect.common.images import BadImage
 from recollect.common.machine import available_bytes
 from recollect.common.text import number_of
-from recollect.config.free_settings import moved_root
-from recollect.config.overrides import published_tests
+from recollect.config.recipes import published_tests
+from recollect.config.resolve import relocated_root
 from recollect.config.schema import DataConfig
 from recollect.data import ImageSet, summary
 from recollect.data.registry import without_missing
@@ -149,7 +149,9 @@ def measure(
     images, keys, remarks = screened.images, screened.keys, screened.remarks()
     # A set in folders has no name of its own: the folder tells it from others.
     title = (
-        dataclasses.replace(data, root=moved_root(data.root, root)).title if images.name == "folder" else images.name
+        dataclasses.replace(data, root=relocated_root(data.root, root)).title
+        if images.name == "folder"
+        else images.name
     )
     shown = Shown(title, chosen, list(images.names), images.labels, list(images.class_names), len(images), images)
     kept = Kept(shown, {}, {"images": set_digest(images, keys)}, {})
@@ -228,14 +230,14 @@ def _test_images(
     A folder that changed between two trainings has other test classes in each. Those that neither was trained on are a
     test of both. If fewer than two are left, each run has its own.
     """
-    place = moved_root(data.root, root)
+    place = relocated_root(data.root, root)
     own = load_by_record(data.name, place, split, known, options)
     if known is None or split != "test":
         return own, known
     records = [known]
     for other in beside:
         theirs = None if other.config is None else other.config.data
-        if theirs is None or theirs.name != data.name or moved_root(theirs.root, root) != place:
+        if theirs is None or theirs.name != data.name or relocated_root(theirs.root, root) != place:
             continue
         record = read_trained_on(other.folder.path)
         # A final training leaves no class to test on: it does not cost the others theirs.
@@ -263,7 +265,7 @@ def training_images(run: Run, limit: int | None, root: str | None = None) -> tup
     data = run.config.data
     try:
         known, options = read_trained_on(run.folder.path), _options(data, skip_bad=True)
-        images = load_by_record(data.name, moved_root(data.root, root), data.train_split, known, options)
+        images = load_by_record(data.name, relocated_root(data.root, root), data.train_split, known, options)
     except RecollectError:
         return None, 0
     return images.subset(choose(images.labels, limit)), len(images)

@@ -13,7 +13,7 @@ import numpy as np
 
 from recollect.common.errors import RecollectError
 from recollect.common.text import in_decimals, number_of
-from recollect.config.overrides import published_tests
+from recollect.config.recipes import published_tests
 from recollect.evaluation import Evaluation, metric_name, paired_bootstrap
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.measured import Contender

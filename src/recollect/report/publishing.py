@@ -23,8 +23,7 @@ from recollect._version import __version__
 from recollect.common.errors import DataError, InputError, RecollectError, in_one_line, require
 from recollect.common.files import new_folder, write_text
 from recollect.common.text import printable
-from recollect.config.overrides import as_mapping
-from recollect.config.references import short_names
+from recollect.config.resolve import as_mapping, short_names
 from recollect.config.schema import Config
 from recollect.inference.opening import Opened, open_model
 from recollect.models import Embedder

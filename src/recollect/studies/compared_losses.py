@@ -20,7 +20,7 @@ from recollect.common import plugins
 from recollect.common.errors import ConfigError
 from recollect.common.reading import parse_yaml
 from recollect.config.automatic import PAPER_BATCH, choose_device, is_pretrained, settle
-from recollect.config.overrides import resolve, with_data
+from recollect.config.resolve import resolve, with_data
 from recollect.config.schema import Config
 from recollect.data import only_splits
 from recollect.studies.compared_losses_page import check_page, write_comparison

@@ -18,7 +18,7 @@ from typing import Any
 from recollect.common.console import lines_every
 from recollect.common.errors import ConfigError
 from recollect.common.files import make_folder_for
-from recollect.config.overrides import resolve
+from recollect.config.resolve import resolve
 from recollect.report.page import write_report
 from recollect.training.callbacks import TrainingStoppedError
 from recollect.training.run_folder import refuse_used

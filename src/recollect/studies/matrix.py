@@ -24,8 +24,7 @@ from typing import Any
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import write_json
 from recollect.common.reading import read_json
-from recollect.config.free_settings import differences
-from recollect.config.overrides import resolve
+from recollect.config.resolve import differences, resolve
 from recollect.data import class_disjoint_split, load
 from recollect.training.run_folder import RunFolder
 

@@ -30,7 +30,7 @@ from recollect.common.console import ProgressLine, set_quiet
 from recollect.common.errors import ConfigError, DataWarning, RecollectError
 from recollect.common.files import make_folder_for, try_lock, write_json
 from recollect.config.automatic import choose_device
-from recollect.config.overrides import resolve
+from recollect.config.resolve import resolve
 from recollect.config.schema import Config
 from recollect.data import only_splits
 from recollect.inference.embedding_sets import embed_set

@@ -16,7 +16,7 @@ from torch import nn
 
 from recollect.common import plugins
 from recollect.common.errors import ConfigError, InputError
-from recollect.config.overrides import parse_setting, resolve, with_settings
+from recollect.config.resolve import default_recipe, parse_settings, resolve, with_settings
 from recollect.config.schema import Config, ModelConfig
 from recollect.data import ImageSet
 from recollect.data.registry import is_source, refuse_two_meanings
@@ -96,11 +96,11 @@ def chosen_config(
     if config is None and not has_images and not settings and not named:
         raise ConfigError("give either a configuration or a run to resume.")
     if isinstance(config, Config):
-        pairs = dict(settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings))
+        pairs = parse_settings(settings)
         return with_settings(config, {**pairs, **named}) if pairs or named else config
-    recipe = config if config is not None else "folder" if has_images else "glyphs"
-    said = list(settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings))
-    return resolve(recipe, {**dict(said), **named})
+    recipe = config if config is not None else default_recipe(has_images or None)
+    said = parse_settings(settings)
+    return resolve(recipe, {**said, **named})
 
 
 def objects_and_names(

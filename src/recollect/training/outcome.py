@@ -11,7 +11,7 @@ from typing import Any
 from recollect.common.errors import ConfigError, DataWarning, WeightsError
 from recollect.common.files import sha256
 from recollect.config.automatic import is_pretrained
-from recollect.config.free_settings import with_free_settings
+from recollect.config.resolve import with_changes
 from recollect.config.schema import Config, ModelConfig
 from recollect.data.registry import find_source
 from recollect.evaluation import Verdict
@@ -76,7 +76,7 @@ def final_config(path: Path | str, settings: Mapping[str, Any] | Iterable[str] =
         raise ConfigError(f"{path} is not finished, so its length is not known: recollect train --resume {path} first.")
     if "all" not in find_source(config.data.name).splits:
         raise ConfigError(f"{config.data.name} has no split with all classes, which --final needs.")
-    config = with_free_settings(config, settings, "--final takes its settings from the run")
+    config = with_changes(config, settings, "--final takes its settings from the run")
     refuse_moved(config.data)
     data = replace(config.data, train_split="all", validation="none", validation_root=None)
     _refuse_replaced_weights(run, config.model)

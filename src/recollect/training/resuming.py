@@ -11,8 +11,7 @@ from typing import Any
 from recollect.common import plugins
 from recollect.common.errors import ConfigError, DataError, StorageError
 from recollect.common.images import MAX_PIXELS
-from recollect.config.free_settings import free_settings_of, with_free_settings
-from recollect.config.overrides import with_settings
+from recollect.config.resolve import changeable_settings, with_changes, with_settings
 from recollect.config.schema import Config
 from recollect.inference.run_files import absolute_roots, refuse_moved, relative_roots
 from recollect.training.run_folder import RunFolder, now
@@ -29,7 +28,7 @@ def resume_command(run: Path, outside: Sequence[plugins.Loaded] = ()) -> str:
 
 
 def resumed_config(run: RunFolder, settings: Mapping[str, Any] | Iterable[str] = ()) -> Config:
-    """The configuration of a run to resume; ``settings``: those of ``FREE``.
+    """The configuration of a run to resume; ``settings``: those of ``CHANGEABLE``.
 
     That the training images are still the same is checked when they are loaded (``refuse_other_training_images``).
 
@@ -37,7 +36,7 @@ def resumed_config(run: RunFolder, settings: Mapping[str, Any] | Iterable[str] =
         ConfigError: other settings. DataError: its images moved, or some of them would be refused.
     """
     before = run.read_config()
-    config = with_free_settings(before, settings, "a resumed run keeps its own settings")
+    config = with_changes(before, settings, "a resumed run keeps its own settings")
     refuse_moved(config.data)
     least = before.data.max_pixels or MAX_PIXELS
     if (config.data.max_pixels or MAX_PIXELS) < least:
@@ -53,7 +52,7 @@ def note_resumption(folder: RunFolder, config: Config, outside: Sequence[plugins
     manifest = folder.read_manifest()
     with plugins.trusting():  # the references are only written back
         before = folder.read_config()
-        now_read = with_settings(before, free_settings_of(config))
+        now_read = with_settings(before, changeable_settings(config))
         if now_read != before:
             folder.write_config(now_read)
     place = {"root": absolute_roots(config.data).root, "relative": relative_roots(config.data, folder.path)}

@@ -50,8 +50,7 @@ from recollect.common.files import (
 from recollect.common.images import BadImage
 from recollect.common.reading import read_json, read_json_lines
 from recollect.common.text import printable
-from recollect.config.overrides import as_mapping
-from recollect.config.references import anchored_names
+from recollect.config.resolve import absolute_names, as_mapping
 from recollect.config.schema import Config
 from recollect.data.image_files import counted
 from recollect.inference.run_files import END, TO_END, RunFiles, absolute_roots, absolute_weights
@@ -163,7 +162,7 @@ class RunFolder(RunFiles):
     def write_config(self, config: Config) -> None:
         """Write the resolved configuration, with absolute paths of images, weights and references."""
         settled = replace(config, data=absolute_roots(config.data), model=absolute_weights(config.model))
-        config = anchored_names(settled)
+        config = absolute_names(settled)
         text = yaml.safe_dump(as_mapping(config), sort_keys=False, allow_unicode=True, width=120)
         head = f"# Written by recollect {__version__}: every setting of this run{TO_END}"
         write_text(self.config_file, f"{head}\n{text}{END}\n")

@@ -25,7 +25,7 @@ from recollect.common import plugins
 from recollect.common.console import RESULT, ProgressLine
 from recollect.common.images import BadImage
 from recollect.common.machine import limited_threads, peak_memory_mb
-from recollect.config.overrides import as_mapping
+from recollect.config.resolve import as_mapping
 from recollect.config.schema import Config
 from recollect.data import ImageSet, shard
 from recollect.data.image_set import Indices

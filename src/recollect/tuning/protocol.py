@@ -16,8 +16,7 @@ from typing import Any
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.files import sha256
 from recollect.config.automatic import choose_device, is_pretrained, settle
-from recollect.config.free_settings import FREE
-from recollect.config.overrides import as_mapping, with_settings
+from recollect.config.resolve import CHANGEABLE, as_mapping, with_settings
 from recollect.config.schema import Config
 from recollect.data import ImageSet, class_disjoint_split, only_splits
 from recollect.data.registry import find_source
@@ -33,7 +32,7 @@ LOCAL = (
     "model.weights", "run.tensorboard", "run.loggers", "run.logger_options", "run.checkpoint_minutes",
     "run.checkpoint_steps",
 )  # fmt: skip
-"""Settings that may differ between machines that share a study, besides those of ``FREE``: they affect where and how fast
+"""Settings that may differ between machines that share a study, besides those of ``CHANGEABLE``: they affect where and how fast
 a trial runs, not its result. The starting weights of the network are part of a study's identity by their content."""
 
 MEASURED = (*(f"r@{k}" for k in EVERY_K), "map@r")
@@ -68,7 +67,7 @@ class Protocol:
     def identity(self) -> dict[str, Any]:
         """The values that must be equal for two processes to work on one study."""
         base = as_mapping(self.base)
-        for key in (*FREE, *LOCAL):
+        for key in (*CHANGEABLE, *LOCAL):
             *groups, name = key.split(".")
             reduce(dict.__getitem__, groups, base).pop(name, None)
         base.pop("published")

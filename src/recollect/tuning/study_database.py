@@ -25,7 +25,7 @@ import numpy as np
 
 from recollect.common.errors import ConfigError, DataError, require
 from recollect.common.files import Lock, exclusive, is_free, try_lock
-from recollect.config.free_settings import differences
+from recollect.config.resolve import differences
 
 BEAT = 30.0
 """Seconds between heartbeats in the database."""

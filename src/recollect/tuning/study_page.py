@@ -11,7 +11,7 @@ from pathlib import Path
 from recollect._version import __version__
 from recollect.common.files import write_text
 from recollect.common.text import number_of
-from recollect.config.overrides import published_tests
+from recollect.config.recipes import published_tests
 from recollect.evaluation import metric_name
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.page import check_target, document

@@ -14,9 +14,7 @@ from typing import Any
 from recollect.common import plugins
 from recollect.common.console import only_warnings
 from recollect.common.errors import ConfigError
-from recollect.config.free_settings import differences, free_settings_of
-from recollect.config.overrides import as_mapping
-from recollect.config.references import anchored_names
+from recollect.config.resolve import absolute_names, as_mapping, changeable_settings, differences
 from recollect.config.schema import Config
 from recollect.training.callbacks import Callback, TrainingStoppedError
 from recollect.training.run_folder import RunFolder, now
@@ -78,14 +76,14 @@ def begin_or_resume(path: Path, config: Config, callback: Callback | None = None
     if not folder.config_file.exists():
         return train(config, path, callbacks=callbacks)
     _check_same(folder, config)
-    return train(resume=path, settings=free_settings_of(config), callbacks=callbacks, trust=True)
+    return train(resume=path, settings=changeable_settings(config), callbacks=callbacks, trust=True)
 
 
 def _check_same(folder: RunFolder, config: Config) -> None:
     """Check that the run in the folder is this trial; machine and place may differ."""
     with plugins.trusting():  # the references are only compared with the user's settings
         one = as_mapping(folder.read_config())
-    other = as_mapping(anchored_names(config))
+    other = as_mapping(absolute_names(config))
     # References to code are compared first: a resumed trial must not run code that the study does not name.
     named = (("data", "name"), ("data", "augmentation"), ("model", "init"), ("run", "select"), ("run", "loggers"))
     settings = (("optimizer", None), ("loss", None), ("batch", "size"))

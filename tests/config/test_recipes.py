@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from recollect.common.errors import ConfigError
-from recollect.config.overrides import published_tests, resolve
-from recollect.config.recipe_files import Origin, available_recipes, load_recipe
+from recollect.config import recipes
+from recollect.config.recipes import Origin, available_recipes, load_recipe, published_tests
+from recollect.config.resolve import resolve
 
 BASE = """
 optimizer: {weight_decay: 0.1, gamma: 0.5} # from the base
@@ -99,6 +100,15 @@ def test_files_read_once_stay_as_they_are(folder: Path) -> None:
     assert resolve("mine/small/slow").batch.size == 12
 
 
+def test_a_recipe_file_is_read_once_and_no_other_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(recipes, "read_yaml_text", lambda path: read.append(path.name) or path.read_text())
+    recipes._read_once.cache_clear()
+    (folder / "own.yaml").write_text("inherits: mine/small/slow\ndata: {name: folder}\n")
+    resolve("own", data=folder)
+    assert sorted(read) == ["base.yaml", "mine.yaml", "own.yaml"]
+
+
 def test_built_in_names_win_and_are_not_hijacked_by_the_folder_one_is_in(folder: Path) -> None:
     for name in ("glyphs", "sop", "_benchmarks"):
         (folder / f"{name}.yaml").write_text("optimizer: {lr: 77}\nrun: {epochs: 77}\n")
@@ -124,10 +134,10 @@ def test_built_in_names_win_and_are_not_hijacked_by_the_folder_one_is_in(folder:
             "rows: {a: null}\nwords: {a: {like: b}, b: {like: a}}",
             "circular use of 'like' among words: a → b → a",
         ),
-        ("x/a", "rows: {a: null}\nwords: {a: 3}", "words: a must be a word's settings"),
-        ("x/a", "rows: {a: 3}", "rows: a must be a row's published numbers"),
-        ("x", "rows: [a, b]", r"rows must map names to values, but is \['a', 'b'\]"),
-        ("x", "columns: {sop: r@1}", "columns: sop must be the metrics"),
+        ("x/a", "rows: {a: null}\nwords: {a: 3}", "words must be settings by word"),
+        ("x/a", "rows: {a: 3}", "rows must be published numbers by row"),
+        ("x", "rows: [a, b]", r"rows must be .*, but is \['a', 'b'\]"),
+        ("x", "columns: {sop: r@1}", "columns must be lists of metrics"),
     ],
 )
 def test_what_is_refused(folder: Path, name: str, text: str, message: str) -> None:

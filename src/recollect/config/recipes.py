@@ -5,7 +5,7 @@ layer above those it ``inherits``. A file with ``rows`` is a family: every row i
 the file's layers, then those of each word of the row's name (``words``), then the row's published numbers, which
 ``columns`` names. ``docs/recipes.md`` explains it with an example. Comments at the end of a line are kept, so that
 ``recollect recipes NAME`` can show the source of each value. This file does not know what a setting means:
-``overrides.py`` turns the values into a ``Config``.
+``resolve.py`` turns the values into a ``Config``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,18 @@ import yaml
 
 from recollect.common import plugins
 from recollect.common.errors import ConfigError
-from recollect.common.reading import compose_yaml, parse_yaml, read_yaml_text
+from recollect.common.reading import parse_yaml_nodes, read_yaml_text
 from recollect.common.text import did_you_mean
 
 FOLDER = Path(__file__).resolve().parent.parent / "recipes"
-_STRUCTURE = frozenset(
-    {"inherits", "description", "note", "like", "words", "columns", "rows"}
-)  # keys that are not settings
+_STRUCTURE = frozenset({"inherits", "description", "note", "like", "words", "columns", "rows"})
+"""Keys that are not settings."""
+_PARTS: tuple[tuple[str, Any, str], ...] = (
+    ("words", Mapping, "settings by word, e.g. {slow: {optimizer: {lr: 1.0e-4}}}"),
+    ("columns", list, "lists of metrics by test set, e.g. {sop/test: [r@1, r@10]}"),
+    ("rows", list | None, "published numbers by row, e.g. {r50/rsk: [80.7, 88.3]}, or null"),
+)
+"""Those of a family, with the kind of their values."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +42,27 @@ class Layer:
     Args:
         where: that place, e.g. ``sop.yaml`` or ``sop.yaml: vit-b16``.
         values: nested settings, and texts about them (``description``, ``note``, …).
-        comments: the comment after a value on its line, by dotted key.
+        node: the part of the YAML file that they were read from. lines: of that file.
         word: the word of a row's name that the layer belongs to; empty for a file.
     """
 
     where: str
     values: Mapping[str, Any]
-    comments: Mapping[str, str]
+    node: yaml.Node | None
+    lines: Sequence[str]
     word: str = ""
+
+    def comment(self, key: str) -> str:
+        """The comment after the value of a setting, on its line; one after ``{…}`` belongs to everything inside."""
+        node, comment = self.node, ""
+        for name in (None, *key.split(".")):
+            inner = node if name is None else _child(node, name)
+            if inner is None:
+                break
+            around = comment if isinstance(node, yaml.MappingNode) and node.flow_style else ""
+            rest = "".join(self.lines[inner.end_mark.line : inner.end_mark.line + 1])[inner.end_mark.column :].strip()
+            node, comment = inner, rest.lstrip("# ") if rest.startswith("#") else around
+        return "" if isinstance(node, yaml.MappingNode) and not node.flow_style else comment
 
 
 @dataclass(frozen=True)
@@ -64,14 +82,14 @@ class Recipe:
         description: one line.
         notes: sentences that belong to it, e.g. that its settings were never published.
         values: nested settings, ``published`` among them.
-        origins: where each setting comes from, by its dotted key.
+        layers: what they were merged from, lowest first.
     """
 
     name: str
     description: str
     notes: tuple[str, ...]
     values: dict[str, Any]
-    origins: dict[str, Origin]
+    layers: Sequence[Layer]
 
     @property
     def trains(self) -> bool:
@@ -83,20 +101,24 @@ class Recipe:
         """Published numbers in percent, see ``published_tests``."""
         return published_tests(self.values.get("published"))
 
+    @property
+    def origins(self) -> dict[str, Origin]:
+        """Where each setting comes from, by its dotted key."""
+        return {
+            key: Origin(layer.where, layer.comment(key))
+            for layer in self.layers
+            for key in _leaves(layer.values)
+            if key.split(".")[0] not in _STRUCTURE
+        }
+
 
 def available_recipes() -> dict[str, Path]:
     """Built-in recipes by name, with the file of each. Files whose name begins with ``_`` are only inherited from."""
-    return dict(_built_in())
-
-
-@cache
-def _built_in() -> dict[str, Path]:
     found = {}
     for path in sorted(FOLDER.rglob("*.yaml")):
-        relative = path.relative_to(FOLDER)
-        if not any(part.startswith("_") for part in relative.parts):
-            stem, rows = relative.with_suffix("").as_posix(), _rows(path)
-            found.update({f"{stem}/{row}": path for row in rows} if rows else {stem: path})
+        stem = _name(path, None)
+        if not any(part.startswith("_") for part in stem.split("/")):
+            found.update({f"{stem}/{row}": path for row in _rows(path)} or {stem: path})
     return found
 
 
@@ -108,26 +130,25 @@ def load_recipe(name: str | Path) -> Recipe:
     """
     first, *over = [str(name)] if Path(name).is_file() else str(name).split("+")
     path, row = find_recipe(first)
-    if row is None and (members := family(first)):
+    if row is None and (members := list(_rows(path))):
         raise ConfigError(
-            f"{first} is a family of {len(members)} recipes: choose one, such as {members[0]}. recollect recipes {first} "
-            "lists them."
+            f"{first} is a family of {len(members)} recipes: choose one, such as {first}/{members[0]}. recollect recipes "
+            f"{first} lists them."
         )
-    layers = _inherited([first, *over], None, ())
+    layers = _stack([first, *over])
     values: dict[str, Any] = {}
-    origins: dict[str, Origin] = {}
-    for layer in layers:
-        settings = {key: value for key, value in layer.values.items() if key not in _STRUCTURE}
-        _merge(values, settings)
-        for key in _leaves(settings):
-            origins[key] = Origin(layer.where, layer.comments.get(key, ""))
     notes: list[str] = []
     for layer in layers:
+        _merge(values, {key: value for key, value in layer.values.items() if key not in _STRUCTURE})
         # null removes the notes of lower layers: notes about training do not apply to the untrained network.
         notes = [] if layer.values.get("note", "") is None else notes + _listed(layer.values.get("note"))
+    descriptions = [_read(path).values.get("description", "")]
+    for word in [] if row is None else row.split("/"):
+        texts = [layer.values.get("words", {}).get(word, {}).get("description") for layer in layers]
+        descriptions += [text for text in texts if text][-1:]
     own = values.get("name") if row is None and "name" in _read(path).values else _name(path, row)
     values["name"] = "+".join([str(own), *over])
-    return Recipe(values["name"], _description(path, row, layers), tuple(dict.fromkeys(notes)), values, origins)
+    return Recipe(values["name"], ", ".join(filter(None, descriptions)), tuple(dict.fromkeys(notes)), values, layers)
 
 
 def published_tests(published: Any) -> dict[str, dict[str, float]]:
@@ -188,17 +209,17 @@ def find_recipe(name: str | Path, below: Path | None = None) -> tuple[Path, str 
     Raises:
         ConfigError: there is no such recipe; the message suggests the closest one.
     """
-    known = _built_in()
-    if (path := known.get(str(name))) is not None:
-        return path, str(name).removeprefix(_name(path, None)).lstrip("/") or None
-    for folder in (*([] if below is None else [below]), Path(), FOLDER):
-        for candidate, row in _readings(folder / name):
+    path = Path(name)
+    # Names of built-in recipes come first; a path with an ending, or a part to inherit from, is the user's own.
+    built_in = not path.suffix and not any(part.startswith("_") for part in path.parts)
+    for folder in (FOLDER if built_in else None, below, Path(), FOLDER):
+        for candidate, row in () if folder is None else _readings(folder / path):
             if candidate.is_file() and (row is None or row in _rows(candidate)):
                 return candidate, row
     if str(name) and Path(name).is_dir():
         raise ConfigError(f"{str(name)!r} is a folder, not a recipe: to train on its images, use --data {name}.")
-    parts = [part for part in str(name).split("/") if part]
-    close = [other for other in known if parts and all(part in other for part in parts)]
+    known = available_recipes()
+    close = [other for other in known if path.parts and all(part in other for part in path.parts)]
     hint = f" Did you mean {close[0]}?" if close else did_you_mean(str(name), known)
     raise ConfigError(
         f"there is no recipe {str(name)!r}.{hint} recollect recipes lists them; a path to a YAML file works too."
@@ -225,47 +246,34 @@ def _name(path: Path, row: str | None) -> str:
     return stem if row is None else f"{stem}/{row}"
 
 
-def _layers(path: Path, row: str | None, seen: tuple[Path, ...]) -> list[Layer]:
-    """All layers of a recipe, lowest first."""
-    path = path.resolve()
-    if path in seen:
-        raise ConfigError(f"{path}: circular inheritance of recipes: {' → '.join(p.name for p in (*seen, path))}.")
-    layer = _read(path)
-    stack = _inherited(_listed(layer.values.get("inherits")), path.parent, (*seen, path))
-    stack.append(layer)
-    if row is None:
-        return stack
-    words = [part for word in row.split("/") for part in _word(word, stack, path, ())]
-    return [*stack, *words, _published(path, row, stack)]
-
-
-def _inherited(parents: Iterable[str], below: Path | None, seen: tuple[Path, ...]) -> list[Layer]:
-    """The layers of several recipes, each laid over those before it."""
+def _stack(names: Iterable[str], below: Path | None = None, seen: tuple[Path, ...] = ()) -> list[Layer]:
+    """All layers of several recipes, lowest first: each recipe is laid over those before it."""
     stack: list[Layer] = []
-    for parent in parents:
-        file, row = find_recipe(parent, below)
-        added = _layers(file, row, seen)
+    for name in names:
+        path, row = find_recipe(name, below)
+        path = path.resolve()
+        if path in seen:
+            raise ConfigError(f"{path}: circular inheritance of recipes: {' → '.join(p.name for p in (*seen, path))}.")
+        file = _read(path)
+        added = [*_stack(_listed(file.values.get("inherits")), path.parent, (*seen, path)), file]
+        if row is not None:
+            words = [layer for word in row.split("/") for layer in _word(word, added, path, ())]
+            added += [*words, _published(path, row, added)]
         # A file layered over a row may define more settings for the words of that row's name, as _as_released.yaml does.
         # They are applied at the position of the word, so that later words of the name still override them.
-        for word in dict.fromkeys(part.word for part in stack if part.word):
-            place = max(number for number, part in enumerate(stack) if part.word == word) + 1
-            stack[place:place] = _said_of(word, added)
+        for word in dict.fromkeys(layer.word for layer in stack if layer.word):
+            place = max(number for number, layer in enumerate(stack) if layer.word == word) + 1
+            stack[place:place] = _settings_of(word, added)
         stack += added
     return stack
 
 
-def _said_of(word: str, stack: Iterable[Layer]) -> list[Layer]:
+def _settings_of(word: str, stack: Iterable[Layer]) -> list[Layer]:
     """The settings of a word of a row's name, file by file."""
-    prefix = f"words.{word}."
     return [
-        Layer(
-            f"{layer.where}: {word}",
-            said,
-            {key.removeprefix(prefix): text for key, text in layer.comments.items() if key.startswith(prefix)},
-            word,
-        )
+        Layer(f"{layer.where}: {word}", values, _child(_child(layer.node, "words"), word), layer.lines, word)
         for layer in stack
-        if (said := layer.values.get("words", {}).get(word))
+        if (values := layer.values.get("words", {}).get(word))
     ]
 
 
@@ -273,7 +281,7 @@ def _word(word: str, stack: list[Layer], path: Path, seen: tuple[str, ...]) -> l
     """The layers of a word of a row's name: those it is ``like``, then its own, file by file."""
     if word in seen:
         raise ConfigError(f"{path}: circular use of 'like' among words: {' → '.join((*seen, word))}.")
-    own = _said_of(word, stack)
+    own = _settings_of(word, stack)
     if not own:
         raise ConfigError(f"{path}: the word {word!r} in the name of a row is not defined: add it under 'words'.")
     likes = [part.values["like"] for part in own if "like" in part.values][-1:]
@@ -283,25 +291,21 @@ def _word(word: str, stack: list[Layer], path: Path, seen: tuple[str, ...]) -> l
 def _published(path: Path, row: str, stack: list[Layer]) -> Layer:
     """The row's name, which recipes that inherit it keep, and its numbers under the names given by ``columns``."""
     numbers = _listed(_rows(path)[row])
-    said = [layer.values["columns"] for layer in stack if "columns" in layer.values]
-    columns: Mapping[str, list[str]] = said[-1] if said else {}
-    names = [(test, metric) for test, metrics in columns.items() for metric in metrics]
+    columns = [layer.values["columns"] for layer in stack if "columns" in layer.values][-1:]
+    names = [(test, metric) for tests in columns for test, metrics in tests.items() for metric in metrics]
     if numbers and len(numbers) != len(names):
         raise ConfigError(f"{path}: row {row} has {len(numbers)} numbers for {len(names)} columns.")
     published: dict[str, Any] = {"row": _name(path, row)}
     for (test, metric), number in zip(names, numbers, strict=False):
         if number is not None:
             published.setdefault(test, {})[metric] = number
-    comment = stack[-1].comments.get(f"rows.{row}", "")
-    return Layer(stack[-1].where, {"published": published}, {"published": comment})
+    file = stack[-1]
+    return Layer(file.where, {"published": published}, _child(_child(file.node, "rows"), row), file.lines)
 
 
-def _description(path: Path, row: str | None, layers: list[Layer]) -> str:
-    parts = [_read(path).values.get("description", "")]
-    for word in [] if row is None else row.split("/"):
-        said = [layer.values.get("words", {}).get(word, {}).get("description") for layer in layers]
-        parts += [text for text in said if text][-1:]
-    return ", ".join(str(part) for part in parts if part)
+def _child(node: yaml.Node | None, name: str) -> yaml.Node | None:
+    pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+    return next((value for key, value in pairs if key.value == name), None)
 
 
 def _read(path: Path) -> Layer:
@@ -313,48 +317,20 @@ def _read(path: Path) -> Layer:
 @lru_cache(maxsize=256)
 def _read_once(path: Path, changed: int, size: int) -> Layer:
     text = read_yaml_text(path)
-    values = parse_yaml(text, str(path))
-    # A recipe and the code it names are kept together, so paths are relative to the recipe.
-    values = (
-        {} if values is None else plugins.in_strings(values, lambda name: plugins.absolute_reference(name, path.parent))
-    )
-    comments = dict(_comments(compose_yaml(text, str(path)), text.splitlines(), ""))
-    _check_structure(path, values)
-    return Layer(path.relative_to(FOLDER).as_posix() if path.is_relative_to(FOLDER) else str(path), values, comments)
-
-
-def _check_structure(path: Path, values: Any) -> None:
+    values, node = parse_yaml_nodes(text, str(path))
+    if ".py:" in text:  # a recipe and the code it names are kept together, so paths are relative to the recipe
+        values = plugins.in_strings(values, lambda name: plugins.absolute_reference(name, path.parent))
+    values = {} if values is None else values
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: a recipe must be a mapping of keys to values, not a {type(values).__name__}.")
-    rules: tuple[tuple[str, Any, str], ...] = (
-        ("words", Mapping, "a word's settings, e.g. {optimizer: {lr: 1.0e-4}}"),
-        ("columns", list, "the metrics of a test set, e.g. [r@1, r@10]"),
-        ("rows", list | None, "a row's published numbers, e.g. [80.7, 88.3], or null"),
-    )
-    parents = values.get("inherits", [])
-    if not all(isinstance(parent, str) for parent in _listed(parents)):
-        raise ConfigError(f"{path}: inherits must be a list of recipes, but is {parents!r}.")
-    for key, kind, meaning in rules:
-        found = values.get(key, {})
-        if not isinstance(found, Mapping):
-            raise ConfigError(f"{path}: {key} must map names to values, but is {found!r}.")
-        for name, value in found.items():
-            if not isinstance(value, kind):
-                raise ConfigError(f"{path}: {key}: {name} must be {meaning}, but is {value!r}.")
-
-
-def _comments(node: yaml.Node | None, lines: list[str], key: str, around: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted keys with the comment after their value; a comment after ``{…}`` belongs to everything inside."""
-    if node is None:
-        return
-    end, comment = node.end_mark, around
-    if end.line < len(lines) and (rest := lines[end.line][end.column :].lstrip()).startswith("#"):
-        comment = rest.lstrip("# ").rstrip()
-    if isinstance(node, yaml.MappingNode):
-        for name, value in node.value:
-            yield from _comments(value, lines, f"{key}.{name.value}".lstrip("."), comment if node.flow_style else "")
-    elif comment:
-        yield key, comment
+    if not all(isinstance(parent, str) for parent in _listed(values.get("inherits"))):
+        raise ConfigError(f"{path}: inherits must be a list of recipes, but is {values['inherits']!r}.")
+    for key, kind, meaning in _PARTS:
+        part = values.get(key, {})
+        if not isinstance(part, Mapping) or not all(isinstance(value, kind) for value in part.values()):
+            raise ConfigError(f"{path}: {key} must be {meaning}, but is {part!r}.")
+    where = path.relative_to(FOLDER).as_posix() if path.is_relative_to(FOLDER) else str(path)
+    return Layer(where, values, node, text.splitlines())
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -374,6 +350,4 @@ def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def _listed(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, Iterable) and not isinstance(value, str | Mapping) else [value]
+    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]

@@ -6,25 +6,29 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from recollect.cli import last_net
+from recollect.cli.main import StoppedError, run_command
 from recollect.common.errors import ConfigError, WeightsError
 
 
 @pytest.fixture(autouse=True)
-def _reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
-    monkeypatch.setattr(last_net, "_stop_by_exception", lambda: None)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def _end(error: BaseException, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     def command() -> None:
         raise error
 
-    code = last_net.guarded(command)
+    code = run_command(command)
     said = capsys.readouterr().err
     assert "Traceback" not in said
     return code, said
@@ -41,7 +45,7 @@ def _wrapped(cause: Exception) -> RuntimeError:
     [
         (ConfigError("a sentence"), 1, ["a sentence"]),
         (KeyboardInterrupt(), 130, ["Ctrl-C"]),
-        (last_net.StoppedError(signal.SIGTERM), 143, ["SIGTERM"]),
+        (StoppedError(signal.SIGTERM), 143, ["SIGTERM"]),
         (MemoryError(), 1, ["memory", "--batch-size"]),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 1, ["memory"]),
         (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 1, ["/x/y", "disk is full"]),
@@ -71,7 +75,7 @@ def test_what_nobody_foresaw_is_a_sentence(capsys: pytest.CaptureFixture[str]) -
 
 def test_the_traceback_is_shown_on_request(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECOLLECT_DEBUG", "1")
-    assert last_net.guarded(lambda: 1 / 0) == 1
+    assert run_command(lambda: 1 / 0) == 1
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -84,18 +88,13 @@ def test_a_signal_that_a_library_turned_into_another_error_is_still_one(capsys: 
         except BaseException as error:  # as code in C does
             raise WeightsError("cannot be read") from error
 
-    before = signal.getsignal(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, last_net._raise)
-    try:
-        assert last_net.guarded(command) == 143
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    assert run_command(command) == 143
     assert "SIGTERM" in capsys.readouterr().err
 
     def ordinary() -> None:
         raise WeightsError("cannot be read")
 
-    assert last_net.guarded(ordinary) == 1  # not remembered
+    assert run_command(ordinary) == 1  # not remembered
 
 
 def test_nobody_reads_the_output() -> None:
@@ -109,8 +108,7 @@ def test_nobody_reads_the_output() -> None:
 
 WAIT = """
 import signal, sys, time
-from recollect.cli import last_net
-from recollect.cli.app import app
+from recollect.cli.main import app, run_command
 from recollect.common.files import atomic_write
 
 for number in (signal.SIGINT, signal.SIGHUP):  # ignored where the tests run in the background
@@ -122,7 +120,7 @@ def wait(path: str) -> None:
         print("waiting", flush=True)
         time.sleep(600)
 
-sys.exit(last_net.guarded(app))
+sys.exit(run_command(app))
 """
 
 

@@ -7,10 +7,22 @@ from typing import Any
 
 import pytest
 
+from recollect.common import plugins
 from recollect.common.errors import ConfigError
-from recollect.config import overrides as recipes
-from recollect.config.overrides import as_mapping, from_mapping, known_keys, resolve
-from recollect.config.recipe_files import load_recipe
+from recollect.config.recipes import available_recipes, load_recipe
+from recollect.config.resolve import (
+    CHANGEABLE_FOR_RUNS,
+    absolute_names,
+    as_mapping,
+    changeable_settings,
+    differences,
+    from_mapping,
+    known_keys,
+    resolve,
+    short_names,
+    untrusted_names,
+    with_changes,
+)
 from recollect.config.schema import BatchConfig, Config, ModelConfig, RunConfig
 
 
@@ -116,7 +128,7 @@ def test_several_parents_later_ones_first(tmp_path: Path) -> None:
 
 
 def test_every_built_in_recipe_is_a_configuration() -> None:
-    names = recipes.available_recipes()
+    names = available_recipes()
     assert {"glyphs", "folder"} <= set(names)
     for name in names:
         config = resolve(name)
@@ -155,3 +167,83 @@ def test_every_recipe_for_a_folder_ends_with_a_verdict(tmp_path: Path) -> None:
 def test_images_are_named_once(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(**given)
+
+
+def test_only_free_settings_can_be_changed() -> None:
+    config = resolve("folder", {"data.root": "photos"})
+    changed = with_changes(config, ["data.on_bad_image=skip", "data.max_pixels=9"], "it stays")
+    assert (changed.data.on_bad_image, changed.data.max_pixels) == ("skip", 9)
+    with pytest.raises(ConfigError, match=r"it stays: remove optimizer\.lr\. .*data\.on_bad_image \(--skip-bad\)"):
+        with_changes(config, {"data.workers": 1, "optimizer.lr": 0.1}, "it stays")
+
+
+def test_the_free_settings_of_a_configuration_exist() -> None:
+    found = changeable_settings(resolve("folder", ["data.max_pixels=9"]))
+    assert found.keys() == CHANGEABLE_FOR_RUNS.keys()
+    assert found["data.max_pixels"] == 9
+    assert found.keys() <= set(known_keys())
+
+
+def test_differences_are_words_and_leave_free_settings_out() -> None:
+    nested = {"settings": {"data": {"on_bad_image": "error", "root": "a"}, "optimizer": {"lr": 0.1}}, "steps": None}
+    flat = {"settings": {"data.max_pixels": 3, "loss.options": {"k": 1}}, "images": {"train": "0f", "val": "1a"}}
+    assert differences(nested, {**nested, "settings": {"data": {"on_bad_image": "skip"}}, "steps": 3}) == [
+        "optimizer.lr is 0.1 there and not set here",
+        "steps is not set there and 3 here",
+    ]
+    assert differences(flat, {"settings": {}, "images": {"train": "2", "val": "3"}}) == [
+        "loss.options.k is 1 there and not set here",
+        "the training images differ",
+    ]
+
+
+SETTINGS = {
+    "data.name": "a.py:data",
+    "data.augmentation": "a.py:augment",
+    "model.init": "a.py:net",
+    "loss.name": "a.py:Loss",
+    "loss.options": {"inner": "a.py:Inner", "tau": 1, "many": ["b.c:D"]},
+    "run.select": "a.py:metric",
+    "run.loggers": ["a.py:Log"],
+    "run.logger_options": {"a.py:Log": {"x": 1}},
+}
+
+
+def test_every_name_is_anchored_sealed_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = resolve(None, SETTINGS)
+    absolute = absolute_names(config)
+    assert absolute.loss.name == f"{tmp_path}/a.py:Loss"
+    assert absolute.loss.options == {"inner": f"{tmp_path}/a.py:Inner", "tau": 1, "many": ["b.c:D"]}
+    assert absolute.run.loggers == tuple(absolute.run.logger_options)
+    sealed = untrusted_names(config)
+    names = [sealed.data.name, sealed.data.augmentation, sealed.model.init, sealed.loss.name, sealed.run.select]
+    for name in [*names, sealed.loss.options["inner"], sealed.loss.options["many"][0], sealed.run.loggers[0]]:
+        with pytest.raises(ConfigError, match="--trust"):
+            plugins.load_reference(name, "loss")
+    assert short_names(sealed) == config
+    with plugins.trusting():
+        assert untrusted_names(config) == config
+    assert untrusted_names(sealed) == sealed
+
+
+def test_names_of_recollect_are_left_alone() -> None:
+    config = resolve("glyphs")
+    assert untrusted_names(config) == absolute_names(config) == config
+
+
+def test_a_recipe_s_files_lie_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "mine.yaml").write_text("inherits: ../base.yaml\nloss: {name: 'mine.py:Loss'}\n")
+    (tmp_path / "base.yaml").write_text("data: {name: 'base.py:data'}\nmodel: {init: 'package.nets:net'}\n")
+    monkeypatch.chdir(tmp_path.parent)
+    config = resolve(tmp_path / "deep" / "mine.yaml", ["run.select=here.py:metric"])
+    assert config.loss.name == f"{tmp_path}/deep/mine.py:Loss"
+    assert config.data.name == f"{tmp_path}/base.py:data"
+    assert config.model.init == "package.nets:net"
+    assert config.run.select == "here.py:metric"  # said by the user: relative to the current folder
+
+
+def test_logger_options_without_their_logger_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"run\.loggers"):
+        resolve(None, {"run.logger_options": {"wandb": {"project": "x"}}})
