@@ -25,22 +25,9 @@ from recollect.common.errors import InputError
 from recollect.common.text import printable
 
 _ORDER = (
-    *(
-        "demo",
-        "train",
-        "tune",
-        "compare",
-        "eval",
-        "report",
-        "embed",
-        "index",
-        "search",
-        "serve",
-        "calibrate",
-        "duplicates",
-    ),
-    *("export", "publish", "whiten", "recipes", "models", "losses", "data"),
-)
+    "demo train tune compare eval report embed index search serve calibrate duplicates "
+    "export publish whiten recipes models losses data"
+).split()
 """The commands in the order in which a newcomer needs them."""
 _typed: dict[str, str] = {}
 """The options of this command that the user typed, by parameter: ``{"as_json": "--json"}``."""
