@@ -27,7 +27,7 @@ from benchmarks.timing import report
 from recollect.inference.embedding_sets import embed_files
 from recollect.models import Embedder
 from recollect.report.map_layout import lay_out, principal_components
-from recollect.search.exact_search import nearest_unchecked
+from recollect.search.exact import nearest_unchecked
 
 NEAREST = 10
 QUERIES = 2000

@@ -90,7 +90,7 @@ def _step(work: str) -> tuple[Callable[[], object], int]:
     from torch import nn
 
     from recollect import Embedder, RecallAtK, evaluate, large_batch_step
-    from recollect.search.exact_search import nearest
+    from recollect.search.exact import nearest
     from recollect.step.chunking import step_threads
 
     torch.manual_seed(0)
@@ -103,7 +103,7 @@ def _step(work: str) -> tuple[Callable[[], object], int]:
         return lambda: evaluate(vectors, labels, ks=(1, 10, 100)), 0
     if work.startswith("search"):
         gallery = torch.randn(20_000, 128).numpy()
-        return lambda: nearest(gallery[:4], gallery, top=10), 0
+        return lambda: nearest(gallery[:4], gallery, k=10), 0
     size = int(work.split()[-1])
     batch_labels = torch.arange(size) // 4
     network: nn.Module

@@ -42,14 +42,15 @@ if TYPE_CHECKING:
     from recollect.losses.registry import available_losses as available_losses, describe_loss as describe_loss
     from recollect.models import Embedder as Embedder
     from recollect.models.zoo import available_models as available_models, describe_model as describe_model
-    from recollect.report import embed_catalogue as embed_catalogue, write_report as write_report
+    from recollect.report import write_report as write_report
     from recollect.report.publishing import publish as publish
-    from recollect.report.searching import search_images as search_images
     from recollect.search import Index as Index
-    from recollect.search.calibrating import calibrate_target as calibrate_target
-    from recollect.search.near_duplicates import find_duplicates as find_duplicates
+    from recollect.search.duplicates import find_duplicates as find_duplicates
+    from recollect.search.index import update_index as update_index
+    from recollect.search.queries import search_images as search_images
     from recollect.search.serving import serve as serve
-    from recollect.search.updating import update_index as update_index
+    from recollect.search.stores.vector_file import embed_catalogue as embed_catalogue
+    from recollect.search.thresholds import calibrate_target as calibrate_target
     from recollect.step import large_batch_step as large_batch_step
     from recollect.studies import compare_losses as compare_losses, run_demo as run_demo
     from recollect.studies.compared_losses import plan_comparison as plan_comparison

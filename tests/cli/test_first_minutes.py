@@ -63,12 +63,12 @@ print("torch" in sys.modules)
 def test_an_index_opens_without_torchvision(tmp_path: Path) -> None:
     code = f"""
 import sys
-from recollect.search.addresses import open_store
-from recollect.search.store_protocol import NoIndexError
+from recollect.search.stores.base import open_store
+from recollect.search.stores.base import NoIndexError
 try:
     open_store({str(tmp_path / "no.index")!r})
 except NoIndexError:
-    print("recollect.search.sqlite_store" in sys.modules, "torchvision" in sys.modules)
+    print("recollect.search.stores.sqlite" in sys.modules, "torchvision" in sys.modules)
 """
     done = start(code)
     assert done.stdout == "True False\n", done.stdout + done.stderr

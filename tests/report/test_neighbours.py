@@ -18,7 +18,7 @@ from recollect.report.neighbours import (
     neighbours_of_all,
     suspected_labels,
 )
-from recollect.search.exact_search import Found
+from recollect.search.exact import Neighbours
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:
@@ -126,7 +126,7 @@ def test_an_image_is_lonely_if_it_is_in_any_embedding() -> None:
     labels = np.repeat(np.arange(4), 10)
     known = _unit(np.eye(8)[labels] + random.normal(size=(40, 8)) * 0.05)
     known[7] = np.eye(8)[6]
-    scattered = Found(np.ones((40, 1), np.int64), np.linspace(0.1, 0.9, 40, dtype=np.float32)[:, None])
+    scattered = Neighbours(np.ones((40, 1), np.int64), np.linspace(0.1, 0.9, 40, dtype=np.float32)[:, None])
     assert lonely_images(scattered) is None, "it cannot be judged"
     (lonely,) = lonely_images(scattered, neighbours_of_all(known)) or []
     assert lonely.image == 7

@@ -32,7 +32,7 @@ from recollect.report.runs import Run, number
 from recollect.report.seeds import mean_over_seeds, one_per_setting, settings_of
 from recollect.report.shown_images import Shown
 from recollect.report.verdict_view import Times, _unbroken, time_spent, verdict_section
-from recollect.search.exact_search import Found
+from recollect.search.exact import Neighbours
 from recollect.training.run_folder import RunFolder
 from report.test_class_colours import cards, contrast
 
@@ -110,10 +110,10 @@ def test_verdicts_of_the_training_itself() -> None:
 def test_ties_are_shown_as_they_are_counted() -> None:
     """Exact copies under two labels: the evaluation counts the negative first, and so do the results."""
     labels = np.array([0, 0, 1, 1])
-    found = Found(np.array([[1, 2, 3], [0, 2, 3], [3, 0, 1], [2, 0, 1]]), np.ones((4, 3), np.float32))
+    found = Neighbours(np.array([[1, 2, 3], [0, 2, 3], [3, 0, 1], [2, 0, 1]]), np.ones((4, 3), np.float32))
     ordered = in_rank_order(found, np.arange(4), labels, np.array([2.0, 1.0, 3.0, np.nan]))
     assert ordered.indices.tolist() == [[2, 1, 3], [0, 2, 3], [0, 1, 3], [2, 0, 1]]
-    other_way = Found(np.array([[2, 1, 3]]), np.array([[0.5, 0.5 - 1e-7, 0.1]], np.float32))
+    other_way = Neighbours(np.array([[2, 1, 3]]), np.array([[0.5, 0.5 - 1e-7, 0.1]], np.float32))
     assert in_rank_order(other_way, np.arange(1), labels, np.array([1.0])).indices.tolist() == [[1, 2, 3]]
     assert [(pair.asked, pair.times) for pair in confused_pairs(labels, ordered)] == [(0, 1), (1, 1)]
 

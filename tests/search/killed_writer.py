@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from recollect.search import filling
+from recollect.search import sync
 from recollect.search.index import Index
 from search.toy_model import ToyEncoder
 
@@ -22,7 +22,7 @@ def write(action: str, address: str, photos: Path, log: Path, kill_after: tuple[
     Killed from inside, so that how busy the machine is does not decide how far it gets: with ``kill_after`` once that many
     more images are embedded and that many seconds have passed.
     """
-    filling.BATCH = BATCH
+    sync.BATCH = BATCH
     if kill_after is not None:
         threading.Thread(target=_kill, args=(log, embedded(log), *kill_after), daemon=True).start()
     encoder = ToyEncoder(1 if action == "rebuild" else 0, log=log)

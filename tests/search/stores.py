@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recollect.search.store_protocol import Item
+from recollect.search.stores.base import Item
 from search import servers
 
 KINDS = (

@@ -16,8 +16,8 @@ from PIL import Image
 
 from recollect.common.errors import ImageError
 from recollect.common.images import read_image
-from recollect.search import decoder as decoding
-from recollect.search.decoder import Decoder
+from recollect.search import encoder as decoding
+from recollect.search.encoder import Decoder
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from recollect.common.errors import ConfigError, DataError, ImageError, InputError
-from recollect.search import Index, OtherModelError, StoreError, filling
+from recollect.search import Index, OtherModelError, StoreError, sync
 from search.toy_model import ToyEncoder, contents, make_photos
 
 
@@ -44,7 +44,7 @@ def test_a_folder_is_indexed_and_searched(index: Index, photos: Path) -> None:
     assert found[0].id == "class2/3.png"
     assert found[0].similarity == pytest.approx(1, abs=1e-5)
     assert found[0].metadata == {"name": "3.png", "label": "class2"}
-    assert found[0].verdict is None
+    assert found[0].level is None
     assert [m.id for m in index.search_id("class2/3.png", k=2)] == [m.id for m in found[1:]]
     rows = {item.id: item.vector for item in index.get([m.id for m in found], vectors=True).values()}
     for match in found:
@@ -103,7 +103,7 @@ def test_a_model_that_is_not_needed_is_not_opened(address: str, photos: Path) ->
 
 
 def test_equal_images_are_embedded_once(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling, "BATCH", 2)  # in other batches, too
+    monkeypatch.setattr(sync, "BATCH", 2)  # in other batches, too
     folder = tmp_path / "same"
     folder.mkdir()
     for name in "abc":
@@ -270,7 +270,7 @@ def test_vectors_of_another_model_are_refused(address: str, photos: Path) -> Non
 
 
 def test_rebuilding_with_another_model(address: str, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling, "BATCH", 4)
+    monkeypatch.setattr(sync, "BATCH", 4)
     content = (photos / "class0" / "0.png").read_bytes()
     with Index.create(address, ToyEncoder()) as index, Index.open(address, ToyEncoder()) as reader:
         index.sync(photos)
@@ -310,7 +310,7 @@ def test_a_rebuild_that_misses_images_does_not_switch(index: Index, photos: Path
         index.rebuild(ToyEncoder(1))
     assert index.model["name"] == "toy 0"
     assert len(index) == 20
-    done = index.rebuild(ToyEncoder(1), skip_missing=True)
+    done = index.rebuild(ToyEncoder(1), on_bad_image="skip")
     assert (done.embedded, done.unchanged) == (0, 19)
     assert len(index) == 19
     assert index.generation.number == 2
@@ -349,7 +349,7 @@ def test_approximate_search_is_measured(index: Index, photos: Path) -> None:
 
 
 def test_an_interrupted_sync_goes_on(address: str, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling, "BATCH", 6)
+    monkeypatch.setattr(sync, "BATCH", 6)
     first = ToyEncoder(stop_after=15)
     with Index.create(address, first) as index:
         with pytest.raises(KeyboardInterrupt):

@@ -1,7 +1,8 @@
-"""What an index knows about itself (``search/settings.py``), and pairs as people write them."""
+"""What an index knows about itself (``Settings``), and pairs as people write them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,8 @@ from toy_model import ToyEncoder
 from recollect.cli.options import parse_pairs
 from recollect.common.errors import InputError
 from recollect.search import Index
-from recollect.search.settings import read_settings, write_settings
-from recollect.search.sqlite_store import SQLiteStore
-from recollect.search.store_protocol import StoreError
+from recollect.search.stores.base import Settings, StoreError
+from recollect.search.stores.sqlite import SQLiteStore
 
 
 def test_pairs() -> None:
@@ -29,16 +29,17 @@ def test_settings_are_read_back_or_refused(tmp_path: Path) -> None:
     address = str(tmp_path / "i.index")
     Index.create(address, ToyEncoder()).close()
     store = SQLiteStore.open(address)
-    settings = read_settings(store)
+    settings = Settings.read(store)
     assert settings is not None
     with store.writing():
-        write_settings(store, settings.with_current(approximate={"candidates": 16}))
-        again = read_settings(store)
+        replace(settings, building=replace(settings.current, number=2)).write(store)
+        again = Settings.read(store)
         assert again is not None
-        assert again.current.approximate == {"candidates": 16}
-        assert again.current.fingerprint == ToyEncoder().fingerprint
-        for wrong in ({"format": 99}, {"format": 2}, {"format": 2, "current": {"number": 1, "model": {}, "dim": 4}}):
+        assert again.building is not None
+        assert again.building.number == 2
+        assert again.current.model["fingerprint"] == ToyEncoder().fingerprint
+        for wrong in ({"format": 99}, {"format": 2}):
             store.write_document("settings", wrong)
             with pytest.raises(StoreError, match=r"format 99|not valid"):
-                read_settings(store)
+                Settings.read(store)
     store.close()

@@ -9,7 +9,7 @@ import pytest
 
 from recollect.common.errors import DataError, ImageError, InputError
 from recollect.search import Index
-from recollect.search.queries import ask
+from recollect.search.queries import search_images
 from search.toy_model import ToyEncoder, make_photos
 
 
@@ -27,16 +27,17 @@ def index(photos: Path, tmp_path: Path) -> Index:
 
 def test_files_folders_and_ids_are_answered_in_order(index: Index, photos: Path) -> None:
     file = photos / "class2" / "1.png"
-    answers, remark = ask(index, ["class0/3.png", str(file), str(photos / "class1")], 3, {"label": "class1"})
-    assert remark is None
-    assert [Path(answer.query).name for answer in answers] == ["3.png", "1.png", *(f"{n}.png" for n in range(5))]
-    assert all(len(answer.matches) == 3 for answer in answers)
-    assert all(match.metadata["label"] == "class1" for answer in answers for match in answer.matches)
-    assert answers[1].picture == file
-    (answer,) = ask(index, ["class3/1.png"], 20)[0]
-    assert "class3/1.png" not in {match.id for match in answer.matches}, "an id does not find itself"
+    results = search_images(index, ["class0/3.png", file, photos / "class1"], 3, where={"label": "class1"})
+    files = [photos / "class1" / f"{number}.png" for number in range(5)]
+    assert [result.query for result in results] == ["class0/3.png", file, *files]
+    assert all(len(result.matches) == 3 for result in results)
+    assert all(match.metadata["label"] == "class1" for result in results for match in result.matches)
+    (result,) = search_images(index, ["class3/1.png"], 20)
+    assert len(result.matches) == 19
+    assert "class3/1.png" not in {match.id for match in result.matches}, "an id does not find itself"
+    assert len(search_images(index, [file])[0].matches) == 10
     with pytest.raises(InputError, match="neither a file"):
-        ask(index, ["nothing"])
+        search_images(index, ["nothing"])
 
 
 def test_a_folder_of_queries_needs_no_labels(
@@ -45,11 +46,13 @@ def test_a_folder_of_queries_needs_no_labels(
     """Folders inside folders, whose labels ``recollect index`` asks about, are no matter for queries."""
     shutil.copytree(photos, tmp_path / "asked" / "all")
     with caplog.at_level("INFO", logger="recollect"):
-        assert len(ask(index, [str(tmp_path / "asked")], 1)[0]) == 20
+        assert len(search_images(index, [tmp_path / "asked"], 1)) == 20
     assert not caplog.records
 
 
-def test_bad_files_end_the_search_or_are_skipped(index: Index, photos: Path, tmp_path: Path) -> None:
+def test_bad_files_end_the_search_or_are_skipped(
+    index: Index, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     asked = tmp_path / "asked"
     asked.mkdir()
     for number, path in enumerate(sorted(photos.rglob("*.png"))):  # more than are embedded together, in the end
@@ -58,13 +61,14 @@ def test_bad_files_end_the_search_or_are_skipped(index: Index, photos: Path, tmp
     for name in ("05-1.png", "19-3.png"):
         (asked / name).write_bytes(b"not an image")
     with pytest.raises(ImageError, match=r"05-1.png.*--skip-bad"):
-        ask(index, [str(asked)])
-    answers, remark = ask(index, [str(asked)], 1, skip_bad=True)
-    assert len(answers) == 78
-    assert "05-1.png" in str(remark)
-    assert "19-3.png" in str(remark)
-    for answer in answers:
-        number = int(Path(answer.query).name[:2])
-        assert answer.matches[0].id == f"class{number // 5}/{number % 5}.png"
+        search_images(index, [asked])
+    with caplog.at_level("INFO", logger="recollect"):
+        results = search_images(index, [asked], 1, on_bad_image="skip")
+    assert len(results) == 78
+    assert "05-1.png" in caplog.text
+    assert "19-3.png" in caplog.text
+    for result in results:
+        number = int(Path(result.query).name[:2])
+        assert result.matches[0].id == f"class{number // 5}/{number % 5}.png"
     with pytest.raises(DataError, match="nothing to search with"):
-        ask(index, [str(asked / "05-1.png")], skip_bad=True)
+        search_images(index, [asked / "05-1.png"], on_bad_image="skip")

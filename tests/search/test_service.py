@@ -1,6 +1,6 @@
 """The service, over real sockets: answers, limits, what it refuses, many clients at once.
 
-Also covers ``search/guards.py``, ``search/served_images.py``, ``search/service_schema.py``.
+Also covers thumbnails, metrics, and what the service refuses.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from PIL import Image
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")
 
-from recollect.search import Index, guards
-from recollect.search.batching import LARGEST
+from recollect.search import Index, service
+from recollect.search.service import LARGEST
 from recollect.search.serving import allowed_hosts
 from search.live_service import Client, running
 from search.stores import fresh_address
@@ -160,7 +160,9 @@ def test_what_the_service_tells_of_itself(client: Client) -> None:
     assert health["writable"] is False
     assert client.get("/labels").json()["class3"] == 8
     client.upload("/search", _png())
+    assert client.call("BREW", "/search").status == 405
     text = client.get("/metrics").body.decode()
+    assert "BREW" not in text, "clients cannot add counters"
     assert 'recollect_requests_total{method="POST",route="/search",status="200"}' in text
     assert "recollect_items 41" in text
     assert 'recollect_search_seconds_bucket{le="+Inf"}' in text
@@ -310,8 +312,8 @@ def test_only_hosts_that_were_allowed_are_answered(index: Index) -> None:
 
 
 def test_clients_that_hold_connections_do_not_keep_others_out(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "CONNECTIONS", 5)
-    monkeypatch.setattr(guards, "_HEADER_SECONDS", 600.0)
+    monkeypatch.setattr(service, "CONNECTIONS", 5)
+    monkeypatch.setattr(service, "_HEADER_SECONDS", 600.0)
     with running(index) as client, ExitStack() as stack:
         held = []
         for number in range(20):
@@ -324,7 +326,7 @@ def test_clients_that_hold_connections_do_not_keep_others_out(index: Index, monk
 
 
 def test_a_client_has_limited_time_for_its_request(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "_HEADER_SECONDS", 0.1)
+    monkeypatch.setattr(service, "_HEADER_SECONDS", 0.1)
     with running(index) as client, socket.create_connection(("127.0.0.1", client.port), timeout=60) as slow:
         slow.sendall(b"GET /health HTTP/1.1\r\nHost:")
         assert slow.recv(1) == b""

@@ -10,6 +10,7 @@ import pytest
 
 from recollect.common.errors import InputError
 from recollect.search import IndexBusyError, Item, Store, StoreError, open_store
+from recollect.search.stores.base import clean_where
 from search.stores import items, vectors
 
 
@@ -127,8 +128,8 @@ def test_filters_give_full_lists(store: Store) -> None:
         ({"label": []}, []),
         ({}, known),
     ):
-        assert store.count(1, where) == len(kept)
-        _check(store, kept, query, 50, where=where)
+        assert store.count(1, clean_where(where)) == len(kept)
+        _check(store, kept, query, 50, where=clean_where(where))
     assert store.values(1, "label") == {"class 0": 67, "class 1": 67, "class 2": 66, odd: 4}
     assert list(store.values(1, "label", 2)) == ["class 0", "class 1"]
     assert store.values(1, odd) == {"yes": 4}
@@ -148,7 +149,7 @@ def test_ids_are_any_text(store: Store) -> None:
     store.put(1, known)
     assert sorted(store.get(1, names)) == sorted(names)
     assert {item.id for item in store.iterate(1)} == set(names)
-    assert [store.count(1, {"same": name}) for name in names] == [1] * len(names)
+    assert [store.count(1, clean_where({"same": name})) for name in names] == [1] * len(names)
     _check(store, known, vectors(1, seed=1), 20)
     assert store.delete(1, names[2:4] + names[-8:]) == 10
     assert store.count(1) == len(names) - 10
@@ -280,7 +281,7 @@ def test_approximate_search_finds_nearly_the_same(store: Store) -> None:
     assert recall(known, 10) <= recall(known) > 0.95
     _check(store, known, queries, 10)  # exact search stays exact beside it
     kept = [i for i in known if i.metadata["label"] == "class 1"]
-    _check(store, kept, queries, 20, where={"label": "class 1"}, approximate=True)
+    _check(store, kept, queries, 20, where=clean_where({"label": "class 1"}), approximate=True)
     store.delete(1, [item.id for item in known[:100]])
     new = items(50, seed=9, start=1000)
     store.put(1, new)

@@ -10,6 +10,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from recollect.search import Item, Store, open_store
+from recollect.search.stores.base import clean_where
 from search.stores import fresh_address
 
 NAMES = st.sampled_from([f"i{number}" for number in range(12)])
@@ -50,7 +51,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(label=st.one_of(st.none(), LABELS), k=st.integers(1, 15), seed=st.integers(0, 9), approximate=st.booleans())
     def search(self, label: str | None, k: int, seed: int, approximate: bool) -> None:
         query = np.random.default_rng(seed).integers(-3, 4, 4).astype(np.float32)
-        where = None if label is None else {"label": label}
+        where = None if label is None else clean_where({"label": label})
         allowed = {name: row for name, (row, its) in self.model.items() if label in (None, its)}
         for store in (self.store, self.reader):
             (hits,) = store.search(1, query[None], k, where, approximate)

@@ -14,9 +14,9 @@ from recollect.data import load
 from recollect.inference.trained_on import trained_on
 from recollect.models import Embedder
 from recollect.search import Index, OtherModelError, thresholds
-from recollect.search.calibrating import calibrate_target
-from recollect.search.encoder import open_encoder
-from recollect.search.thresholds import BINS, calibrate, read_calibration, verdict
+from recollect.search.encoder import open_encoder, read_calibration
+from recollect.search.index import match_level
+from recollect.search.thresholds import BINS, calibrate, calibrate_target
 from search.stores import vectors
 from search.toy_model import ToyEncoder, make_photos
 
@@ -62,26 +62,25 @@ def test_wrong_input_is_named() -> None:
             calibrate(rows, labels, same_rate=rates[0], similar_rate=rates[1], fingerprint="f")
 
 
-def test_verdicts() -> None:
+def test_levels() -> None:
     limits = {"same": {"similarity": 0.8}, "similar": {"similarity": 0.5}}
-    assert [verdict(value, limits) for value in (0.9, 0.8, 0.79, 0.5, 0.49)] == [
+    assert [match_level(value, limits) for value in (0.9, 0.8, 0.79, 0.5, 0.49)] == [
         "same", "same", "similar", "similar", "unknown"]  # fmt: skip
-    assert verdict(0.9, None) is None
 
 
 def test_an_index_says_same_similar_unknown(tmp_path: Path) -> None:
     photos = make_photos(tmp_path / "photos", classes=6, each=6)
     with Index.create(tmp_path / "x.index", ToyEncoder()) as index:
         index.sync(photos)
-        assert index.search(photos / "class0" / "0.png")[0].verdict is None
+        assert index.search(photos / "class0" / "0.png")[0].level is None
     found, remarks = calibrate_target(tmp_path / "x.index", same_rate=0.005)
     assert remarks == []
     assert found.same.miss_rate < 0.5
     with Index.open(tmp_path / "x.index", ToyEncoder()) as index:
         assert index.info()["calibration"]["same"]["similarity"] == found.same.similarity
         answers = index.search(photos / "class0" / "0.png", 36)
-        assert answers[0].verdict == "same"
-        assert {match.verdict for match in answers} == {"same", "similar", "unknown"}
+        assert answers[0].level == "same"
+        assert {match.level for match in answers} == {"same", "similar", "unknown"}
     (tmp_path / "flat").mkdir()
     (photos / "class1" / "0.png").rename(tmp_path / "flat" / "a.png")
     with pytest.raises(DataError, match=r"no labelled images\. Give a folder with one folder per class"):
@@ -183,6 +182,6 @@ def test_a_place_that_cannot_be_written_is_refused_before_embedding(
     model = tmp_path / "model"
     Embedder.create("tiny", size=16, dim=8).save(model)
     (model / "calibration.json").mkdir()
-    monkeypatch.setattr("recollect.search.calibrating.open_encoder", lambda *given: pytest.fail("work has begun"))
+    monkeypatch.setattr("recollect.search.thresholds.open_encoder", lambda *given: pytest.fail("work has begun"))
     with pytest.raises(StorageError, match="it is a folder"):
         calibrate_target(model, str(tmp_path))

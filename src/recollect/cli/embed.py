@@ -58,7 +58,7 @@ def embed(
         dim=dim,
         batch_size=batch_size,
         device=device,
-        skip_bad=skip_bad,
+        on_bad_image="skip" if skip_bad else "error",
         download=download,
         overwrite=overwrite,
     )

@@ -27,7 +27,7 @@ from recollect.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from recollect.search.updating import IndexUpdate
+    from recollect.search.index import IndexUpdate
 
 
 @app.command()

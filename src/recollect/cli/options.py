@@ -24,10 +24,10 @@ from recollect.common.console import is_quiet, set_quiet
 from recollect.common.errors import InputError
 from recollect.common.text import printable
 
-_ORDER = (
-    "demo train tune compare eval report embed index search serve calibrate duplicates "
-    "export publish whiten recipes models losses data"
-).split()
+_ORDER = [
+    "demo", "train", "tune", "compare", "eval", "report", "embed", "index", "search", "serve", "calibrate", "duplicates",
+    "export", "publish", "whiten", "recipes", "models", "losses", "data",
+]  # fmt: skip
 """The commands in the order in which a newcomer needs them."""
 _typed: dict[str, str] = {}
 """The options of this command that the user typed, by parameter: ``{"as_json": "--json"}``."""
@@ -281,9 +281,9 @@ def refuse_unused(unused: bool, because: str, *parameters: str) -> None:
 
 def is_index(target: str) -> bool:
     """Whether a target is an index, not a folder or a model."""
-    from recollect.search import addresses
+    from recollect.search.stores import base
 
-    return addresses.is_index(target)
+    return base.is_index(target)
 
 
 def given(**options: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -16,19 +16,21 @@ from recollect.cli.options import (
     SkipBad,
     Weights,
     app,
+    given,
     parse_pairs,
     print_json,
     refuse_unused,
     remarks_aside,
 )
 from recollect.common.text import printable
+from recollect.search.stores import NEIGHBOURS
 
 
 @app.command()
 def search(
     index: Annotated[str, typer.Argument(help="An index (a file or an address), or an .npz of recollect embed.")],
     queries: Annotated[list[str], typer.Argument(help="Image files, folders of images, or ids (in an .npz, names).")],
-    top: Annotated[int, typer.Option(min=1, max=10**6, help="Results per query.")] = 10,
+    top: Annotated[int, typer.Option(min=1, max=10**6, help="Results per query.")] = NEIGHBOURS,
     where: Annotated[
         list[str] | None,
         typer.Option(help="Only images with this metadata, e.g. label=shoe; repeat a name to allow several values."),
@@ -53,43 +55,32 @@ def search(
     quiet: Quiet = False,
 ) -> None:
     """Find the most similar images, with the model that computed the vectors."""
-    from recollect import search_images
+    from recollect import Index, search_images
 
     remarks_aside()
-    vectors = index.endswith(".npz")
     refuse_unused(html is None, "without --html", "overwrite")
-    refuse_unused(vectors, "on a file of vectors", "where", "exact")
-    refuse_unused(not vectors, "on an index, which knows its images", "root")
-    found = search_images(
-        index,
-        queries,
-        top,
-        where=parse_pairs(where or [], "--where"),
-        exact=exact,
-        dim=dim,
-        html=html,
-        model=model,
-        weights=weights,
-        device=device,
-        root=root,
-        skip_bad=skip_bad,
-        overwrite=overwrite,
-    )
-    _show(found.answers, as_json)
-    if found.page is not None:
-        typer.echo(found.page, err=as_json)
+    refuse_unused(not index.endswith(".npz"), "on an index, which knows its images", "root")
+    if html is not None:
+        from recollect.report.page import check_target
+        from recollect.report.search_page import GENERATOR, write_search_page
 
-
-def _show(answers: list[dict[str, Any]], as_json: bool) -> None:
+        check_target(html, overwrite, GENERATOR)  # before the work begins
+    with Index.open(index, model, dim=dim, root=root, **given(weights=weights, device=device)) as opened:
+        conditions = parse_pairs(where or [], "--where")
+        policy = "skip" if skip_bad else "error"
+        results = search_images(opened, queries, top, where=conditions, exact=exact, on_bad_image=policy)
+        if html is not None:
+            write_search_page(html, results, opened, overwrite=overwrite)
     if as_json:
-        print_json(answers)
-        return
-    for answer in answers:
-        typer.echo(printable(answer["query"]))
-        if not answer["results"]:
-            typer.echo("      no other image, or none that passes the filter")
-        for number, result in enumerate(answer["results"], 1):
-            label = f"  ({result['label']})" if "label" in result else ""
-            verdict = f"  {result['verdict']:<7}" if "verdict" in result else ""
-            name = result["id"] if "id" in result else result["name"]
-            typer.echo(printable(f"{number:>4}  {result['similarity']:.4f}{verdict}  {name}{label}"))
+        print_json([result.as_dict() for result in results])
+    else:
+        for result in results:
+            typer.echo(printable(str(result.query)))
+            if not result.matches:
+                typer.echo("      no other image, or none that passes the filter")
+            for number, match in enumerate(result.matches, 1):
+                level = "" if match.level is None else f"  {match.level:<7}"
+                label = f"  ({match.metadata['label']})" if "label" in match.metadata else ""
+                typer.echo(printable(f"{number:>4}  {match.similarity:.4f}{level}  {match.id}{label}"))
+    if html is not None:
+        typer.echo(html, err=as_json)

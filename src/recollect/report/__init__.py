@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from recollect.common import lazy_names
 
 if TYPE_CHECKING:
-    from recollect.report.catalogue import embed_catalogue as embed_catalogue
     from recollect.report.page import write_report as write_report
-    from recollect.search.exact_search import nearest as nearest
+    from recollect.report.search_page import write_search_page as write_search_page
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -14,7 +14,7 @@ from recollect.report.gallery import TOP, Entry, unfolding
 from recollect.report.markup import Child, Markup, breakable, element, join, listed, name_of, table
 from recollect.report.neighbours import AGREEING, AMONG, CLEAR, FEW, Lonely, Suspect
 from recollect.report.shown_images import Shown
-from recollect.search.exact_search import Found
+from recollect.search.exact import Neighbours
 
 _SHOWN, _MORE = 8, 24
 _GROUPS, _LONELY = 6, 10  # shown at once: full rows of two or three groups, of ten pictures
@@ -22,7 +22,7 @@ _MEMBERS = 6  # pictures of one group
 
 
 def data_section(
-    findings: Findings, found: Found, shown: Shown, atlas: Atlas, training: Atlas | None, of: str | None = None
+    findings: Findings, found: Neighbours, shown: Shown, atlas: Atlas, training: Atlas | None, of: str | None = None
 ) -> Markup:
     """Everything that was found, the gravest first, with what to do about it.
 
@@ -132,7 +132,7 @@ def _unfolded(
     ]
 
 
-def _suspects(suspects: Sequence[Suspect], found: Found, shown: Shown, atlas: Atlas) -> Markup:
+def _suspects(suspects: Sequence[Suspect], found: Neighbours, shown: Shown, atlas: Atlas) -> Markup:
     blocks = []
     for suspect in suspects:
         own, other = shown.class_names[int(shown.labels[suspect.image])], shown.class_names[suspect.suggested]

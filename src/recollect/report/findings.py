@@ -23,7 +23,7 @@ from recollect.inference.content_keys import content_keys
 from recollect.report.near_copies import group_copies
 from recollect.report.neighbours import Labels, Lonely, Suspect, lonely_images, suspected_labels
 from recollect.report.small_pictures import SmallPictures, read_small
-from recollect.search.exact_search import Found
+from recollect.search.exact import Neighbours
 
 MOST_READ = 20_000
 """Test images, and training images, that are compared by their pixels at most."""
@@ -90,14 +90,14 @@ def find_all(
     vectors: NDArray[np.float32],
     labels: Labels,
     class_names: Sequence[str],
-    found: Found,
+    found: Neighbours,
     images: ImageSet | None,
     training: ImageSet | None = None,
     *,
     trained_on: int | None = None,
     copies: Sequence[int] = (),
     most: int = MOST_READ,
-    before: Found | None = None,
+    before: Neighbours | None = None,
 ) -> Findings:
     """Find all problems.
 

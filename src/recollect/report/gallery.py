@@ -19,7 +19,7 @@ from recollect.report.markup import Child, Markup, breakable, element, join, lis
 from recollect.report.measured import Contender
 from recollect.report.neighbours import in_rank_order
 from recollect.report.shown_images import Shown
-from recollect.search.exact_search import nearest
+from recollect.search.exact import nearest
 
 QUERIES = 5
 """Queries of each kind that are shown at once."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from recollect.common.console import ProgressLine
 from recollect.common.errors import require
-from recollect.search.exact_search import nearest_unchecked
+from recollect.search.exact import nearest_unchecked
 
 MOST_POINTS = 20_000
 """Maximum number of images on a map; if there are more, a random part."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.report.small_pictures import FINE, SmallPictures
-from recollect.search.near_duplicates import close_pairs, join_pairs, settled_groups
+from recollect.search.duplicates import close_pairs, join_pairs, settled_groups
 
 CANDIDATES = 0.9
 """Minimum correlation at 16 × 16 pixels for two pictures to be compared more closely."""

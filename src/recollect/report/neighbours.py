@@ -1,6 +1,6 @@
 """The nearest images of every image, and results based on them: confused classes, suspected labels, lonely images.
 
-All use one exact search over all pairs (``search/exact_search.py``). This file only computes; ``failures.py`` and
+All use one exact search over all pairs (``search/exact.py``). This file only computes; ``failures.py`` and
 ``data_checks.py`` show the results.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common.console import ProgressLine
-from recollect.search.exact_search import Found, nearest_unchecked
+from recollect.search.exact import Neighbours, nearest_unchecked
 
 NEAREST = 10
 """Neighbours of each image."""
@@ -81,12 +81,12 @@ class Lonely:
     depth: float = 0.0
 
 
-def neighbours_of_all(vectors: NDArray[np.float32], count: int = NEAREST) -> Found:
+def neighbours_of_all(vectors: NDArray[np.float32], count: int = NEAREST) -> Neighbours:
     """The nearest other images of every image: N × count, fewer columns if there are fewer images."""
     total = len(vectors)
     count = min(count, total - 1)
     if count < 1:
-        return Found(np.empty((total, 0), np.int64), np.empty((total, 0), np.float32))
+        return Neighbours(np.empty((total, 0), np.int64), np.empty((total, 0), np.float32))
     gallery = np.ascontiguousarray(vectors, np.float32)
     parts = []
     with ProgressLine("comparing", total) as line:
@@ -94,10 +94,10 @@ def neighbours_of_all(vectors: NDArray[np.float32], count: int = NEAREST) -> Fou
             own = np.arange(start, min(start + _AT_ONCE, total))
             parts.append(nearest_unchecked(gallery[own], gallery, count, own=own))
             line.advance(len(own))
-    return Found(np.concatenate([p.indices for p in parts]), np.concatenate([p.similarities for p in parts]))
+    return Neighbours(np.concatenate([p.indices for p in parts]), np.concatenate([p.similarities for p in parts]))
 
 
-def in_rank_order(found: Found, queries: Labels, labels: Labels, first_rank: NDArray[np.float64]) -> Found:
+def in_rank_order(found: Neighbours, queries: Labels, labels: Labels, first_rank: NDArray[np.float64]) -> Neighbours:
     """Results in the order that the evaluation gives them where similarities are equal, as those of exact copies are.
 
     It counts a negative as similar as a positive before it, so that an embedding gains nothing from ties.
@@ -116,10 +116,10 @@ def in_rank_order(found: Found, queries: Labels, labels: Labels, first_rank: NDA
         ahead += np.flatnonzero(same[row])[:1].tolist()
         order = [*ahead, *(column for column in range(width) if column not in ahead)]
         indices[row], similarities[row] = indices[row, order], similarities[row, order]
-    return Found(indices, similarities)
+    return Neighbours(indices, similarities)
 
 
-def confused_pairs(labels: Labels, found: Found) -> list[Confusion]:
+def confused_pairs(labels: Labels, found: Neighbours) -> list[Confusion]:
     """Pairs of classes by how often the first result for a query of one is of the other, most frequent first.
 
     Only queries that have a positive count.
@@ -143,7 +143,7 @@ def confused_pairs(labels: Labels, found: Found) -> list[Confusion]:
     return sorted(confusions, key=lambda c: (-c.times, -c.times / c.queries, c.asked, c.answered))
 
 
-def suspected_labels(vectors: NDArray[np.float32], labels: Labels, found: Found) -> list[Suspect]:
+def suspected_labels(vectors: NDArray[np.float32], labels: Labels, found: Neighbours) -> list[Suspect]:
     """Images whose nearest belong to one other class, by the margin between its similarity and that of their own class.
 
     ``AGREEING`` of the nearest ``AMONG`` must be of one other class, and none of the nearest ``CLEAR`` of the image's own,
@@ -176,7 +176,7 @@ def suspected_labels(vectors: NDArray[np.float32], labels: Labels, found: Found)
     return sorted(listed, key=lambda s: (-s.margin, s.image))
 
 
-def lonely_images(*found: Found) -> list[Lonely] | None:
+def lonely_images(*found: Neighbours) -> list[Lonely] | None:
     """Images far from all others, the loneliest first.
 
     Their similarity to the nearest image is below the lower quartile by more than 3 times the interquartile range:

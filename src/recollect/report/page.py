@@ -47,7 +47,7 @@ from recollect.report.runs import Run, distinct_names, read_run
 from recollect.report.seeds import mean_over_seeds, one_per_setting, settings_of
 from recollect.report.shown_images import Shown
 from recollect.report.verdict_view import verdict_section
-from recollect.search.exact_search import Found
+from recollect.search.exact import Neighbours
 
 logger = logging.getLogger(__name__)
 GENERATOR = "recollect report"
@@ -67,7 +67,7 @@ class Compared:
     contenders: list[Contender]
     sample: Shown
     sampled: list[Contender]
-    found: Found
+    found: Neighbours
     findings: Findings
     left_out: list[str]
 

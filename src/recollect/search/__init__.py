@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 from recollect.common import lazy_names
 
 if TYPE_CHECKING:
-    from recollect.search.addresses import open_store as open_store
-    from recollect.search.exact_search import nearest as nearest
+    from recollect.search.exact import nearest as nearest
     from recollect.search.index import Index as Index, OtherModelError as OtherModelError
-    from recollect.search.store_protocol import (
-        Hit as Hit,
+    from recollect.search.queries import QueryResult as QueryResult
+    from recollect.search.stores.base import (
         IndexBusyError as IndexBusyError,
         Item as Item,
+        Match as Match,
         Store as Store,
         StoreError as StoreError,
+        open_store as open_store,
     )
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -1,28 +1,47 @@
-"""Images to vectors for an index: the only place in this package that uses models.
+"""Images to vectors for an index and its service: uploads to pixels, pixels to vectors.
 
 An index needs three things of a model: vectors, their length, and a fingerprint that identifies it. Any object with
 these three (``Encoder``) can fill an index; ``open_encoder`` makes one from a run, a saved embedder or an initialisation.
+No other file of ``search`` uses models.
+
+Uploads are decoded in processes of their own (``Decoder``), which are killed when they take too long: an image can be built
+to keep its decoder busy for a minute. A thread would hold Python's lock meanwhile, so that every other client waits, and
+could not be stopped. Run as a program, this file is such a process: it reads images from its standard input and writes their
+pixels to its standard output.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from queue import SimpleQueue
+from typing import IO, TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError
+from recollect.common.console import ProgressLine
+from recollect.common.errors import DataWarning, ImageError, InputError
+from recollect.common.images import read_image, set_max_pixels
+from recollect.common.reading import read_json
 
 if TYPE_CHECKING:
     from recollect.models import Embedder
 
 OnBad = Callable[[int, ImageError], None]
+CALIBRATION = "calibration.json"
+"""The thresholds of a model, in its folder (see ``thresholds``)."""
 
 
 @runtime_checkable
@@ -56,6 +75,7 @@ class ModelEncoder:
         note: see ``Encoder``.
         frozen: the stage up to which training froze the network, if known.
         device: where to compute. batch_size: images per batch.
+        keep: keep the vectors of files for other commands, too; an index keeps its vectors itself.
     """
 
     def __init__(
@@ -66,44 +86,32 @@ class ModelEncoder:
         frozen: str | None = None,
         device: str | None = None,
         batch_size: int = 64,
+        keep: bool = False,
     ) -> None:
-        self._embedder, self._frozen, self._device, self._batch_size = embedder, frozen, device, batch_size
+        self._embedder, self._frozen, self._keep = embedder, frozen, keep
+        self._options: dict[str, Any] = {"batch_size": batch_size, "device": device}
         self.dim, self.at_least = int(embedder.dim), embedder.preprocessing.at_least
         self.fingerprint = fingerprint(embedder)
+        self.sha256: str | None = None  # of its file, which a file of vectors of an earlier version records
         self.note = {**note, "name": embedder.config.init}
 
     def embed(self, images: Sequence[Any], on_bad: OnBad | None = None) -> NDArray[np.float32]:
         """Vectors of images."""
-        if images and all(isinstance(image, str | Path) for image in images):
-            return self._of_files([Path(image) for image in images], on_bad)
-        rows = self._embedder.embed(
-            images,
-            batch_size=self._batch_size,
-            device=self._device,
-            progress=False,
-            on_bad_image="error" if on_bad is None else on_bad,
-        )
-        vectors: NDArray[np.float32] = rows.numpy()
-        return vectors
-
-    def _of_files(self, paths: Sequence[Path], on_bad: OnBad | None) -> NDArray[np.float32]:
+        if not images or not all(isinstance(image, str | Path) for image in images):
+            rows = self._embedder.embed(images, progress=False, on_bad_image=on_bad or "error", **self._options)
+            return np.asarray(rows.numpy())
         from recollect.inference.embedding_sets import embed_files
 
-        found = embed_files(
-            self._embedder,
-            paths,
-            frozen=self._frozen,
-            batch_size=self._batch_size,
-            device=self._device,
-            on_bad_image="error" if on_bad is None else "skip",
-            keep=False,  # an index keeps its vectors itself
-        )
-        if on_bad is not None:
-            skipped = {bad.name: ImageError(bad.reason, bad.kind) for bad in found.skipped}
+        paths = list(map(Path, images))
+        policy = "error" if on_bad is None else "skip"
+        options = {"frozen": self._frozen, "keep": self._keep, "on_bad_image": policy, **self._options}
+        embedded = embed_files(self._embedder, paths, **options)
+        if on_bad is not None and embedded.skipped:
+            skipped = {bad.name: ImageError(bad.reason, bad.kind) for bad in embedded.skipped}
             for number, path in enumerate(paths):
                 if (error := skipped.get(str(path.absolute()))) is not None:
                     on_bad(number, error)
-        return found.vectors
+        return embedded.vectors
 
 
 def open_encoder(
@@ -113,6 +121,7 @@ def open_encoder(
     device: str | None = None,
     batch_size: int = 64,
     download: bool = False,
+    keep: bool = False,
 ) -> Encoder:
     """An encoder from a run, the folder of a saved embedder, an initialisation's name, or an existing encoder.
 
@@ -122,34 +131,22 @@ def open_encoder(
         device: where to compute.
         batch_size: images per batch.
         download: download weights that are not on this machine.
+        keep: see ``ModelEncoder``.
     """
+    if isinstance(model, Encoder):
+        return model
+    options: dict[str, Any] = {"device": device, "batch_size": batch_size, "keep": keep}
     if not isinstance(model, str | Path):
-        if isinstance(model, Encoder):
-            return model
-        return ModelEncoder(model, {"model": None}, device=device, batch_size=batch_size)
+        return ModelEncoder(model, {"model": None}, **options)
     from recollect.inference.opening import open_model
 
     opened = open_model(str(model), weights=weights, download=download)
     if opened.remark is not None:
         warnings.warn(opened.remark, DataWarning, stacklevel=2)
     note = {"model": opened.source["model"], "weights": opened.source.get("weights")}
-    return ModelEncoder(opened.embedder, note, frozen=opened.frozen, device=device, batch_size=batch_size)
-
-
-@contextmanager
-def recorded_model(owner: str) -> Iterator[None]:
-    """Errors of opening a model by its recorded place also say what to do if it moved.
-
-    Args:
-        owner: what records it, e.g. the address of an index.
-
-    Raises:
-        ConfigError: instead of a ``DataError`` or ``ConfigError``.
-    """
-    try:
-        yield
-    except (DataError, ConfigError) as error:
-        raise ConfigError(f"the model of {owner}: {error} If it moved, give it with --model.") from error
+    encoder = ModelEncoder(opened.embedder, note, frozen=opened.frozen, **options)
+    encoder.sha256 = opened.source.get("sha256")
+    return encoder
 
 
 def fingerprint(embedder: Embedder) -> str:
@@ -163,3 +160,169 @@ def fingerprint(embedder: Embedder) -> str:
         [pixels.size, pixels.resize, pixels.interpolation, pixels.mean, pixels.std, pixels.max_side],
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def embed_in_batches(
+    encoder: Encoder, images: Sequence[Any], size: int = 256
+) -> tuple[NDArray[np.float32], dict[int, ImageError]]:
+    """The vectors of many images, with a progress line, and the errors of those that cannot be read, by their numbers."""
+    vectors = np.empty((len(images), encoder.dim), np.float32)
+    bad: dict[int, ImageError] = {}
+    with ProgressLine("embedding", len(images)) as line:
+        for start in range(0, len(images), size):
+            errors: dict[int, ImageError] = {}
+            some = images[start : start + size]
+            vectors[start : start + size] = encoder.embed(some, errors.__setitem__)
+            bad |= {start + number: error for number, error in errors.items()}
+            line.advance(len(some))
+    return vectors, bad
+
+
+def vector_length(encoder: Encoder, dim: int | None) -> int:
+    """The length of vectors that keep the first ``dim`` values of the model's; None for all of them.
+
+    Raises:
+        InputError: the model has fewer.
+    """
+    if dim is not None and not 1 <= dim <= encoder.dim:
+        raise InputError(
+            f"dim is {dim}: the model's vectors have {encoder.dim} values; choose from 1 to {encoder.dim}."
+        )
+    return dim or encoder.dim
+
+
+def shorten(rows: NDArray[np.float32], dim: int) -> NDArray[np.float32]:
+    """The first ``dim`` values of each vector, normalized."""
+    if dim == rows.shape[1]:
+        return rows
+    import torch
+
+    from recollect.losses.matryoshka import unit_prefix
+
+    return np.asarray(unit_prefix(torch.from_numpy(np.ascontiguousarray(rows)), dim).numpy())
+
+
+def read_calibration(encoder: Encoder) -> dict[str, Any] | None:
+    """The calibration kept with a model; None if there is none, or if it belongs to other weights."""
+    path = Path(str(encoder.note.get("model"))) / CALIBRATION
+    stored = read_json(path) if path.is_file() else None
+    return stored if isinstance(stored, dict) and stored.get("fingerprint") == encoder.fingerprint else None
+
+
+SECONDS = 10.0
+"""To decode one image; 50 megapixels of a slow format take about 5."""
+_PROCESSES = min(4, os.cpu_count() or 1)
+_DECODED_BYTES = 2**30  # bytes of decoded images that wait for the model
+_SIZES = struct.Struct("<QQ")
+
+
+class Decoder:
+    """Decodes uploads, a few at a time.
+
+    Args:
+        max_pixels: larger images are refused before they are decoded.
+        at_least: as ``read_image`` takes it, so that an upload gives the vector of its file in the index.
+    """
+
+    def __init__(self, max_pixels: int, at_least: Callable[[], int | None] = lambda: None) -> None:
+        self._max_pixels, self._at_least = max_pixels, at_least
+        self._turns = asyncio.Semaphore(_PROCESSES)
+        self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+        self._used, self._room = 0, threading.Condition()
+
+    def start(self) -> None:
+        """Start the processes."""
+        for _ in range(_PROCESSES):
+            self._idle.put(self._process())
+
+    def stop(self) -> None:
+        """End them."""
+        while not self._idle.empty():
+            with self._idle.get() as process:
+                process.kill()
+
+    @asynccontextmanager
+    async def decoded(
+        self, file: IO[bytes], present: Callable[[], Awaitable[None]]
+    ) -> AsyncIterator[tuple[bytes, NDArray[np.uint8]]]:
+        """The content of a file and its image as H × W × 3, which is in memory only inside the block.
+
+        Args:
+            file: an upload. present: raises an error if its client has left.
+
+        Raises:
+            ImageError: its message may be sent to the client.
+        """
+        async with self._turns:
+            await present()
+            content, pixels = await asyncio.to_thread(self._decode, file)
+        try:
+            yield content, pixels
+        finally:
+            self._reserve(-pixels.nbytes)
+
+    def _decode(self, file: IO[bytes]) -> tuple[bytes, NDArray[np.uint8]]:
+        content, process = file.read(), self._idle.get()
+        try:
+            return content, self._pixels(process, content)
+        except (OSError, struct.error) as error:  # it was killed, or died of the image
+            with suppress(OSError), process:
+                process.kill()
+            process = self._process()
+            raise ImageError("the image takes too long to decode, or is damaged.") from error
+        finally:
+            self._idle.put(process)
+
+    def _pixels(self, process: Any, content: bytes) -> NDArray[np.uint8]:
+        timer = threading.Timer(SECONDS, process.kill)
+        timer.start()
+        try:
+            process.stdin.write(_SIZES.pack(len(content), self._at_least() or 0) + content)
+            process.stdin.flush()
+            height, width = _SIZES.unpack(process.stdout.read(_SIZES.size))
+        finally:
+            timer.cancel()
+        if not height:
+            large = f"the image has more pixels than the limit of {self._max_pixels:,}. Shrink it."
+            raise ImageError(large if width else "this is not a readable image.")
+        self._reserve(3 * height * width)
+        pixels = np.empty((height, width, 3), np.uint8)
+        if process.stdout.readinto(pixels.data.cast("B")) < pixels.nbytes:
+            self._reserve(-pixels.nbytes)
+            raise OSError("the process has ended.")
+        return pixels
+
+    def _reserve(self, size: int) -> None:
+        with self._room:
+            self._room.wait_for(lambda: size < 0 or not self._used or self._used + size <= _DECODED_BYTES)
+            self._used += size
+            self._room.notify_all()
+
+    def _process(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__, str(self._max_pixels)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # libraries print their remarks about damaged images there
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+
+
+def main() -> None:
+    """Decode images until the service ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the service answers the requests under way first
+    set_max_pixels(int(sys.argv[1]))
+    source, target = sys.stdin.buffer, sys.stdout.buffer
+    while head := source.read(_SIZES.size):
+        size, at_least = _SIZES.unpack(head)
+        try:
+            image = read_image(source.read(size), at_least=at_least or None)
+            target.write(_SIZES.pack(image.height, image.width))
+            target.write(image.tobytes())
+        except ImageError as error:
+            target.write(_SIZES.pack(0, error.kind == "too large"))
+        target.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,10 +1,10 @@
 """``Index``: a searchable set of images, with the model that computed their vectors. The entry point of this package.
 
-An index has an address (a file, PostgreSQL, Milvus; see ``addresses``) and identifies its model by a fingerprint of weights
+An index has an address (a file, PostgreSQL, Milvus; see ``stores.base``) and identifies its model by a fingerprint of weights
 and preprocessing: vectors of another model are refused, because comparing them would give wrong results without an error.
 Settings are read again after a second, and at once when a generation is missing: another process may have replaced it. The
-model is opened for the first image. Filling is in ``filling``, the state of an index in ``settings``, what stores do in
-``store_protocol``.
+model is opened for the first image. Filling is in ``sync``, what stores do in ``stores.base``. ``update_index`` creates or
+updates an index in one call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -20,25 +20,33 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.common.errors import ConfigError, DataError, InputError
-from recollect.search.addresses import open_store
-from recollect.search.encoder import Encoder, OnBad, open_encoder, recorded_model
-from recollect.search.filling import SyncChanges, add_images, refill, stored_vectors, sync_images
-from recollect.search.indexed_files import digest_of, list_images
-from recollect.search.settings import Generation, Settings, read_settings, write_settings
-from recollect.search.sqlite_store import SQLiteStore
-from recollect.search.store_protocol import (
-    Hit,
+from recollect.common.errors import ConfigError, DataError, ImageError, InputError
+from recollect.search.encoder import (
+    Encoder,
+    OnBad,
+    open_encoder,
+    read_calibration,
+    shorten,
+    vector_length,
+)
+from recollect.search.files import ImageListing, digest_of, list_images
+from recollect.search.stores import NEIGHBOURS
+from recollect.search.stores.base import (
+    Generation,
     Item,
+    Match,
     NoIndexError,
+    Settings,
     Store,
     StoreError,
     checked_id,
     clean_metadata,
     clean_where,
+    open_store,
     shortened,
 )
-from recollect.search.thresholds import read_calibration, verdict
+from recollect.search.stores.vector_file import VectorFile
+from recollect.search.sync import SyncChanges, add_images, refill, sync_images
 
 if TYPE_CHECKING:
     from recollect.models import Embedder
@@ -49,7 +57,7 @@ CANDIDATES = 100
 """Items that approximate search compares exactly, unless another number is given."""
 
 _SETTINGS_AGE = 1.0  # seconds before settings are read again
-_QUERIES, _NEAREST = 200, 10  # the recall of approximate search: items used as queries, and how many should be found
+_QUERIES = 200  # items used as queries to measure the recall of approximate search
 
 
 class OtherModelError(DataError):
@@ -58,6 +66,10 @@ class OtherModelError(DataError):
 
 class Index:
     """A searchable set of images.
+
+    Attributes:
+        address: without a password.
+        store: what keeps its vectors.
 
     Examples:
         >>> import tempfile
@@ -72,18 +84,19 @@ class Index:
     """
 
     def __init__(self, store: Store, settings: Settings, encoder: Encoder | None = None, **opening: Any) -> None:
-        self._store, self._settings, self._encoder, self._opening = store, settings, encoder, opening
+        self.address, self.store = store.address, store
+        self._settings, self._encoder, self._opening = settings, encoder, opening
         self._read_at = time.monotonic()
 
     def close(self) -> None:
         """Close files and connections."""
-        self._store.close()
+        self.store.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.store.close()
 
     def __len__(self) -> int:
         return self.count()
@@ -111,107 +124,127 @@ class Index:
             InputError: there is already an index, or ``dim`` is not possible.
         """
         encoder = open_encoder(model, **opening)
-        if dim is not None and not 1 <= dim <= encoder.dim:
-            raise InputError(
-                f"dim is {dim}: the model's vectors have {encoder.dim} values; choose from 1 to {encoder.dim}."
-            )
+        generation = _generation(1, encoder, dim, half)
         store = open_store(address, create=True)
         try:
             with store.writing(wait=10):
-                if read_settings(store) is not None:
+                if Settings.read(store) is not None:
                     raise InputError(f"{store.address}: there is already an index. Open it, or choose another address.")
-                thresholds = _calibration(encoder, dim)
-                generation = Generation(1, _model(encoder), dim or encoder.dim, half, calibration=thresholds)
                 store.drop_generation(1)  # left by a process that ended before it wrote the settings
                 store.create_generation(1, generation.dim, half)
                 settings = Settings(generation)
-                write_settings(store, settings)
+                settings.write(store)
         except BaseException:
             store.close()
             raise
         return cls(store, settings, encoder, **opening)
 
     @classmethod
-    def open(cls, address: str | Path, model: str | Path | Embedder | Encoder | None = None, **opening: Any) -> Index:
-        """Open an index.
+    def open(
+        cls,
+        address: str | Path,
+        model: str | Path | Embedder | Encoder | None = None,
+        *,
+        dim: int | None = None,
+        root: str | Path | None = None,
+        **opening: Any,
+    ) -> Index:
+        """Open an index, or a file of vectors, which can only be searched.
 
         Args:
-            address: where it is.
+            address: where it is; an ``.npz`` of ``recollect embed``.
             model: the new folder of its model, if it moved; by default the folder at the time the index was created. It is
                 opened for the first image, so searching by vectors and ids needs no model.
+            dim: for a file of vectors, compare only this many first numbers. root: new folder of its images, if they moved.
             opening: as in ``create``.
 
         Raises:
             StoreError: there is no index. OtherModelError: ``model`` is not the model of the index.
         """
-        store = open_store(address)
+        store: Store
+        if str(address).endswith(".npz"):
+            store = VectorFile.open(str(address), dim=dim, root=root)
+        elif dim is not None:
+            raise InputError(
+                f"an index has vectors of one length: create one with {dim} numbers with recollect index --dim {dim}."
+            )
+        else:
+            store = open_store(address)
         try:
-            settings = read_settings(store)
+            settings = Settings.read(store)
             if settings is None:
                 raise NoIndexError(store.address)
             index = cls(store, settings, **opening)
             if model is not None:
-                index._encoder = index._checked(open_encoder(model, **opening), settings.current)
+                index._use(open_encoder(model, **opening))
         except BaseException:
             store.close()
             raise
         return index
 
     @property
-    def address(self) -> str:
-        """Its address, without a password."""
-        return self._store.address
-
-    @property
-    def store(self) -> Store:
-        """Its store."""
-        return self._store
-
-    @property
     def model(self) -> dict[str, Any]:
         """Its model: ``model``, ``name``, ``fingerprint``, ``dim``."""
-        return dict(self._current().model)
+        return dict(self.generation.model)
 
     @property
     def generation(self) -> Generation:
         """The generation that answers."""
-        return self._current()
+        return self._refreshed() if time.monotonic() - self._read_at > _SETTINGS_AGE else self._settings.current
+
+    def _refreshed(self) -> Generation:
+        settings = Settings.read(self.store)
+        if settings is None:
+            raise StoreError(f"{self.address}: the index no longer exists.")
+        self._settings, self._read_at = settings, time.monotonic()
+        return settings.current
 
     @property
     def encoder(self) -> Encoder:
         """Its model, opened when first needed.
 
         Raises:
-            OtherModelError: the model in that folder has changed.
+            ConfigError: it cannot be opened where it was. OtherModelError: the model in that folder has changed.
         """
-        generation = self._current()
-        if self._encoder is None or self._encoder.fingerprint != generation.fingerprint:
-            place = generation.model.get("model")
-            if place is None:
-                raise ConfigError(
-                    f"{self.address}: the index does not know where its model is: give it with --model (model= in Python)."
-                )
-            opening = {"weights": generation.model.get("weights"), **self._opening}
-            with recorded_model(self.address):
-                encoder = open_encoder(place, **opening)
-            self._encoder = self._checked(encoder, generation)
-        return self._encoder
+        model = self.generation.model
+        if self._encoder is not None and model["fingerprint"] in (None, self._encoder.fingerprint):
+            return self._encoder
+        if model.get("model") is None:
+            raise ConfigError(
+                f"{self.address}: the index does not know where its model is: give it with --model (model= in Python)."
+            )
+        try:
+            encoder = open_encoder(model["model"], **{"weights": model.get("weights"), **self._opening})
+        except (DataError, ConfigError) as error:
+            raise ConfigError(f"the model of {self.address}: {error} If it moved, give it with --model.") from error
+        return self._use(encoder)
+
+    def _use(self, encoder: Encoder) -> Encoder:
+        model, what = self._settings.current.model, str(encoder.note.get("model") or "the model")
+        self._check_fingerprint(encoder.fingerprint, self._settings.current, what)
+        # A file of vectors of an earlier version, which records the file of the model instead.
+        if model["fingerprint"] is None and model["sha256"] not in (None, getattr(encoder, "sha256", None)):
+            raise OtherModelError(
+                f"{what} is not the model of {self.address}: its weights differ. Embed the images again."
+            )
+        self._encoder = encoder
+        return encoder
 
     def count(self, where: Mapping[str, object] | None = None) -> int:
         """The number of images, or of those that pass a filter."""
-        return self._retried(lambda generation: self._store.count(generation.number, clean_where(where)))
+        return self._retried(lambda generation: self.store.count(generation.number, clean_where(where)))
 
     def values(self, column: str, limit: int = 1000) -> dict[str, int]:
         """The most frequent values of a metadata column with their counts."""
-        return self._retried(lambda generation: self._store.values(generation.number, column, limit))
+        return self._retried(lambda generation: self.store.values(generation.number, column, limit))
 
     def get(self, ids: Sequence[str], *, vectors: bool = False) -> dict[str, Item]:
         """Items by their ids."""
-        return self._retried(lambda generation: self._store.get(generation.number, ids, vectors=vectors))
+        return self._retried(lambda generation: self.store.get(generation.number, ids, vectors=vectors))
 
     def examples(self, count: int) -> list[Item]:
         """A few images with different labels, from the first thousand."""
-        found = self._retried(lambda generation: list(islice(self._store.iterate(generation.number), 1000)))
+        found = self._retried(lambda generation: list(islice(self.store.iterate(generation.number), 1000)))
         turns: Counter[str] = Counter()
         order = []
         for item in found:
@@ -228,11 +261,11 @@ class Index:
         if item.source:
             path = Path(item.source)
             return path if path.is_file() else None
-        return self._store.picture(item.digest)
+        return self.store.picture(item.digest)
 
     def info(self) -> dict[str, Any]:
         """A description of the index, as plain values."""
-        generation = self._current(fresh=True)
+        generation = self._refreshed()
         building = self._settings.building
         return {
             "address": self.address,
@@ -245,12 +278,12 @@ class Index:
             "calibration": generation.calibration,
             "building": None
             if building is None
-            else {"generation": building.number, "model": building.model, "items": self._store.count(building.number)},
+            else {"generation": building.number, "model": building.model, "items": self.store.count(building.number)},
         }
 
     def sync(
         self,
-        folder: str | Path,
+        folder: str | Path | ImageListing,
         *,
         prune: bool = False,
         prefix: str = "",
@@ -259,10 +292,10 @@ class Index:
     ) -> SyncChanges:
         """Synchronize the index with a folder or a CSV file: only new and changed images are embedded.
 
-        It can be interrupted at any moment; the next call resumes. Ids and metadata: see ``indexed_files.list_images``.
+        It can be interrupted at any moment; the next call resumes. Ids and metadata: see ``files.list_images``.
 
         Args:
-            folder: the folder or the ``.csv`` file.
+            folder: the folder or the ``.csv`` file; or its images, by ``list_images``.
             prune: remove images of that folder whose files no longer exist (or that the CSV file no longer names).
             prefix: prefix of every id, to keep several folders apart.
             rehash: read every file instead of trusting its size and time.
@@ -271,16 +304,15 @@ class Index:
         Raises:
             DataError: no images, or ids that belong to other files. IndexBusyError: another process is writing.
         """
-        left_out: Counter[str] = Counter()
-        listed, remarks = list_images(folder, prefix=prefix, left_out=left_out)
-        with self._store.writing(wait):
-            generation = self._tidied()
-            changes = sync_images(
-                self._store, generation, self._vectors, listed, Path(folder), prune=prune, rehash=rehash
-            )  # fmt: skip
-        changes.skipped[:0] = remarks
-        changes.left_out = dict(left_out + Counter(changes.left_out))
+        listing = folder if isinstance(folder, ImageListing) else list_images(folder, prefix=prefix)
+        with self.store.writing(wait):
+            changes = sync_images(self.store, self._tidied(), self._embed, listing, prune=prune, rehash=rehash)
+        changes.skipped[:0] = listing.remarks
+        changes.left_out = dict(listing.left_out + Counter(changes.left_out))
         return changes
+
+    def _embed(self, images: Sequence[Any], on_bad: OnBad) -> NDArray[np.float32]:
+        return self.encoder.embed(images, on_bad)  # opened only where there is something to embed
 
     def add(
         self,
@@ -303,8 +335,8 @@ class Index:
         about = [None] * len(names) if metadata is None else list(metadata)
         if len(about) != len(names):
             raise InputError(f"{len(names)} images but {len(about)} metadata: give one per image.")
-        with self._store.writing(wait):
-            return add_images(self._store, self._current(fresh=True), self._vectors, images, names, about)
+        with self.store.writing(wait):
+            return add_images(self.store, self._refreshed(), self._embed, images, names, about)
 
     def add_vectors(
         self,
@@ -333,36 +365,33 @@ class Index:
             raise InputError(
                 f"{rows.shape} vectors, {len(ids)} ids and {len(about)} metadata: give one id and metadata per vector."
             )
-        kept_pictures = [("", None)] * len(ids) if pictures is None else [digest_of(content) for content in pictures]
-        with self._store.writing(wait):
-            generation = self._current(fresh=True)
+        contents = [("", None)] * len(ids) if pictures is None else [digest_of(content) for content in pictures]
+        with self.store.writing(wait):
+            generation = self._refreshed()
             self._check_fingerprint(fingerprint, generation, "the model that made these vectors")
-            kept = stored_vectors(self._full(rows, generation), generation)
-            for start in range(0, len(ids), 4096):
-                some = slice(start, start + 4096)
-                entries = zip(ids[some], kept[some], about[some], kept_pictures[some], strict=True)
-                self._store.put(
-                    generation.number,
-                    [
-                        Item(name, row, clean_metadata(extra), digest, picture=picture)
-                        for name, row, extra, (digest, picture) in entries
-                    ],
+            items = [
+                Item(name, row, clean_metadata(extra), digest, picture=picture)
+                for name, row, extra, (digest, picture) in zip(
+                    ids, self._shortened(rows, generation), about, contents, strict=True
                 )
+            ]
+            for start in range(0, len(items), 4096):
+                self.store.put(generation.number, items[start : start + 4096])
         return len(ids)
 
     def remove(self, ids: Sequence[str], *, wait: float = 0.0) -> int:
         """Remove images by their ids; returns how many were removed."""
-        with self._store.writing(wait):
-            return self._store.delete(self._current(fresh=True).number, list(ids))
+        with self.store.writing(wait):
+            return self.store.delete(self._refreshed().number, list(ids))
 
     def search(
         self,
         query: Any,
-        k: int = 10,
+        k: int = NEIGHBOURS,
         where: Mapping[str, object] | None = None,
         *,
         exact: bool = False,
-    ) -> list[Hit]:
+    ) -> list[Match]:
         """The images most similar to one image, best first.
 
         Args:
@@ -376,38 +405,43 @@ class Index:
         return self.search_many([query], k, where, exact=exact)[0]
 
     def search_many(
-        self, images: Sequence[Any], k: int = 10, where: Mapping[str, object] | None = None, *, exact: bool = False
-    ) -> list[list[Hit]]:
-        """``search`` for several images at once."""
+        self,
+        images: Sequence[Any],
+        k: int = NEIGHBOURS,
+        where: Mapping[str, object] | None = None,
+        *,
+        exact: bool = False,
+        on_bad: OnBad | None = None,
+    ) -> list[list[Match]]:
+        """``search`` for several images at once. With ``on_bad``, see ``Encoder.embed``, a bad image has no matches."""
         for attempt in range(3):
-            rows, fingerprint = self.embed(images)
+            encoder, bad = self.encoder, dict[int, ImageError]()
+            rows = encoder.embed(list(images), None if on_bad is None else bad.__setitem__)
+            read = [number for number in range(len(rows)) if number not in bad]
+            matches: list[list[Match]] = [[] for _ in images]
             try:
-                return self.search_vectors(rows, k, where, exact=exact, fingerprint=fingerprint)
+                if read:
+                    found = self.search_vectors(rows[read], k, where, exact=exact, fingerprint=encoder.fingerprint)
+                    for number, some in zip(read, found, strict=True):
+                        matches[number] = some
+                break
             except OtherModelError:  # the index was rebuilt between embedding and searching
                 if attempt == 2:
                     raise
-        raise AssertionError("unreachable")
-
-    def embed(self, images: Sequence[Any], on_bad: OnBad | None = None) -> tuple[NDArray[np.float32], str]:
-        """Vectors of images by the index's model, and its fingerprint, which ``search_vectors`` takes.
-
-        Images that cannot be read: see ``Encoder.embed``.
-        """
-        encoder = self.encoder
-        return encoder.embed(list(images), on_bad), encoder.fingerprint
-
-    def _vectors(self, images: Sequence[Any], on_bad: OnBad) -> NDArray[np.float32]:
-        return self.encoder.embed(images, on_bad)
+        if on_bad is not None:
+            for number, error in bad.items():
+                on_bad(number, error)
+        return matches
 
     def search_vectors(
         self,
         vectors: NDArray[np.float32],
-        k: int = 10,
+        k: int = NEIGHBOURS,
         where: Mapping[str, object] | None = None,
         *,
         exact: bool = False,
         fingerprint: str | None = None,
-    ) -> list[list[Hit]]:
+    ) -> list[list[Match]]:
         """``search`` for Q × d vectors.
 
         Args:
@@ -420,29 +454,28 @@ class Index:
         """
         rows, condition = np.asarray(vectors, np.float32), clean_where(where)
 
-        def search(generation: Generation) -> list[list[Hit]]:
+        def search(generation: Generation) -> list[list[Match]]:
             if fingerprint is not None:
                 self._check_fingerprint(fingerprint, generation, "the model that made the query")
-            kept = stored_vectors(self._full(rows, generation), generation)
             near = False if exact else generation.approximate
-            found = self._store.search(
+            found = self.store.search(
                 generation.number,
-                kept,
+                self._shortened(rows, generation),
                 k,
                 condition,
                 None if near is None else bool(near),
                 near["candidates"] if near else CANDIDATES,
             )
-            return [
-                [replace(hit, verdict=verdict(hit.similarity, generation.calibration)) for hit in hits]
-                for hits in found
-            ]
+            if generation.calibration is not None:
+                for matches in found:
+                    matches[:] = [replace(m, level=match_level(m.similarity, generation.calibration)) for m in matches]
+            return found
 
         return self._retried(search)
 
     def search_id(
-        self, name: str, k: int = 10, where: Mapping[str, object] | None = None, *, exact: bool = False
-    ) -> list[Hit]:
+        self, name: str, k: int = NEIGHBOURS, where: Mapping[str, object] | None = None, *, exact: bool = False
+    ) -> list[Match]:
         """The images most similar to one that is in the index, without that one.
 
         Raises:
@@ -460,7 +493,7 @@ class Index:
         *,
         dim: int | None = None,
         half: bool | None = None,
-        skip_missing: bool = False,
+        on_bad_image: str = "error",
         wait: float = 0.0,
         **opening: Any,
     ) -> SyncChanges:
@@ -470,32 +503,27 @@ class Index:
 
         Args:
             model: the new one. dim, half: how to keep its vectors; ``half`` as before by default.
-            skip_missing: leave out images that can no longer be read, instead of refusing to switch.
+            on_bad_image: ``"skip"`` leaves out images that can no longer be read, instead of refusing to switch.
             wait: seconds to wait for another process that is writing.
 
         Raises:
             DataError: images can no longer be read.
         """
         encoder = open_encoder(model, **opening)
-        with self._store.writing(wait):
+        with self.store.writing(wait):
             old = self._tidied()
             kept = old.half if half is None else half
-            if (encoder.fingerprint, dim or encoder.dim, kept) == (old.fingerprint, old.dim, old.half):
-                return SyncChanges(unchanged=self._store.count(old.number))  # it already uses this model
-            new = Generation(
-                old.number + 1, _model(encoder), dim or encoder.dim, kept, calibration=_calibration(encoder, dim)
-            )
-            if not 1 <= new.dim <= encoder.dim:
-                raise InputError(f"dim is {dim}: the model's vectors have {encoder.dim} values.")
+            new = _generation(old.number + 1, encoder, dim, kept)
+            if new.identity == replace(old, number=new.number).identity:
+                return SyncChanges(unchanged=self.store.count(old.number))  # it already uses this model
             building = self._settings.building
-            begun = building is not None and (building.number, building.fingerprint, building.dim, building.half) == (
-                new.number, new.fingerprint, new.dim, new.half)  # fmt: skip
-            if not begun or new.number not in self._store.generations():
-                self._store.drop_generation(new.number)
-                self._store.create_generation(new.number, new.dim, new.half)
+            begun = building is not None and building.identity == new.identity
+            if not begun or new.number not in self.store.generations():
+                self.store.drop_generation(new.number)
+                self.store.create_generation(new.number, new.dim, new.half)
                 self._write(Settings(old, new))
-            changes = refill(self._store, old, new, encoder.embed)
-            if changes.skipped and not skip_missing:
+            changes = refill(self.store, old, new, encoder.embed)
+            if changes.skipped and on_bad_image == "error":
                 shown = " ".join(changes.skipped[:3])
                 raise DataError(
                     f"{len(changes.skipped):,} images cannot be embedded again, so the old vectors stay in use: {shown} "
@@ -505,15 +533,15 @@ class Index:
             new = replace(new, approximate=self._measured(new, near["candidates"]) if near else near)
             self._write(Settings(new))
             self._encoder, self._opening = encoder, opening
-            self._store.drop_generation(old.number)
+            self.store.drop_generation(old.number)
         return changes
 
     def _tidied(self) -> Generation:
         """The current generation, after removing leftovers of a process that ended between switching and removing."""
-        generation = self._current(fresh=True)
+        generation = self._refreshed()
         known = {generation.number, *([] if self._settings.building is None else [self._settings.building.number])}
-        for number in set(self._store.generations()) - known:
-            self._store.drop_generation(number)
+        for number in set(self.store.generations()) - known:
+            self.store.drop_generation(number)
         return generation
 
     def approximate(self, candidates: int = CANDIDATES, *, wait: float = 0.0) -> dict[str, Any]:
@@ -527,14 +555,14 @@ class Index:
         """
         if not 1 <= candidates <= 1000:
             raise InputError(f"candidates is {candidates!r}: it must be from 1 to 1,000.")
-        with self._store.writing(wait):
-            facts = self._measured(self._current(fresh=True), candidates)
-            self._write(self._settings.with_current(approximate=facts))
+        with self.store.writing(wait):
+            facts = self._measured(self._refreshed(), candidates)
+            self._change(approximate=facts)
         return facts
 
     def _measured(self, generation: Generation, candidates: int) -> dict[str, Any]:
         """Build approximate search; its recall, with items spread over the index as queries, which do not count as found."""
-        store, number = self._store, generation.number
+        store, number = self.store, generation.number
         items = store.count(number)
         if not items:
             raise InputError(f"{self.address}: the index is empty; fill it before asking for approximate search.")
@@ -542,24 +570,23 @@ class Index:
         names = [item.id for item in islice(store.iterate(number), 0, step * _QUERIES, step)]
         vectors = store.get(number, names, vectors=True)
         rows = np.array([vectors[name].vector for name in names], np.float32)
-        k = _NEAREST + 1
-        exact = store.search(
-            number, rows, k, approximate=False
-        )  # before building: beside HNSW, Milvus reads all vectors
+        k = NEIGHBOURS + 1
+        # Before building: beside HNSW, Milvus reads all vectors.
+        exact = store.search(number, rows, k, approximate=False)
         store.build_approximate(number)
         near = store.search(number, rows, k, approximate=True, candidates=candidates)
         shares = []
         for name, right, found in zip(names, exact, near, strict=True):
-            wanted = {hit.id for hit in right if hit.id != name}
-            shares.append(len(wanted & {hit.id for hit in found}) / max(1, len(wanted)))
+            wanted = {match.id for match in right if match.id != name}
+            shares.append(len(wanted & {match.id for match in found}) / max(1, len(wanted)))
         recall = round(float(np.mean(shares)), 4) if items > 1 else 1.0
-        return {"candidates": candidates, "recall": recall, "queries": len(names), "k": _NEAREST, "items": items}
+        return {"candidates": candidates, "recall": recall, "queries": len(names), "k": NEIGHBOURS, "items": items}
 
     def exact(self, *, wait: float = 0.0) -> None:
         """Compare every query with every image from now on, however many there are."""
-        with self._store.writing(wait):
-            self._store.drop_approximate(self._current(fresh=True).number)
-            self._write(self._settings.with_current(approximate=False))
+        with self.store.writing(wait):
+            self.store.drop_approximate(self._refreshed().number)
+            self._change(approximate=False)
 
     def check(self) -> None:
         """Read the whole file of the index.
@@ -567,66 +594,65 @@ class Index:
         Raises:
             StoreError: it is damaged. InputError: the index is not a file.
         """
-        if not isinstance(self._store, SQLiteStore):
+        check = getattr(self.store, "check", None)
+        if check is None:
             raise InputError(f"{self.address}: only an index in a file can be checked; servers check their own files.")
-        self._store.check()
+        check()
 
     def set_calibration(self, calibration: Mapping[str, Any] | None, *, wait: float = 0.0) -> None:
         """Store thresholds with the index (see ``thresholds.calibrate``)."""
-        with self._store.writing(wait):
-            self._current(fresh=True)
-            self._write(self._settings.with_current(calibration=None if calibration is None else dict(calibration)))
-
-    def _checked(self, encoder: Encoder, generation: Generation) -> Encoder:
-        self._check_fingerprint(encoder.fingerprint, generation, str(encoder.note.get("model") or "the model"))
-        return encoder
+        with self.store.writing(wait):
+            self._refreshed()
+            self._change(calibration=None if calibration is None else dict(calibration))
 
     def _check_fingerprint(self, found: str, generation: Generation, what: str) -> None:
-        if found != generation.fingerprint:
+        expected = generation.model["fingerprint"]
+        if expected not in (None, found):  # None: a file of vectors that was made elsewhere
             raise OtherModelError(
                 f"{what} is not the model of {self.address}: its weights or preprocessing differ (fingerprint {found[:12]} "
-                f"instead of {generation.fingerprint[:12]}). To embed all images with it: recollect index --rebuild --model NEW"
+                f"instead of {expected[:12]}). To embed all images with it: recollect index --rebuild --model NEW"
             )
 
-    def _full(self, rows: NDArray[np.float32], generation: Generation) -> NDArray[np.float32]:
-        lengths = sorted({generation.dim, int(generation.model["dim"])})
+    def _shortened(self, rows: NDArray[np.float32], generation: Generation) -> NDArray[np.float32]:
+        """Vectors as the index stores them: the first ``dim`` values, normalized."""
+        lengths = sorted({generation.dim, generation.model["dim"] or rows.shape[-1]})
         if rows.ndim != 2 or rows.shape[1] not in lengths:
             raise InputError(
                 f"vectors must have {' or '.join(map(str, lengths))} values, but the shape is {rows.shape}: compute them "
                 "with the model of the index."
             )
-        return rows
-
-    def _current(self, *, fresh: bool = False) -> Generation:
-        if fresh or time.monotonic() - self._read_at > _SETTINGS_AGE:
-            settings = read_settings(self._store)
-            if settings is None:
-                raise StoreError(f"{self.address}: the index no longer exists.")
-            self._settings, self._read_at = settings, time.monotonic()
-        return self._settings.current
+        return rows if rows.shape[1] == generation.dim else shorten(rows, generation.dim)
 
     def _write(self, settings: Settings) -> None:
-        write_settings(self._store, settings)
+        settings.write(self.store)
         self._settings, self._read_at = settings, time.monotonic()
+
+    def _change(self, **changes: Any) -> None:
+        """Change the current generation."""
+        self._write(replace(self._settings, current=replace(self._settings.current, **changes)))
 
     def _retried(self, work: Callable[[Generation], T]) -> T:
         """``work(generation)``; once more if the generation was replaced by another process in between."""
-        generation = self._current()
+        generation = self.generation
         try:
             return work(generation)
         except StoreError:
-            if self._current(fresh=True).number == generation.number:
+            if self._refreshed().number == generation.number:
                 raise
-            return work(self._current())
+            return work(self.generation)
 
 
-def _model(encoder: Encoder) -> dict[str, Any]:
-    return {**encoder.note, "fingerprint": encoder.fingerprint, "dim": encoder.dim}
+def _generation(number: int, encoder: Encoder, dim: int | None, half: bool) -> Generation:
+    """A new generation. It has the model's own calibration, unless vectors are shortened, which changes similarities."""
+    model = {**encoder.note, "fingerprint": encoder.fingerprint, "dim": encoder.dim}
+    length = vector_length(encoder, dim)
+    return Generation(number, model, length, half, None, read_calibration(encoder) if length == encoder.dim else None)
 
 
-def _calibration(encoder: Encoder, dim: int | None) -> dict[str, Any] | None:
-    """The model's own calibration, unless vectors are shortened, which changes similarities."""
-    return None if dim not in (None, encoder.dim) else read_calibration(encoder)
+def match_level(similarity: float, calibration: Mapping[str, Any]) -> str:
+    """*same*, *similar* or *unknown*, by the thresholds of a calibration."""
+    levels = (level for level in ("same", "similar") if similarity >= calibration[level]["similarity"])
+    return next(levels, "unknown")
 
 
 def _names(images: Sequence[Any], ids: Sequence[str] | None) -> list[str]:
@@ -646,3 +672,107 @@ def _names(images: Sequence[Any], ids: Sequence[str] | None) -> list[str]:
 
 def _name(path: Path) -> str:
     return path.name if path.is_absolute() or ".." in path.parts else path.as_posix()
+
+
+@dataclass(frozen=True)
+class IndexUpdate:
+    """The result of ``update_index``.
+
+    Attributes:
+        facts: the current state of the index, see ``Index.info``.
+        changes: one for a rebuild, one for the added files, and one per folder.
+        removed: how many of the ids to remove existed.
+    """
+
+    facts: dict[str, Any]
+    changes: Sequence[SyncChanges]
+    removed: int = 0
+
+
+def update_index(
+    address: str | Path,
+    folders: Sequence[str | Path] = (),
+    *,
+    model: str | Path | None = None,
+    add: Sequence[str | Path] = (),
+    remove: Sequence[str] = (),
+    metadata: Mapping[str, object] | None = None,
+    rebuild: bool = False,
+    prune: bool = False,
+    prefix: str = "",
+    dim: int | None = None,
+    half: bool = False,
+    approximate: bool | None = None,
+    candidates: int | None = None,
+    check: bool = False,
+    rehash: bool = False,
+    wait: float = 0.0,
+    **opening: Any,
+) -> IndexUpdate:
+    """Create an index if there is none, and update it: only new and changed images are embedded.
+
+    It can be interrupted at any moment; the next call resumes.
+
+    Args:
+        address: a file, ``postgresql://…``, ``milvus://…``, or a store of your own.
+        folders: folders and ``.csv`` files to synchronize with, see ``Index.sync``.
+        model: a run, a saved embedder, or an initialisation; needed for a new index and with ``rebuild``.
+        add: single image files to add, each with ``metadata``. remove: ids to remove.
+        rebuild: embed everything again with ``model``; the old vectors answer meanwhile.
+        prune: remove images whose files are gone; with ``rebuild``, leave them out.
+        prefix: prefix of every id of ``folders``.
+        dim: keep only the first values of each vector. half: keep vectors in half precision. For a new index or a rebuild.
+        approximate: True searches approximately from now on, and measures the recall; False always searches exactly.
+        candidates: with ``approximate``, the images per query that are compared exactly; 100 by default.
+        check: first read the whole file of the index, and refuse one that is damaged.
+        rehash: read every file, even if size and time are unchanged.
+        wait: seconds to wait for another process that is writing.
+        opening: ``weights``, ``device``, ``batch_size``, ``download`` for the model.
+
+    Raises:
+        ConfigError: there is no index and no ``model`` to make one.
+        InputError: ``rebuild`` without ``model``; ``candidates`` without ``approximate``; another ``dim`` or ``half`` than the
+            index has, without ``rebuild``.
+        DataError, ImageError, StoreError: what cannot be read or written; none of the files to add can be read.
+
+    Example:
+        A folder of photos, searched by a run's embedder::
+
+            recollect.update_index("shop.index", ["photos/"], model="runs/mine").facts["items"]
+    """
+    if candidates is not None and not approximate:
+        raise InputError("--candidates is for approximate search: give --approximate, too.")
+    if rebuild and model is None:
+        raise InputError("--rebuild embeds everything with another model: give it with --model.")
+    listings = [list_images(folder, prefix=prefix) for folder in folders]  # before a new index is created for them
+    try:
+        index = Index.open(address, None if rebuild else model, **opening)
+    except NoIndexError as error:
+        if model is None:
+            raise ConfigError(f"{address}: there is no index. To create one, give the model: --model RUN") from error
+        index = Index.create(address, model, dim=dim, half=half, **opening)
+    with index:
+        if check:
+            index.check()
+        kept = index.generation
+        if not rebuild and (dim not in (None, kept.dim) or (half and not kept.half)):  # it would be ignored
+            raise InputError(
+                f"{index.address} keeps vectors of {kept.dim} values in {'half' if kept.half else 'single'} precision. --dim "
+                "and --half are for a new index; to change them, embed everything again with --rebuild --model."
+            )
+        done: list[SyncChanges] = []
+        if rebuild and model is not None:
+            policy = "skip" if prune else "error"
+            done.append(index.rebuild(model, dim=dim, half=half or None, on_bad_image=policy, wait=wait, **opening))
+        removed = index.remove(remove, wait=wait) if remove else 0
+        if add:
+            done.append(index.add(add, metadata=[metadata] * len(add), wait=wait))
+            if len(done[-1].skipped) == len(add):
+                raise DataError(f"{index.address}: nothing was added. {' '.join(done[-1].skipped[:5])}")
+        for listing in listings:
+            done.append(index.sync(listing, prune=prune, rehash=rehash, wait=wait))
+        if approximate:
+            index.approximate(candidates or CANDIDATES, wait=wait)
+        elif approximate is not None:
+            index.exact(wait=wait)
+        return IndexUpdate(index.info(), done, removed)

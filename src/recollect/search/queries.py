@@ -1,19 +1,20 @@
-"""Queries of users: files, folders of files, ids. Used by ``recollect search``, on an index and on a file of vectors."""
+"""``search_images``: the images of an index, or of a file of vectors, that are most similar to files, folders and ids."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from recollect.common.errors import DataError, ImageError, InputError
 from recollect.common.images import BadImages
+from recollect.search.files import list_images
 from recollect.search.index import Index
-from recollect.search.indexed_files import list_images
-from recollect.search.store_protocol import Hit
+from recollect.search.stores import NEIGHBOURS
+from recollect.search.stores.base import Match
 
 logger = logging.getLogger(__name__)
 
@@ -22,87 +23,92 @@ _TOGETHER = 64
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A query with its results. ``picture`` is the query's image: a file, bytes, or None if it no longer exists."""
+class QueryResult:
+    """A query with its results.
 
-    query: str
-    picture: Path | bytes | None
-    matches: list[Hit]
-
-
-def list_queries(queries: Sequence[str], is_id: Callable[[str], bool], owner: str) -> list[Path | str]:
-    """Files as paths and ids as text, in the order of the queries; a folder becomes its images.
-
-    Files and folders come before ids of the same name. Images of a folder that are skipped are named in log messages.
-
-    Args:
-        queries: files, folders and ids.
-        is_id: whether a text is an id.
-        owner: what has the ids, for the error.
-
-    Raises:
-        InputError: a query is neither a file, a folder nor an id. DataError: a folder has no images.
+    Attributes:
+        query: an image file, or an id as text.
+        matches: the most similar images, best first.
     """
-    found: list[Path | str] = []
-    for query in queries:
-        path = Path(query)
-        if path.is_dir():
-            listed, remarks = list_images(path, labels=False)
-            found += [image.path for image in listed]
-            for remark in remarks:
-                logger.info(remark)
-        elif path.is_file():
-            found.append(path)
-        elif is_id(query):
-            found.append(query)
-        else:
-            raise InputError(f"{query!r} is neither a file, a folder, nor an id of {owner}.")
-    return found
+
+    query: Path | str
+    matches: list[Match]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON: ``query`` and ``results``, as the service names them."""
+        results = []
+        for match in self.matches:
+            row: dict[str, Any] = {"id": match.id, "similarity": round(match.similarity, 6)}
+            if match.level is not None:
+                row["verdict"] = match.level
+            row |= {column: match.metadata[column] for column in ("name", "label") if column in match.metadata}
+            results.append({**row, "metadata": dict(match.metadata)})
+        return {"query": str(self.query), "results": results}
 
 
-def ask(
-    index: Index,
-    queries: Sequence[str],
-    k: int = 10,
-    where: Mapping[str, object] | None = None,
+def search_images(
+    index: Index | str | Path,
+    queries: Sequence[str | Path],
+    k: int = NEIGHBOURS,
     *,
+    where: Mapping[str, object] | None = None,
     exact: bool = False,
-    skip_bad: bool = False,
-) -> tuple[list[Answer], str | None]:
-    """Results for files, folders and ids, in their order, and a message about skipped ones, if any.
+    on_bad_image: str = "error",
+    model: str | None = None,
+    **opening: Any,
+) -> list[QueryResult]:
+    """Find the most similar images, with the model that computed the vectors.
 
     Args:
-        index: the index to search.
-        queries: files, folders and ids. The item of an id is left out of its own results.
-        k, where, exact: as in ``Index.search``.
-        skip_bad: skip files that cannot be read, instead of stopping at the first.
+        index: an open index, or its address: a file, ``postgresql://…``, or an ``.npz`` of ``recollect embed``.
+        queries: image files, folders of images, and ids (in an ``.npz``, names). A file or folder comes before an id of the
+            same name. The item of an id is left out of its own results; ids need no model.
+        k: results per query.
+        where: only images with this metadata, e.g. ``{"label": ["shoe", "boot"]}``.
+        exact: compare with every image, even if the index is searched approximately.
+        on_bad_image: ``"error"`` stops at files that cannot be read, ``"skip"`` continues.
+        model, opening: for an address, as in ``Index.open``.
+
+    Returns:
+        A result per image, in the order of the queries.
 
     Raises:
         InputError: a query is neither a file, a folder nor an id.
-        ImageError: a file cannot be read. DataError: no file can be read.
+        ImageError: a file cannot be read. DataError: no file can be read, or a folder has no images.
+
+    Example:
+        The three images of an index that are most like a photo::
+
+            recollect.search_images("shop.index", ["photo.jpg"], 3)[0].matches
     """
-    asked = list_queries(queries, lambda name: name in index.get([name]), index.address)
-    files = [(place, query) for place, query in enumerate(asked) if isinstance(query, Path)]
-    answers: list[Answer | None] = [
-        None
-        if isinstance(query, Path)
-        else Answer(query, index.picture(query), index.search_id(query, k, where, exact=exact))
-        for query in asked
-    ]
-    bad = BadImages("skip" if skip_bad else "error", lambda number: str(files[number][1]))
-    for start in range(0, len(files), _TOGETHER):
-        some = files[start : start + _TOGETHER]
-
-        def on_bad(number: int, error: ImageError, start: int = start) -> None:
-            bad.add(start + number, error)
-
-        rows, fingerprint = index.embed([path for _, path in some], on_bad)
-        read = np.flatnonzero(np.isfinite(rows).all(axis=1)).tolist()
-        found = index.search_vectors(rows[read], k, where, exact=exact, fingerprint=fingerprint)
-        for number, matches in zip(read, found, strict=True):
-            place, path = some[number]
-            answers[place] = Answer(str(path), path, matches)
-    kept = [answer for answer in answers if answer is not None]
-    if len(bad) and not kept:
-        raise DataError(bad.sentence("there is nothing to search with"))
-    return kept, bad.sentence("skipped") if len(bad) else None
+    with nullcontext(index) if isinstance(index, Index) else Index.open(index, model, **opening) as opened:
+        options: dict[str, Any] = {"k": k, "where": where, "exact": exact}
+        results: dict[int, QueryResult] = {}  # by their places in the order of the queries
+        images: list[tuple[int, Path]] = []
+        for name in map(str, queries):
+            files = [path := Path(name)]
+            if path.is_dir():
+                listing = list_images(path, labels=False)
+                for remark in listing.remarks:
+                    logger.info(remark)
+                files = [image.path for image in listing.images]
+            elif not path.is_file():
+                if name not in opened.get([name]):
+                    raise InputError(f"{name!r} is neither a file, a folder, nor an id of {opened.address}.")
+                results[len(results) + len(images)] = QueryResult(name, opened.search_id(name, **options))
+                continue
+            images += enumerate(files, len(results) + len(images))
+        bad = BadImages(on_bad_image, lambda number: str(images[number][1]))
+        for start in range(0, len(images), _TOGETHER):
+            places, paths = zip(*images[start : start + _TOGETHER], strict=True)
+            unread: dict[int, ImageError] = {}
+            for number, matches in enumerate(opened.search_many(paths, on_bad=unread.__setitem__, **options)):
+                if number in unread:
+                    bad.add(start + number, unread[number])
+                else:
+                    results[places[number]] = QueryResult(paths[number], matches)
+    if len(bad):
+        if not results:
+            raise DataError(bad.sentence("there is nothing to search with"))
+        logger.info(bad.sentence("skipped"))
+    return list(dict(sorted(results.items())).values())

@@ -1,60 +1,157 @@
 """The service: an index over HTTP. Needs the extra ``serve``; ``serving.serve`` starts it.
 
 Answers never contain a path of this machine: error messages that might are replaced by general ones and written to the log.
-Everything that limits and counts requests is in ``guards``; decoding in ``decoder``; embedding and searching in ``batching``;
-the shapes of answers and of request bodies, for the OpenAPI description, in ``service_schema``.
+The parts, from the outside: ``Connection`` and ``Guard`` limit what strangers may send, ``_Service`` has the endpoints, and
+``Batcher`` embeds and searches. Uploads are decoded by ``encoder.Decoder``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import io
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from functools import partial
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
+import prometheus_client
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
+from numpy.typing import NDArray
+from PIL import Image
+from pydantic import BaseModel
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from recollect._version import __version__
 from recollect.common.errors import ImageError, InputError, RecollectError
+from recollect.common.images import read_image
 from recollect.common.text import printable
-from recollect.search.batching import Batcher, Job
-from recollect.search.decoder import Decoder
-from recollect.search.guards import FIELDS, Guard
-from recollect.search.index import Index
-from recollect.search.served_images import Thumbnails
-from recollect.search.service_metrics import ServiceMetrics
-from recollect.search.service_schema import (
-    ADD_BODY,
-    COLUMNS,
-    MOST,
-    SEARCH_BODY,
-    VALUES,
-    FoundItems,
-    Health,
-    ItemAnswer,
-    Problem,
-    SearchResult,
+from recollect.search.encoder import Decoder
+from recollect.search.files import stamp_of
+from recollect.search.index import Index, OtherModelError
+from recollect.search.stores import NEIGHBOURS
+from recollect.search.stores.base import (
+    LONGEST_ID,
+    IndexBusyError,
+    Item,
+    Match,
+    Where,
+    checked_id,
+    clean_metadata,
+    clean_where,
 )
-from recollect.search.store_protocol import Hit, IndexBusyError, Item, checked_id, clean_metadata, clean_where
 
 PAGE = Path(__file__).parent / "page"
+THUMBNAIL = 256
+"""Longer side of a thumbnail in pixels."""
+FIELDS = 64 * 1024
+"""Bytes of a JSON body, and of a text field of a form."""
+CONNECTIONS = 200
+"""Open at once. Beyond it, one that waits for its client is closed for every new one."""
+LARGEST = 32
+"""Queries in one batch."""
+MOST = 1000
+"""Results of one query."""
+COLUMNS, VALUES = 16, 1000
+"""Of a filter: columns, and values of each."""
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+_HEADER_SECONDS = 20.0
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _LOG = logging.getLogger("recollect.serve")
 _EXAMPLES = 14
+
+
+# Requests and responses, as the OpenAPI description has them.
+
+
+class SearchResult(BaseModel):
+    """One image found."""
+
+    id: str
+    similarity: float
+    verdict: str | None
+    metadata: dict[str, str]
+    thumbnail: str
+
+
+class FoundItems(BaseModel):
+    """The answer to a search, best first."""
+
+    results: list[SearchResult]
+
+
+class ItemAnswer(BaseModel):
+    """One image of the index."""
+
+    id: str
+    metadata: dict[str, str]
+    thumbnail: str
+
+
+class Problem(BaseModel):
+    """Why a request was refused."""
+
+    detail: str
+
+
+class Health(BaseModel):
+    """The state of the service."""
+
+    status: str
+    items: int
+    generation: int
+    model: str
+    dim: int
+    recall: float | None
+    same: float | None
+    similar: float | None
+    writable: bool
+    version: str
+
+
+def _body(**kinds: dict[str, Any]) -> dict[str, Any]:
+    """The description of a body: its fields, of which an image and an id are required."""
+    content = {}
+    for kind, fields in kinds.items():
+        required = [name for name in fields if name in ("image", "id")]
+        media = {"json": "application/json", "form": "multipart/form-data"}[kind]
+        content[media] = {"schema": {"type": "object", "required": required, "properties": fields}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+_TEXT, _IMAGE = {"type": "string"}, {"type": "string", "format": "binary"}
+_ID = {"type": "string", "minLength": 1, "maxLength": LONGEST_ID}
+_K = {"type": "integer", "minimum": 1, "maximum": MOST, "default": NEIGHBOURS}
+_ALTERNATIVES = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": VALUES}]}
+_PAIRS = {"type": "object", "maxProperties": COLUMNS, "additionalProperties": _ALTERNATIVES}
+SEARCH_BODY = _body(json={"id": _ID, "k": _K, "where": _PAIRS}, form={"image": _IMAGE, "k": _K, "where": _TEXT})
+ADD_BODY = _body(form={"image": _IMAGE, "id": _ID, "metadata": _TEXT})
 
 
 @dataclass(frozen=True)
@@ -82,7 +179,7 @@ def create_app(index: Index, limits: Limits | None = None, on_ready: Callable[[]
         on_ready: called when the model and the vectors are loaded, just before the first request.
     """
     limits = limits or Limits()
-    metrics = ServiceMetrics()
+    metrics = Metrics()
     service = _Service(index, limits, metrics)
 
     @asynccontextmanager
@@ -107,7 +204,10 @@ def create_app(index: Index, limits: Limits | None = None, on_ready: Callable[[]
         app.add_api_route(path, endpoint, **options)
     for kind in (RecollectError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _problem)
-    return Guard(app, metrics, limits.max_bytes, limits.hosts)
+    if limits.hosts is not None:
+        # Against DNS rebinding: a foreign page whose name resolves to this machine sends its own name.
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=sorted(limits.hosts), www_redirect=False)
+    return Guard(app, metrics, limits.max_bytes)
 
 
 def _routes(service: _Service) -> list[tuple[str, Any, dict[str, Any]]]:
@@ -144,6 +244,105 @@ def _routes(service: _Service) -> list[tuple[str, Any, dict[str, Any]]]:
     ]
 
 
+class Metrics:
+    """Counters of one service, for Prometheus."""
+
+    def __init__(self) -> None:
+        prometheus_client.disable_created_metrics()  # a time beside every counter, which nobody asked for
+        self.registry = prometheus_client.CollectorRegistry()
+        labels, registry = ["method", "route", "status"], {"registry": self.registry}
+        self.requests = prometheus_client.Counter("recollect_requests", "Requests answered.", labels, **registry)
+        edges = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+        named = "recollect_search_seconds", "Time to answer a search."
+        self.seconds = prometheus_client.Histogram(*named, buckets=edges, **registry)
+        named = "recollect_batch_queries", "Queries embedded together."
+        self.batches = prometheus_client.Histogram(*named, buckets=(1, 2, 4, 8, 16, 32), **registry)
+
+    def gauge(self, name: str, meaning: str, value: Callable[[], float]) -> None:
+        """Add a value that is asked for whenever the counters are read."""
+        prometheus_client.Gauge(name, meaning, registry=self.registry).set_function(value)
+
+
+class Connection(H11Protocol):
+    """A connection of uvicorn that others can displace while it waits for its client.
+
+    Otherwise clients that connect and send nothing would use up the files that this process may open.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Make room, and limit the time until the first request."""
+        super().connection_made(transport)
+        self.made = self.loop.time()
+        self.loop.call_later(_HEADER_SECONDS, lambda: transport.close() if self.cycle is None else None)
+        if len(self.connections) > CONNECTIONS:
+            waiting = [other for other in self.connections if isinstance(other, Connection) and other.is_waiting()]
+            if waiting:
+                min(waiting, key=lambda other: other.made).transport.close()
+
+    def is_waiting(self) -> bool:
+        """Whether the client has to send something first."""
+        request = self.cycle
+        return not self.transport.is_closing() and (
+            request is None
+            or request.response_complete
+            or request.more_body  # the last: an upload that is not complete
+        )
+
+
+class Guard:
+    """An ASGI application around another.
+
+    Args:
+        app: the application.
+        metrics: counts every request.
+        max_bytes: limit of an uploaded image. Larger bodies are refused as soon as they are announced or received.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, max_bytes: int) -> None:
+        self._app, self._metrics, self._max_bytes = app, metrics, max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start, status, headers, taken = time.perf_counter(), 500, dict(scope["headers"]), 0
+        is_form = headers.get(b"content-type", b"").lower().startswith(b"multipart/")
+        limit = FIELDS + (self._max_bytes if is_form else 0)
+        too_large = f"the body is larger than {limit:,} bytes."
+
+        async def counted() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > limit:
+                raise HTTPException(413, too_large, {"connection": "close"})
+            return message
+
+        async def guarded_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                given = {name.lower() for name, _ in message.get("headers", [])}
+                more = [(n.encode(), v.encode()) for n, v in HEADERS.items() if n.encode() not in given]
+                message = {**message, "headers": [*message.get("headers", []), *more]}
+            await send(message)
+
+        app, size = self._app, int(headers.get(b"content-length", 0))  # the server has checked that it is a number
+        if size > limit:
+            # Closing may cost the client the answer: up to the size of an upload, the server reads on and forgets.
+            app = JSONResponse({"detail": too_large}, 413, {"connection": "close"} if size > self._max_bytes else None)
+        try:
+            await app(scope, counted, guarded_send)
+        finally:
+            # By routes, not by paths, and usual methods: a client could send any number of them.
+            route = getattr(scope.get("route"), "path", "other")
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self._metrics.requests.labels(method, route, status).inc()
+            if route == "/search":
+                self._metrics.seconds.observe(time.perf_counter() - start)
+
+
 class _AnyText(StringConvertor):
     """The rest of an address, also with line breaks, which ``path`` does not match: an id may be any file's name."""
 
@@ -160,12 +359,15 @@ register_url_convertor("any_text", _AnyText())
 class _Service:
     """The endpoints."""
 
-    def __init__(self, index: Index, limits: Limits, metrics: ServiceMetrics) -> None:
+    def __init__(self, index: Index, limits: Limits, metrics: Metrics) -> None:
         self.index, self.limits, self.metrics = index, limits, metrics
-        self.batcher = Batcher(index, metrics.batch)
+        self.batcher = Batcher(index, metrics.batches.observe)
         self.decoder = Decoder(limits.max_pixels, lambda: getattr(index.encoder, "at_least", None))
         self.writer = ThreadPoolExecutor(1)  # clients that write wait here, and not for the lock of the index
-        self.thumbnails = Thumbnails(index)
+        self._thumbnail = lru_cache(2000)(self._shrunk)  # 20 MB
+        metrics.gauge("recollect_items", "Images in the index.", index.count)
+        metrics.gauge("recollect_generation", "Generation of the index that answers.", lambda: index.generation.number)
+        metrics.gauge("recollect_waiting_queries", "Queries that wait to be embedded.", lambda: self.batcher.waiting)
 
     async def page(self) -> Any:
         """The web page."""
@@ -178,11 +380,11 @@ class _Service:
             raise HTTPException(404, "there is no such page.")
         return FileResponse(PAGE / f"page.{kind}", media_type=types[kind])
 
-    async def search(self, request: Request) -> FoundItems:
+    async def search(self, request: Request) -> Any:
         """Find the images most similar to an uploaded one, or to one of the index."""
         present = partial(_present, request)
         async with self._fields(request, ("image", "id", "k", "where")) as fields:
-            k, where = _count(fields.get("k", 10)), _where(fields.get("where"))
+            k, where = _count(fields.get("k", NEIGHBOURS)), _where(fields.get("where"))
             if (image := self._image(fields)) is not None:
                 async with self.decoder.decoded(image, present) as (_, pixels):
                     matches = await self.batcher.answer(Job(present, k, where, image=pixels))
@@ -190,38 +392,38 @@ class _Service:
                 name = fields.get("id")
                 if not isinstance(name, str) or not name:
                     raise HTTPException(422, "send an image, or the id of one in the index.")
-                if name not in await run_in_threadpool(self.index.get, [name]):
-                    raise HTTPException(404, "there is no image with this id.")
+                await run_in_threadpool(self._get_item, name)
                 matches = await self.batcher.answer(Job(present, k, where, name=name))
-        return FoundItems(results=[_result(match) for match in matches])
+        return {
+            "results": [{**_answer(match), "similarity": match.similarity, "verdict": match.level} for match in matches]
+        }
 
-    async def add(self, request: Request) -> ItemAnswer:
+    async def add(self, request: Request) -> Any:
         """Add an image, or replace the one with the same id."""
         self._check_writer(request)
         async with self._fields(request, ("image", "id", "metadata")) as fields:
-            image, name, about = (
-                self._image(fields),
-                fields.get("id"),
-                _json(fields.get("metadata") or "{}", "metadata"),
-            )
+            image, name = self._image(fields), fields.get("id")
+            about = _json(fields.get("metadata") or "{}", "metadata")
             if image is None or not isinstance(name, str):
                 raise HTTPException(422, "send an image and an id.")
             if not isinstance(about, dict):
                 raise HTTPException(422, "metadata must be an object of names and values.")
             name, metadata, present = checked_id(name), clean_metadata(about), partial(_present, request)
             async with self.decoder.decoded(image, present) as (content, pixels):
-                vector, fingerprint = await self.batcher.answer(Job(present, 0, {}, image=pixels))
-        await self._write(
-            self.index.add_vectors, vector[None], [name], [metadata], pictures=[content], fingerprint=fingerprint
-        )
+                vector, fingerprint = await self.batcher.answer(Job(present, 0, Where(), image=pixels))
+        kept = {"pictures": [content], "fingerprint": fingerprint}
+        await self._write(self.index.add_vectors, vector[None], [name], [metadata], **kept)
         return _answer(Item(name, metadata=metadata))
 
-    async def item(self, item_id: str) -> ItemAnswer:
+    def item(self, item_id: str) -> Any:
         """One image of the index."""
-        found = (await run_in_threadpool(self.index.get, [item_id])).get(item_id)
-        if found is None:
+        return _answer(self._get_item(item_id))
+
+    def _get_item(self, name: str) -> Item:
+        item = self.index.get([name]).get(name)
+        if item is None:
             raise HTTPException(404, "there is no image with this id.")
-        return _answer(found)
+        return item
 
     async def remove(self, item_id: str, request: Request) -> Any:
         """Remove an image from the index."""
@@ -230,34 +432,45 @@ class _Service:
             raise HTTPException(404, "there is no image with this id.")
         return Response(status_code=204)
 
-    async def thumbnail(self, item_id: str, request: Request) -> Any:
+    def thumbnail(self, item_id: str, request: Request) -> Any:
         """A small copy of an image of the index."""
-        found = await run_in_threadpool(self.thumbnails.get, item_id)
-        if found is None:
-            raise HTTPException(404, "there is no picture of this image.")
-        content, digest = found
-        headers = {"etag": f'"{digest}"', "cache-control": "private, no-cache"}
+        item = self._get_item(item_id)
+        try:
+            content = self._thumbnail(item.digest, item.source, item.stamp)
+        except (RecollectError, OSError) as error:
+            raise HTTPException(404, "there is no picture of this image.") from error
+        headers = {"etag": f'"{item.digest}"', "cache-control": "private, no-cache"}
         if request.headers.get("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)
         return Response(content, media_type="image/jpeg", headers=headers)
 
-    async def examples(self) -> list[ItemAnswer]:
+    def _shrunk(self, digest: str, source: str, stamp: str) -> bytes:
+        """The thumbnail of an item as JPEG."""
+        if source and stamp_of(Path(source)) != stamp:
+            raise FileNotFoundError  # a file that replaced an indexed one must not be shown
+        picture = Path(source) if source else self.index.store.picture(digest)
+        if picture is None:
+            raise FileNotFoundError
+        image, buffer = read_image(picture), io.BytesIO()
+        image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
+        image.save(buffer, "JPEG", quality=85)
+        return buffer.getvalue()
+
+    def examples(self) -> Any:
         """Some images of the index, of different labels, to begin a search with."""
-        return [_answer(item) for item in await run_in_threadpool(self.index.examples, _EXAMPLES)]
+        return [_answer(item) for item in self.index.examples(_EXAMPLES)]
 
-    async def labels(self) -> dict[str, int]:
+    def labels(self) -> dict[str, int]:
         """The existing labels, with their numbers of images."""
-        found: dict[str, int] = await run_in_threadpool(self.index.values, "label")
-        return found
+        return self.index.values("label")
 
-    async def health(self) -> Health:
+    def health(self) -> Health:
         """The state of the service."""
-        items = await run_in_threadpool(self.index.count)
         generation = self.index.generation
         near, thresholds = generation.approximate or {}, generation.calibration or {}
         return Health(
             status="ok",
-            items=items,
+            items=len(self.index),
             generation=generation.number,
             model=str(generation.model.get("name", "")),
             dim=generation.dim,
@@ -268,13 +481,10 @@ class _Service:
             version=__version__,
         )
 
-    async def metrics_text(self) -> Any:
+    def metrics_text(self) -> Any:
         """Counters for Prometheus."""
-        items = await run_in_threadpool(self.index.count)
-        return PlainTextResponse(
-            self.metrics.text(items, self.index.generation.number, self.batcher.waiting),
-            media_type="text/plain; version=0.0.4; charset=utf-8",
-        )
+        text = prometheus_client.generate_latest(self.metrics.registry)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def _check_writer(self, request: Request) -> None:
         if self.limits.token is None:
@@ -357,10 +567,10 @@ def _count(value: Any) -> int:
     return number
 
 
-def _where(value: Any) -> dict[str, list[str]]:
+def _where(value: Any) -> Where:
     found = _json(value, "where") if isinstance(value, str) and value else value
     if not found:
-        return {}
+        return Where()
     if not isinstance(found, dict):
         raise HTTPException(422, "where must be an object of names and values.")
     where = clean_where(found)
@@ -376,9 +586,128 @@ def _json(text: str, what: str) -> Any:
         raise HTTPException(422, f"{what} is not JSON.") from error
 
 
-def _answer(item: Item | Hit) -> ItemAnswer:
-    return ItemAnswer(id=item.id, metadata=dict(item.metadata), thumbnail=f"/thumbnails/{quote(item.id, safe='')}")
+def _answer(item: Item | Match) -> dict[str, Any]:
+    return {"id": item.id, "metadata": item.metadata, "thumbnail": f"/thumbnails/{quote(item.id, safe='')}"}
 
 
-def _result(match: Hit) -> SearchResult:
-    return SearchResult(**_answer(match).model_dump(), similarity=match.similarity, verdict=match.verdict)
+@dataclass
+class Job:
+    """One query: an image, or an id of the index. ``present`` raises an error if its client has left; ``k`` 0 asks
+    for the vector of the image only."""
+
+    present: Callable[[], Awaitable[None]]
+    k: int
+    where: Where
+    image: NDArray[np.uint8] | None = None
+    name: str | None = None
+    answer: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+def warm_up(index: Index) -> None:
+    """Open the model and read the vectors; an index that is damaged is refused here."""
+    rows = index.encoder.embed([np.full((64, 64, 3), 127, np.uint8)])
+    index.search_vectors(np.nan_to_num(rows), 1)
+
+
+class Batcher:
+    """Answers queries of an index, one batch after the other: a model takes little longer for eight images than for one.
+
+    Queries are never delayed on purpose. While a batch is in the model, new queries are collected; they form the next batch.
+    Images to be added to the index are embedded with them.
+
+    Args:
+        index: the index to search.
+        observe: called with the size of every batch.
+    """
+
+    def __init__(self, index: Index, observe: Callable[[int], None] = lambda size: None) -> None:
+        self._index, self._observe = index, observe
+        self._queue: asyncio.Queue[Job] = asyncio.Queue()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="search")
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Queries that wait for the batch before them."""
+        return self._queue.qsize()
+
+    async def start(self) -> None:
+        """Open the model and read the vectors, so that the first query is as fast as the others; then accept queries."""
+        await asyncio.get_running_loop().run_in_executor(self._worker, warm_up, self._index)
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Answer the waiting queries, then stop."""
+        await self._queue.join()
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        self._worker.shutdown()
+
+    async def answer(self, job: Job) -> Any:
+        """The matches of one query; with ``k`` 0, its vector and the fingerprint of the model.
+
+        Raises:
+            ImageError, InputError: this query is not valid.
+        """
+        self._queue.put_nowait(job)  # the server limits how many wait
+        return await job.answer
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            jobs: list[Job] = []
+            while not jobs or (len(jobs) < LARGEST and not self._queue.empty()):
+                job = await self._queue.get()
+                try:
+                    await job.present()
+                    jobs.append(job)
+                except Exception as error:
+                    self._finish(job, error)
+            self._observe(len(jobs))
+            answers = await loop.run_in_executor(self._worker, self._answers, jobs)
+            for job, answer in zip(jobs, answers, strict=True):
+                self._finish(job, answer)
+
+    def _finish(self, job: Job, answer: Any) -> None:
+        if not job.answer.done():  # it is cancelled where the service stops before the answer
+            (job.answer.set_exception if isinstance(answer, Exception) else job.answer.set_result)(answer)
+        self._queue.task_done()
+
+    def _answers(self, jobs: list[Job]) -> list[Any]:
+        """An answer or an error for every job."""
+        for _ in range(3):
+            try:
+                return self._attempt(jobs)
+            except OtherModelError as error:  # the index was rebuilt between embedding and searching
+                failure: Exception = error
+            except Exception as error:  # after any error every client gets an answer and the service continues
+                failure = error
+                break
+        # One by one, so that only those at fault fail.
+        return [failure] if len(jobs) == 1 else [self._answers([job])[0] for job in jobs]
+
+    def _attempt(self, jobs: list[Job]) -> list[Any]:
+        answers: dict[int, Any] = {}
+        images = [place for place, job in enumerate(jobs) if job.image is not None]
+        if images:
+            bad: dict[int, Exception] = {}
+            encoder = self._index.encoder
+            rows = encoder.embed([jobs[place].image for place in images], bad.__setitem__)
+            answers.update({images[number]: error for number, error in bad.items()})
+            groups: dict[str, list[int]] = {}
+            for number, place in enumerate(images):
+                if number not in bad:
+                    key = json.dumps([jobs[place].k, jobs[place].where], sort_keys=True)
+                    groups.setdefault(key, []).append(number)
+            for numbers in groups.values():
+                job = jobs[images[numbers[0]]]
+                found: Any = [(rows[number], encoder.fingerprint) for number in numbers]
+                if job.k:
+                    found = self._index.search_vectors(rows[numbers], job.k, job.where, fingerprint=encoder.fingerprint)
+                answers.update({images[number]: answer for number, answer in zip(numbers, found, strict=True)})
+        for place, job in enumerate(jobs):
+            if job.name is not None:
+                answers[place] = self._index.search_id(job.name, job.k, job.where)
+        return [answers[place] for place in range(len(jobs))]

@@ -82,7 +82,7 @@ def _bound(how: list[Any], address: Any) -> OSError | None:
 
 def server_options(grace: int) -> dict[str, Any]:
     """Options of uvicorn that keep strangers from exhausting this process: its files, its memory, its log."""
-    from recollect.search.guards import Connection
+    from recollect.search.service import Connection
 
     with contextlib.suppress(ImportError, OSError, ValueError):  # the usual limit on open files is 256 on some systems
         import resource
@@ -138,14 +138,12 @@ def serve(
 
             recollect.serve("shop.index", port=8080)
     """
-    refuse_address(
-        host, port
-    )  # before the model is loaded, and with a message; uvicorn would end the process with code 3
+    # Before the model is loaded, and with a message; uvicorn would end the process with code 3.
+    refuse_address(host, port)
     uvicorn: Any = require("uvicorn", "serve", "recollect serve")
-    require("fastapi", "serve", "recollect serve")
-    require("python_multipart", "serve", "recollect serve")
-    from recollect.search.batching import warm_up
-    from recollect.search.service import Limits, create_app
+    for module in ("fastapi", "python_multipart", "prometheus_client"):
+        require(module, "serve", "recollect serve")
+    from recollect.search.service import Limits, create_app, warm_up
 
     token, new = find_token(None if token_file is None else Path(token_file)) if write else (None, False)
     opening_it = contextlib.nullcontext(index) if isinstance(index, Index) else Index.open(index, model, **opening)

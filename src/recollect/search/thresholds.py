@@ -6,30 +6,38 @@ the share below it. The threshold for *same* is the lowest whose false-match rat
 *similar* likewise with a larger rate. Use classes the model was not trained on; otherwise the rates look better than they are.
 
 Pairs are counted tile by tile in a histogram, so memory does not grow with their number, and the rates are upper bounds:
-a threshold is always the upper edge of a bin.
+a threshold is always the upper edge of a bin. ``calibrate_target`` measures them for a model or an index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recollect.common.errors import InputError
-from recollect.common.files import write_json
-from recollect.common.reading import read_json
-from recollect.search.encoder import Encoder
+from recollect.common import plugins
+from recollect.common.errors import ConfigError, DataError, InputError
+from recollect.common.files import make_folder_for, write_json
+from recollect.common.text import number_of
+from recollect.data import load
+from recollect.data.folder_layout import part_to_use
+from recollect.data.registry import refuse_two_meanings, without_missing
+from recollect.inference.content_keys import KEY_BYTES, Keys, content_keys
+from recollect.inference.embedding_sets import files_as_set
+from recollect.inference.trained_on import is_unseen, read_trained_on
+from recollect.search.encoder import CALIBRATION, Encoder, embed_in_batches, open_encoder, shorten
+from recollect.search.files import list_images
+from recollect.search.index import Index
+from recollect.search.stores.base import is_index
 
 BINS = 1 << 20
 """Bins over similarities from −1 to 1: 2e-6 wide, finer than float32 products are exact."""
 
-SAME, SIMILAR, UNKNOWN = "same", "similar", "unknown"
-FILE = "calibration.json"
 _RATES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 1e-6)
 _ROWS = 1024
 
@@ -163,29 +171,165 @@ def _threshold(one: NDArray[np.int64], two: NDArray[np.int64], rate: float) -> T
     )
 
 
-def verdict(similarity: float, calibration: Mapping[str, Any] | None) -> str | None:
-    """*same*, *similar* or *unknown*; None without a calibration."""
-    if calibration is None:
-        return None
-    if similarity >= float(calibration["same"]["similarity"]):
-        return SAME
-    return SIMILAR if similarity >= float(calibration["similar"]["similarity"]) else UNKNOWN
+def calibrate_target(
+    target: str | Path,
+    data: str | None = None,
+    *,
+    model: str | Path | None = None,
+    root: str | Path | None = None,
+    split: str = "test",
+    same_rate: float = 1e-3,
+    similar_rate: float = 5e-2,
+    wait: float = 0.0,
+    **opening: Any,
+) -> tuple[ThresholdCalibration, list[str]]:
+    """Measure thresholds and store them with a run, a saved embedder or an index.
+
+    Args:
+        target: one of these.
+        data: a folder or ``.csv`` of labelled images, or a data set by name; for an index, its own labelled images by default.
+        model: new folder of the model of an index, if it moved.
+        root: the folder of a data set. split: the split to use, if there are splits.
+        same_rate, similar_rate: see ``thresholds.calibrate``.
+        wait: seconds to wait for another process that is writing to the index.
+        opening: ``weights``, ``device``, ``batch_size``, ``download`` for the model.
+
+    Returns:
+        The calibration, and remarks on what it was measured on.
+
+    Raises:
+        ConfigError: the model of the index moved. InputError: ``data`` is missing, or ``model`` is given without an index.
+
+    Example:
+        >>> found, remarks = calibrate_target("run", "photos", same_rate=0.05, similar_rate=0.2)
+        >>> found.same.similarity >= found.similar.similarity
+        True
+    """
+    rates = {"same_rate": same_rate, "similar_rate": similar_rate}
+    remarks: list[str] = []
+    if is_index(target):
+        with Index.open(target, model, **opening) as index:
+            place = _place_of_model(index) if model is None else index.encoder.note.get("model")
+            if data is None:
+                vectors, labels = _indexed_vectors(index, place, remarks)
+            else:
+                images, labels = _labelled_images(data, root, split, place, remarks)
+                vectors, labels = _vectors(index.encoder, images, labels, remarks)
+                vectors = shorten(vectors, index.generation.dim)
+            of = data or "the labelled images of the index"
+            calibration = calibrate(vectors, labels, fingerprint=index.model["fingerprint"], data=of, **rates)
+            index.set_calibration(calibration.as_dict(), wait=wait)
+        return calibration, remarks
+    if model is not None:
+        raise InputError(
+            f"--model {model} names the new folder of an index's model, but {target} is not an index. To calibrate {model} "
+            "itself, give it as the target."
+        )
+    if data is None:
+        raise InputError("give labelled images of classes that the model was not trained on, with --data.")
+    is_folder, file = Path(target).is_dir(), Path(target) / CALIBRATION
+    if is_folder:
+        make_folder_for(file)  # a read-only folder is noticed before the images are embedded
+    encoder = open_encoder(target, **opening)
+    images, labels = _labelled_images(data, root, split, encoder.note.get("model"), remarks)
+    vectors, labels = _vectors(encoder, images, labels, remarks)
+    calibration = calibrate(vectors, labels, fingerprint=encoder.fingerprint, data=data, **rates)
+    if is_folder:
+        write_json(file, calibration.as_dict())
+    else:
+        remarks.append(
+            f"{target} is not a folder, so the thresholds are not stored: calibrate an index that uses it instead."
+        )
+    return calibration, remarks
 
 
-def write_calibration(folder: Path, calibration: ThresholdCalibration) -> Path:
-    """Keep a calibration with a run or a saved embedder, as ``calibration.json`` in its folder."""
-    path = folder / FILE
-    write_json(path, calibration.as_dict())
-    return path
+def _place_of_model(index: Index) -> Any:
+    """The place of the index's model, whose folder records what it was trained on.
+
+    A folder is recorded as an absolute path, perhaps on another machine. Initialisations by name and ``hf://`` addresses
+    have no record.
+
+    Raises:
+        ConfigError: the folder no longer exists. OtherModelError: another model lies there.
+    """
+    place = index.model.get("model")
+    text = str(place)
+    is_path = PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
+    if is_path and not plugins.is_reference(text) and not Path(text).exists():
+        raise ConfigError(
+            f"{text}, the model of {index.address}, no longer exists, so it is not known on which classes it was trained. "
+            "If it moved, give its new folder with --model."
+        )
+    # Opening it refuses another model that lies there now, whose record would be of other classes.
+    return index.encoder.note.get("model") if is_path and Path(text).is_dir() else place
 
 
-def read_calibration(encoder: Encoder) -> dict[str, Any] | None:
-    """The calibration kept with a model; None if there is none, or if it belongs to other weights."""
-    place = encoder.note.get("model")
-    path = Path(str(place)) / FILE if place else None
-    if path is None or not path.is_file():
-        return None
-    found = read_json(path)
-    if not isinstance(found, dict) or found.get("fingerprint") != encoder.fingerprint:
-        return None
-    return found
+def _indexed_vectors(index: Index, model: Any, remarks: list[str]) -> tuple[NDArray[np.float32], list[str]]:
+    items = [item for item in index.store.iterate(index.generation.number, vectors=True) if "label" in item.metadata]
+    if not items:
+        raise DataError(f"{index.address}: no image has a label; give labelled images with --data.")
+    labels = [item.metadata["label"] for item in items]
+    digests = [bytes.fromhex(item.digest)[:KEY_BYTES].ljust(KEY_BYTES, b"\0") for item in items]
+    keys = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, KEY_BYTES)
+    kept = _unseen(labels, keys, "folder", model, remarks)
+    vectors = np.stack([vector for place in kept if (vector := items[place].vector) is not None])
+    return vectors, [labels[place] for place in kept]
+
+
+def _labelled_images(
+    data: str, root: str | Path | None, split: str, model: Any, remarks: list[str]
+) -> tuple[list[Any], list[str]]:
+    """Images of classes that the model was not trained on, and their labels."""
+    if root is None:
+        refuse_two_meanings(data)
+    if root is None and Path(data).exists():
+        listing = list_images(data)
+        remarks += listing.remarks
+        parts = {entry.metadata["split"] for entry in listing.images if "split" in entry.metadata}
+        split = part_to_use(split, parts)
+        kept = [
+            entry
+            for entry in listing.images
+            if "label" in entry.metadata and (not parts or entry.metadata.get("split") == split)
+        ]
+        if not kept:
+            where = f" of the part {split!r}" if parts else ""
+            raise DataError(f"{data}: no labelled images{where}. Give a folder with one folder per class.")
+        paths, labels = [entry.path for entry in kept], [entry.metadata["label"] for entry in kept]
+        places = _unseen(labels, content_keys(files_as_set(paths)), "folder", model, remarks)
+        return [paths[place] for place in places], [labels[place] for place in places]
+    images = load(data, root, split, **without_missing(data, {}))
+    labels = [images.class_names[label] for label in images.labels.tolist()]
+    places = _unseen(labels, content_keys(images), images.name, model, remarks)
+    files = images.arrays is None and images.boxes is None
+    return [images.path(place) if files else images.read(place) for place in places], [labels[p] for p in places]
+
+
+def _unseen(labels: list[str], keys: Keys, data: str, model: Any, remarks: list[str]) -> list[int]:
+    """Positions of the images whose classes the model was not trained on; of all where there are no others, with a warning."""
+    known = read_trained_on(Path(str(model))) if model else None
+    if known is None:
+        return list(range(len(labels)))
+    unseen = is_unseen(labels, keys, data, known)
+    kept = np.flatnonzero(unseen).tolist()
+    trained = len({label for label, new in zip(labels, unseen.tolist(), strict=True) if not new})
+    if not kept:
+        remarks.append(
+            "WARNING: the model was trained on all of these classes. On new ones, images of one class are less similar than "
+            "measured here: calibrate with --data FOLDER, a folder of classes that were held out."
+        )
+        return list(range(len(labels)))
+    if trained:
+        remarks.append(f"{number_of(trained, 'class was/classes were')} trained on and left out.")
+    return kept
+
+
+def _vectors(
+    encoder: Encoder, images: Sequence[Any], labels: list[str], remarks: list[str]
+) -> tuple[NDArray[np.float32], list[str]]:
+    """Vectors and labels of the images that can be read."""
+    vectors, bad = embed_in_batches(encoder, images)
+    if bad:
+        remarks.append(f"{number_of(len(bad), 'image')} could not be read, and left out.")
+    read = [place for place in range(len(images)) if place not in bad]
+    return vectors[read], [labels[place] for place in read]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recollect.common.errors import InputError
+from recollect.search.stores import NEIGHBOURS
 
 _TILE_BYTES = 64 << 20
 _ROWS = 16384  # rows of the gallery multiplied at a time
@@ -22,7 +23,7 @@ _MANY = 32  # queries from which one product with the gallery on the right is fa
 
 
 @dataclass(frozen=True)
-class Found:
+class Neighbours:
     """The results of Q queries, best first.
 
     Attributes:
@@ -37,28 +38,28 @@ class Found:
 def nearest(
     queries: NDArray[np.float32],
     gallery: NDArray[np.float32],
-    top: int = 10,
+    k: int = NEIGHBOURS,
     *,
     own: NDArray[np.int64] | None = None,
-) -> Found:
-    """The ``top`` gallery vectors with the largest dot product, for every query; ties in the gallery's order.
+) -> Neighbours:
+    """The ``k`` gallery vectors with the largest dot product, for every query; ties in the gallery's order.
 
     Args:
         queries: Q × d. gallery: N × d.
-        top: how many; fewer come back when the gallery is smaller.
+        k: how many; fewer come back when the gallery is smaller.
         own: for each query, its own position in the gallery, which is left out; -1 for none.
 
     Raises:
         InputError: shapes that do not match, values that are not finite, or an empty gallery.
 
     Examples:
-        >>> found = nearest(np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float32), top=1)
+        >>> found = nearest(np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float32), k=1)
         >>> found.indices.tolist(), found.similarities.tolist()
         ([[0], [1]], [[1.0], [1.0]])
     """
-    _check(queries, gallery, top)
+    _check(queries, gallery, k)
     left = np.full(len(queries), -1, np.int64) if own is None else np.asarray(own, np.int64)
-    count = min(top, len(gallery) - (1 if own is not None and (left >= 0).any() else 0))
+    count = min(k, len(gallery) - (1 if own is not None and (left >= 0).any() else 0))
     if count < 1:
         raise InputError("the gallery contains no vector besides the query itself: add images to it.")
     return nearest_unchecked(queries, np.ascontiguousarray(gallery, np.float32), count, own=left)
@@ -67,23 +68,23 @@ def nearest(
 def nearest_unchecked(
     queries: NDArray[np.float32],
     gallery: NDArray[Any],
-    count: int,
+    k: int,
     *,
     own: NDArray[np.int64] | None = None,
     allowed: NDArray[np.bool_] | None = None,
-) -> Found:
+) -> Neighbours:
     """``nearest`` without checking every value first, which would cost as much as the search of one query.
 
     Args:
         queries: Q × d. gallery: N × d, float32 or float16; products are float32 in both cases.
-        count: how many; at most the number of vectors that may be found.
+        k: how many; at most the number of vectors that may be found.
         own: as in ``nearest``.
         allowed: which of the N may be found; all when None.
     """
     right = torch.from_numpy(gallery)
     rows = max(1, _TILE_BYTES // (4 * len(gallery)))
-    indices = np.empty((len(queries), count), np.int64)
-    similarities = np.empty((len(queries), count), np.float32)
+    indices = np.empty((len(queries), k), np.int64)
+    similarities = np.empty((len(queries), k), np.float32)
     forbidden = None if allowed is None else torch.from_numpy(~allowed)
     for start in range(0, len(queries), rows):
         some = slice(start, start + rows)
@@ -93,17 +94,17 @@ def nearest_unchecked(
             tile[torch.from_numpy(mine), torch.from_numpy(own[some][mine])] = -torch.inf
         if forbidden is not None:
             tile.masked_fill_(forbidden, -torch.inf)
-        values, places = tile.topk(min(count + 1, len(gallery)), dim=1)
+        values, places = tile.topk(min(k + 1, len(gallery)), dim=1)
         # topk takes any of several equal values at the end of the list; those that come first in the gallery are meant.
-        for row in (values[:, count - 1] == values[:, -1]).nonzero().flatten() if count < len(gallery) else ():
+        for row in (values[:, k - 1] == values[:, -1]).nonzero().flatten() if k < len(gallery) else ():
             last = values[row, -1]
             ahead = int((values[row] > last).sum())
-            places[row, ahead:count] = (tile[row] == last).nonzero().flatten()[: count - ahead]
+            places[row, ahead:k] = (tile[row] == last).nonzero().flatten()[: k - ahead]
         # topk does not define the order of equal values; two sorts do: first by position, then, stably, by value.
-        places, order = places[:, :count].sort(dim=1)
-        values, again = values[:, :count].gather(1, order).sort(dim=1, descending=True, stable=True)
+        places, order = places[:, :k].sort(dim=1)
+        values, again = values[:, :k].gather(1, order).sort(dim=1, descending=True, stable=True)
         indices[some], similarities[some] = places.gather(1, again).numpy(), values.numpy()
-    return Found(indices, similarities)
+    return Neighbours(indices, similarities)
 
 
 def _products(queries: Tensor, gallery: Tensor) -> Tensor:
@@ -126,9 +127,9 @@ def _products(queries: Tensor, gallery: Tensor) -> Tensor:
     return products
 
 
-def _check(queries: NDArray[np.float32], gallery: NDArray[np.float32], top: int) -> None:
-    if top < 1:
-        raise InputError(f"top is {top}: it must be at least 1.")
+def _check(queries: NDArray[np.float32], gallery: NDArray[np.float32], k: int) -> None:
+    if k < 1:
+        raise InputError(f"k is {k}: it must be at least 1.")
     for what, vectors in (("queries", queries), ("gallery", gallery)):
         if vectors.ndim != 2 or not len(vectors):
             raise InputError(f"{what}: give N × d vectors, at least one; the shape is {vectors.shape}.")

@@ -9,7 +9,7 @@ import torch
 
 from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.models import Embedder
-from recollect.search.updating import update_index
+from recollect.search.index import update_index
 from search.toy_model import make_photos
 
 
@@ -43,6 +43,14 @@ def test_an_index_is_made_and_brought_up_to_date(tmp_path: Path, photos: Path, m
     done = update_index(place, add=[photos / "class1" / "0.png"], metadata={"price": 3})
     assert done.changes[0].added == 1
     assert update_index(place, remove=["0.png", "nothing"]).removed == 1
+
+
+def test_no_index_is_left_behind_for_a_folder_that_does_not_exist(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for folder in ("nowhere", "empty"):
+        with pytest.raises(DataError, match=folder):
+            update_index(tmp_path / "x.index", [tmp_path / folder], model=model)
+        assert not (tmp_path / "x.index").exists()
 
 
 def test_files_that_cannot_be_added_are_an_error(tmp_path: Path, photos: Path, model: Path) -> None:

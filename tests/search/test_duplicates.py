@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from recollect.common.errors import InputError
-from recollect.search import Index, near_duplicates
-from recollect.search.near_duplicates import find_duplicates, group_vectors
+from recollect.search import Index, duplicates
+from recollect.search.duplicates import find_duplicates, group_vectors
 from search.toy_model import ToyEncoder, make_photos
 
 
@@ -32,11 +32,11 @@ def test_groups_are_those_of_a_walk(count: int, seed: int, rows: int) -> None:
     random = np.random.default_rng(seed)
     # Whole numbers: float32 and float64 agree to the bit about every pair.
     vectors = random.integers(-1, 2, (count, 3)).astype(np.float32)
-    before, near_duplicates._ROWS = near_duplicates._ROWS, rows
+    before, duplicates._ROWS = duplicates._ROWS, rows
     try:
         groups, lowest = group_vectors(vectors / 2, 0.5)
     finally:
-        near_duplicates._ROWS = before
+        duplicates._ROWS = before
     assert groups.tolist() == _reference(vectors / 2, 0.5)
     for root in set(groups.tolist()):
         members = np.flatnonzero(groups == root)

@@ -35,14 +35,25 @@ class IndexedFile:
     metadata: dict[str, str] = field(default_factory=dict)
 
 
-def list_images(
-    source: Path | str,
-    *,
-    prefix: str = "",
-    labels: bool = True,
-    left_out: Counter[str] | None = None,
-) -> tuple[list[IndexedFile], list[str]]:
-    """The images of a folder or of a CSV file, and messages about skipped files.
+@dataclass(frozen=True)
+class ImageListing:
+    """The images of a folder or of a CSV file.
+
+    Attributes:
+        source: the folder or the file.
+        images: those that exist.
+        remarks: messages about skipped files, and about labels that are not clear.
+        left_out: the number of skipped files, by reason.
+    """
+
+    source: Path
+    images: list[IndexedFile] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+def list_images(source: Path | str, *, prefix: str = "", labels: bool = True) -> ImageListing:
+    """List the images of a folder or of a CSV file.
 
     A folder: every image below it. The id is its path relative to the folder, ``label`` the first folder on that path
     (below ``train``, ``test`` and ``val``, which become ``split``; ``Testing`` and similar names are recognized), ``name``
@@ -55,28 +66,28 @@ def list_images(
         source: the folder or the CSV file.
         prefix: prefix of every id, to keep several folders apart.
         labels: find ``label`` and ``split`` of the images of a folder, with messages where they are not clear.
-        left_out: counts skipped files of a folder, by reason.
 
     Raises:
         DataError: it is neither, or contains no images.
     """
-    root = Path(source)
-    remarks: list[str] = []
+    listing = ImageListing(root := Path(source))
     if root.is_dir():
-        found = list(_folder(root, prefix, labels, remarks, Counter() if left_out is None else left_out))
+        listing.images.extend(_folder(listing, prefix, labels))
     elif root.suffix.lower() == ".csv" and root.is_file():
-        found = list(_csv(root, prefix, remarks, Counter() if left_out is None else left_out))
+        listing.images.extend(_csv(listing, prefix))
     elif root.exists():
         raise DataError(f"{root}: an index is filled from folders and .csv files; add single files with --add.")
     else:
         raise DataError(f"{root}: no such folder or .csv file.")
-    if not found:
-        why = f" {remarks[0]}" if remarks else ""
+    if not listing.images:
+        why = f" {listing.remarks[0]}" if listing.remarks else ""
         raise DataError(f"{root}: no images found (looked for {', '.join(sorted(IMAGE_SUFFIXES))}).{why}")
-    return found, remarks
+    return listing
 
 
-def _folder(root: Path, prefix: str, labels: bool, remarks: list[str], left_out: Counter[str]) -> Iterator[IndexedFile]:
+def _folder(listing: ImageListing, prefix: str, labels: bool) -> Iterator[IndexedFile]:
+    root, remarks, left_out = listing.source, listing.remarks, listing.left_out
+
     def refused(name: str, reason: str) -> None:
         remarks.append(f"{root / name}: skipped, {reason}")
 
@@ -108,9 +119,9 @@ def _splits(root: Path, remarks: list[str]) -> dict[str, str]:
     return split_of
 
 
-def _csv(path: Path, prefix: str, remarks: list[str], left_out: Counter[str]) -> Iterator[IndexedFile]:
+def _csv(listing: ImageListing, prefix: str) -> Iterator[IndexedFile]:
+    path, remarks = listing.source, listing.remarks
     seen: dict[str, int] = {}
-    missing = 0
     try:
         with io.StringIO(read_text(path), newline="") as file:
             reader = table_reader(file)
@@ -137,9 +148,8 @@ def _csv(path: Path, prefix: str, remarks: list[str], left_out: Counter[str]) ->
                 seen[identity] = reader.line_num
                 file_path = path.parent / name
                 if not file_path.is_file():
-                    missing += 1
-                    left_out["missing"] += 1
-                    if missing <= 5:
+                    listing.left_out["missing"] += 1
+                    if listing.left_out["missing"] <= 5:
                         remarks.append(f"{path}, line {reader.line_num}: {name} does not exist; skipped.")
                     continue
                 columns = {
@@ -148,7 +158,7 @@ def _csv(path: Path, prefix: str, remarks: list[str], left_out: Counter[str]) ->
                 yield IndexedFile(identity, file_path, {"name": file_path.name, **columns})
     except csv.Error as error:
         raise DataError(f"{path}: not a CSV file ({error}).") from error
-    if missing > 5:
+    if (missing := listing.left_out["missing"]) > 5:
         remarks.append(f"{path}: {missing:,} files do not exist in total.")
 
 

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from recollect.common.console import ProgressLine
 from recollect.common.errors import DataError, InputError
-from recollect.search.addresses import is_index
-from recollect.search.encoder import open_encoder
+from recollect.search.encoder import embed_in_batches, open_encoder
+from recollect.search.files import digest_of, list_images
 from recollect.search.index import Index
-from recollect.search.indexed_files import digest_of, list_images
-from recollect.search.store_protocol import Item
+from recollect.search.stores.base import Item, is_index
 
 _ROWS = 2048
 
@@ -184,21 +183,14 @@ def _indexed(target: str | Path) -> tuple[list[Item], NDArray[np.float32]]:
 def _embedded(
     target: str | Path, model: str, opening: dict[str, Any], remarks: list[str]
 ) -> tuple[list[Item], NDArray[np.float32]]:
-    listed, left_out = list_images(target)
-    remarks += left_out
-    encoder = open_encoder(model, **opening)
-    vectors = np.empty((len(listed), encoder.dim), np.float32)
-    items: list[Item] = []
-    with ProgressLine("embedding", len(listed)) as line:
-        for start in range(0, len(listed), 256):
-            some = listed[start : start + 256]
-            rows = encoder.embed([entry.path for entry in some], lambda number, error: remarks.append(str(error)))
-            for entry, row in zip(some, rows, strict=True):
-                if np.isfinite(row).all():  # an image that cannot be read has no duplicates
-                    vectors[len(items)] = row
-                    items.append(Item(entry.id, None, entry.metadata, digest_of(entry.path)[0]))
-            line.advance(len(some))
-    return items, vectors[: len(items)]
+    listing = list_images(target)
+    vectors, bad = embed_in_batches(open_encoder(model, **opening), [entry.path for entry in listing.images])
+    remarks += [*listing.remarks, *map(str, bad.values())]
+    read = [place for place in range(len(vectors)) if place not in bad]  # one that cannot be read has no duplicates
+    entries = [listing.images[place] for place in read]
+    return [Item(entry.id, None, entry.metadata, digest_of(entry.path)[0]) for entry in entries], vectors[
+        read
+    ] if bad else vectors
 
 
 def _group(items: list[Item], similarity: float) -> Group:

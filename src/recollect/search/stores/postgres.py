@@ -18,17 +18,16 @@ from typing import Any
 import numpy as np
 
 from recollect.common.errors import ConfigError, InputError, require
-from recollect.search.store_protocol import (
-    Hit,
+from recollect.search.stores.base import (
     IndexBusyError,
     Item,
+    Match,
     NoIndexError,
     StoreError,
     Vectors,
     Where,
     checked_queries,
     checked_vectors,
-    clean_where,
     in_order,
 )
 
@@ -50,7 +49,7 @@ def parse_address(address: str) -> tuple[str, str, str]:
 
 
 class PostgresStore:
-    """See ``recollect.search.store_protocol.Store`` for what the methods do."""
+    """See ``recollect.search.stores.base.Store`` for what the methods do."""
 
     def __init__(self, address: str, create: bool) -> None:
         target, self._name, self.address = parse_address(address)
@@ -102,9 +101,7 @@ class PostgresStore:
                 milliseconds = max(1, int(min(wait * 1000, 2**31 - 1)))
                 session.execute(f"SET LOCAL lock_timeout = {milliseconds}; SELECT pg_advisory_lock({lock})")
             except self._errors.LockNotAvailable:
-                raise IndexBusyError(
-                    f"{self.address}: another process is writing to this index. Try again when it is done, or use --wait."
-                ) from None
+                raise IndexBusyError(self.address) from None
             try:
                 yield
             finally:
@@ -234,7 +231,7 @@ class PostgresStore:
         where: Where | None = None,
         approximate: bool | None = None,
         candidates: int = 100,
-    ) -> list[list[Hit]]:
+    ) -> list[list[Match]]:
         """Exact search by a scan, or by pgvector's HNSW."""
         dim, kind = self._vector_type(generation)
         vectors = [self._types[kind](row) for row in checked_queries(queries, dim, k)]
@@ -256,7 +253,7 @@ class PostgresStore:
             answers = [self._rows(query, (vector, *values, k)) for vector in vectors]
         if approximate and any(len(rows) < k for rows in answers):  # a scan ends when it exceeds the server's work_mem
             return self.search(generation, queries, k, where)
-        return [in_order([Hit(name, -distance, metadata) for name, metadata, distance in rows]) for rows in answers]
+        return [in_order([Match(name, -distance, metadata) for name, metadata, distance in rows]) for rows in answers]
 
     def build_approximate(self, generation: int) -> None:
         """Build pgvector's HNSW."""
@@ -333,5 +330,5 @@ class PostgresStore:
 def _condition(where: Where | None) -> tuple[str, list[Any]]:
     """A filter as a condition, with its values."""
     # Containment can use the index on metadata; several values become several documents, one of which must be contained.
-    documents = [[json.dumps({column: value}) for value in values] for column, values in clean_where(where).items()]
+    documents = [[json.dumps({column: value}) for value in values] for column, values in (where or {}).items()]
     return "true" + " AND metadata @> ANY(%s::jsonb[])" * len(documents), documents

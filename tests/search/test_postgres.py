@@ -9,7 +9,7 @@ import pytest
 
 from recollect.common.errors import ConfigError, InputError, MissingExtraError
 from recollect.search import StoreError, open_store
-from recollect.search.postgres_store import parse_address
+from recollect.search.stores.postgres import parse_address
 from search import servers
 from search.stores import fresh_address, items, vectors
 

@@ -1,32 +1,46 @@
-"""The interface of a store of vectors, which ``Index`` uses, and its types.
+"""What ``Index`` asks of a store of vectors: the interface and its types. ``open_store`` chooses a store by its address.
 
 A store keeps *generations* of items. Every generation has vectors of one length, made by one model; one generation answers
-searches while the next is being filled. A store does not know images or models: ``Index`` decides what goes in.
-Implementations: ``sqlite_store`` (a file), ``postgres_store``, ``milvus_store``; ``addresses.open_store`` chooses one.
-``tests/search/test_store_contract.py`` checks that all of them behave the same; you can add your own store there.
+searches while the next is being filled. A store does not know images or models: ``Index`` decides what goes in, and keeps
+its own ``Settings`` in a document of the store. ``tests/search/test_store_contract.py`` checks that all stores behave the
+same; you can add your own there. Addresses of indexes:
+
+- a path: a SQLite file (``sqlite``), or an ``.npz`` of ``recollect embed``, which can only be searched (``vector_file``);
+- ``postgresql://user@host/database?index=name`` (``postgres``; extra ``postgres``);
+- ``milvus://host:port/name`` (``milvus``; extra ``milvus``);
+- ``package.module:Class://anything`` or ``file.py:Class://anything``: your own store, opened with
+  ``Class.open(anything)``;
+- ``name://anything``, where an installed package has the entry point ``name`` in the group ``recollect.stores``: likewise.
 """
 
 from __future__ import annotations
 
+import importlib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import asdict, dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.common.errors import DataError, InputError, RecollectError
+from recollect.common import plugins
+from recollect.common.errors import ConfigError, DataError, InputError, RecollectError
+from recollect.common.text import did_you_mean
 
+SETTINGS_FORMAT = 2
 LONGEST_ID = 2048
 """Bytes of an id in UTF-8: the most that Milvus indexes; PostgreSQL takes 2,700."""
 
 Vectors = NDArray[np.float32]
 """Vectors as rows."""
 
-Where = Mapping[str, str | Sequence[str]]
-"""A filter: for every column named, one value or several alternatives. Columns are combined with *and*."""
+
+class Where(dict[str, list[str]]):
+    """A filter as stores take it, see ``clean_where``: for every column, its alternatives. Columns are combined with *and*."""
 
 
 class StoreError(DataError):
@@ -43,6 +57,11 @@ class NoIndexError(StoreError):
 
 class IndexBusyError(RecollectError):
     """Another process is writing to the index."""
+
+    def __init__(self, address: str, other: str = "process") -> None:
+        super().__init__(
+            f"{address}: another {other} is writing to this index. Try again when it is done, or use --wait."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +88,20 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
-    """One answer.
+class Match:
+    """One image that a search found.
 
     Attributes:
         id: of the item.
         similarity: cosine similarity to the query.
         metadata: ``label``, ``name`` and columns of your own.
-        verdict: ``"same"``, ``"similar"`` or ``"unknown"`` if the index is calibrated, otherwise None. ``Index`` adds it.
+        level: ``"same"``, ``"similar"`` or ``"unknown"`` if the index is calibrated, otherwise None. ``Index`` adds it.
     """
 
     id: str
     similarity: float
     metadata: Mapping[str, str]
-    verdict: str | None = None
+    level: str | None = None
 
 
 @runtime_checkable
@@ -172,7 +191,7 @@ class Store(Protocol):
         where: Where | None = None,
         approximate: bool | None = None,
         candidates: int = 100,
-    ) -> list[list[Hit]]:
+    ) -> list[list[Match]]:
         """For each of Q × d queries the ``k`` items with the largest dot product, best first, equal ones by id.
 
         Lists are full: as long as ``k``, or as long as there are items that pass ``where``.
@@ -191,6 +210,71 @@ class Store(Protocol):
     def drop_approximate(self, generation: int) -> None:
         """Remove the approximate index, if there is one."""
         ...
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One generation of vectors.
+
+    Attributes:
+        number: in the store.
+        model: the model of the vectors: ``model``, ``weights``, ``name``, ``fingerprint``, ``dim`` (of the model).
+        dim: length of the stored vectors. half: whether they are stored in half precision.
+        approximate: candidates and measured recall of approximate search; False for exact search; None if neither was
+            asked for, which leaves it to the store.
+        calibration: thresholds for *same* and *similar* (see ``thresholds``).
+    """
+
+    number: int
+    model: dict[str, Any]
+    dim: int
+    half: bool = False
+    approximate: dict[str, Any] | Literal[False] | None = None
+    calibration: dict[str, Any] | None = None
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What makes its vectors what they are."""
+        return self.number, self.model["fingerprint"], self.dim, self.half
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The state of an index: which generation answers, and which is being filled.
+
+    One document of the store. Every store writes it atomically, so switching generations is atomic too.
+    """
+
+    current: Generation
+    building: Generation | None = None
+    format: int = SETTINGS_FORMAT
+
+    @classmethod
+    def read(cls, store: Store) -> Settings | None:
+        """The settings of the index in ``store``; None if it has none yet.
+
+        Raises:
+            StoreError: they are not valid.
+        """
+        document = store.read_document("settings")
+        if document is None:
+            return None
+        if document.get("format") != SETTINGS_FORMAT:
+            raise StoreError(
+                f"{store.address}: an index of format {document.get('format')}, and this version of recollect reads format "
+                f"{SETTINGS_FORMAT}: index the images again with  recollect index NEW_INDEX FOLDER --model RUN"
+            )
+        try:
+            building = document["building"]
+            return cls(Generation(**document["current"]), None if building is None else Generation(**building))
+        except (KeyError, TypeError) as error:
+            raise StoreError(
+                f"{store.address}: the settings of the index are not valid ({error}). Restore it from a copy."
+            ) from error
+
+    def write(self, store: Store) -> None:
+        """Replace the settings atomically."""
+        store.write_document("settings", asdict(self))
 
 
 def checked_text(text: str, what: str) -> str:
@@ -242,14 +326,16 @@ def clean_metadata(metadata: Mapping[str, object] | None) -> dict[str, str]:
     return kept
 
 
-def clean_where(where: Mapping[str, object] | None) -> dict[str, list[str]]:
+def clean_where(where: Mapping[str, object] | None) -> Where:
     """A filter with a list of texts for every column.
 
     Examples:
         >>> clean_where({"label": "cat", "year": [2019, 2020]})
         {'label': ['cat'], 'year': ['2019', '2020']}
     """
-    cleaned: dict[str, list[str]] = {}
+    if isinstance(where, Where):
+        return where
+    cleaned = Where()
     for name, wanted in (where or {}).items():
         if not isinstance(name, str) or not name:
             raise InputError(f"names of metadata columns in a filter must be text, not {name!r}.")
@@ -297,6 +383,61 @@ def checked_queries(queries: NDArray[np.float32], dim: int, k: int) -> NDArray[n
     return rows
 
 
-def in_order(hits: list[Hit]) -> list[Hit]:
-    """Hits best first, equal similarities by id."""
-    return sorted(hits, key=lambda hit: (-hit.similarity, hit.id))
+def in_order(matches: list[Match]) -> list[Match]:
+    """Matches best first, equal similarities by id."""
+    return sorted(sorted(matches, key=attrgetter("id")), key=attrgetter("similarity"), reverse=True)  # both are stable
+
+
+_STORES = {
+    "": ("sqlite", "SQLiteStore"),
+    "postgresql": ("postgres", "PostgresStore"),
+    "postgres": ("postgres", "PostgresStore"),
+    "milvus": ("milvus", "MilvusStore"),
+}
+
+
+def open_store(address: str | Path, *, create: bool = False) -> Store:
+    """Open the store at an address.
+
+    Args:
+        address: see the top of this file.
+        create: create an empty store if there is none.
+
+    Raises:
+        ConfigError: an unknown kind of address. StoreError: there is no store there, or it cannot be opened.
+    """
+    text = str(address)
+    kind, sign, rest = text.partition("://")
+    own: plugins.Loaded | None = None
+    if plugins.is_reference(kind) and not Path(text).exists():
+        own = plugins.load_reference(kind, "store")
+    elif sign and kind not in _STORES:
+        own = plugins.load("store", kind)
+        if own is None:  # without the rest, which may contain a password
+            known = [*filter(None, _STORES), *plugins.installed("store")]
+            raise ConfigError(
+                f"there is no store {kind!r}.{did_you_mean(kind, known)} Addresses begin with "
+                f"{', '.join(f'{name}://' for name in known)}, or are paths of files, or name your own store as "
+                "package.module:Class://…"
+            )
+    if own is None:
+        file = ("vector_file", "VectorFile") if text.endswith(".npz") else _STORES[""]
+        module, name = _STORES[kind] if sign else file
+        store: type[Store] = getattr(importlib.import_module(f"recollect.search.stores.{module}"), name)
+        return store.open(text, create=create)
+    if not isinstance(own.target, type) or not hasattr(own.target, "open"):
+        raise ConfigError(
+            f"{own.reference} is not a store: it needs a class with the methods of recollect.search.Store."
+        )
+    opened: Store = own.target.open(rest, create=create)
+    return opened
+
+
+def is_index(address: str | Path) -> bool:
+    """Whether an address belongs to an index rather than to a run, a folder or an ``.npz`` of vectors."""
+    text = str(address)
+    path = Path(text)
+    if "://" not in text and path.is_file():
+        with path.open("rb") as file:
+            return file.read(16) == b"SQLite format 3\0"
+    return "://" in text or (plugins.is_reference(text) and not path.exists())

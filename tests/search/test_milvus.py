@@ -11,8 +11,9 @@ import sys
 import pytest
 
 from recollect.common.errors import ConfigError, MissingExtraError
-from recollect.search import StoreError, milvus_store, open_store
-from recollect.search.milvus_store import parse_address
+from recollect.search import StoreError, open_store
+from recollect.search.stores import milvus
+from recollect.search.stores.milvus import parse_address
 from search.stores import fresh_address, items
 
 
@@ -46,7 +47,7 @@ def test_a_server_that_is_not_there_is_said() -> None:
 
 
 def test_pages_do_not_depend_on_the_order_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(milvus_store, "_LONGEST", 16)
+    monkeypatch.setattr(milvus, "_LONGEST", 16)
     keys = [f"photo {number}" for number in range(300)]
     compare = {"in": lambda key, some: key in some, ">=": operator.ge, ">": operator.gt, "<=": operator.le}
 
@@ -55,7 +56,7 @@ def test_pages_do_not_depend_on_the_order_of_a_server(monkeypatch: pytest.Monkey
         found = [key for key in keys if all(compare[sign](key, value) for sign, value in parts)]
         return [{"id": key} for key in random.sample(found, min(limit, len(found)))]
 
-    store = milvus_store.MilvusStore.__new__(milvus_store.MilvusStore)
+    store = milvus.MilvusStore.__new__(milvus.MilvusStore)
     monkeypatch.setattr(store, "_query", query)
     assert sorted(row["id"] for row in store._pages("items", "id", 'id >= ""', ["id"])) == sorted(keys)
 
@@ -75,7 +76,7 @@ def test_an_index_that_was_lost_while_being_replaced_is_built_again() -> None:
 
 @pytest.mark.slow
 def test_more_items_than_milvus_gives_at_once_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(milvus_store, "_LONGEST", 100)
+    monkeypatch.setattr(milvus, "_LONGEST", 100)
     store = open_store(fresh_address("milvus", None), create=True)  # type: ignore[arg-type]
     store.create_generation(1, 8)
     known = items(700)

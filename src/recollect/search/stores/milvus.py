@@ -25,18 +25,17 @@ from urllib.parse import parse_qsl, unquote
 import numpy as np
 
 from recollect.common.errors import ConfigError, InputError, require
-from recollect.search.exact_search import nearest_unchecked
-from recollect.search.store_protocol import (
-    Hit,
+from recollect.search.exact import nearest_unchecked
+from recollect.search.stores.base import (
     IndexBusyError,
     Item,
+    Match,
     NoIndexError,
     StoreError,
     Vectors,
     Where,
     checked_queries,
     checked_vectors,
-    clean_where,
     in_order,
 )
 
@@ -63,16 +62,14 @@ def parse_address(address: str) -> tuple[dict[str, Any], str, str, str]:
 
 
 class MilvusStore:
-    """See ``recollect.search.store_protocol.Store`` for what the methods do."""
+    """See ``recollect.search.stores.base.Store`` for what the methods do."""
 
     def __init__(self, address: str, create: bool) -> None:
         arguments, self._name, self.address, self._consistency = parse_address(address)
         self._milvus: Any = require("pymilvus", "milvus", "an index in Milvus")
         self._documents = f"{self._name}_documents"
         self._writer = threading.RLock()
-        pings = {
-            "grpc.keepalive_time_ms": 300_000
-        }  # every 10 s, which is the default, makes milvus-lite close the connection
+        pings = {"grpc.keepalive_time_ms": 300_000}  # the default, 10 s, makes milvus-lite close the connection
         self._client = self._call(self._milvus.MilvusClient, **arguments, grpc_options=pings)
         if not self._call(self._client.has_collection, self._documents):
             if not create:
@@ -92,7 +89,7 @@ class MilvusStore:
     def writing(self, wait: float = 0.0) -> Iterator[None]:
         """Exclude the other threads that use this store; not other processes."""
         if not self._writer.acquire(timeout=max(0.0, wait)):
-            raise IndexBusyError(f"{self.address}: another thread is writing to this index. Try again when it is done.")
+            raise IndexBusyError(self.address, "thread")
         try:
             yield
         finally:
@@ -199,7 +196,7 @@ class MilvusStore:
         where: Where | None = None,
         approximate: bool | None = None,
         candidates: int = 100,
-    ) -> list[list[Hit]]:
+    ) -> list[list[Match]]:
         """Exact search by Milvus's FLAT index, or approximate by its HNSW."""
         dim, dtype = self._vector_type(generation)
         queries = checked_queries(queries, dim, k)
@@ -216,23 +213,27 @@ class MilvusStore:
             search_params={"metric_type": "IP", "params": {"ef": max(k, candidates)} if graph else {}},
             consistency_level=self._consistency,
         )
-        best = [in_order([Hit(row["id"], row["distance"], _metadata(row["entity"])) for row in rows]) for rows in found]
+        best = [
+            in_order([Match(row["id"], row["distance"], _metadata(row["entity"])) for row in rows]) for rows in found
+        ]
         # A short list: there may be no more items, the graph may have found too few under the filter, or k exceeds Milvus's
         # limit. Counting is a separate request that takes as long as the search, so it is sent only now.
-        if any(len(hits) < k for hits in best) and min(map(len, best)) < self.count(generation, where):
+        if any(len(matches) < k for matches in best) and min(map(len, best)) < self.count(generation, where):
             return self._search_by_reading(generation, queries, k, where)
         return best
 
-    def _search_by_reading(self, generation: int, queries: Vectors, k: int, where: Where | None) -> list[list[Hit]]:
+    def _search_by_reading(self, generation: int, queries: Vectors, k: int, where: Where | None) -> list[list[Match]]:
         """Exact search over all items, in bounded memory: with an HNSW index, Milvus itself cannot search exactly."""
-        best: list[list[Hit]] = [[] for _ in queries]
+        best: list[list[Match]] = [[] for _ in queries]
         items = map(_item, self._pages(self._table(generation), "id", _condition(where), [*_COLUMNS, "vector"]))
         while some := list(islice(items, 8192)):
             vectors = np.stack([item.vector for item in some if item.vector is not None])
             nearest = nearest_unchecked(queries, vectors, min(k, len(some)))
             for row, numbers in enumerate(nearest.indices.tolist()):
                 scored = zip(numbers, nearest.similarities[row].tolist(), strict=True)
-                best[row] = in_order(best[row] + [Hit(some[n].id, value, some[n].metadata) for n, value in scored])[:k]
+                best[row] = in_order(best[row] + [Match(some[n].id, value, some[n].metadata) for n, value in scored])[
+                    :k
+                ]
         return best
 
     def build_approximate(self, generation: int) -> None:
@@ -346,7 +347,7 @@ def _metadata(row: Mapping[str, Any]) -> dict[str, str]:
 def _condition(where: Where | None) -> str:
     """A filter as an expression."""
     parts = ['id >= ""']
-    for column, wanted in clean_where(where).items():
+    for column, wanted in (where or {}).items():
         field = f"metadata[{_quoted(_column(column))}]"
         parts.append("(" + " or ".join([f"{field} == {_quoted(value)}" for value in wanted] or ['id == ""']) + ")")
     return " and ".join(parts)

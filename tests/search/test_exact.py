@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from recollect import report, search
 from recollect.common.errors import InputError
-from recollect.search.exact_search import nearest
+from recollect.search.exact import nearest
 
 
 @given(st.integers(1, 9), st.integers(2, 30), st.integers(1, 12), st.integers(0, 5), st.booleans())
@@ -41,10 +40,9 @@ def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
     vectors = random.normal(size=(50, 8)).astype(np.float32)
     whole = nearest(vectors, vectors, 7, own=np.arange(50))
-    monkeypatch.setattr("recollect.search.exact_search._TILE_BYTES", 4 * 50 * 3)
+    monkeypatch.setattr("recollect.search.exact._TILE_BYTES", 4 * 50 * 3)
     tiled = nearest(vectors, vectors, 7, own=np.arange(50))
     assert np.array_equal(whole.indices, tiled.indices)
-    assert report.nearest is search.nearest is nearest
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,18 +28,17 @@ from numpy.typing import NDArray
 
 from recollect.common.errors import InputError, MissingExtraError, require
 from recollect.common.files import make_folder_for
-from recollect.search.exact_search import nearest_unchecked
-from recollect.search.store_protocol import (
-    Hit,
+from recollect.search.exact import nearest_unchecked
+from recollect.search.stores.base import (
     IndexBusyError,
     Item,
+    Match,
     NoIndexError,
     StoreError,
     Vectors,
     Where,
     checked_queries,
     checked_vectors,
-    clean_where,
     in_order,
 )
 
@@ -84,7 +83,7 @@ _LISTED = "(SELECT value FROM json_each(?))"  # one JSON list instead of many pa
 
 
 class SQLiteStore:
-    """See ``recollect.search.store_protocol.Store`` for what the methods do."""
+    """See ``recollect.search.stores.base.Store`` for what the methods do."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.address = str(path)
@@ -123,9 +122,7 @@ class SQLiteStore:
             try:
                 self._writer.acquire(timeout=wait, poll_interval=0.05)
             except Timeout as error:
-                raise IndexBusyError(
-                    f"{self.address}: another process is writing to this index. Try again when it is done, or use --wait."
-                ) from error
+                raise IndexBusyError(self.address) from error
         try:
             yield
         finally:
@@ -286,29 +283,31 @@ class SQLiteStore:
         where: Where | None = None,
         approximate: bool | None = None,
         candidates: int = 100,
-    ) -> list[list[Hit]]:
+    ) -> list[list[Match]]:
         """Compare with all vectors in memory, or with those whose codes are most similar."""
         with self._transaction() as db:
             dim, kind, change = self._state(db, generation)
             rows = checked_queries(queries, dim, k)
             matrix = self._matrix(db, generation, dim, kind, change)
             allowed = None
-            if condition := clean_where(where):
-                sql, values = _condition(condition)
-                query = f"SELECT number FROM {_table(condition)} WHERE generation = ?{sql}"
+            if where:
+                sql, values = _condition(where)
+                query = f"SELECT number FROM {_table(where)} WHERE generation = ?{sql}"
                 allowed = matrix.rows(db.execute(query, (generation, *values)))
-            coded = matrix.is_large() if approximate is None else approximate
-            places, similarities = matrix.search(rows, k, allowed, max(candidates, k) if coded else None)
+            places, similarities = matrix.search(rows, k, allowed, approximate, max(candidates, k))
             numbers = matrix.numbers[places]
             query = f"SELECT number, id, metadata FROM items WHERE number IN {_LISTED}"
-            known = {
-                number: (name, json.loads(metadata))
-                for number, name, metadata in db.execute(query, (json.dumps(np.unique(numbers).tolist()),))
-            }
-            return [
-                in_order([Hit(known[n][0], value, known[n][1]) for n, value in zip(some, values, strict=True)])
-                for some, values in zip(numbers.tolist(), similarities.tolist(), strict=True)
-            ]
+            known = {}
+            for number, name, metadata in db.execute(query, (json.dumps(np.unique(numbers).tolist()),)):
+                known[number] = name, json.loads(metadata)
+        found = []
+        for row, values in zip(numbers.tolist(), similarities.tolist(), strict=True):
+            matches = []
+            for number, similarity in zip(row, values, strict=True):
+                name, metadata = known[number]
+                matches.append(Match(name, similarity, metadata))
+            found.append(in_order(matches))
+        return found
 
     def build_approximate(self, generation: int) -> None:
         """Nothing to build: codes are made from the vectors in memory by the first search that uses them."""
@@ -330,13 +329,15 @@ class SQLiteStore:
         if matrix is None or matrix.change < change - _REMEMBERED:
             (count,) = db.execute("SELECT count(*) FROM items WHERE generation = ?", (generation,)).fetchone()
             matrix = _Matrix(dim, kind, count)
-        if matrix.change != change:
+        elif matrix.change != change:
             gone = "SELECT number FROM removed WHERE generation = ? AND change > ? AND number <= ?"
             matrix.remove(db.execute(gone, (generation, matrix.change, matrix.last)))
+        if matrix.change != change:
             query = "SELECT number, vector FROM items NOT INDEXED WHERE number > ? AND generation = ?"
             new = db.execute(query, (matrix.last, generation))
             while rows := new.fetchmany(4096):
-                matrix.append([number for number, _ in rows], _vectors([vector for _, vector in rows], dim, kind))
+                numbers, vectors = zip(*rows, strict=True)
+                matrix.append(numbers, _vectors(vectors, dim, kind))
             matrix.change = change
         self._matrices[generation] = matrix
         return matrix
@@ -355,32 +356,33 @@ class _Matrix:
 
     def __init__(self, dim: int, kind: Any, count: int) -> None:
         self.change = self.last = self._size = self._removed = self._asked = 0
-        self._vectors, self.numbers, self._live = np.empty((0, dim), kind), np.empty(0, np.int64), np.empty(0, bool)
+        room = count + count // 4 + 1024  # so that a growing index is rarely copied; unused room costs nothing
+        self._vectors, self.numbers, self._live = (
+            np.empty((room, dim), kind),
+            np.empty(room, np.int64),
+            np.empty(room, bool),
+        )
         self._codes: Any = None
         self._learned_from = 0  # rows
-        self._reserve(count)
 
-    def _reserve(self, size: int) -> None:
-        """Room for ``size`` rows and a quarter more, so that a growing index is rarely copied; unused room costs nothing."""
-        for name in ("_vectors", "numbers", "_live"):
-            old = getattr(self, name)
-            new = np.empty((size + size // 4 + 1024, *old.shape[1:]), old.dtype)
-            new[: self._size] = old[: self._size]
-            setattr(self, name, new)
-
-    def append(self, numbers: list[int], vectors: NDArray[Any]) -> None:
+    def append(self, numbers: Sequence[int], vectors: NDArray[Any]) -> None:
         end = self._size + len(numbers)
         if end > len(self._live):
-            self._reserve(end)
-        new = slice(self._size, end)
-        self._vectors[new], self.numbers[new], self._live[new] = vectors, numbers, True
+            # Again with room for a quarter more.
+            for name in ("_vectors", "numbers", "_live"):
+                old = getattr(self, name)
+                new = np.empty((end + end // 4, *old.shape[1:]), old.dtype)
+                new[: self._size] = old[: self._size]
+                setattr(self, name, new)
+        some = slice(self._size, end)
+        self._vectors[some], self.numbers[some], self._live[some] = vectors, numbers, True
         self._size, self.last = end, numbers[-1]
 
-    def rows(self, numbers: Iterable[tuple[int]]) -> NDArray[np.int64]:
-        wanted = np.fromiter((row[0] for row in numbers), np.int64)
+    def rows(self, numbers: sqlite3.Cursor) -> NDArray[np.int64]:
+        wanted = np.array(numbers.fetchall(), np.int64).reshape(-1)
         return np.searchsorted(self.numbers[: self._size], wanted)
 
-    def remove(self, numbers: Iterable[tuple[int]]) -> None:
+    def remove(self, numbers: sqlite3.Cursor) -> None:
         gone = self.rows(numbers)
         self._live[gone] = False
         self._removed += len(gone)
@@ -390,14 +392,13 @@ class _Matrix:
                 array[: len(kept)] = array[kept]
             self._size, self._removed, self._codes = len(kept), 0, None
 
-    def is_large(self) -> bool:
-        """Whether codes are searched unless something else was asked for."""
-        if self._size - self._removed < APPROXIMATE_FROM or self._vectors.shape[1] < APPROXIMATE_DIM:
-            return False
-        return find_spec("faiss") is not None
-
     def search(
-        self, queries: NDArray[np.float32], k: int, rows: NDArray[np.int64] | None, candidates: int | None
+        self,
+        queries: NDArray[np.float32],
+        k: int,
+        rows: NDArray[np.int64] | None,
+        approximate: bool | None,
+        candidates: int,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Rows and similarities of the nearest items, Q × min(k, items).
 
@@ -405,15 +406,19 @@ class _Matrix:
             queries: Q × dim.
             k: how many.
             rows: only these may be found; None for all items.
-            candidates: compare only so many, chosen by their codes; None for all.
+            approximate: compare only ``candidates``, chosen by their codes; None if the index is large and faiss there.
+            candidates: how many.
         """
         items = self._size - self._removed if rows is None else len(rows)
         count = min(k, items)
         if count == 0:
             return np.zeros((len(queries), 0), np.int64), np.zeros((len(queries), 0), np.float32)
         vectors, allowed = self._vectors[: self._size], None
+        if approximate is None:
+            is_large = self._size - self._removed >= APPROXIMATE_FROM and vectors.shape[1] >= APPROXIMATE_DIM
+            approximate = is_large and find_spec("faiss") is not None
         if rows is not None:
-            if items < _GATHER_BELOW * self._size and (candidates is None or items <= _EXACT_BELOW):
+            if items < _GATHER_BELOW * self._size and (not approximate or items <= _EXACT_BELOW):
                 found = nearest_unchecked(queries, vectors[rows], count)
                 return rows[found.indices], found.similarities
             allowed = np.zeros(self._size, bool)
@@ -421,17 +426,16 @@ class _Matrix:
         elif self._removed:
             allowed = self._live[: self._size]
         self._asked += len(queries)
-        if candidates is None or items <= max(_EXACT_BELOW, 4 * candidates) or self._asked <= _EXACT_FIRST:
+        if not approximate or items <= max(_EXACT_BELOW, 4 * candidates) or self._asked <= _EXACT_FIRST:
             found = nearest_unchecked(queries, vectors, count, allowed=allowed)
             return found.indices, found.similarities
-        near = np.sort(
-            self._candidates(queries, candidates, allowed), axis=1
-        )  # equal similarities in the order of rows
-        products = [
-            vectors[some].astype(np.float32, copy=False) @ query for some, query in zip(near, queries, strict=True)
-        ]
-        best = np.argsort(-np.array(products), axis=1, kind="stable")[:, :count]
-        return np.take_along_axis(near, best, 1), np.take_along_axis(np.array(products), best, 1)
+        # In the order of rows, which is that of equal similarities.
+        near = np.sort(self._candidates(queries, candidates, allowed), axis=1)
+        products = np.empty(near.shape, np.float32)
+        for number, some in enumerate(near):
+            products[number] = vectors[some].astype(np.float32, copy=False) @ queries[number]
+        best = np.argsort(-products, axis=1, kind="stable")[:, :count]
+        return np.take_along_axis(near, best, 1), np.take_along_axis(products, best, 1)
 
     def _candidates(
         self, queries: NDArray[np.float32], count: int, allowed: NDArray[np.bool_] | None
@@ -490,12 +494,11 @@ def _prepared(path: Path, address: str, create: bool) -> sqlite3.Connection:
                 connection.execute(f"PRAGMA application_id = {APPLICATION}")
                 connection.execute(f"PRAGMA user_version = {FORMAT}")
             connection.execute("COMMIT")
-        if _is_empty(connection):
-            raise NoIndexError(str(path))
-        application, version = (
-            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
-        )
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
         if application != APPLICATION:
+            if _is_empty(connection):
+                raise NoIndexError(str(path))
             raise StoreError(f"{path} is a SQLite file, but not an index of recollect: choose another name.")
         if version != FORMAT:
             raise StoreError(
@@ -513,9 +516,8 @@ def _prepared(path: Path, address: str, create: bool) -> sqlite3.Connection:
 def _is_empty(connection: sqlite3.Connection) -> bool:
     # By the tables, not the file's size: a process that died while creating the index leaves a few bytes. More than one
     # page without tables is a damaged index, which must not be filled anew.
-    (tables,), (pages,) = (
-        connection.execute(query).fetchone() for query in ("SELECT count(*) FROM sqlite_master", "PRAGMA page_count")
-    )
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
     return not tables and pages <= 1
 
 
@@ -556,8 +558,8 @@ def _items(rows: list[Any], dim: int, kind: Any) -> list[Item]:
     ]
 
 
-def _vectors(blobs: list[bytes], dim: int, kind: Any) -> NDArray[Any]:
-    if any(type(blob) is not bytes or len(blob) != dim * kind.itemsize for blob in blobs):
+def _vectors(blobs: Sequence[bytes], dim: int, kind: Any) -> NDArray[Any]:
+    if set(map(type, blobs)) != {bytes} or set(map(len, blobs)) != {dim * kind.itemsize}:
         raise sqlite3.DatabaseError("a vector is of another length")
     return np.frombuffer(b"".join(blobs), kind).reshape(len(blobs), dim)
 
@@ -580,9 +582,9 @@ def _field(column: str) -> str:
     return f"(SELECT value FROM json_each(metadata) WHERE key = '{name}')"
 
 
-def _condition(where: Mapping[str, Any] | None) -> tuple[str, list[str]]:
+def _condition(where: Where | None) -> tuple[str, list[str]]:
     sql, values = "", []
-    for column, wanted in clean_where(where).items():
+    for column, wanted in (where or {}).items():
         sql += f" AND {_field(column)} IN {_LISTED}"
         values.append(json.dumps(wanted))
     return sql, values

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from recollect.common.errors import ConfigError, DataError
-from recollect.search import Index, IndexBusyError, Item, OtherModelError, StoreError, open_store, sqlite_store
-from recollect.search.addresses import is_index
-from recollect.search.sqlite_store import SQLiteStore
+from recollect.search import Index, IndexBusyError, Item, OtherModelError, StoreError, open_store
+from recollect.search.stores import sqlite
+from recollect.search.stores.base import is_index
+from recollect.search.stores.sqlite import SQLiteStore
 from search.stores import items, vectors
 from search.toy_model import ToyEncoder, make_photos
 
@@ -35,8 +36,8 @@ def _filled(path: Path, count: int = 50) -> SQLiteStore:
 def codes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use codes for a few hundred items, as for hundreds of thousands."""
     pytest.importorskip("faiss")
-    monkeypatch.setattr(sqlite_store, "_EXACT_BELOW", 200)
-    monkeypatch.setattr(sqlite_store, "_EXACT_FIRST", 0)
+    monkeypatch.setattr(sqlite, "_EXACT_BELOW", 200)
+    monkeypatch.setattr(sqlite, "_EXACT_FIRST", 0)
 
 
 @pytest.fixture(params=[(32, False), (32, True), (7, False), (258, False)], ids=str)
@@ -70,7 +71,7 @@ def test_codes_find_nearly_everything_after_every_change(large: tuple[SQLiteStor
     store, known = large
     assert _recall(store, known) > 0.95
     assert _recall(store, known, candidates=10) < _recall(store, known, candidates=150)
-    assert _recall(store, [i for i in known if i.metadata["label"] == "class 1"], where={"label": "class 1"}) > 0.95
+    assert _recall(store, [i for i in known if i.metadata["label"] == "class 1"], where={"label": ["class 1"]}) > 0.95
     reader = SQLiteStore.open(store.address)
     assert _recall(reader, known) > 0.95
     for first in (0, 400, 1200):  # in the end most of the rows that codes were made of are gone
@@ -96,8 +97,8 @@ def test_a_large_index_is_searched_by_codes_unless_exact_search_is_asked_for(
     tmp_path: Path, codes: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used = []
-    monkeypatch.setattr(sqlite_store, "APPROXIMATE_FROM", 1000)
-    monkeypatch.setattr(sqlite_store, "_faiss", lambda: used.append(True) or pytest.importorskip("faiss"))
+    monkeypatch.setattr(sqlite, "APPROXIMATE_FROM", 1000)
+    monkeypatch.setattr(sqlite, "_faiss", lambda: used.append(True) or pytest.importorskip("faiss"))
     with closing(SQLiteStore.open(str(tmp_path / "x"), create=True)) as store:
         for generation, dim, count in ((1, 128, 1000), (2, 128, 999), (3, 8, 1000)):
             store.create_generation(generation, dim)
@@ -110,7 +111,7 @@ def test_a_large_index_is_searched_by_codes_unless_exact_search_is_asked_for(
 
 
 def test_a_reader_that_is_far_behind_sees_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_store, "_REMEMBERED", 3)
+    monkeypatch.setattr(sqlite, "_REMEMBERED", 3)
     known = items(300)
     store = _filled(tmp_path / "x", 100)
     reader = SQLiteStore.open(str(tmp_path / "x"))
@@ -294,7 +295,7 @@ def test_addresses(tmp_path: Path) -> None:
     )
     assert open_store(f"{tmp_path}/mine.py:Mine://host/x", create=True).given == ("host/x", True)
     assert open_store(f"{tmp_path}/mine.py:Mine").given == ("", False)
-    inside = open_store(f"recollect.search.sqlite_store:SQLiteStore://{tmp_path}/x", create=True)
+    inside = open_store(f"recollect.search.stores.sqlite:SQLiteStore://{tmp_path}/x", create=True)
     assert isinstance(inside, SQLiteStore)
     inside.close()
     for wrong in (

@@ -1,0 +1,210 @@
+"""Files of vectors: written by ``recollect embed``, searched like an index."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from recollect import embed_catalogue, search_images, update_index
+from recollect.cli.main import app
+from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError, InputError
+from recollect.models import Embedder
+from recollect.search import Index, OtherModelError, StoreError
+from recollect.search.stores.vector_file import VectorFile
+from search.toy_model import make_photos
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with photos and two models."""
+    monkeypatch.chdir(tmp_path)
+    make_photos(Path("photos"))
+    for seed, name in enumerate(("model", "other")):
+        torch.manual_seed(seed)
+        Embedder.create("tiny", size=16, dim=8).save(name)
+
+
+def _ids(index: Index | str, query: str | Path, k: int = 3, **options: Any) -> list[str]:
+    (result,) = search_images(index, [query], k, **options)
+    return [match.id for match in result.matches]
+
+
+def test_vectors_are_the_embedders(tmp_path: Path) -> None:
+    written = embed_catalogue("model", ["photos"], "v.npz")
+    read = VectorFile.open("v.npz")
+    assert (read.names, read.labels) == (written.names, written.labels)
+    paths = [tmp_path / "photos" / name for name in read.names]
+    expected = Embedder.load("model").embed(paths, progress=False).numpy()
+    np.testing.assert_allclose(read.embeddings, expected, atol=1e-6)
+    short = embed_catalogue("model", ["photos"], "short.npz", dim=4)
+    lengths = np.linalg.norm(expected[:, :4], axis=1, keepdims=True)
+    np.testing.assert_allclose(short.embeddings, expected[:, :4] / lengths, atol=1e-6)
+    query = "photos/class1/2.png"
+    assert _ids("short.npz", query) == _ids("v.npz", query, dim=4), "queries are shortened, too"
+    with pytest.raises(InputError, match="from 1 to 8"):
+        embed_catalogue("model", ["photos"], "w.npz", dim=9)
+    with pytest.raises(InputError, match="from 1 to 8"):
+        search_images("v.npz", [query], dim=9)
+
+
+def test_queries_and_answers_are_those_of_an_index() -> None:
+    update_index("shop.index", ["photos"], model="model")
+    embed_catalogue("model", ["photos"], "shop.npz")
+    queries = ["class2/1.png", "photos/class1", "photos/class0/3.png"]
+    for where in (None, {"label": ["class0", "class2"]}):
+        for one, other in zip(
+            *(search_images(name, queries, 3, where=where) for name in ("shop.index", "shop.npz")), strict=True
+        ):
+            assert (one.query, [match.id for match in one.matches]) == (
+                other.query,
+                [match.id for match in other.matches],
+            )
+            similarities = [[match.similarity for match in result.matches] for result in (one, other)]
+            assert similarities[0] == pytest.approx(similarities[1], abs=1e-5)
+    with Index.open("shop.npz") as index:
+        assert (len(index), index.count({"label": "class1"}), index.values("label")["class0"]) == (20, 5, 5)
+        with pytest.raises(StoreError, match="does not change"):
+            index.remove(["class2/1.png"])
+    with pytest.raises(StoreError, match="does not change"):
+        update_index("shop.npz", ["photos"])
+    with pytest.raises(InputError, match="another name"):
+        Index.create("new.npz", "model")
+    with pytest.raises(InputError, match="one length"):
+        search_images("shop.index", queries, dim=4)
+
+
+@pytest.mark.parametrize("name", ["shop.index", "shop.npz"])
+def test_links_of_a_folder_of_queries_are_followed(tmp_path: Path, name: str) -> None:
+    update_index("shop.index", ["photos"], model="model")
+    embed_catalogue("model", ["photos"], "shop.npz")
+    Path("asked").mkdir()
+    Path("asked/link.png").symlink_to(tmp_path / "photos/class1/2.png")
+    Path("asked/own.png").write_bytes(Path("photos/class0/0.png").read_bytes())
+    results = search_images(name, ["asked"], 1)
+    assert [str(result.query) for result in results] == ["asked/link.png", "asked/own.png"]
+    assert [result.matches[0].metadata["label"] for result in results] == ["class1", "class0"]
+
+
+def test_names_need_no_model() -> None:
+    np.savez("v.npz", embeddings=np.eye(3), names=np.array(["a", "b", "b"]))
+    assert _ids("v.npz", "a") == ["b", "b"]
+    with pytest.raises(InputError, match="nor an id"):  # of two images
+        search_images("v.npz", ["b"])
+    np.savez("one.npz", embeddings=np.eye(1))
+    assert _ids("one.npz", "0") == [], "no other image"
+
+
+def test_a_model_that_moved_is_asked_for() -> None:
+    embed_catalogue("model", ["photos"], "v.npz")
+    Path("model").rename("moved")
+    query = "photos/class0/0.png"
+    with pytest.raises(ConfigError, match=r"v.npz: .* --model"):
+        search_images("v.npz", [query])
+    assert _ids("v.npz", query, model="moved")[0] == "class0/0.png"
+    with pytest.raises(ConfigError, match="nowhere"):
+        search_images("v.npz", [query], model="nowhere")
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_model_that_changed_is_refused(earlier: bool) -> None:
+    embed_catalogue("model", ["photos"], "v.npz")
+    if earlier:  # a file of a version that recorded the file of the weights
+        made = VectorFile.open("v.npz")
+        del made.source["fingerprint"]
+        made.source["sha256"] = "0" * 64
+        made.write()
+    else:
+        shutil.rmtree("model")
+        shutil.copytree("other", "model")
+    for model in (None, "other"):
+        with pytest.raises(OtherModelError, match="not the model"):
+            search_images("v.npz", ["photos/class0/0.png"], model=model)
+
+
+def test_what_cannot_be_embedded_is_said() -> None:
+    Path("photos/class0/bad.png").write_bytes(b"no image")
+    with pytest.raises(ImageError, match=r"bad\.png"):
+        embed_catalogue("model", ["photos"], "v.npz")
+    assert not Path("v.npz").exists()
+    with pytest.warns(DataWarning, match=r"1 image .*bad\.png"):
+        made = embed_catalogue("model", ["photos"], "v.npz", on_bad_image="skip")
+    assert len(made.names) == len(made.embeddings) == 20
+    assert [Path(bad["name"]).name for bad in made.source["skipped"]] == ["bad.png"]
+    with pytest.raises(InputError, match="already exists"):
+        embed_catalogue("model", ["photos"], "v.npz")
+    with pytest.raises(InputError, match=r"ends in"):
+        embed_catalogue("model", ["photos"], "v.npy")
+    with pytest.raises(ConfigError, match="random weights"):
+        embed_catalogue("tiny", ["photos"], "w.npz")
+
+
+def test_an_image_beside_the_classes_has_no_label() -> None:
+    shutil.copy("photos/class0/0.png", "photos/beside.png")
+    labels = embed_catalogue("model", ["photos"], "v.npz").labels
+    assert labels is not None
+    assert labels.count("") == 1
+    (result,) = search_images("v.npz", ["beside.png"], 1)
+    assert [match.id for match in result.matches] == ["class0/0.png"]
+
+
+def test_vectors_made_elsewhere() -> None:
+    np.savez("v.npz", embeddings=np.eye(3))
+    assert VectorFile.open("v.npz").names == ["0", "1", "2"]
+    with pytest.raises(ConfigError, match="--model"):
+        search_images("v.npz", ["photos/class0/0.png"])
+    with pytest.raises(InputError, match="3 values"):
+        search_images("v.npz", ["photos/class0/0.png"], model="model")
+    arrays: list[tuple[str, dict[str, Any]]] = [
+        ("per vector", {"embeddings": np.eye(3), "names": np.array(["a"])}),
+        ("no array 'embeddings'", {"vectors": np.eye(3)}),
+        ("not finite", {"embeddings": np.full((2, 2), np.nan)}),
+        ("must be lists", {"embeddings": np.eye(2), "names": np.array("all of them")}),
+        ("must be lists", {"embeddings": np.eye(2), "labels": np.array("all of them")}),
+    ]
+    for message, wrong in arrays:
+        np.savez("v.npz", **wrong)
+        with pytest.raises(DataError, match=message):
+            VectorFile.open("v.npz")
+    Path("v.npz").write_bytes(b"nothing")
+    with pytest.raises(DataError, match=r"not an \.npz"):
+        VectorFile.open("v.npz")
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    def call(*words: str) -> Any:
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        return done
+
+    assert "20 vectors of 8 dimensions, 4 classes" in call("embed", "model", "photos").output
+    query = "photos/class2/1.png"
+    (answer,) = json.loads(call("search", "vectors.npz", query, "--top", "4", "--json").stdout)
+    about = {"name": "class2/1.png", "label": "class2"}
+    assert answer["results"][0] == {"id": "class2/1.png", "similarity": 1.0, **about, "metadata": about}
+    assert (answer["query"], len(answer["results"])) == (query, 4)
+    Path("photos").rename("moved")
+    asked = ["moved/class0/0.png", "class3/1.png"]
+    done = call("search", "vectors.npz", *asked, "--html", "s.html", "--root", "moved")
+    assert done.output.splitlines()[-1] == "s.html"
+    page = Path("s.html").read_text(encoding="utf-8")
+    assert (page.count("<article"), page.count("data:image/")) == (2, 22)
+    assert "Search among 20 images" in page
+    call("eval", "vectors.npz")
+    assert json.loads(Path("vectors-eval/metrics.json").read_text())["metrics"]["r@1"] > 1 / 4
+    Path("s.html").write_text("mine")
+    assert CliRunner().invoke(app, ["search", "vectors.npz", *asked, "--html", "s.html"]).exit_code != 0
+
+
+def test_heic_without_its_reader_is_left_out_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("photos/class0/photo.heic").write_bytes(b"\0\0\0\x18ftypheic")
+    monkeypatch.setattr("recollect.data.image_files.can_read_heif", lambda: False)
+    with pytest.warns(DataWarning, match=r"recollect\[heic\]"):
+        made = embed_catalogue("model", ["photos"], "v.npz")
+    assert made.source["left_out"]["HEIC"] == 1
