@@ -101,7 +101,6 @@ def test_as_a_library_nothing_is_printed() -> None:
         ("index a.index --info --prune", "--prune would have no effect without a folder or --rebuild"),
         ("index a.index --info --device cpu", "--device would have no effect without a model or images"),
         ("search a.index q --overwrite", "--overwrite would have no effect without --html"),
-        ("search v.npz q --where a=b --exact", "--where and --exact would have no effect on a file of vectors"),
         ("search a.index q --root photos", "--root would have no effect on an index"),
         ("serve a.index --token-file t", "--token-file would have no effect without --write"),
         ("calibrate postgresql://h/d --split val", "--split would have no effect without --data"),
