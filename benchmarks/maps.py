@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from benchmarks.timing import report
 from recollect.inference.embedding_sets import embed_files
 from recollect.models import Embedder
-from recollect.report.map_layout import lay_out, principal_components
+from recollect.report.map import lay_out, principal_components
 from recollect.search.exact import nearest_unchecked
 
 NEAREST = 10

@@ -20,10 +20,10 @@ from PIL import Image, ImageEnhance
 
 from benchmarks.timing import report
 from recollect.data import ImageSet, load
-from recollect.report import near_copies
-from recollect.report.measured import LIMIT, choose
-from recollect.report.near_copies import AGREE, CANDIDATES, agreement, group_copies
-from recollect.report.small_pictures import FINE, SIDE, SmallPictures, read_small
+from recollect.report import checks
+from recollect.report.checks import AGREE, CANDIDATES, agreement, group_copies
+from recollect.report.map import FINE, SIDE, SmallPictures, read_small
+from recollect.report.results import LIMIT, choose
 
 ALONE = 0.95  # correlation at 16 × 16 pixels, where nothing else is compared
 PHOTOS = 150
@@ -91,7 +91,7 @@ def main() -> None:
         correlation = (first.signatures() * second.signatures()).sum(axis=1)
         close = correlation >= CANDIDATES
         now = agreement(first.fine, second.fine) >= AGREE
-        with mock.patch.object(near_copies, "DIFFER", np.inf):
+        with mock.patch.object(checks, "DIFFER", np.inf):
             blocks = agreement(first.fine, second.fine) >= AGREE
         shares = {"alone": correlation >= ALONE, "blocks": close & blocks, "now": close & now}
         rows.append({"copy": name, **{way: f"{100 * found.mean():.0f} %" for way, found in shares.items()}})
@@ -100,7 +100,7 @@ def main() -> None:
     for name, images in {**sets, "characters": characters.subset(choose(characters, LIMIT))}.items():
         pictures = read_small(images, np.arange(len(images)))
         found = {"now": _groups(pictures)}
-        with mock.patch.object(near_copies, "DIFFER", np.inf):
+        with mock.patch.object(checks, "DIFFER", np.inf):
             found["blocks"] = _groups(pictures)
         rows.append({"groups": name, "images": len(images), **found})
         print(rows[-1], flush=True)

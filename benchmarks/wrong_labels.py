@@ -22,9 +22,9 @@ from benchmarks.timing import report
 from recollect.data import ImageSet
 from recollect.inference.embedding_sets import embed_set
 from recollect.models import Embedder
-from recollect.report import neighbours
-from recollect.report.measured import LIMIT, choose
-from recollect.report.neighbours import neighbours_of_all, suspected_labels
+from recollect.report import checks
+from recollect.report.checks import neighbours_of_all, suspected_labels
+from recollect.report.results import LIMIT, choose
 
 SHARE = 0.02
 RULES = {
@@ -35,7 +35,7 @@ RULES = {
     "3 of 5, own 0 of 5": {"AGREEING": 3, "AMONG": 5, "CLEAR": 5, "FEW": 5},
     "5 of 10, own 0 of 10": {"AGREEING": 5, "AMONG": 10, "CLEAR": 10, "FEW": 5},
 }
-"""Constants of ``neighbours.py``."""
+"""Constants of ``checks.py``."""
 PARTS = {
     "all": [],
     "40 × 12": [(40, 12)],
@@ -78,7 +78,7 @@ def measured(vectors: Rows, labels: Labels, repeats: int) -> dict[str, dict[str,
     result = {}
     for name, constants in RULES.items():
         counts = []
-        with mock.patch.multiple(neighbours, **constants):
+        with mock.patch.multiple(checks, **constants):
             for given, wrong in relabelled(labels, repeats):
                 listed = [suspect.image for suspect in suspected_labels(vectors, given, found)]
                 hits = [image in wrong for image in listed]

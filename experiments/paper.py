@@ -25,7 +25,7 @@ from recollect.inference.test_sets import REVISITED, name_of_test
 from recollect.report.charts import Bar, Line, bar_chart, line_chart
 from recollect.report.markup import Child, Markup, element, join, name_of, table
 from recollect.report.page import check_target, document
-from recollect.report.runs import Run, distinct_names, read_run
+from recollect.report.results import Run, distinct_names, read_run
 
 GENERATOR = "python -m experiments paper"
 _MINUS = "–"

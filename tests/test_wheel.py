@@ -71,7 +71,7 @@ def home(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     kept = {name for name in names if not name.startswith(f"recollect-{__version__}.dist-info/")}
-    suffixes = {".py", ".yaml", ".css", ".csv", ".js", ".html", ".svg", ".typed", ".xz"}
+    suffixes = {".py", ".yaml", ".css", ".md", ".csv", ".js", ".html", ".svg", ".typed", ".xz"}
     expected = {
         path.relative_to(PACKAGE.parent).as_posix() for path in PACKAGE.rglob("*") if path.suffix in suffixes
     } | {"recollect/py.typed"}

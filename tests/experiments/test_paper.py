@@ -19,7 +19,7 @@ from experiments.paper import idea, means_of, own_results, write_paper
 from experiments.published import TABLES, published_rows
 from recollect.common.errors import InputError
 from recollect.config.resolve import as_mapping, resolve
-from recollect.report.runs import read_run
+from recollect.report.results import read_run
 
 KS = (1, 2, 4, 8, 16)
 

@@ -1,14 +1,21 @@
-"""Runs to report on: a few steps on small pictures in folders, one of whose names is an attack."""
+"""Runs to report on: a few steps on small pictures in folders, one of whose names is an attack; and made-up results."""
 
 from __future__ import annotations
 
+import html
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from recollect.config.schema import Config
+from recollect.data import ImageSet
+from recollect.evaluation import evaluate
 from recollect.inference import features
+from recollect.report.results import ModelResult, ReportImages, Run
+from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import train
 from training.small_runs import make_images, small_config
 
@@ -52,3 +59,27 @@ def report_config(root: Path, **settings: Any) -> Config:
 
 def make_run(root: Path, out: Path, **settings: Any) -> Path:
     return train(report_config(root, **settings), out).folder
+
+
+NAMES = ["<b>&amp;", "two", "three", "four"]
+
+
+def made_result(name: str, noise: float, seed: int = 0, trained: bool = True) -> tuple[ModelResult, ReportImages]:
+    random = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(4), 10)
+    vectors = np.eye(4, 6)[labels] + random.normal(size=(40, 6)) * noise
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    pixels = np.random.default_rng(1).integers(0, 255, (40, 40, 40, 3), np.uint8)
+    images = ImageSet("set", [f"{n}/{i}.png" for i, n in enumerate(labels)], labels, NAMES, arrays=pixels)
+    shown = ReportImages("set", "test", list(images.names), labels, NAMES, 40, images)
+    evaluation = evaluate(vectors, labels, ks=(1, 2, 1000), metrics=("r@k", "map@r", "first_rank", "map"))
+    return ModelResult(name, "words", vectors, evaluation, trained), shown
+
+
+def made_run(name: str, seconds: float = 60.0, **settings: Any) -> Run:
+    manifest = {"outcome": {"seconds": seconds}, "preparation_seconds": 30.0}
+    return Run(name, RunFolder(Path(name)), None, settings, manifest, [], [])
+
+
+def text_of(markup: str) -> str:
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", markup)).split())

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from recollect.report import write_report
-from recollect.report.class_colours import ON_DARK, ON_LIGHT, class_colours
-from recollect.report.markup import element, join, listed
-from recollect.report.page import _filter, document, packaged
-from recollect.report.shown_images import Shown
+from recollect.report.map import ON_DARK, ON_LIGHT, class_colours
+from recollect.report.markup import element, join, listed, packaged
+from recollect.report.page import document, filter_form
+from recollect.report.results import ReportImages
 from report.browser import Browser, programs
 
 pytestmark = [
@@ -204,9 +204,9 @@ def test_a_confused_pair_and_its_example_are_found_by_either_class(chromium: Bro
 
 
 def test_a_class_with_a_line_break_in_its_name_can_be_chosen(chromium: Browser, tmp_path: Path) -> None:
-    shown = Shown("set", "test", ["a", "b"], np.arange(2), ["two\nlines", "two"], 2)
+    shown = ReportImages("set", "test", ["a", "b"], np.arange(2), ["two\nlines", "two"], 2)
     rows = [element("article", name, data_classes=listed([name])) for name in shown.class_names]
-    text = document("t", join(*rows), [("x", "x")], tools=_filter(shown), script=packaged("page.js"))
+    text = document("t", join(*rows), [("x", "x")], tools=filter_form(shown), script=packaged("page.js"))
     (tmp_path / "page.html").write_text(text, "utf-8")
     chromium.open(tmp_path / "page.html")
     left = "return [...document.querySelectorAll('article')].filter(a => !a.hidden).map(a => a.textContent)"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recollect.report.charts import Bar, Line, Point, bar_chart, histogram_pair, line_chart, scatter_chart
+from recollect.report.charts import Bar, Line, Point, bar_chart, line_chart, scatter_chart, similarity_chart
 from recollect.report.markup import Markup, breakable, element, join, table
 from recollect.report.page import document, write_report
 from report.browser import Browser, programs
@@ -64,9 +64,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     batches = Line("run", [16.0 * 2**n for n in range(11)], [0.9] * 11)
     long_name = {"x_label": "Images of WWW per batch, model.head.option_" + "m" * 40}
     words = {"x_label": "learning rate", "y_label": "validation r@1"}
-    pairs = histogram_pair(
-        (np.ones(4), np.ones(4)), np.linspace(-0.5, 1, 5), title="t", names=("same", "other"), x_label="similarity"
-    )
+    pairs = similarity_chart(np.full((2, 4), 0.25), np.linspace(-0.5, 1, 5), title="t", top=0.25)
     long = [[breakable("x" * 190), breakable("Packages__" + "y" * 190), "6 of 30", "20 %"]]
     grid = table(["class", "is taken for", "queries", "share"], long, caption="c", numbers=False)
     body = join(

@@ -5,9 +5,23 @@ import re
 from xml.etree import ElementTree
 
 import numpy as np
+import pytest
 from hypothesis import given, strategies as st
 
-from recollect.report.charts import MOST_POINTS, Bar, Line, bar_chart, histogram_pair, line_chart, ticks
+from recollect.report import charts
+from recollect.report.charts import (
+    MOST_POINTS,
+    Bar,
+    Line,
+    bar_chart,
+    count_similarities,
+    line_chart,
+    similarity_chart,
+    similarity_charts,
+    ticks,
+)
+from recollect.report.results import BEFORE
+from report.report_runs import made_result
 
 
 @given(st.floats(-1e4, 1e4), st.floats(1e-4, 1e6))
@@ -58,9 +72,8 @@ def test_long_lines_are_thinned_and_single_points_seen() -> None:
 
 
 def test_histograms_without_a_pair_of_one_kind() -> None:
-    figure = histogram_pair(
-        (np.array([1.0, 3.0]), np.zeros(2)), np.array([0.0, 0.5, 1.0]), title="t", names=("p", "n"), x_label="s"
-    )
+    shares = np.array([[0.25, 0.75], [0.0, 0.0]])
+    figure = similarity_chart(shares, np.array([0.0, 0.5, 1.0]), title="t", top=0.75)
     assert "mean 0.625" in figure
     assert "nan" not in figure
 
@@ -118,3 +131,63 @@ def test_nothing_to_show_and_hostile_names() -> None:
     assert chart is not None
     assert "<script>" not in chart
     assert "<b>" not in chart
+
+
+def _pairs(vectors: np.ndarray, labels: np.ndarray) -> tuple[list[float], list[float]]:
+    positive, negative = [], []
+    for i in range(len(vectors)):
+        for j in range(i + 1, len(vectors)):
+            (positive if labels[i] == labels[j] else negative).append(float(vectors[i] @ vectors[j]))
+    return positive, negative
+
+
+def test_counts_every_pair_once_across_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recollect.report.charts._PAIR_ROWS", 7)
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 4, 40)
+    vectors = random.normal(size=(40, 5)) + 1.5 * np.eye(5)[labels]
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    counted = count_similarities(vectors, labels)
+    positive, negative = _pairs(vectors, labels)
+    assert counted.counts.sum(axis=1).tolist() == [len(positive), len(negative)]
+    for pairs, shares in zip((positive, negative), counted.shares(np.linspace(-1, 1, 21)), strict=True):
+        expected = np.histogram(pairs, 20, (-1, 1))[0]
+        assert np.abs(len(pairs) * shares - expected).max() < 1.01  # an edge may round either way
+    area = np.mean([(p > n) + (p == n) / 2 for p in positive for n in negative])
+    assert counted.ordered == pytest.approx(area, abs=2e-3)
+    low, high = counted.span(0.0)
+    assert low <= min(positive + negative)
+    assert high >= max(positive + negative)
+
+
+def test_one_class_has_no_negatives() -> None:
+    counted = count_similarities(np.eye(3, dtype=np.float32), np.zeros(3, np.int64))
+    assert counted.ordered is None
+    assert counted.counts.sum(axis=1).tolist() == [3, 0]
+
+
+def test_identical_vectors_are_at_the_edge() -> None:
+    vectors = np.repeat(np.array([[1.0, 0.0]], np.float32), 4, 0)
+    counted = count_similarities(vectors, np.array([0, 0, 1, 1]))
+    assert counted.ordered == 0.5
+    assert counted.span()[1] == 1.0
+
+
+def test_of_many_images_a_part_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    vectors = random.normal(size=(400, 8)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    labels = np.arange(400) % 20
+    whole = count_similarities(vectors, labels)
+    monkeypatch.setattr(charts, "MOST_PAIRED", 200)
+    part = count_similarities(vectors, labels)
+    assert part.counts.sum() == 200 * 199 / 2
+    assert whole.ordered is not None
+    assert part.ordered == pytest.approx(whole.ordered, abs=0.05)
+
+
+def test_histograms_that_are_compared_have_one_axis() -> None:
+    (before, shown), (after, _) = made_result(BEFORE, 0.8, trained=False), made_result("after training", 0.05)
+    first, second = similarity_charts([before, after], shown).split("<figure>")[1:]
+    axes = [re.findall(r'text-anchor="end">([^<]*)\s%<', part) for part in (first, second)]
+    assert axes[0] == axes[1] != []

@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 from hypothesis import given, strategies as st
 
-from recollect.report.markup import Markup, breakable, clean, element, join, name_of, table
+from recollect.report.markup import _PERCENT, Markup, breakable, clean, element, join, name_of, table
 
 
 class _Reader(HTMLParser):
@@ -24,7 +24,7 @@ class _Reader(HTMLParser):
 
 def read(markup: str) -> _Reader:
     reader = _Reader()
-    reader.feed(markup)
+    reader.feed(str(markup))
     reader.close()
     return reader
 
@@ -41,6 +41,14 @@ def test_text_is_shown_and_never_acts(text: str) -> None:
     assert list(found.attributes[0]) == ["title"]
     assert found.attributes[0]["title"] == clean(text)
     element("p", text).encode("utf-8")
+
+
+@given(any_text)
+def test_text_in_a_template_is_shown_and_never_acts(text: str) -> None:
+    found = read(table([text], [[text]], caption=text))
+    assert found.tags == read(table(["a"], [["a"]], caption="a")).tags
+    assert found.text == 3 * _PERCENT.sub("\u00a0", clean(text))
+    assert found.attributes[0]["aria-label"] == _PERCENT.sub("\u00a0", clean(text))
 
 
 @given(any_text)

@@ -1,5 +1,3 @@
-"""Tests of ``report/plots.py``, ``report/sections.py``."""
-
 from __future__ import annotations
 
 import base64
@@ -17,9 +15,8 @@ import pytest
 import recollect
 from recollect.common.errors import DataError, InputError
 from recollect.report import write_report
-from recollect.report.findings import KINDS
-from recollect.report.measured import measure
-from recollect.report.runs import distinct_names, read_run
+from recollect.report.checks import KINDS
+from recollect.report.results import measure, read_run
 from report.report_runs import EVIL, count_images, make_run
 from training.small_runs import make_images
 
@@ -100,10 +97,10 @@ def test_the_report_of_a_run(runs: Path) -> None:
     assert "(macro)" in text
     assert "Time spent" in text
     results = measure(read_run(runs / "first"))
-    for contender in (results.init, results.trained):
-        assert contender is not None
-        assert f"{100 * contender.evaluation.metrics['r@1']:.1f} %" in text
-        assert f"{100 * contender.evaluation.metrics['map@r']:.1f}" in text
+    for model in (results.init, results.trained):
+        assert model is not None
+        assert f"{100 * model.evaluation.metrics['r@1']:.1f} %" in text
+        assert f"{100 * model.evaluation.metrics['map@r']:.1f}" in text
     assert "81.2" in text  # the published row
     assert "Loss: recall_at_k" in text
     assert "samples_per_class: 4" in text
@@ -257,9 +254,12 @@ def test_a_list_to_work_through(runs: Path, tmp_path: Path) -> None:
     with (tmp_path / "list.csv").open(newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
     assert {row["part"] for row in rows} <= {"test", "train"}
+    write_report([runs / "first"], csv=tmp_path / "list.csv")  # a list may be replaced by a newer one
     (tmp_path / "list.csv").write_text("mine")
     with pytest.raises(InputError, match="exists"):
         write_report([runs / "first"], csv=tmp_path / "list.csv")
+    assert (tmp_path / "list.csv").read_text() == "mine"
+    write_report([runs / "first"], csv=tmp_path / "list.csv", overwrite=True)
 
 
 def test_training_images_are_not_compared_with_themselves(runs: Path, tmp_path: Path) -> None:
@@ -275,15 +275,6 @@ def test_training_images_are_not_compared_with_themselves(runs: Path, tmp_path: 
     assert f"Near-duplicates {KINDS[0]}" not in text, "it was not looked for"
     assert "Test image" not in path.read_text(encoding="utf-8")
     assert "WARNING" not in text  # that is for a terminal
-
-
-def test_runs_of_one_name_are_told_apart_by_as_little_as_possible(runs: Path) -> None:
-    for place in ("one", "two"):
-        shutil.copytree(runs / "first", runs / place / "same")
-    read = [read_run(runs / "one" / "same"), read_run(runs / "two" / "same")]
-    assert distinct_names(read) == ["one/same", "two/same"]
-    assert distinct_names([read[0], read_run(runs / "first")]) == ["same", "first"]
-    assert distinct_names([read[0], read[0]]) == ["same (1)", "same (2)"]
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

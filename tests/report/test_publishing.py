@@ -21,7 +21,7 @@ from recollect.inference.opening import open_model
 from recollect.models import Embedder
 from recollect.models.hub import parse_address
 from recollect.report.publishing import model_card, publish
-from recollect.report.runs import read_run
+from recollect.report.results import read_run
 from recollect.training.trainer import train
 from report.hub_stand_in import HubStandIn
 from training.small_runs import make_images, small_config

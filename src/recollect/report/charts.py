@@ -1,5 +1,6 @@
-"""Small SVG charts: lines, points, bars and pairs of histograms. Each takes numbers and returns one ``<figure>``.
+"""Small SVG charts (lines, points, bars, pairs of histograms), and the parts of the page that are charts.
 
+Each chart takes numbers and returns one ``<figure>``. ``curves``, ``similarity_charts`` and ``speed`` draw those of a report.
 Colours are classes of ``style.css`` (light and dark); lines and points also differ by dashes and shapes, so that no chart
 depends on colour alone. Every figure has a caption, a text description, and its numbers in a table. Pages use the fonts
 of the reader's machine, so drawings leave room for the widest of them (``text_width``).
@@ -8,14 +9,19 @@ of the reader's machine, so drawings leave room for the widest of them (``text_w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
+from statistics import median
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from recollect.report.markup import Child, Markup, element, table
+from recollect.common.text import in_words
+from recollect.report.markup import Child, Markup, element, join, name_of, table
+from recollect.report.results import ModelResult, ReportImages, Run, finite
 
 WIDTH, HEIGHT = 470, 272
 _RIGHT, _TOP, _BOTTOM = 12, 12, 50
@@ -27,6 +33,10 @@ SERIES = 6
 """Different looks of a line; a seventh looks like the first."""
 MOST_POINTS = 400
 """Maximum number of points per line; longer lines are averaged in groups, which also smooths a noisy loss."""
+MOST_PAIRED = 8000
+"""Images whose pairs are counted by similarity."""
+_FINE = 4000  # bins from -1 to 1, fine enough for the share of ordered pairs; drawn ones are sums of them
+_PAIR_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -79,23 +89,25 @@ def line_chart(
         from_zero: the axis of values begins at 0 instead of near the lowest.
         log_ticks: makes the x axis logarithmic, with these values on it.
     """
-    kept = [thinned for line in lines if len((thinned := _thinned(line)).x)]
-    if not kept:
+    visible = [thinned for line in lines if len((thinned := _thinned(line)).x)]
+    if not visible:
         return None
-    low, high = value_range([value for line in kept for value in line.y], percent)
-    xs = [*(value for line in kept for value in line.x), *(log_ticks or ())]
+    low, high = value_range([value for line in visible for value in line.y], percent)
+    xs = [*(value for line in visible for value in line.x), *(log_ticks or ())]
     y_range = (0.0 if from_zero else low, max(high, 0.05) if percent else high)
     frame = _Frame(xs, y_range, percent, log_ticks is not None)
-    summary = ". ".join(f"{line.name}: from {frame.shown(line.y[0])} to {frame.shown(line.y[-1])}" for line in kept)
-    samples = [element("line", x1=1, x2=29, y1=6, y2=6, class_=f"line line-{n % SERIES + 1}") for n in range(len(kept))]
+    summary = ". ".join(f"{line.name}: from {frame.text(line.y[0])} to {frame.text(line.y[-1])}" for line in visible)
+    samples = [
+        element("line", x1=1, x2=29, y1=6, y2=6, class_=f"line line-{n % SERIES + 1}") for n in range(len(visible))
+    ]
     return _figure(
         title,
         f"{y_label} over {x_label}. {summary}.",
-        [frame.axes(x_label, y_label, log_ticks), [_drawn(line, number, frame) for number, line in enumerate(kept)]],
-        _legend([line.name for line in kept], samples, 30),
+        [frame.axes(x_label, y_label, log_ticks), [_drawn(line, number, frame) for number, line in enumerate(visible)]],
+        _legend([line.name for line in visible], samples, 30),
         caption,
         ["line", "first", "last", "lowest", "highest"],
-        [[line.name, *map(frame.shown, (line.y[0], line.y[-1], min(line.y), max(line.y)))] for line in kept],
+        [[line.name, *map(frame.text, (line.y[0], line.y[-1], min(line.y), max(line.y)))] for line in visible],
     )
 
 
@@ -119,65 +131,62 @@ def scatter_chart(
         marked: what a marked point is called in the legend.
         caption: below the title.
     """
-    kept = [p for p in points if math.isfinite(p.x) and math.isfinite(p.y) and (not log or p.x > 0)]
-    if not kept:
+    visible = [p for p in points if math.isfinite(p.x) and math.isfinite(p.y) and (not log or p.x > 0)]
+    if not visible:
         return None
     # Margins: points at the edge stay whole.
-    frame = _Frame([p.x for p in kept], value_range([p.y for p in kept], percent, 0.06), percent, log, 0.04)
+    frame = _Frame([p.x for p in visible], value_range([p.y for p in visible], percent, 0.06), percent, log, 0.04)
     shapes = []
-    for p in sorted(kept, key=lambda p: p.marked):
+    for p in sorted(visible, key=lambda p: p.marked):
         x, y = frame.x(p.x), frame.y(p.y)
-        hint = element("title", f"{p.name}: {frame.shown(p.y)} at {p.x:.3g}")
+        hint = element("title", f"{p.name}: {frame.text(p.y)} at {p.x:.3g}")
         if p.marked:
             shapes.append(element("path", hint, d=_diamond(x, y, 7.5), class_="dot dot-2"))
         else:
             shape = {"cx": round(x, 1), "cy": round(y, 1), "r": 4, "fill_opacity": 0.6}
             shapes.append(element("circle", hint, class_="dot dot-1", **shape))
-    best = max(kept, key=lambda p: p.y)
-    said = f"{len(kept)} points. The highest, {best.name}, is {frame.shown(best.y)} at {best.x:.3g}."
-    legend = [marked] if any(p.marked for p in kept) else []
+    best = max(visible, key=lambda p: p.y)
+    summary = f"{len(visible)} points. The highest, {best.name}, is {frame.text(best.y)} at {best.x:.3g}."
+    legend = [marked] if any(p.marked for p in visible) else []
     return _figure(
         title,
-        f"{y_label} over {x_label}. {said}",
+        f"{y_label} over {x_label}. {summary}",
         [frame.axes(x_label, y_label), shapes],
         _legend(legend, [element("path", d=_diamond(10, 8, 7), class_="dot dot-2")] * len(legend), 20, 16),
         caption,
         ["point", x_label, y_label],
-        [[p.name, f"{p.x:.3g}", frame.shown(p.y)] for p in sorted(kept, key=lambda p: p.x)],
+        [[p.name, f"{p.x:.3g}", frame.text(p.y)] for p in sorted(visible, key=lambda p: p.x)],
     )
 
 
-def histogram_pair(
-    counts: tuple[NDArray[np.float64], NDArray[np.float64]],
-    edges: NDArray[np.float64],
-    *,
-    title: str,
-    names: tuple[str, str],
-    x_label: str,
-    caption: Child = None,
-    top: float | None = None,
+def similarity_chart(
+    shares: NDArray[np.float64], edges: NDArray[np.float64], *, title: str, caption: Child = None, top: float
 ) -> Markup:
-    """Two histograms over the same bins, each as shares of its own total; ``top``: the highest share on the axis."""
-    shares = [as_shares(values) for values in counts]
-    high = top or max(float(values.max(initial=0.0)) for values in shares) or 1.0
-    frame = _Frame(edges.tolist(), (0.0, high), percent=True)
+    """Similarities of pairs of the same class and of different classes, as two histograms over the same bins.
+
+    Args:
+        shares: 2 × bins, of all pairs of the kind. edges: of the bins.
+        title, caption: words. top: the highest share on the axis.
+    """
+    names = ("same class", "different classes")
+    frame = _Frame(edges.tolist(), (0.0, top or 1.0), percent=True)
     shapes = []
     # The second is drawn first: negatives are the broad mass behind, positives stand before them.
-    for number in (1, 0):
-        steps = np.repeat(edges, 2).tolist(), [0.0, *np.repeat(shares[number], 2).tolist(), 0.0]
+    for place in (1, 0):
+        steps = np.repeat(edges, 2).tolist(), [0.0, *np.repeat(shares[place], 2).tolist(), 0.0]
         points = [(frame.x(x), frame.y(y)) for x, y in zip(*steps, strict=True)]
-        shapes.append(element("path", d=_path(points) + "Z", class_=f"area area-{number + 1}"))
+        shapes.append(element("path", d=_path(points) + "Z", class_=f"area area-{place + 1}"))
     centres = (edges[:-1] + edges[1:]) / 2
     means = [f"{(values * centres).sum():.3f}" if values.any() else "–" for values in shares]
-    said = "; ".join(f"{name}: mean {mean}" for name, mean in zip(names, means, strict=True))
-    samples = [element("rect", x=1, y=1, width=24, height=12, class_=f"area area-{number}") for number in (1, 2)]
+    summary = "; ".join(f"{name}: mean {mean}" for name, mean in zip(names, means, strict=True))
+    samples = [element("rect", x=1, y=1, width=24, height=12, class_=f"area area-{look}") for look in (1, 2)]
     return _figure(
         title,
-        f"Shares of pairs by {x_label}. {said}.",
-        [frame.axes(x_label, "share of pairs"), shapes],
+        f"Shares of pairs by similarity. {summary}.",
+        [frame.axes("similarity", "share of pairs"), shapes],
         _legend(names, samples, 26, 14),
         caption,
-        ["pairs", f"mean {x_label}"],
+        ["pairs", "mean similarity"],
         zip(names, means, strict=True),
     )
 
@@ -264,7 +273,7 @@ class _Frame:
         low, high = self.y_range
         return HEIGHT - _BOTTOM - (value - low) / (high - low) * (HEIGHT - _TOP - _BOTTOM)
 
-    def shown(self, value: float) -> str:
+    def text(self, value: float) -> str:
         """A value in words."""
         if self.percent:
             return f"{100 * value:.1f}\u00a0%"
@@ -384,7 +393,7 @@ def _drawn(line: Line, number: int, frame: _Frame) -> Markup:
     shapes = [element("path", d=_path(points), class_=f"line line-{look}")]
     if line.dots or len(points) == 1:
         for (x, y), value, at in zip(points, line.y, line.x, strict=True):
-            hint = element("title", f"{line.name}: {frame.shown(value)} at {at:,g}")
+            hint = element("title", f"{line.name}: {frame.text(value)} at {at:,g}")
             shapes.append(element("circle", hint, cx=round(x, 1), cy=round(y, 1), r=3, class_=f"dot dot-{look}"))
     return element("g", shapes)
 
@@ -397,17 +406,11 @@ def _diamond(x: float, y: float, size: float) -> str:
     return _path([(x, y - size), (x + size, y), (x, y + size), (x - size, y)]) + "Z"
 
 
-def as_shares(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Counts divided by their sum."""
-    total = float(counts.sum())
-    return counts / total if total else counts
-
-
 def _legend(names: Sequence[str], samples: Sequence[Markup], width: int, height: int = 12) -> Markup | None:
     """Names, each beside a sample drawn in a box of ``width`` × ``height``; None without names."""
     box = f"0 0 {width} {height}"
-    drawn = [element("svg", part, viewBox=box, width=width, height=height, aria_hidden="true") for part in samples]
-    items = [element("li", sample, element("bdi", name)) for name, sample in zip(names, drawn, strict=True)]
+    boxes = [element("svg", part, viewBox=box, width=width, height=height, aria_hidden="true") for part in samples]
+    items = [element("li", sample, element("bdi", name)) for name, sample in zip(names, boxes, strict=True)]
     return element("ul", items, class_="legend") if items else None
 
 
@@ -424,6 +427,148 @@ def _figure(
     """The title and caption, the legend, the drawing, and its numbers to unfold."""
     words = [element("title", title), element("desc", description)]
     svg = element("svg", words, parts, viewBox=f"0 0 {WIDTH} {height}", role="img", class_="chart")
-    said = element("figcaption", element("strong", title), " " if caption else None, caption)
+    caption_line = element("figcaption", element("strong", title), " " if caption else None, caption)
     numbers = table(head, rows, caption=f"{title}, in numbers")
-    return element("figure", said, legend, svg, element("details", element("summary", "In numbers"), numbers))
+    return element("figure", caption_line, legend, svg, element("details", element("summary", "In numbers"), numbers))
+
+
+def curves(runs: Sequence[Run]) -> Markup:
+    """Losses, one chart per kind of loss, and what was evaluated during training."""
+    parts: list[Markup | None] = []
+    kinds = dict.fromkeys(str(run.setting("loss.name", "loss")) for run in runs if run.steps)
+    for kind in kinds:
+        group = [run for run in runs if str(run.setting("loss.name", "loss")) == kind]
+        lines = [Line(run.name, _column(run.steps, "step"), _column(run.steps, "loss")) for run in group]
+        more = " Losses of different kinds are not comparable, so each has its own chart." if len(kinds) > 1 else None
+        parts.append(line_chart(lines, title=f"Loss: {kind}", x_label="step", y_label="loss", caption=more))
+    splits = dict.fromkeys(str(record.get("split")) for run in runs for record in run.evaluations)
+    for split in splits:
+        lines = []
+        for run in runs:
+            records = [record for record in run.evaluations if str(record.get("split")) == split]
+            for metric in ("r@1", "r@10") if len(runs) == 1 else ("r@1",):
+                name = metric if len(runs) == 1 else f"{run.name}, {metric}"
+                lines.append(Line(name, _column(records, "step"), _column(records, metric), dots=True))
+        title = {"val": "r@k of the validation classes", "test": "r@k of the test set"}.get(split, f"r@k of {split}")
+        caption = "It chooses the weights that are kept." if split == "val" else "Watched only; it chooses nothing."
+        parts.append(
+            line_chart(lines, title=title, x_label="step", y_label="r@k", percent=True, from_zero=True, caption=caption)
+        )
+    if not any(run.steps for run in runs):
+        return element("p", "No curves: no step was taken.", class_="note")
+    if not any(run.evaluations for run in runs):
+        options = [element("code", option) for option in ("--validation random", "--watch-test")]
+        without = "No r@k curve: nothing was evaluated during training. Validation classes ("
+        parts.append(element("p", without, options[0], ") or ", options[1], " give one.", class_="note"))
+    return element("div", parts, class_="charts")
+
+
+def _column(records: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    return [float("nan") if (value := finite(record.get(key))) is None else value for record in records]
+
+
+def similarity_charts(models: Sequence[ModelResult], images: ReportImages) -> Markup:
+    """Histograms of similarities, with the same axes for all."""
+    counted = [count_similarities(model.vectors, images.labels) for model in models]
+    spans = [counts.span() for counts in counted]
+    edges = np.linspace(min(low for low, _ in spans), max(high for _, high in spans), 65)
+    shares = [counts.shares(edges) for counts in counted]
+    top = max(float(both.max()) for both in shares)
+    charts = []
+    for model, counts, both in zip(models, counted, shares, strict=True):
+        caption = "One of the two kinds does not occur."
+        if (share := counts.ordered) is not None:
+            caption = f"A pair of one class is more similar than a pair of two in {100 * share:.1f} % of all cases."
+        charts.append(similarity_chart(both, edges, title=model.name, caption=caption, top=top))
+    part = f"Of the pairs among {MOST_PAIRED:,} images drawn at random."
+    note = element("p", part, class_="note") if len(images.names) > MOST_PAIRED else None
+    return join(note, element("div", charts, class_="charts"))
+
+
+@dataclass(frozen=True)
+class Similarities:
+    """Counts of pairs by similarity, 2 × ``_FINE`` bins from −1 to 1: of pairs of one class, and of different classes."""
+
+    counts: NDArray[np.float64]
+
+    @property
+    def ordered(self) -> float | None:
+        """The share of (positive, negative) pairs in which the positive is the more similar: 0.5 is chance, 1 perfect.
+
+        Also known as the area under the ROC curve. None without positives or negatives.
+        """
+        positive, negative = self.counts
+        total = positive.sum() * negative.sum()
+        below = np.cumsum(negative) - negative / 2  # pairs in one bin count half
+        return float((positive * below).sum() / total) if total else None
+
+    def shares(self, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Of each kind, the share of pairs in every bin; those beyond the ``edges`` are in the first and the last."""
+        centres = (np.arange(_FINE) + 0.5) / _FINE * 2 - 1
+        bins = np.clip(np.searchsorted(edges, centres, side="right") - 1, 0, len(edges) - 2)
+        counts = np.stack([np.bincount(bins, weights=kind, minlength=len(edges) - 1) for kind in self.counts])
+        shares: NDArray[np.float64] = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+        return shares
+
+    def span(self, share: float = 0.001) -> tuple[float, float]:
+        """The similarities that all but a ``share`` of the pairs on either side lie between, for both kinds."""
+        risen = [np.cumsum(kind) / kind.sum() for kind in self.counts if kind.sum()]
+        if not risen:
+            return -1.0, 1.0
+        low = min(int(np.searchsorted(one, share)) for one in risen)
+        high = max(int(np.searchsorted(one, 1 - share)) for one in risen)
+        return low / _FINE * 2 - 1, min(high + 1, _FINE) / _FINE * 2 - 1
+
+
+def count_similarities(vectors: NDArray[np.float32], labels: NDArray[np.int64]) -> Similarities:
+    """Count all pairs of different rows, each once; with more than ``MOST_PAIRED`` rows, of a random part."""
+    if len(vectors) > MOST_PAIRED:
+        some = np.sort(np.random.default_rng(0).choice(len(vectors), MOST_PAIRED, replace=False))
+        vectors, labels = vectors[some], labels[some]
+    rows, classes = torch.from_numpy(np.ascontiguousarray(vectors)), torch.from_numpy(labels)
+    counts = torch.zeros(2, _FINE, dtype=torch.float64)
+    for start in range(0, len(rows), _PAIR_ROWS):
+        here = rows[start : start + _PAIR_ROWS]
+        tile = here @ rows[start:].T
+        place = ((tile + 1) / 2 * _FINE).long().clamp_(0, _FINE - 1)
+        same = classes[start : start + len(here), None] == classes[None, start:]
+        # Only above the diagonal: each pair once, and no vector with itself.
+        later = torch.arange(len(rows) - start)[None, :] > torch.arange(len(here))[:, None]
+        for kind, pairs in enumerate((same & later, ~same & later)):
+            counts[kind] += torch.bincount(place[pairs], minlength=_FINE)
+    return Similarities(counts.numpy())
+
+
+def speed(runs: Sequence[Run]) -> Markup:
+    """Throughput and memory, in numbers and over time."""
+    rows: list[list[Child]] = []
+    for run in runs:
+        rates = [rate for rate in _column(run.steps, "images_per_second") if np.isfinite(rate)]
+        memory = [used for used in _column(run.steps, "memory_mb") if np.isfinite(used)]
+        machine, times = run.recorded("machine"), run.times
+        rows.append(
+            [
+                name_of(run.name),
+                run.status,
+                f"{len(run.steps):,}",
+                None if times is None else _seconds(times.training),
+                None if times is None else _seconds(times.preparing),
+                f"{median(rates):,.0f}" if rates else None,
+                f"{max(memory):,.0f} MB" if memory else None,
+                str(machine.get("gpu") or machine.get("processor") or "") or None,
+            ]
+        )
+    head = ["run", "state", "steps", "training", "preparation", "images/s (median)", "peak memory", "machine"]
+    filled = [column for column in range(len(head)) if any(row[column] is not None for row in rows)]
+    cells = [
+        [("–" if run.steps else "none") if row[column] is None else row[column] for column in filled]
+        for run, row in zip(runs, rows, strict=True)
+    ]
+    grid = table([head[column] for column in filled], cells, caption="Time, throughput and memory", numbers=False)
+    lines = [Line(run.name, _column(run.steps, "step"), _column(run.steps, "images_per_second")) for run in runs]
+    chart = line_chart(lines, title="Throughput", x_label="step", y_label="images per second", from_zero=True)
+    return join(grid, element("div", chart, class_="charts") if chart else None)
+
+
+def _seconds(seconds: float) -> str:
+    return in_words(seconds) if seconds >= 1 else "none" if not seconds else "less than 1 s"

@@ -1,17 +1,28 @@
-"""HTML and SVG elements; text is escaped unless it is already markup.
+"""HTML, SVG and Markdown; text is escaped unless it is already markup.
 
 Class names, file names and settings come from files that others wrote. Every string that reaches a page goes through
-``element`` and is escaped there, so a page's author has to do something unusual to let one through. All of ``report``
-depends on that; do not add a way to pass a plain string unescaped.
+``escape``, whether ``element`` puts it there or a template of ``templates/``; a template for Markdown escapes with
+``escape_markdown``. All of ``report`` depends on that; do not add a way to pass a plain string unescaped.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+from recollect.common.errors import InputError
+from recollect.common.text import in_decimals, printable
 
 # Characters that reverse or hide text: a class name could make the page show something else.
 _UNWANTED = {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0xFEFF}
@@ -25,7 +36,11 @@ class Markup(str):
 
     __slots__ = ()
 
+    def __html__(self) -> str:  # for Jinja
+        return self
 
+
+Entry = TypeVar("Entry")
 Child = str | Markup | None | Iterable["Child"]
 
 
@@ -43,9 +58,93 @@ def _is_unwanted(character: str) -> bool:
     return ord(character) in _UNWANTED or unicodedata.category(character) in ("Cc", "Cs")
 
 
-def escape(text: str) -> Markup:
-    """``text`` as HTML that shows it, in elements and in attributes."""
-    return text if isinstance(text, Markup) else Markup(html.escape(clean(text), quote=True))
+def escape(value: object) -> Markup:
+    """A value as HTML that shows it, in elements and in attributes; None is nothing."""
+    if value is None:
+        return Markup("")
+    if hasattr(value, "__html__"):  # also what a macro of a template returns
+        return Markup(value.__html__())
+    return Markup(html.escape(clean(str(value)), quote=True))
+
+
+def escape_markdown(value: object) -> Markup:
+    """A value in Markdown, on one line and shown literally, also in the cell of a table."""
+    if isinstance(value, Markup):
+        return value
+    text = one_line(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return Markup(re.sub(r"([\\`*_{}\[\]()#+!~$|])", r"\\\1", text))
+
+
+def markdown_code(value: object) -> Markup:
+    """A value between backticks of Markdown, also in the cell of a table."""
+    text = one_line(value).replace("`", "'").replace("<", "‹").replace(">", "›")
+    return Markup(text.replace("|", r"\|"))
+
+
+def one_line(value: object) -> str:
+    """A value as text on one line, of a length that a card can show."""
+    return " ".join(printable(str(value)).split())[:300]
+
+
+def packaged(name: str) -> str:
+    """A file of this package as text."""
+    return resources.files("recollect.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def render(template: str, **values: Any) -> Markup:
+    """A template of ``templates/`` with ``values``, each of which is escaped unless it is markup."""
+    return Markup(_environment(template.endswith(".md")).get_template(template).render(values))
+
+
+@cache
+def _environment(markdown: bool) -> Environment:
+    def source(name: str) -> str:
+        text = packaged(f"templates/{name}")
+        if markdown:
+            return text
+        # A line break beside a tag or a block is not a space on the page; between words it is.
+        return re.sub(r"\s*\n\s*", " ", re.sub(r"(?<=[>}])\s*\n\s*|\s*\n\s*(?=[<{])", "", text))
+
+    escaping: Callable[[object], Markup] = escape_markdown if markdown else escape
+    environment = Environment(
+        autoescape=True,
+        finalize=escaping,
+        loader=FunctionLoader(source),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "bdi": name_of,
+        "breakable": breakable,
+        "code": markdown_code,
+        "commas": "{:,}".format,
+        "decimals": in_decimals,
+        "digest": _digest,
+        "json": listed,
+        "words": join,
+    }
+    return environment
+
+
+def _digest(text: str) -> str:
+    """A text's name in a content security policy."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}"
+
+
+def check_replaceable(path: Path, overwrite: bool, mark: str, what: str) -> None:
+    """Refuse to replace a file that does not have ``mark`` near its beginning, as those of recollect do.
+
+    Raises:
+        InputError: it exists and is not ``what``, and ``overwrite`` is False.
+    """
+    if overwrite or not path.exists():
+        return
+    if path.is_file():
+        with path.open("rb") as file:
+            if mark.encode() in file.read(4096):
+                return
+    raise InputError(f"{path} exists and is not {what}: choose another name, or use --overwrite.")
 
 
 def join(*children: Child) -> Markup:
@@ -73,9 +172,8 @@ def element(tag: str, *children: Child, **attributes: str | float | bool | None)
         if value is None or value is False:
             continue
         name = name.rstrip("_").replace("_", "-")
-        # Also a Markup value: quotes inside it would end the attribute.
-        shown = "" if value is True else html.escape(clean(str(value)), quote=True)
-        opening += f" {name}" if value is True else f' {name}="{shown}"'
+        # A Markup value is escaped too: quotes inside it would end the attribute.
+        opening += f" {name}" if value is True else f' {name}="{escape(str(value))}"'
     if tag in _EMPTY and not children:
         return Markup(f"<{opening}/>" if tag in _SVG_SHAPES else f"<{opening}>")
     return Markup(f"<{opening}>{join(*children)}</{tag}>")
@@ -89,12 +187,19 @@ def name_of(text: str) -> Markup:
 def breakable(text: str) -> Markup:
     """``name_of`` with places where a long name may break: after separators, not within words."""
     pieces = re.split(r"(?<=[_\-/., ])(?=[^_\-/., ])", text)
-    return element("bdi", [join(escape(piece), Markup("<wbr>")) for piece in pieces[:-1]], escape(pieces[-1]))
+    return element("bdi", Markup("<wbr>".join(map(escape, pieces))))
 
 
 def listed(names: Iterable[str]) -> str:
     """Names as one attribute, for the script: JSON, so that a name may contain any character."""
     return json.dumps([clean(name) for name in names], ensure_ascii=False)
+
+
+def unfolding(rest: Sequence[Entry], show: Callable[[Sequence[Entry]], Markup], what: str = "more") -> Markup | None:
+    """The rest of a list, collapsed; nothing if there is none."""
+    if not rest:
+        return None
+    return element("details", element("summary", f"{len(rest)} {what}"), show(rest), class_="more")
 
 
 def table(head: Iterable[Child], rows: Iterable[Iterable[Child]], *, caption: Child, numbers: bool = True) -> Markup:
@@ -106,22 +211,7 @@ def table(head: Iterable[Child], rows: Iterable[Iterable[Child]], *, caption: Ch
         caption: what the table shows; every table has one.
         numbers: align all columns but the first to the right.
     """
-    titles = [element("th", title, scope="col") for title in head]
-    body = []
-    for row in rows:
-        first, *rest = row
-        body.append(element("tr", element("th", first, scope="row"), [element("td", cell) for cell in rest]))
-    grid = element(
-        "table",
-        element("caption", element("span", caption)),
-        element("thead", element("tr", titles)),
-        element("tbody", body),
-        class_="numbers" if numbers else None,
-    )
-    # tabindex: keyboard users scroll a focused region with the arrow keys.
-    return element("div", grid, class_="scroll", tabindex="0", role="region", aria_label=_words_of(caption))
-
-
-def _words_of(child: Child) -> str:
-    """The text of some markup."""
-    return html.unescape(re.sub(r"<[^>]*>", "", join(child)))
+    titles = [join(title) for title in head]
+    cells = [[join(cell) for cell in row] for row in rows]
+    words = html.unescape(re.sub(r"<[^>]*>", "", join(caption)))
+    return render("table.html", head=titles, rows=cells, caption=join(caption), words=words, numbers=numbers)

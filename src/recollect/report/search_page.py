@@ -11,7 +11,7 @@ from recollect.common.errors import RecollectError
 from recollect.common.files import write_text
 from recollect.common.images import read_image
 from recollect.common.text import in_decimals
-from recollect.report.atlas import data_address
+from recollect.report.map import data_address
 from recollect.report.markup import Markup, breakable, element, join
 from recollect.report.page import check_target, document
 from recollect.search.index import Index

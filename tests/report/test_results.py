@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +16,18 @@ from recollect.evaluation import evaluate
 from recollect.inference.opening import make_embedder
 from recollect.models import Embedder
 from recollect.report import write_report
-from recollect.report.measured import Results, choose, measure
-from recollect.report.runs import read_run
-from report.report_runs import count_images, make_run
+from recollect.report.results import (
+    EvaluationCache,
+    Run,
+    choose,
+    distinct_names,
+    finite,
+    mean_over_seeds,
+    measure,
+    read_run,
+    settings_of,
+)
+from report.report_runs import count_images, made_result, made_run, make_run
 
 
 def _set(sizes: list[int]) -> ImageSet:
@@ -50,14 +61,14 @@ def test_results_are_those_of_the_weights_before_and_after(runs: Path) -> None:
     assert run.config is not None
     images = load("folder", run.config.data.root, "test")
     pictures = [images.read(index) for index in range(len(images))]
-    for embedder, contender in (
+    for embedder, model in (
         (make_embedder(run.config.model, run.config.run.seed), found.init),
         (Embedder.load(runs / "first" / "model"), found.trained),
     ):
         vectors = embedder.embed(pictures, progress=False)
-        assert contender is not None
-        np.testing.assert_allclose(contender.vectors, vectors.numpy(), atol=1e-6)
-        assert contender.evaluation.metrics["r@1"] == evaluate(vectors, images.labels, ks=(1,)).metrics["r@1"]
+        assert model is not None
+        np.testing.assert_allclose(model.vectors, vectors.numpy(), atol=1e-6)
+        assert model.evaluation.metrics["r@1"] == evaluate(vectors, images.labels, ks=(1,)).metrics["r@1"]
     assert found.init is not None
     assert found.trained is not None
     assert not np.allclose(found.init.vectors, found.trained.vectors)
@@ -72,7 +83,7 @@ def test_large_sets_are_shown_without_the_metric_that_needs_every_rank(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = measure(read_run(runs / "first")).trained
-    monkeypatch.setattr("recollect.report.measured.MOST_FOR_MAP", 1)
+    monkeypatch.setattr("recollect.report.results.MOST_FOR_MAP", 1)
     many = measure(read_run(runs / "first")).trained
     assert few is not None
     assert many is not None
@@ -104,7 +115,7 @@ def test_a_look_at_the_training_images_leaves_the_vectors_of_the_test(runs: Path
     gone = dataclasses.replace(run.config, data=dataclasses.replace(run.config.data, root=str(runs / "gone")))
     for split, known in (("test", test), ("train", train)):
         again = measure(dataclasses.replace(run, config=gone), split=split)
-        assert again.shown.names == known.shown.names
+        assert again.images.names == known.images.names
         assert any("vectors of an earlier report" in remark for remark in again.remarks)
 
 
@@ -118,8 +129,8 @@ def test_one_network_at_two_sizes_is_two_starts(made: Path, tmp_path: Path) -> N
     """Else the second run is judged by what the first started from."""
     folders = [make_run(made / "data", tmp_path / str(size), **{"model.image_size": size}) for size in (24, 32)]
     alone = [measure(read_run(folder)).init for folder in folders]
-    results: Results = {}
-    together = [measure(read_run(folder), results=results) for folder in folders]
+    cache: EvaluationCache = {}
+    together = [measure(read_run(folder), cache=cache) for folder in folders]
     assert together[0].init_key != together[1].init_key
     for one, other in zip(alone, together, strict=True):
         assert one is not None
@@ -164,13 +175,13 @@ def test_without_images_the_kept_vectors_serve(made: Path, tmp_path: Path) -> No
     later = measure(read_run(folder))
     said = next(remark for remark in later.remarks if "not available" in remark)
     assert "\n" not in said
-    assert said.endswith("name their folder with --root.")
-    assert later.shown.images is None
+    assert "name their folder with --root." in said
+    assert later.images.images is None
     assert whole.trained is not None
     assert later.trained is not None
     assert later.trained.evaluation.metrics == whole.trained.evaluation.metrics
     assert any("not available" in remark for remark in later.remarks)
-    assert [whole.shown.names[place] for place in whole.copies] == ["test/test-00/00.png"]
+    assert [whole.images.names[place] for place in whole.copies] == ["test/test-00/00.png"]
     assert whole.left_out == ["1 class that was trained on"]
     assert (later.left_out, later.copies) == (whole.left_out, whole.copies)
     shutil.rmtree(folder / "report")
@@ -205,10 +216,10 @@ def test_unreadable_images_are_left_out_for_all(made: Path, tmp_path: Path) -> N
     folder = make_run(data, tmp_path / "run", **{"run.watch_test": False})
     (data / "test" / "test-00" / "0.png").write_bytes(b"no image")
     found = measure(read_run(folder))
-    assert len(found.shown.names) == 29
+    assert len(found.images.names) == 29
     assert found.trained is not None
     assert np.isfinite(found.trained.vectors).all()
-    assert len(found.trained.vectors) == len(found.shown.labels) == 29
+    assert len(found.trained.vectors) == len(found.images.labels) == 29
     assert "1 image that cannot be read" in found.left_out
 
 
@@ -231,3 +242,56 @@ def test_settings_of_another_version_are_refused_with_a_sentence(runs: Path) -> 
     assert run.setting("loss.name") == "recall_at_k"
     with pytest.raises(DataError, match="settings cannot be read"):
         measure(run)
+
+
+def test_runs_of_one_name_are_told_apart_by_as_little_as_possible(runs: Path) -> None:
+    for place in ("one", "two"):
+        shutil.copytree(runs / "first", runs / place / "same")
+    read = [read_run(runs / "one" / "same"), read_run(runs / "two" / "same")]
+    assert distinct_names(read) == ["one/same", "two/same"]
+    assert distinct_names([read[0], read_run(runs / "first")]) == ["same", "first"]
+    assert distinct_names([read[0], read[0]]) == ["same (1)", "same (2)"]
+
+
+def test_settings_that_were_chosen_by_trials_do_not_part_seeds() -> None:
+    def run(name: str, lr: float, steps: int | None, **more: Any) -> Run:
+        choices = [f"optimizer.lr = {lr}: the best", "run.epochs = 9: about 153 steps"]
+        choices += [] if steps is None else [f"run.steps = {steps}: no number of steps improves"]
+        settings = {"optimizer": {"lr": lr}, "run": {"seed": name, "steps": steps, "epochs": None if steps == 0 else 9}}
+        return replace(made_run(name, **(settings | more)), manifest={"choices": choices})
+
+    alike = [run("a_0", 1e-4, None), run("a_1", 3e-5, 0)]
+    assert [(name, len(group)) for name, group in settings_of(alike)] == [("a", 2)]
+    asked = replace(made_run("b", **alike[0].settings), manifest={})
+    assert len(settings_of([*alike, asked])) == 2  # the user's own learning rate is another setting
+    assert len(settings_of([alike[0], run("c", 1e-4, None, loss={"name": "x"})])) == 2
+
+
+def test_seeds_without_effect_are_said() -> None:
+    one, _ = made_result("a_0", 0.2)
+    found = mean_over_seeds([made_run("a_0"), made_run("a_1")], [one, replace(one, name="a_1")])
+    assert [(mean.name, mean.spread) for mean in found] == [("a (2 seeds)", None)]
+    assert "the seed has no effect" in found[0].what
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["b/seed-1", "b/seed-2"], "b"),
+        (["run_seed1", "run_seed12"], "run"),
+        (["a10", "a11"], "a"),
+        (["seed-1", "seed-2"], "seed-1 and 1 more"),
+        (["x", "y", "z"], "x and 2 more"),
+    ],
+)
+def test_a_setting_is_named_after_what_its_runs_share(names: list[str], expected: str) -> None:
+    runs = [made_run(name, run={"seed": number}) for number, name in enumerate(names)]
+    assert [name for name, _ in settings_of(runs)] == [expected]
+
+
+def test_numbers_that_a_page_can_show() -> None:
+    assert [finite(value) for value in (1, 0.5, True, None, "1", 10**400, float("nan"), float("inf"))] == [
+        1.0,
+        0.5,
+        *[None] * 6,
+    ]

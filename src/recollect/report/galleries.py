@@ -1,0 +1,328 @@
+"""Queries with their results: which classes are confused, and the worst, the best and the most changed queries.
+
+``rows_of_results`` draws them all. Results of equal similarity are shown in the order in which the evaluation counts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.common.text import number_of
+from recollect.data.image_set import Indices
+from recollect.evaluation import Evaluation
+from recollect.report.map import Atlas
+from recollect.report.markup import Child, Markup, breakable, element, join, name_of, render, table, unfolding
+from recollect.report.results import Labels, ModelResult, ReportImages
+from recollect.search.exact import Neighbours, nearest
+
+QUERIES = 5
+"""Queries of each kind that are shown at once."""
+MORE = 10
+"""Queries of each kind that unfold below them."""
+TOP = 8
+"""Results of each."""
+_BY_CLASS = 40
+_MOST_PAIRS = 3
+PAIRS = 20
+"""Pairs of classes whose share of all failures is said."""
+_LISTED = 500  # pairs in the table: a filter by class finds the failures of nearly every class
+_ROWS = 10  # of them at once
+
+Twins = Mapping[int, frozenset[int]]
+"""For an image, those that are near-duplicates of it, itself included."""
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """How often one class is confused with another.
+
+    Attributes:
+        asked, answered: labels: queries of the first class had an image of the second as their first result.
+        times: number of such queries. queries: number of queries of that class that have a positive.
+        example: the query with the most results of the other class.
+    """
+
+    asked: int
+    answered: int
+    times: int
+    queries: int
+    example: int
+
+
+def in_rank_order(
+    neighbours: Neighbours, queries: Labels, labels: Labels, first_rank: NDArray[np.float64]
+) -> Neighbours:
+    """Results in the order that the evaluation gives them where similarities are equal, as those of exact copies are.
+
+    It counts a negative as similar as a positive before it, so that an embedding gains nothing from ties.
+
+    Args:
+        neighbours: results of ``queries``, most similar first.
+        labels: of all images. first_rank: of each query, the rank of its first positive.
+    """
+    indices, similarities = neighbours.indices.copy(), neighbours.similarities.copy()
+    width = indices.shape[1]
+    same = labels[indices] == labels[queries][:, None]
+    place = np.where(same.any(axis=1), same.argmax(axis=1), width) if width else np.zeros(len(queries))
+    wrong = np.isfinite(first_rank) & (place != first_rank - 1) & (np.minimum(place, first_rank - 1) < width)
+    for row in np.flatnonzero(wrong).tolist():
+        ahead = np.flatnonzero(~same[row])[: int(first_rank[row]) - 1].tolist()
+        ahead += np.flatnonzero(same[row])[:1].tolist()
+        order = [*ahead, *(column for column in range(width) if column not in ahead)]
+        indices[row], similarities[row] = indices[row, order], similarities[row, order]
+    return Neighbours(indices, similarities)
+
+
+def confused_pairs(labels: Labels, neighbours: Neighbours) -> list[Confusion]:
+    """Pairs of classes by how often the first result for a query of one is of the other, most frequent first.
+
+    Only queries that have a positive count.
+    """
+    sizes = np.bincount(labels)
+    if not neighbours.indices.shape[1]:
+        return []
+    answered = labels[neighbours.indices]
+    wrong = np.flatnonzero((answered[:, 0] != labels) & (sizes[labels] > 1))
+    kinds, place, times = np.unique(
+        np.stack([labels[wrong], answered[wrong, 0]]), axis=1, return_inverse=True, return_counts=True
+    )
+    agreement = (answered[wrong] == answered[wrong, :1]).sum(axis=1)
+    # The example of each pair: most results of the other class, then the most similar first result.
+    order = np.lexsort((-neighbours.similarities[wrong, 0], -agreement, place.reshape(-1)))
+    first = np.searchsorted(place.reshape(-1)[order], np.arange(kinds.shape[1]))
+    confusions = [
+        Confusion(int(asked), int(other), int(count), int(sizes[asked]), int(wrong[example]))
+        for asked, other, count, example in zip(*kinds.tolist(), times.tolist(), order[first].tolist(), strict=True)
+    ]
+    return sorted(confusions, key=lambda c: (-c.times, -c.times / c.queries, c.asked, c.answered))
+
+
+def failures_section(
+    confusions: Sequence[Confusion],
+    primary: ModelResult,
+    images: ReportImages,
+    atlas: Atlas,
+    twins: Twins,
+    of: str | None = None,
+) -> Markup:
+    """Confused pairs of classes: a table of the most frequent ones, and an example row each.
+
+    ``of``: the run that is looked at, where there are several.
+    """
+    if not confusions:
+        return element("p", "Every query with a positive has one in the first place: no classes are confused.")
+    names = images.class_names
+
+    def has_other_label(query: int) -> bool:
+        """Whether an image of another class is a near-duplicate of the query."""
+        return any(images.labels[other] != images.labels[query] for other in twins.get(query, ()))
+
+    def grid(pairs: Sequence[Confusion]) -> Markup:
+        rows: list[list[Child]] = [
+            [
+                breakable(names[pair.asked]),
+                breakable(names[pair.answered]),
+                f"{pair.times:,} of {pair.queries:,}",
+                f"{100 * pair.times / pair.queries:.0f} %",
+            ]
+            for pair in pairs
+        ]
+        head, caption = ["class", "is taken for", "queries", "share"], "Classes that are confused most"
+        return element("div", table(head, rows, caption=caption, numbers=False), class_="by-class")
+
+    def examples(pairs: Sequence[Confusion]) -> Markup:
+        badge = element("span", "near-duplicate of another class", class_="badge")
+        notes = [
+            join(
+                element("strong", name_of(names[pair.asked])),
+                " taken for ",
+                element("strong", name_of(names[pair.answered])),
+                f", {pair.times:,} of {pair.queries:,} queries",
+                badge if has_other_label(pair.example) else None,
+            )
+            for pair in pairs
+        ]
+        queries, answered = [pair.example for pair in pairs], [pair.answered for pair in pairs]
+        return rows_of_results(queries, [primary], images, atlas, twins=twins, notes=notes, about=answered)
+
+    failed = sum(pair.times for pair in confusions)
+    share = sum(pair.times for pair in confusions[:PAIRS]) / failed
+    first = primary.evaluation.values("r@1")
+    more = confusions[QUERIES : QUERIES + MORE]
+    return render(
+        "failures.html",
+        of=of,
+        failed=failed,
+        queries=number_of(primary.evaluation.counted, "query/queries"),
+        pairs=len(confusions),
+        share=f"{100 * share:.0f} %" if len(confusions) > PAIRS else None,
+        most=PAIRS,
+        copies=sum(first[query] == 0 and has_other_label(query) for query in twins),
+        tables=join(grid(confusions[:_ROWS]), unfolding(confusions[_ROWS:_LISTED], grid, "more pairs of classes")),
+        rarer=len(confusions) - _LISTED,
+        examples=join(examples(confusions[:QUERIES]), unfolding(more, examples, "more examples"))
+        if atlas.at_hand
+        else None,
+    )
+
+
+def worst(result: Evaluation, count: int = QUERIES + MORE) -> list[int]:
+    """Queries whose first positive has the lowest rank; none with a positive in the first place."""
+    first = np.nan_to_num(result.values("first_rank"), nan=0.0)
+    order = np.argsort(-first, kind="stable")
+    return _from_many_classes(order[first[order] > 1], result.labels, count)
+
+
+def best(result: Evaluation, count: int = QUERIES + MORE) -> list[int]:
+    """Queries with all or nearly all of their positives first; among equals those with more positives."""
+    metric = "map" if "map" in result.per_query else "map@r"
+    precision = np.nan_to_num(result.values(metric), nan=-1.0)
+    order = np.lexsort((-result.positives, -precision))
+    return _from_many_classes(order[np.nan_to_num(result.values("first_rank")[order]) == 1], result.labels, count)
+
+
+def changed(before: Evaluation, after: Evaluation, count: int = QUERIES + MORE) -> list[int]:
+    """Queries whose first positive moved up the most, by ratio of ranks; first those where it reached the top."""
+    old, new = before.values("first_rank"), after.values("first_rank")
+    with np.errstate(invalid="ignore"):
+        gain = np.nan_to_num(np.log(old) - np.log(new), nan=0.0)
+    order = np.lexsort((-gain, new != 1))
+    return _from_many_classes(order[gain[order] > 0], after.labels, count)
+
+
+def _from_many_classes(order: Indices, labels: Labels, count: int) -> list[int]:
+    """The first ``count`` of ``order``, one per class; if there are too few classes, again from the start."""
+    earlier: dict[int, int] = {}  # how many of its class come before a query
+    rounds = []
+    for index in order.tolist():
+        label = int(labels[index])
+        rounds.append(earlier.get(label, 0))
+        earlier[label] = rounds[-1] + 1
+    return [int(order[place]) for place in np.argsort(rounds, kind="stable")[:count]]
+
+
+def gallery_section(
+    models: Sequence[ModelResult], primary: ModelResult, images: ReportImages, atlas: Atlas, twins: Twins
+) -> Markup:
+    """The selected queries, in groups."""
+    if not atlas.at_hand:
+        return element("p", "No gallery: the images are not available.")
+    if len(images.names) < 2:
+        return element("p", "No gallery: there is only one image.")
+    pairs = [(models[0], primary)] if models[0] is not primary else []
+    pairs += [(primary, other) for other in models if other not in (models[0], primary)]
+    parts: list[Markup | None] = [
+        element(
+            "p",
+            "Each row is a query with its results, most similar first; the number is the similarity. ",
+            element("span", "✓", class_="mark right-mark"),
+            "with a solid frame: the query's class. ",
+            element("span", "✗", class_="mark wrong-mark"),
+            "with a dashed frame: another class.",
+        )
+    ]
+
+    def add(title: Child, queries: list[int], rows: Sequence[ModelResult], otherwise: str) -> None:
+        def show(some: Sequence[int]) -> Markup:
+            return rows_of_results(some, rows, images, atlas, twins=twins)
+
+        parts.append(element("h3", title))
+        if not queries:
+            parts.append(element("p", otherwise))
+            return
+        # Rows of several comparisons take pictures from one budget, so only the first pair unfolds.
+        unfolds = len(rows) == 1 or rows[0] is pairs[0][0]
+        parts.append(show(queries[:QUERIES]))
+        parts.append(unfolding(queries[QUERIES : QUERIES + MORE] if unfolds else [], show))
+
+    for before, after in pairs[:_MOST_PAIRS]:
+        between = None if len(models) == 2 else join(" from ", name_of(before.name), " to ", name_of(after.name))
+        improved = changed(before.evaluation, after.evaluation)
+        add(join("Improved", between), improved, [before, after], "No query improved.")
+        lost = changed(after.evaluation, before.evaluation)
+        add(join("Got worse", between), lost, [before, after], "No query got worse.")
+    of = None if len(models) <= 2 else join(" of ", name_of(primary.name))
+    best_ones, worst_ones = best(primary.evaluation, QUERIES), worst(primary.evaluation)
+    add(join("Best queries", of), best_ones, [primary], "No query has a positive in the first place.")
+    add(join("Worst queries", of), worst_ones, [primary], "Every query has a positive in the first place.")
+    parts.append(_by_class(primary, images, atlas, twins))
+    return join(*parts)
+
+
+def _by_class(primary: ModelResult, images: ReportImages, atlas: Atlas, twins: Twins) -> Markup | None:
+    """The worst query of each class, lowest classes first."""
+    first = np.nan_to_num(primary.evaluation.values("first_rank"), nan=0.0)
+    means = primary.evaluation.class_means("r@1")
+    order = sorted(means, key=lambda label: (means[label], images.class_names[label]))[:_BY_CLASS]
+    queries = [
+        int(members[np.argmax(first[members])]) for c in order if len(members := np.flatnonzero(images.labels == c))
+    ]
+    if len(queries) < 2:
+        return None
+    part = f"the {len(queries)} lowest of {len(means):,} classes" if len(means) > len(queries) else "every class"
+    rows = rows_of_results(queries, [primary], images, atlas, twins=twins)
+    return join(
+        element("h3", "Class by class"),
+        element("details", element("summary", f"The worst query of {part}"), rows, class_="more"),
+    )
+
+
+def rows_of_results(
+    queries: Sequence[int],
+    models: Sequence[ModelResult],
+    images: ReportImages,
+    atlas: Atlas,
+    top: int = TOP,
+    *,
+    twins: Twins | None = None,
+    notes: Sequence[Markup] | None = None,
+    about: Sequence[int] | None = None,
+) -> Markup:
+    """Each query with a row of results for every model.
+
+    Args:
+        queries, models, images, atlas: what to show. top: results of each. twins: near-duplicates, to be marked.
+        notes: words above each query. about: another class that each row is about; a filter finds the row by it too.
+    """
+    own = np.array(queries, np.int64)
+    top = min(top, len(images.names) - 1)
+    ranks = [model.evaluation.values("first_rank")[own] for model in models]
+    answers = [
+        in_rank_order(nearest(model.vectors[own], model.vectors, top, own=own), own, images.labels, first)
+        for model, first in zip(models, ranks, strict=True)
+    ]
+
+    def result(number: int, query: int, index: int, similarity: float) -> dict[str, Any]:
+        name, right = images.class_of(index), images.labels[index] == images.labels[query]
+        verdict = "right" if right else "wrong"
+        twin = not right and twins is not None and index in twins.get(query, ())
+        words = f"Result {number}, {verdict}: class {name}, similarity {similarity:.3f}"
+        picture = atlas.image(index, f"{words}, a near-duplicate of the query" if twin else words, similarity)
+        return {"verdict": verdict, "twin": twin, "class": name, "similarity": similarity, "picture": picture}
+
+    blocks = []
+    for place, query in enumerate(queries):
+        rows = []
+        for model, answer, first in zip(models, answers, ranks, strict=True):
+            row = zip(answer.indices[place].tolist(), answer.similarities[place].tolist(), strict=True)
+            results = [result(number, query, *pair) for number, pair in enumerate(row, 1)]
+            has_positive = np.isfinite(first[place])
+            rank = f"first positive at rank {int(first[place]):,}" if has_positive else "there is no positive"
+            rows.append((model.name, rank, results))
+        name = images.class_of(query)
+        blocks.append(
+            {
+                "class": name,
+                "file": images.names[query],
+                "picture": atlas.image(query, f"Query: an image of class {name}"),
+                "note": None if notes is None else notes[place],
+                "classes": [name] if about is None else [name, images.class_names[about[place]]],
+                "rows": rows,
+            }
+        )
+    return render("gallery.html", queries=blocks)

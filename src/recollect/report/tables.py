@@ -1,0 +1,348 @@
+"""The verdict in words, and the parts of the page that are tables: results, classes, settings.
+
+In tables of results, rows are embeddings and columns are metrics. Results with other metrics have their own table, so that no
+cell is empty because two evaluations used different k.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import yaml
+
+from recollect.common.errors import RecollectError
+from recollect.common.text import in_decimals, in_words, number_of
+from recollect.config.recipes import published_tests
+from recollect.evaluation import Evaluation, Verdict, metric_name, paired_bootstrap, verdict
+from recollect.report.markup import Child, Markup, breakable, element, join, name_of, render, table
+from recollect.report.results import AFTER, BEFORE, ModelResult, ReportImages, Run, finite, flat_settings, settings_of
+
+_NOT_METRICS = ("kind", "step", "split", "first_rank", "seconds")
+_METRICS = ("r@1", "map@r")
+_MOST = 12  # comparisons in words; more are in the tables
+_MOST_STARTS = 3  # runs of which the steps are judged by themselves
+_CLASSES_LISTED, _CHANGED_LISTED = 15, 7
+_LONGEST = 200  # characters of a value among the settings that differ
+
+Row = tuple[Child, Mapping[str, Any]]
+
+
+def percent(value: float | None) -> str:
+    """A fraction as percent with one decimal; a dash for nothing."""
+    return "–" if value is None or not np.isfinite(value) else f"{100 * value:.1f}"
+
+
+def _with_spread(one: ModelResult, metric: str) -> str:
+    value = percent(one.evaluation.metrics[metric])
+    return value if one.spread is None else f"{value} ± {percent(one.spread[metric])}"
+
+
+def headline(models: Sequence[ModelResult]) -> Markup | None:
+    """The main numbers, in large print."""
+    tiles = [
+        element(
+            "li",
+            element("span", name_of(one.name), class_="who"),
+            element("span", f"{_with_spread(one, 'r@1')} %", class_="big"),
+            element("span", f"r@1 · mAP@R {_with_spread(one, 'map@r')} %", class_="small"),
+            element("span", one.what, class_="small"),
+        )
+        for one in models
+    ]
+    return element("ul", tiles, class_="tiles") if tiles else None
+
+
+@dataclass(frozen=True)
+class _Judgement:
+    """A line of the verdict: two models compared, or what a run recorded ``against`` its start or the pre-trained network.
+
+    ``seen``: the model that was trained on the classes of the test. ``error``: why there is no verdict.
+    """
+
+    verdict: Verdict | None
+    before: ModelResult | None = None
+    after: ModelResult | None = None
+    seen: ModelResult | None = None
+    run: Run | None = None
+    against: str | None = None
+    error: str | None = None
+
+
+def verdict_section(
+    runs: Sequence[Run],
+    models: Sequence[ModelResult],
+    images: ReportImages | None,
+    left_out: Sequence[str],
+    apart: Sequence[Run] = (),
+) -> Markup | None:
+    """Every run against its starting weights, then against the first run; then the number of queries and classes.
+
+    A run is judged only on classes that it was not trained on. What its steps did on top of its start, and the verdicts on
+    runs that were tested on other images (``apart``), are those of their manifests.
+    """
+    if not models or images is None:
+        return None
+    lines = []
+    for before, after in _pairs(models)[:_MOST]:
+        seen = next((one for one in (after, before) if one.seen), None)
+        try:
+            lines.append(_Judgement(verdict(before.evaluation, after.evaluation), before, after, seen))
+        except RecollectError as error:
+            lines.append(_Judgement(None, before, after, error=str(error)))
+    intervals = any(one.verdict is not None and not one.seen and one.verdict.enough_classes for one in lines)
+    single = [group[0] for _, group in settings_of(runs) if len(group) == 1]
+    recorded = [(run, "start") for run in single if len(single) <= _MOST_STARTS]
+    for run, against in recorded + [(run, "pretrained") for run in apart[:_MOST]]:
+        values = run.recorded("verdicts").get(against)
+        with suppress(RecollectError):
+            if isinstance(values, Mapping):
+                lines.append(_Judgement(Verdict.from_dict(values), run=run, against=against))
+    return render(
+        "verdict.html",
+        named=len(runs) > 1,
+        lines=lines,
+        intervals=intervals,
+        over=measured_over(images, models[-1].evaluation),
+        spread=models[-1].spread,
+        averages=_averages(models),
+        left_out=left_out,
+        times=_times(runs),
+        unbroken=_unbroken,
+        settings=len(settings_of(runs)),
+    )
+
+
+def _pairs(models: Sequence[ModelResult]) -> list[tuple[ModelResult, ModelResult]]:
+    """What is compared: every model with the first, and the trained ones with the first trained one."""
+    pairs = [(models[0], other) for other in models[1:]]
+    if len(models) > 2 and not models[0].trained:
+        pairs += [(models[1], other) for other in models[2:]]
+    return pairs
+
+
+def _unbroken(numbers: str) -> str:
+    """Differences and their intervals: an interval is not broken across lines."""
+    return re.sub(r"\d+ % CI [^:()]*", lambda interval: interval[0].replace(" ", "\u00a0"), numbers)
+
+
+def _averages(models: Sequence[ModelResult]) -> list[tuple[str | None, str]]:
+    """Averages over classes: in two, as a change; of several runs, one after the other, since none led to the next."""
+    groups = [(None, models)] if len(models) <= 2 else [(one.name, [one]) for one in models]
+    return [
+        (
+            name,
+            ", ".join(
+                f"{metric_name(m)} {' → '.join(percent(one.evaluation.macro[m]) for one in group)}" for m in _METRICS
+            ),
+        )
+        for name, group in groups
+    ]
+
+
+def _times(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """How long the runs of each setting took; what of it was not for steps, in brackets."""
+    spent = []
+    for name, group in settings_of(runs):
+        times = [run.times for run in group if run.times is not None]
+        preparing, judging = sum(one.preparing for one in times), sum(one.judging for one in times)
+        whole = in_words(preparing + sum(one.training for one in times) + judging)
+        parts = [
+            f"{'nearly all' if in_words(seconds) == whole else in_words(seconds)} {what}"
+            for seconds, what in ((preparing, "before the first step"), (judging, "for the verdict"))
+            if seconds >= 1
+        ]
+        words = f"{whole} for {len(times)} runs" if len(times) > 1 else whole
+        if times:
+            spent.append((name, f"{words} ({', '.join(parts)})" if parts else words))
+    return spent
+
+
+def results(
+    runs: Sequence[Run], models: Sequence[ModelResult], means: Sequence[ModelResult], images: ReportImages | None
+) -> Markup:
+    """Metrics of every model and the published ones; means over seeds; differences; results of ``recollect eval``."""
+    published = _published(runs)
+    parts: list[Markup | None] = []
+    if models and images is not None:
+        rows: list[Row] = [(name_of(one.name), one.evaluation.metrics) for one in models]
+        caption = join("In percent, over ", measured_over(images, models[0].evaluation))
+        parts += [
+            _grid(rows + published, _metrics(rows, len(images.names)), caption),
+            seeds(means),
+            _differences(means),
+        ]
+    elif watched := [run for run in runs if run.evaluations]:
+        rows = [
+            (join(name_of(run.name), ", ", name_of(str(run.evaluations[-1].get("split")))), run.evaluations[-1])
+            for run in watched
+        ]
+        parts += _tables(rows, "In percent, as evaluated at the end of training (during training)")
+        parts.append(_grid(published, _metrics(published), "In percent, published"))
+    evaluated: list[Row] = [
+        (join(*((name_of(run.name), ", ") if len(runs) > 1 else ()), name_of(name)), values)
+        for run in runs
+        for name, values in run.evaluated.items()
+    ]
+    parts += _tables(evaluated, "In percent, by recollect eval")
+    return join(*parts) or element("p", "Nothing was evaluated.")
+
+
+def _published(runs: Sequence[Run]) -> list[Row]:
+    rows: list[Row] = []
+    for run in runs:
+        for name, values in published_tests(run.setting("published")).items():
+            row = (join("paper (", name_of(name), ")") if name else "paper", {k: v / 100 for k, v in values.items()})
+            if row not in rows:
+                rows.append(row)
+    return rows
+
+
+def _tables(rows: Sequence[Row], caption: str) -> list[Markup | None]:
+    """One table per set of metrics."""
+    kinds: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        kinds.setdefault(tuple(_metrics([row])), []).append(row)
+    return [_grid(same, metrics, caption) for metrics, same in kinds.items()]
+
+
+def _grid(rows: Sequence[Row], metrics: Sequence[str], caption: Child) -> Markup | None:
+    if not rows or not metrics:
+        return None
+    lines = [[title, *(percent(finite(values.get(name))) for name in metrics)] for title, values in rows]
+    return table(["", *(metric_name(name) for name in metrics)], lines, caption=caption)
+
+
+def _metrics(rows: Sequence[Row], images: int | None = None) -> list[str]:
+    """Metrics that the rows have, r@k in the order of k; not those whose k reaches all images."""
+    names = dict.fromkeys(name for _, values in rows for name in values if name not in _NOT_METRICS)
+    ks = {name: int(name[2:]) for name in names if name.startswith("r@") and name[2:].isdigit()}
+    recalls = sorted((name for name in ks if images is None or ks[name] < images), key=lambda name: ks[name])
+    return recalls + [name for name in names if name not in ks and not name.startswith("recall@")]
+
+
+def measured_over(images: ReportImages, evaluation: Evaluation) -> Markup:
+    """How many queries and classes the numbers are over, and what they are searched among."""
+    part = "all" if len(images.names) == images.whole else f"{len(images.names):,} of the"
+    classes = number_of(len(np.unique(evaluation.labels[evaluation.positives > 0])), "class")
+    queries = f"{number_of(evaluation.counted, 'query/queries')} of {classes}"
+    return join(
+        f"{queries}, each searched among {part} {images.whole:,} images of ",
+        name_of(f"{images.data}/{images.split}"),
+        f" ({number_of(len(np.unique(images.labels)), 'class')})",
+    )
+
+
+def _differences(models: Sequence[ModelResult]) -> Markup | None:
+    """Confidence intervals of differences, where there are several; for a single pair the verdict has it."""
+    rows: list[list[Child]] = []
+    for first, second in _pairs(models) if len(models) > 2 else ():
+        try:
+            tests = [paired_bootstrap(first.evaluation, second.evaluation, metric) for metric in _METRICS]
+        except RecollectError:
+            continue
+        points = [
+            [in_decimals(100 * x, 1, plus=True) for x in (test.difference, test.low, test.high)] for test in tests
+        ]
+        cells = [cell for value, low, high in points for cell in (value, f"{low} … {high}")]
+        rows.append([join(name_of(second.name), " − ", name_of(first.name)), *cells])
+    if not rows:
+        return None
+    head = ["difference", "r@1", "95 % interval", "mAP@R", "95 % interval"]
+    return table(head, rows, caption="Differences in points, with 95 % confidence intervals (bootstrap over classes)")
+
+
+def seeds(means: Sequence[ModelResult]) -> Markup | None:
+    """Mean and standard deviation of settings that were run with several seeds; None if there are none."""
+    rows: list[list[Child]] = [
+        [name_of(one.name), *(_with_spread(one, metric) for metric in _METRICS)] for one in means if one.spread
+    ]
+    caption = "Runs of one setting: mean ± standard deviation over seeds, in percent"
+    return table(["setting", "r@1", "mAP@R"], rows, caption=caption) if rows else None
+
+
+def class_section(models: Sequence[ModelResult], primary: ModelResult, images: ReportImages) -> Markup:
+    """r@1 per class: the distribution, and the lowest and the most changed classes of ``primary``."""
+    means = [model.evaluation.class_means("r@1") for model in models]
+    sizes = Counter(images.labels.tolist())
+    spread = table(
+        ["r@1 in %", *(f"{10 * n}–{10 * (n + 1)}" for n in range(10))],
+        [
+            [name_of(model.name), *(str(count) for count in np.histogram(list(values.values()), 10, (0, 1))[0])]
+            for model, values in zip(models, means, strict=True)
+        ],
+        caption="Number of classes by r@1",
+    )
+    short = {BEFORE: "before", AFTER: "after"}
+    head = ["class", "images", *(name_of(short.get(model.name, model.name)) for model in models)]
+
+    def listed(classes: Sequence[int], caption: Child, most: int = _CHANGED_LISTED) -> Markup | None:
+        rows: list[list[Child]] = [
+            [breakable(images.class_names[c]), f"{sizes[c]:,}", *(percent(values.get(c)) for values in means)]
+            for c in classes[:most]
+        ]
+        return table(head, rows, caption=caption) if rows else None
+
+    now = primary.evaluation.class_means("r@1")
+    of = None if len(models) <= 2 else join(" of ", name_of(primary.name))
+    parts = [listed(sorted(now, key=lambda c: now[c]), join("Lowest r@1", of, ", in %"), _CLASSES_LISTED)]
+    if models[0] is not primary:
+        change = {c: now[c] - value for c, value in means[0].items() if c in now}
+        order = sorted(change, key=lambda c: change[c])
+        between = join(None if len(models) == 2 else join(" by ", name_of(primary.name)), ", r@1 in %")
+        parts.append(listed([c for c in reversed(order) if change[c] > 0], join("Most gained", between)))
+        parts.append(listed([c for c in order if change[c] < 0], join("Most lost", between)))
+    many = " many" if len(models) > 2 else ""  # columns: the tables are below one another
+    return join(spread, element("div", parts, class_=f"class-lists{many} by-class"))
+
+
+def settings(runs: Sequence[Run]) -> Markup:
+    """Which settings differ between runs, and every setting of each."""
+    parts: list[Markup] = []
+    flat = [flat_settings(run.settings) | _training_images(run) for run in runs]
+    keys = dict.fromkeys(key for values in flat for key in values)
+    rows: list[list[Child]] = [
+        [element("code", key), *(_value(values.get(key)) for values in flat)]
+        for key in keys
+        if len({values.get(key) for values in flat}) > 1
+    ]
+    if rows:
+        head = ["setting", *(name_of(run.name) for run in runs)]
+        parts.append(table(head, rows, caption="Settings that differ", numbers=False))
+    for run in runs:
+        keys_of_run = ("started", "finished", "command", "versions", "machine", "data", "weights", "choices")
+        facts = {key: run.manifest[key] for key in keys_of_run if key in run.manifest}
+        texts = [
+            element(
+                "pre",
+                yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100),
+                tabindex="0",
+                aria_label=f"{what} of {run.name}",
+                role="region",
+            )
+            for what, values in (("settings", run.settings), ("circumstances", facts))
+            if values or what == "settings"
+        ]
+        parts.append(element("details", element("summary", "All settings of ", name_of(run.name)), texts))
+    return join(*parts)
+
+
+def _training_images(run: Run) -> dict[str, str]:
+    """How many there are, with the beginning of their fingerprint: equal counts may be other images."""
+    plan = run.recorded("plan")
+    if not run.trained_on or not plan:
+        return {}
+    count = f"{plan.get('images')} of {plan.get('classes')} classes"
+    return {"training images": f"{count}, fingerprint {run.trained_on[:8]}"}
+
+
+def _value(value: str | None) -> str:
+    """A setting's value in words, where it has none; of a long list, the beginning."""
+    if value in (None, "None"):
+        return "not set"
+    return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
